@@ -1,0 +1,1 @@
+//! Adapter to a real Consul over HTTP.

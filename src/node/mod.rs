@@ -1,0 +1,1 @@
+//! What the farm reads of nodes and of pods' health.

@@ -1,0 +1,1 @@
+//! The Scheduler trait and its implementations.

@@ -1,0 +1,370 @@
+//! The key grammar, and every path of the layout: the only file with path strings.
+//!
+//! The layer above `rcfarm/` is square/p2's, byte for byte (`p2.md` §1); everything that p2 never had stands
+//! under `rcfarm/`. `docs/keys.md` is the same table for people.
+
+use std::fmt;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::ids::{BadName, FarmName, NodeName, PodId, RcId, RecordName, check_segment};
+
+/// A key that we may write: segments of the portable alphabet joined by single slashes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Arc<str>);
+
+/// A prefix that we may list or watch: empty, or a path that ends in a slash. (Consul's prefixes are string
+/// prefixes: `n1` would also match `n10`.)
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix(Arc<str>);
+
+impl Key {
+    /// A key from text, checked against the grammar.
+    ///
+    /// # Errors
+    /// [`BadName`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Key, BadName> {
+        text.split('/').try_for_each(check_segment)?;
+        Ok(Key(text.into()))
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn of(text: String) -> Key {
+        debug_assert!(Key::parse(&text).is_ok(), "key outside the grammar: {text}");
+        Key(text.into())
+    }
+}
+
+impl Prefix {
+    /// Everything.
+    pub const ROOT_TEXT: &str = "";
+
+    /// A prefix from text, checked against the grammar; a missing final slash is added.
+    ///
+    /// # Errors
+    /// [`BadName`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Prefix, BadName> {
+        let trimmed = text.strip_suffix('/').unwrap_or(text);
+        if trimmed.is_empty() {
+            return Ok(Prefix("".into()));
+        }
+        Key::parse(trimmed)?;
+        Ok(Prefix(format!("{trimmed}/").into()))
+    }
+
+    /// The prefix as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The rest of a listed key after this prefix; `None` when the key is not under it.
+    #[must_use]
+    pub fn tail<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(&*self.0)
+    }
+
+    /// A key one segment below.
+    #[must_use]
+    pub fn child(&self, name: &RecordName) -> Key {
+        Key::of(format!("{}{name}", self.0))
+    }
+
+    /// This prefix below another one: how a configured root is put in front.
+    #[must_use]
+    pub fn join(&self, key: &Key) -> Key {
+        Key::of(format!("{}{key}", self.0))
+    }
+
+    /// A prefix below this prefix.
+    #[must_use]
+    pub fn join_prefix(&self, below: &Prefix) -> Prefix {
+        Prefix(format!("{}{below}", self.0).into())
+    }
+
+    fn fixed(text: &'static str) -> Prefix {
+        Prefix(text.into())
+    }
+}
+
+macro_rules! as_text {
+    ($type:ident) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+    };
+}
+as_text!(Key);
+as_text!(Prefix);
+
+/// What labels can be put on; the words are p2's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum LabelKind {
+    /// `labels/node/<node>`
+    Node,
+    /// `labels/pod/<node>/<pod id>`
+    Pod,
+    /// `labels/replication_controller/<uuid>`
+    #[value(alias = "rc")]
+    ReplicationController,
+    /// `labels/rolls/<uuid>`
+    Rolls,
+}
+
+impl LabelKind {
+    /// The path segment.
+    #[must_use]
+    pub fn segment(self) -> &'static str {
+        match self {
+            LabelKind::Node => "node",
+            LabelKind::Pod => "pod",
+            LabelKind::ReplicationController => "replication_controller",
+            LabelKind::Rolls => "rolls",
+        }
+    }
+}
+
+// ---- square/p2's layer ------------------------------------------------------------------------------
+
+/// `replication_controllers/`
+#[must_use]
+pub fn rcs() -> Prefix {
+    Prefix::fixed("replication_controllers/")
+}
+
+/// `replication_controllers/<uuid>`
+#[must_use]
+pub fn rc(id: RcId) -> Key {
+    Key::of(format!("replication_controllers/{id}"))
+}
+
+/// `lock/replication_controllers/`: ownership locks have one segment below it, the other kinds two.
+#[must_use]
+pub fn rc_locks() -> Prefix {
+    Prefix::fixed("lock/replication_controllers/")
+}
+
+/// `lock/replication_controllers/<uuid>`: who owns the RC.
+#[must_use]
+pub fn rc_lock(id: RcId) -> Key {
+    Key::of(format!("lock/replication_controllers/{id}"))
+}
+
+/// `lock/replication_controllers/<uuid>/update`: held by whoever changes the RC in several steps (p2's
+/// mutation lock).
+#[must_use]
+pub fn rc_mutation_lock(id: RcId) -> Key {
+    Key::of(format!("lock/replication_controllers/{id}/update"))
+}
+
+/// `lock/replication_controllers/<uuid>/node_transfer`: held by an outside system to forbid node transfers.
+#[must_use]
+pub fn rc_transfer_lock(id: RcId) -> Key {
+    Key::of(format!("lock/replication_controllers/{id}/node_transfer"))
+}
+
+/// `labels/<kind>/`
+#[must_use]
+pub fn labels(kind: LabelKind) -> Prefix {
+    Prefix(format!("labels/{}/", kind.segment()).into())
+}
+
+/// `labels/node/<node>`
+#[must_use]
+pub fn node_labels(node: &NodeName) -> Key {
+    Key::of(format!("labels/node/{node}"))
+}
+
+/// `labels/replication_controller/<uuid>`
+#[must_use]
+pub fn rc_labels(id: RcId) -> Key {
+    Key::of(format!("labels/replication_controller/{id}"))
+}
+
+/// `labels/pod/<node>/<pod id>`
+#[must_use]
+pub fn pod_labels(node: &NodeName, pod: &PodId) -> Key {
+    Key::of(format!("labels/pod/{node}/{pod}"))
+}
+
+/// `intent/`
+#[must_use]
+pub fn intents() -> Prefix {
+    Prefix::fixed("intent/")
+}
+
+/// `intent/<node>/`
+#[must_use]
+pub fn node_intents(node: &NodeName) -> Prefix {
+    Prefix(format!("intent/{node}/").into())
+}
+
+/// `intent/<node>/<pod id>`
+#[must_use]
+pub fn intent(node: &NodeName, pod: &PodId) -> Key {
+    Key::of(format!("intent/{node}/{pod}"))
+}
+
+/// `reality/`
+#[must_use]
+pub fn realities() -> Prefix {
+    Prefix::fixed("reality/")
+}
+
+/// `reality/<node>/`
+#[must_use]
+pub fn node_realities(node: &NodeName) -> Prefix {
+    Prefix(format!("reality/{node}/").into())
+}
+
+/// `reality/<node>/<pod id>`
+#[must_use]
+pub fn reality(node: &NodeName, pod: &PodId) -> Key {
+    Key::of(format!("reality/{node}/{pod}"))
+}
+
+/// `health/`
+#[must_use]
+pub fn healths() -> Prefix {
+    Prefix::fixed("health/")
+}
+
+/// `health/<service>/<node>`; a pod's service is named as the pod.
+#[must_use]
+pub fn health(service: &PodId, node: &NodeName) -> Key {
+    Key::of(format!("health/{service}/{node}"))
+}
+
+/// `status/replication_controllers/`
+#[must_use]
+pub fn rc_statuses() -> Prefix {
+    Prefix::fixed("status/replication_controllers/")
+}
+
+/// `status/replication_controllers/<uuid>/rcfarm`: what the owner farm sees.
+#[must_use]
+pub fn rc_status(id: RcId) -> Key {
+    Key::of(format!("status/replication_controllers/{id}/rcfarm"))
+}
+
+/// `audit_logs/`
+#[must_use]
+pub fn audit_logs() -> Prefix {
+    Prefix::fixed("audit_logs/")
+}
+
+/// `audit_logs/<uuid v7>`
+#[must_use]
+pub fn audit_log(id: Uuid) -> Key {
+    Key::of(format!("audit_logs/{}", id.as_hyphenated()))
+}
+
+// ---- ours -------------------------------------------------------------------------------------------
+
+/// `rcfarm/layout`
+#[must_use]
+pub fn layout() -> Key {
+    Key::of("rcfarm/layout".to_owned())
+}
+
+/// `rcfarm/farms/`
+#[must_use]
+pub fn farms() -> Prefix {
+    Prefix::fixed("rcfarm/farms/")
+}
+
+/// `rcfarm/farms/<farm>`: a live farm's presence, held by its session.
+#[must_use]
+pub fn farm(name: &FarmName) -> Key {
+    Key::of(format!("rcfarm/farms/{name}"))
+}
+
+/// `rcfarm/nodes/`
+#[must_use]
+pub fn nodes() -> Prefix {
+    Prefix::fixed("rcfarm/nodes/")
+}
+
+/// `rcfarm/nodes/<node>`
+#[must_use]
+pub fn node(name: &NodeName) -> Key {
+    Key::of(format!("rcfarm/nodes/{name}"))
+}
+
+/// `rcfarm/bell/`
+#[must_use]
+pub fn bells() -> Prefix {
+    Prefix::fixed("rcfarm/bell/")
+}
+
+/// `rcfarm/bell/_`: the sentinel that keeps the bell tree from being empty (an empty prefix wakes on
+/// unrelated writes).
+#[must_use]
+pub fn bell_sentinel() -> Key {
+    Key::of("rcfarm/bell/_".to_owned())
+}
+
+/// `rcfarm/bell/rc/<uuid>`
+#[must_use]
+pub fn rc_bell(id: RcId) -> Key {
+    Key::of(format!("rcfarm/bell/rc/{id}"))
+}
+
+/// `rcfarm/confirm/<farm>`: a person's word that a tree which became suspiciously small is meant to be so.
+#[must_use]
+pub fn confirmation(farm: &FarmName) -> Key {
+    Key::of(format!("rcfarm/confirm/{farm}"))
+}
+
+/// The node and pod of a listed `intent/…`, `reality/…` or `labels/pod/…` key; `None` if it has another shape.
+#[must_use]
+pub fn node_and_pod(prefix: &Prefix, key: &str) -> Option<(NodeName, PodId)> {
+    let (node, pod) = prefix.tail(key)?.split_once('/')?;
+    Some((node.parse().ok()?, pod.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_keep_to_the_grammar() {
+        for good in ["a", "a/b", "labels/pod/n1.example.com/web", "rcfarm/bell/_"] {
+            assert!(Key::parse(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/a", "a/", "a//b", "a/./b", "a/../b", "a b", "a/ü"] {
+            assert!(Key::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_always_ends_in_a_slash() {
+        assert_eq!(Prefix::parse("team/a").unwrap().as_str(), "team/a/");
+        assert_eq!(Prefix::parse("team/a/").unwrap().as_str(), "team/a/");
+        assert_eq!(Prefix::parse("").unwrap().as_str(), "");
+        assert!(Prefix::parse("a//").is_err());
+    }
+
+    #[test]
+    fn a_pod_key_splits_at_the_node() {
+        let (node, pod) = node_and_pod(&intents(), "intent/n1/web").unwrap();
+        assert_eq!((node.as_str(), pod.as_str()), ("n1", "web"));
+        assert!(node_and_pod(&intents(), "intent/n1").is_none());
+        assert!(node_and_pod(&intents(), "intent/n1/a/b").is_none());
+        assert!(node_and_pod(&intents(), "reality/n1/a").is_none());
+    }
+}

@@ -1,0 +1,178 @@
+//! One blocking query per tree, with the index rules that Consul's answers need (`consul_semantics.md` §4.4).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
+
+/// How long a blocking read may wait. A dropped one keeps its connection slot at the agent until then.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Where a watch stands: which index to wait on, and when to read everything again regardless.
+///
+/// Pure: it is told the answers and the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    after: Index,
+    full_at: Instant,
+    full_every: Duration,
+}
+
+impl Position {
+    /// The start: the first read answers at once.
+    #[must_use]
+    pub fn start(now: Instant, full_every: Duration) -> Self {
+        Position { after: Index::ZERO, full_at: now + full_every, full_every }
+    }
+
+    /// The query to send now. Once in a while it is a read from scratch: after a restored snapshot a blocked
+    /// query shows old data under an index that never comes again.
+    #[must_use]
+    pub fn query(&self, now: Instant) -> Query {
+        if self.after == Index::ZERO || now >= self.full_at {
+            return Query::PLAIN;
+        }
+        let rest = self.full_at.saturating_duration_since(now);
+        Query::after(self.after, LONGEST_WAIT.min(rest).max(Duration::from_secs(1)))
+    }
+
+    /// Takes an answer's index. An index that went backwards means "read from the start next time".
+    #[must_use]
+    pub fn answered(self, index: Index, now: Instant) -> Self {
+        let index = index.max(Index(1));
+        let full_at = if now >= self.full_at { now + self.full_every } else { self.full_at };
+        let after = if index < self.after { Index::ZERO } else { index };
+        Position { after, full_at, ..self }
+    }
+
+    /// After an error nothing is known: read from the start.
+    #[must_use]
+    pub fn failed(self) -> Self {
+        Position { after: Index::ZERO, ..self }
+    }
+}
+
+/// How a watch spaces its reads, so that a large tree that changes often does not drown Consul.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// At least this long from one answer to the next request.
+    pub floor: Duration,
+    /// At least this many times what the last answer cost to transfer.
+    pub times_cost: u32,
+    /// Never longer than this.
+    pub ceiling: Duration,
+}
+
+impl Pace {
+    /// For small trees on which latency depends.
+    pub const PROMPT: Pace =
+        Pace { floor: Duration::ZERO, times_cost: 2, ceiling: Duration::from_secs(5) };
+    /// For large trees that are only looked at to check what is already known.
+    pub const RESYNC: Pace = Pace {
+        floor: Duration::from_millis(500),
+        times_cost: 30,
+        ceiling: Duration::from_secs(60),
+    };
+
+    /// The pause after an answer that took `cost` to transfer and digest.
+    #[must_use]
+    pub fn pause(&self, cost: Duration) -> Duration {
+        self.floor.max(cost * self.times_cost).min(self.ceiling)
+    }
+}
+
+/// A prefix being watched. Each call of [`TreeWatch::next`] gives the whole tree as it is then.
+pub struct TreeWatch {
+    reader: Arc<dyn Reader>,
+    prefix: Prefix,
+    position: Position,
+    full_every: Duration,
+}
+
+impl TreeWatch {
+    /// A watch on `prefix` that reads everything anew at least every `full_every`.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
+        let position = Position::start(Instant::now(), full_every);
+        TreeWatch { reader, prefix, position, full_every }
+    }
+
+    /// The prefix.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// Makes the next read answer at once.
+    pub fn reset(&mut self) {
+        self.position = Position::start(Instant::now(), self.full_every);
+    }
+
+    /// Waits for the tree to change (or for the wait to end) and gives it whole.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; the next call then reads from the start. The caller paces itself.
+    pub async fn next(&mut self) -> Result<Answer<Vec<Entry>>, StoreError> {
+        let query = self.position.query(Instant::now());
+        match self.reader.list(&self.prefix, query).await {
+            Ok(answer) => {
+                self.position = self.position.answered(answer.index, Instant::now());
+                Ok(answer)
+            }
+            Err(error) => {
+                self.position = self.position.failed();
+                Err(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERY: Duration = Duration::from_secs(300);
+
+    #[test]
+    fn an_index_that_goes_back_is_read_as_zero() {
+        let now = Instant::now();
+        let p = Position::start(now, EVERY).answered(Index(40), now);
+        assert_eq!(p.query(now).wait.unwrap().after, Index(40));
+        assert_eq!(p.answered(Index(39), now).query(now), Query::PLAIN);
+    }
+
+    #[test]
+    fn index_zero_counts_as_one() {
+        let now = Instant::now();
+        let p = Position::start(now, EVERY).answered(Index(0), now);
+        assert_eq!(p.query(now).wait.unwrap().after, Index(1));
+    }
+
+    #[test]
+    fn now_and_then_everything_is_read_anew() {
+        let now = Instant::now();
+        let p = Position::start(now, EVERY).answered(Index(40), now);
+        assert_eq!(p.query(now + EVERY), Query::PLAIN);
+        let p = p.answered(Index(40), now + EVERY);
+        assert_eq!(p.query(now + EVERY).wait.unwrap().at_most, LONGEST_WAIT);
+    }
+
+    #[test]
+    fn after_an_error_the_next_read_answers_at_once() {
+        let now = Instant::now();
+        let p = Position::start(now, EVERY).answered(Index(40), now).failed();
+        assert_eq!(p.query(now), Query::PLAIN);
+    }
+
+    #[test]
+    fn a_costly_tree_is_read_less_often() {
+        let ms = Duration::from_millis;
+        assert_eq!(Pace::PROMPT.pause(ms(0)), ms(0));
+        assert_eq!(Pace::PROMPT.pause(ms(10)), ms(20));
+        assert_eq!(Pace::RESYNC.pause(ms(1)), ms(500));
+        assert_eq!(Pace::RESYNC.pause(ms(300)), ms(9_000));
+        assert_eq!(Pace::RESYNC.pause(ms(30_000)), ms(60_000));
+    }
+}
