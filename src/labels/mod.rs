@@ -1,1 +1,20 @@
-//! Label selectors and label sets (pure).
+//! Labels and selectors, as square/p2's vendored Kubernetes labels have them (`p2.md` §1.11). Pure.
+//!
+//! Labels are what the store holds for a node, a pod or a controller; a [`Selector`] says which of them are
+//! meant. A selector that cannot be parsed is an error, never a broader selector: p2 drops an invalid
+//! requirement in one of its code paths, and "all nodes" is the worst guess there is.
+
+mod encoding;
+mod names;
+mod parse;
+mod selector;
+
+use std::collections::BTreeMap;
+
+pub use encoding::{LabelError, decode_labels, encode_labels};
+pub use names::{BadLabel, check_label_key, check_label_value};
+pub use parse::SelectorError;
+pub use selector::{Condition, Requirement, Selector};
+
+/// The labels of one thing, by key.
+pub type Labels = BTreeMap<String, String>;
