@@ -1,1 +1,163 @@
-//! Pod manifests (pure).
+//! Pod manifests: what a node is asked to run. Pure.
+//!
+//! A manifest is kept byte for byte, because it may be signed and because square/p2's preparer compares it by
+//! hash. Of its contents only the pod's id and, for display, the launchables are read; everything else is the
+//! business of whoever runs the pod. A manifest may be wrapped in a PGP clear signature, as p2's are
+//! (`p2.md` §7); the signature is not verified here.
+
+mod clearsign;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::ids::{BadName, PodId};
+
+/// A pod manifest with the text that it was read from. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Manifest {
+    text: Arc<str>,
+    id: PodId,
+    launchables: Arc<[Launchable]>,
+}
+
+/// One thing that a pod starts, for display.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launchable {
+    /// Its key under `launchables`.
+    pub name: String,
+    /// `launchable_type` (`hoist`, `docker`, …), if it says.
+    pub kind: Option<String>,
+    /// `version.id` or else `location`, if it says.
+    pub version: Option<String>,
+}
+
+/// Why a text is not a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    /// It is not YAML, or a field has the wrong form. The words name the field.
+    #[error("the manifest is not valid{}: {what}", in_field(.field))]
+    Yaml {
+        /// The path of the field; empty for the manifest as a whole.
+        field: String,
+        /// The parser's words, which end in line and column.
+        what: String,
+    },
+    /// There is no `id`.
+    #[error(
+        "the manifest has no field \"id\": it names the pod, and one pod of an id runs on a node; \
+         add a line such as \"id: web\""
+    )]
+    NoId,
+    /// The `id` cannot be a segment of a key.
+    #[error("field \"id\" of the manifest: {0}")]
+    BadId(#[from] BadName),
+    /// A PGP frame that does not close.
+    #[error("the manifest begins as a PGP signed message, but {0}")]
+    Clearsign(&'static str),
+}
+
+fn in_field(field: &str) -> String {
+    if field.is_empty() { String::new() } else { format!(", field {field:?}") }
+}
+
+impl Manifest {
+    /// Reads a manifest. Unknown fields are kept in the text and otherwise ignored.
+    ///
+    /// # Errors
+    /// [`ManifestError`], with the line and column in the text as given, the PGP frame included.
+    pub fn parse(text: &str) -> Result<Manifest, ManifestError> {
+        let body = clearsign::body(text).map_err(ManifestError::Clearsign)?;
+        let fields = read(&body)?.unwrap_or_default();
+        let id = fields.id.filter(|id| !id.is_empty()).ok_or(ManifestError::NoId)?.parse()?;
+        let launchables = fields.launchables.unwrap_or_default().into_iter();
+        Ok(Manifest {
+            text: text.into(),
+            id,
+            launchables: launchables.map(|(name, stanza)| stanza.launchable(name)).collect(),
+        })
+    }
+
+    /// The text as given, byte for byte.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What the pod is called.
+    #[must_use]
+    pub fn id(&self) -> &PodId {
+        &self.id
+    }
+
+    /// What the pod starts, by name.
+    #[must_use]
+    pub fn launchables(&self) -> &[Launchable] {
+        &self.launchables
+    }
+}
+
+impl fmt::Debug for Manifest {
+    /// Without the text: manifests may hold secrets in their `config`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manifest")
+            .field("id", &self.id)
+            .field("bytes", &self.text.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A number that tells two contents apart in memory: 64-bit FNV-1a. Stable, fast, and no protection against
+/// anybody who wants a collision.
+#[must_use]
+pub fn content_hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[derive(Default, Deserialize)]
+struct Fields {
+    id: Option<String>,
+    launchables: Option<BTreeMap<String, Stanza>>,
+}
+
+#[derive(Deserialize)]
+struct Stanza {
+    launchable_type: Option<String>,
+    location: Option<String>,
+    version: Option<Version>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    id: Option<String>,
+}
+
+impl Stanza {
+    fn launchable(self, name: String) -> Launchable {
+        let version = self.version.and_then(|version| version.id).or(self.location);
+        Launchable { name, kind: self.launchable_type, version }
+    }
+}
+
+fn read(body: &str) -> Result<Option<Fields>, ManifestError> {
+    // As Go's YAML reader has it, which p2 uses: a key given twice counts with its last value.
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+    };
+    let mut track = serde_path_to_error::Track::new();
+    serde_saphyr::with_deserializer_from_str_with_options(body, options, |yaml| {
+        Option::deserialize(serde_path_to_error::Deserializer::new(yaml, &mut track))
+    })
+    .map_err(|error| {
+        let path = track.path();
+        let field = if path.iter().len() == 0 { String::new() } else { path.to_string() };
+        ManifestError::Yaml { field, what: error.without_snippet().to_string() }
+    })
+}
+
+#[cfg(test)]
+mod tests;
