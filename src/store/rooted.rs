@@ -21,6 +21,7 @@ pub struct Rooted {
 impl Rooted {
     /// `store` below `root`; `store` itself when the root is empty.
     #[must_use]
+    #[expect(clippy::new_ret_no_self, reason = "an empty root needs no wrapper")]
     pub fn new(store: Arc<dyn Store>, root: Prefix) -> Arc<dyn Store> {
         if root.as_str().is_empty() {
             return store;

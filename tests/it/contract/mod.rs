@@ -1,0 +1,110 @@
+//! One contract for everything that calls itself Consul here.
+//!
+//! Wire cases speak HTTP, and run against the model's server and a real Consul. Ids are those of
+//! `consul_semantics.md` §11 (`K` keys, `L` locks, `T` transactions, `S` sessions, `B` blocking reads, `C` catalog);
+//! numbers from 30 on are further facts of its §1 to §8.
+//!
+//! A case has its own prefix of keys on a server shared by all, so all of them run at once. `CONTRACT=K01` runs those
+//! whose id begins so.
+
+mod wire;
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+
+use tokio::task::JoinSet;
+
+/// Where a case runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// The server that all cases share.
+    Shared,
+    /// A server of its own, on which nothing was ever written.
+    Fresh,
+}
+
+type Run<C> = fn(C) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// One fact about Consul. `C` is what it is tried on.
+struct Case<C: 'static> {
+    id: &'static str,
+    says: &'static str,
+    on: On,
+    run: Run<C>,
+}
+
+/// A table of cases: `K01 Shared "what holds" => function;`
+macro_rules! cases {
+    ($($id:ident $on:ident $says:literal => $run:path;)*) => {
+        &[$($crate::contract::Case {
+            id: stringify!($id),
+            says: $says,
+            on: $crate::contract::On::$on,
+            run: |on| Box::pin($run(on)),
+        }),*]
+    };
+}
+use cases;
+
+/// What one lane (a suite on one backend) found.
+struct Lane {
+    name: &'static str,
+    ran: BTreeSet<&'static str>,
+    failures: Vec<String>,
+}
+
+impl Lane {
+    /// Runs every case at once, to the end, whatever fails.
+    async fn run<C, F>(name: &'static str, cases: Vec<&'static Case<C>>, mut target: F) -> Lane
+    where
+        C: Send + 'static,
+        F: AsyncFnMut(&'static Case<C>) -> C,
+    {
+        let only = std::env::var("CONTRACT").unwrap_or_default();
+        let mut tasks = JoinSet::new();
+        let mut of_task = std::collections::BTreeMap::new();
+        for case in cases.into_iter().filter(|case| case.id.starts_with(&only)) {
+            let on = target(case).await;
+            of_task.insert(tasks.spawn((case.run)(on)).id(), case);
+        }
+        let mut lane = Lane { name, ran: BTreeSet::new(), failures: Vec::new() };
+        while let Some(ended) = tasks.join_next_with_id().await {
+            let (id, failure) = match ended {
+                Ok((id, ())) => (id, None),
+                Err(e) => (e.id(), Some(words(e))),
+            };
+            let case = of_task[&id];
+            lane.ran.insert(case.id);
+            let failure = failure.map(|why| format!("{name} {} ({}): {why}", case.id, case.says));
+            lane.failures.extend(failure);
+        }
+        lane.failures.sort();
+        lane
+    }
+
+    /// Fails with every failure, or when fewer than `least` cases ran.
+    fn conclude(self, least: usize) {
+        let Lane { name, ran, failures } = self;
+        assert!(
+            failures.is_empty(),
+            "{} of {}:\n{}",
+            failures.len(),
+            ran.len(),
+            failures.join("\n")
+        );
+        if std::env::var_os("CONTRACT").is_none() {
+            assert!(ran.len() >= least, "{name}: {} cases ran, of at least {least}", ran.len());
+        }
+    }
+}
+
+/// What a panicking case said.
+fn words(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => panic.downcast::<&str>().map_or("panicked".into(), |s| s.to_string()),
+        },
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the whole: through the port, over HTTP, and on a real Consul.
+//!
+//! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
+
+mod consul_server;
+mod contract;
+mod layering;
