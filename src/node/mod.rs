@@ -1,1 +1,59 @@
 //! What the farm reads of nodes and of pods' health.
+//!
+//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none.
+
+use serde::{Deserialize, Serialize};
+
+/// A pod's health as p2's preparer, or our node agent, last wrote it (`p2.md` §1.10).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// Its check fails.
+    Critical,
+    /// Nobody knows.
+    Unknown,
+    /// Its check warns.
+    Warning,
+    /// Its check passes.
+    Passing,
+    /// There is no record: no check, or whoever wrote it is gone.
+    #[default]
+    Absent,
+}
+
+/// The part of `health/<service>/<node>` that a farm needs.
+#[derive(Deserialize)]
+struct HealthRecord {
+    #[serde(rename = "Status")]
+    status: String,
+}
+
+impl Health {
+    /// Reads a health record; anything that is not understood is [`Health::Unknown`].
+    #[must_use]
+    pub fn decode(value: &[u8]) -> Health {
+        match serde_json::from_slice::<HealthRecord>(value) {
+            Ok(record) => match record.status.as_str() {
+                "passing" => Health::Passing,
+                "warning" => Health::Warning,
+                "critical" => Health::Critical,
+                _ => Health::Unknown,
+            },
+            Err(_) => Health::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p2s_health_records_are_understood_and_others_are_unknown() {
+        let record = r#"{"Id":"web","Node":"n1","Service":"web","Status":"passing","Time":"2026-01-01T00:00:00Z","Expires":"2126-01-01T00:00:00Z"}"#;
+        assert_eq!(Health::decode(record.as_bytes()), Health::Passing);
+        assert_eq!(Health::decode(br#"{"Status":"critical"}"#), Health::Critical);
+        assert_eq!(Health::decode(br#"{"Status":"odd"}"#), Health::Unknown);
+        assert_eq!(Health::decode(b"{"), Health::Unknown);
+    }
+}

@@ -1,1 +1,81 @@
-//! The Scheduler trait and its implementations.
+//! The `Scheduler` trait, p2's three verbs, and its implementations: by label selector, and over HTTP.
+//!
+//! A scheduler says *where* pods of a controller may run. It does not write: the controller does, under its
+//! fence. Keys read: `labels/node/` (the selector scheduler). Keys written: none.
+
+mod discovery;
+mod remote;
+mod selector;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
+pub use remote::RemoteScheduler;
+pub use selector::{NodeLabels, NodeSource, SelectorScheduler};
+
+use crate::ids::{NodeName, RcId};
+use crate::labels::Selector;
+use crate::manifest::Manifest;
+
+/// For whom nodes are asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The controller.
+    pub rc: RcId,
+    /// What shall run.
+    pub manifest: &'a Manifest,
+    /// Where it may run.
+    pub selector: &'a Selector,
+}
+
+/// Nodes in name order. Shared, because thousands of controllers often use one selector.
+pub type Nodes = Arc<BTreeSet<NodeName>>;
+
+/// Why a scheduler gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// It could not be asked, or did not answer; asking again may help.
+    #[error("the scheduler cannot be reached: {0}")]
+    Unreachable(String),
+    /// It answered something that cannot be used.
+    #[error("the scheduler's answer cannot be used: {0}")]
+    BadAnswer(String),
+    /// It has not enough nodes.
+    #[error("the scheduler has no more nodes: {0}")]
+    Exhausted(String),
+}
+
+/// Chooses nodes.
+///
+/// An implementation may be slow, may fail, and may answer nonsense: callers bound the time, and check what
+/// they get. `token` names one attempt of one caller: a repeated call with the same token gives the same nodes
+/// (`allocate_nodes`) or does nothing more (`deallocate_nodes`), so that a call whose answer was lost can be
+/// repeated by whoever owns the controller then.
+#[async_trait]
+pub trait Scheduler: Send + Sync + 'static {
+    /// Nodes that may run a pod of the controller, those that do already included.
+    async fn eligible_nodes(&self, request: Request<'_>) -> Result<Nodes, ScheduleError>;
+
+    /// Reserves `count` more nodes, none of them in `current`, and gives their names; they are then eligible.
+    /// With `force`, limits of taste (spread, soft quotas) may be passed over.
+    async fn allocate_nodes(
+        &self,
+        request: Request<'_>,
+        current: &BTreeSet<NodeName>,
+        count: usize,
+        force: bool,
+        token: Uuid,
+    ) -> Result<Vec<NodeName>, ScheduleError>;
+
+    /// Gives reserved nodes back.
+    async fn deallocate_nodes(
+        &self,
+        request: Request<'_>,
+        nodes: &[NodeName],
+        token: Uuid,
+    ) -> Result<(), ScheduleError>;
+}
