@@ -99,10 +99,6 @@ name!(
     /// One farm daemon among those that share a tree.
     FarmName
 );
-name!(
-    /// A record of any kind, as its key's last segments name it (an RC's UUID, a job's name, …).
-    RecordName
-);
 
 /// A replication controller's id: the UUID of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -122,11 +118,6 @@ impl FromStr for RcId {
             return Err(Uuid::parse_str("").unwrap_err());
         }
         Uuid::parse_str(text).map(RcId)
-    }
-}
-impl From<RcId> for RecordName {
-    fn from(id: RcId) -> Self {
-        RecordName(id.to_string().into())
     }
 }
 

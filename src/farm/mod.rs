@@ -1,1 +1,56 @@
-//! The farm daemon.
+//! The farm daemon: holds a session, claims records, runs one task per claimed record.
+//!
+//! Keys read: per kind the records, their labels and their locks; `rcfarm/farms/`, `rcfarm/bell/`, `rcfarm/layout`.
+//! Keys written: ownership locks, its own `rcfarm/farms/<farm>`, `rcfarm/layout` and the bell sentinel when they
+//! are missing; it deletes the doorbells it has answered. Everything else is written by controllers.
+//! Who else writes them: other farms their own locks and presence; users records, labels and bells.
+//! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
+
+pub mod child;
+pub mod claims;
+pub mod emptiness;
+pub mod kind;
+pub mod plan;
+mod preflight;
+pub mod records;
+mod run;
+mod session;
+pub mod tree;
+
+use std::sync::Arc;
+
+use crate::ids::FarmName;
+use crate::labels::Selector;
+use crate::store::{Limits, Store};
+use crate::time::{Clock, IdSource};
+
+pub use preflight::PreflightError;
+pub use run::{Farm, FarmReport};
+pub use session::{SERVICE, SessionSettings};
+
+/// The major version of the key layout that this program writes.
+pub const LAYOUT: u32 = 1;
+
+/// How a farm is set up.
+#[derive(Clone)]
+pub struct FarmSettings {
+    /// Its name; unique among the live farms of a tree.
+    pub name: FarmName,
+    /// Which records it claims, by their labels.
+    pub selector: Selector,
+    /// How it proves that it is alive.
+    pub session: SessionSettings,
+    /// What fits into one transaction.
+    pub limits: Limits,
+}
+
+/// What a farm runs on.
+#[derive(Clone)]
+pub struct Ground {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Identifiers and jitter.
+    pub ids: Arc<IdSource>,
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::ids::{BadName, FarmName, NodeName, PodId, RcId, RecordName, check_segment};
+use crate::ids::{BadName, FarmName, NodeName, PodId, RcId, check_segment};
 
 /// A key that we may write: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,9 +42,6 @@ impl Key {
 }
 
 impl Prefix {
-    /// Everything.
-    pub const ROOT_TEXT: &str = "";
-
     /// A prefix from text, checked against the grammar; a missing final slash is added.
     ///
     /// # Errors
@@ -70,10 +67,10 @@ impl Prefix {
         key.strip_prefix(&*self.0)
     }
 
-    /// A key one segment below.
+    /// The key that `tail` names below this prefix; `None` when that is no legal key.
     #[must_use]
-    pub fn child(&self, name: &RecordName) -> Key {
-        Key::of(format!("{}{name}", self.0))
+    pub fn key_of(&self, tail: &str) -> Option<Key> {
+        Key::parse(&format!("{}{tail}", self.0)).ok()
     }
 
     /// This prefix below another one: how a configured root is put in front.
@@ -324,10 +321,10 @@ pub fn rc_bell(id: RcId) -> Key {
     Key::of(format!("rcfarm/bell/rc/{id}"))
 }
 
-/// `rcfarm/confirm/<farm>`: a person's word that a tree which became suspiciously small is meant to be so.
+/// `rcfarm/bell/confirm/<farm>`: a person's word that a tree which became suspiciously small is meant to be so.
 #[must_use]
-pub fn confirmation(farm: &FarmName) -> Key {
-    Key::of(format!("rcfarm/confirm/{farm}"))
+pub fn confirm_bell(farm: &FarmName) -> Key {
+    Key::of(format!("rcfarm/bell/confirm/{farm}"))
 }
 
 /// The node and pod of a listed `intent/…`, `reality/…` or `labels/pod/…` key; `None` if it has another shape.

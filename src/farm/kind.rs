@@ -1,0 +1,169 @@
+//! What a kind of record must say of itself so that a farm can claim its records and run their tasks. A new kind
+//! is one directory that implements [`Kind`], and one line where the farm is put together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+
+use super::records::{Locks, Records};
+use super::tree::{Inbox, Tree};
+use crate::ids::FarmName;
+use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
+use crate::time::{Clock, IdSource};
+
+/// A record's name below its kind's prefix: an RC's UUID, `<namespace>/<name>` of a job.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordId(Arc<str>);
+
+impl RecordId {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+impl From<&str> for RecordId {
+    fn from(text: &str) -> Self {
+        RecordId(text.into())
+    }
+}
+impl fmt::Display for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+impl fmt::Debug for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// What every controller and every kind gets from its farm.
+#[derive(Clone)]
+pub struct Site {
+    /// The farm.
+    pub farm: FarmName,
+    /// Reads.
+    pub reader: Arc<dyn Reader>,
+    /// Writes under a claim.
+    pub writer: Writer,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Identifiers and jitter.
+    pub ids: Arc<IdSource>,
+    /// What fits into one transaction.
+    pub limits: crate::store::Limits,
+}
+
+/// What a controller gets when its record has been claimed.
+#[derive(Clone)]
+pub struct Post {
+    /// The record.
+    pub id: RecordId,
+    /// The right to write it.
+    pub claim: Claim,
+    /// All records of the kind, as last read.
+    pub records: Arc<Tree<Records>>,
+    /// All locks of the kind, as last read.
+    pub locks: Arc<Tree<Locks>>,
+}
+
+/// A kind of record.
+#[async_trait]
+pub trait Kind: Send + Sync + 'static {
+    /// Its word in logs, metrics and doorbells (`rcfarm/bell/<name>/<id>`).
+    fn name(&self) -> &'static str;
+
+    /// Where its records stand.
+    fn records(&self) -> Prefix;
+
+    /// Where their ownership locks stand, each under the record's name.
+    fn locks(&self) -> Prefix;
+
+    /// Where their labels stand, each under the record's name; what a farm's selector looks at.
+    fn labels(&self) -> Prefix;
+
+    /// The other trees that its controllers read.
+    fn trees(&self) -> Vec<Prefix>;
+
+    /// Checks that a key below [`Kind::records`] names a record; says why not.
+    ///
+    /// # Errors
+    /// What is wrong with the name, for people.
+    fn check_name(&self, tail: &str) -> Result<(), String>;
+
+    /// The watches of the trees that its controllers look at, to be run beside the farm.
+    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;
+
+    /// Called after records were claimed and before their controllers start: brings what the kind knows up to
+    /// date, once for all of them. `oldest` is the smallest CreateIndex among them; what was read after that
+    /// index can hold nothing of theirs yet.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; the controllers start all the same and find out by themselves.
+    async fn prepare(&self, oldest: Index) -> Result<(), StoreError>;
+
+    /// A person confirmed that trees which became suspiciously small are meant to be so.
+    fn confirm(&self);
+
+    /// What holds destructive plans back, for people; empty when nothing does.
+    fn suspicions(&self) -> Vec<String>;
+
+    /// A controller for a claimed record.
+    fn controller(&self, post: Post) -> Box<dyn Controller>;
+}
+
+/// When to look again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// When something changes.
+    OnChange,
+    /// After this long, or when something changes.
+    After(Duration),
+}
+
+/// Why a look at a record failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// The store failed; not the record's fault.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The fault of something that the record depends on, such as its scheduler: waited out, longer.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// The record's own fault: counts towards quarantine.
+    #[error("{0}")]
+    Record(String),
+    /// The claim does not hold any more.
+    #[error("the claim is lost")]
+    ClaimLost,
+}
+
+/// The task of one claimed record.
+#[async_trait]
+pub trait Controller: Send {
+    /// Looks at the record and its world, and brings them closer to each other by at most one plan.
+    ///
+    /// # Errors
+    /// [`ReconcileError`]; the caller waits and calls again.
+    async fn reconcile(&mut self) -> Result<Next, ReconcileError>;
+
+    /// Writes into the record's status that it keeps failing and is left alone for `pause`.
+    ///
+    /// # Errors
+    /// [`ReconcileError`], when even that fails.
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError>;
+}
+
+/// The lock key of a record.
+#[must_use]
+pub fn lock_key(kind: &dyn Kind, id: &RecordId) -> Option<Key> {
+    kind.locks().key_of(id.as_str())
+}

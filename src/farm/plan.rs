@@ -1,0 +1,325 @@
+//! Which records to claim, to hand over, to release: a pure function.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::kind::RecordId;
+use super::records::{Locks, Peers, RecordLabels, Records};
+use crate::ids::{FarmName, SessionId};
+use crate::labels::Selector;
+
+/// A record that its preferred farm has not claimed for this long is anybody's.
+pub const GRACE: Duration = Duration::from_millis(750);
+
+/// A farm that has been there for this long is handed its share. Shorter, and farms that start one after the
+/// other would pass records round.
+pub const SETTLED: Duration = Duration::from_secs(2);
+
+/// Everything that claims depend on.
+pub struct Observed<'a> {
+    /// All records.
+    pub records: &'a Records,
+    /// Their labels.
+    pub labels: &'a RecordLabels,
+    /// Their locks.
+    pub locks: &'a Locks,
+    /// The live farms; may lack this one, shortly after its start.
+    pub peers: &'a Peers,
+    /// Since when each farm has been seen without a break.
+    pub peers_since: &'a BTreeMap<FarmName, Instant>,
+    /// This farm.
+    pub me: &'a FarmName,
+    /// Its session.
+    pub session: &'a SessionId,
+    /// Which records it claims.
+    pub selector: &'a Selector,
+    /// Records whose tasks run here.
+    pub held: &'a BTreeSet<RecordId>,
+    /// Records that it may not claim yet: not a record's name, or just refused.
+    pub barred: &'a BTreeMap<RecordId, Instant>,
+    /// Since when each record has been seen without an owner.
+    pub unowned_since: &'a BTreeMap<RecordId, Instant>,
+    /// A record tree that cannot be believed: nothing is released because it is not in it.
+    pub suspicious: bool,
+    /// Now.
+    pub now: Instant,
+}
+
+/// What to do about claims.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct ClaimPlan {
+    /// Take these locks.
+    pub claim: Vec<RecordId>,
+    /// These locks are ours already (handed over to us): run their tasks.
+    pub adopt: Vec<RecordId>,
+    /// Stop these tasks and give their locks up.
+    pub release: Vec<RecordId>,
+    /// Stop these tasks: their locks are not ours any more.
+    pub drop: Vec<RecordId>,
+    /// Stop these tasks and give their locks to the farm, in one transaction.
+    pub hand_over: Vec<(RecordId, FarmName, SessionId)>,
+    /// Plan again then at the latest.
+    pub again_at: Option<Instant>,
+}
+
+impl ClaimPlan {
+    fn look_again(&mut self, at: Instant) {
+        self.again_at = Some(self.again_at.map_or(at, |then| then.min(at)));
+    }
+}
+
+/// Decides about claims.
+pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
+    let mut plan = ClaimPlan::default();
+    for id in seen.records.0.keys() {
+        let owner = seen.locks.0.get(id).and_then(|locks| locks.owner.as_ref());
+        let wanted = seen.labels.matches(id, seen.selector);
+        match (seen.held.contains(id), owner) {
+            (true, Some(owner)) if owner == seen.session => {
+                keep_or_part(seen, id, wanted, &mut plan)
+            }
+            // The lock tree may be a moment behind our own claim; the fence tells, not this.
+            (true, None) => {}
+            (true, Some(_)) => plan.drop.push(id.clone()),
+            (false, Some(owner)) if owner == seen.session => {
+                // Barred: just given away, and the lock tree is a moment behind.
+                match seen.barred.get(id).filter(|until| **until > seen.now) {
+                    Some(until) => plan.look_again(*until),
+                    None if wanted => plan.adopt.push(id.clone()),
+                    None => plan.release.push(id.clone()),
+                }
+            }
+            (false, Some(_)) => {}
+            (false, None) if wanted => claim_or_wait(seen, id, &mut plan),
+            (false, None) => {}
+        }
+    }
+    if !seen.suspicious {
+        let gone = seen.held.iter().filter(|id| !seen.records.0.contains_key(id));
+        plan.release.extend(gone.cloned());
+    }
+    plan
+}
+
+fn keep_or_part(seen: &Observed<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
+    if !wanted {
+        plan.release.push(id.clone());
+        return;
+    }
+    let Some((farm, session)) = preferred(seen, id) else { return };
+    if farm == *seen.me {
+        return;
+    }
+    let Some(since) = seen.peers_since.get(&farm) else { return };
+    let settled = *since + SETTLED;
+    if seen.now >= settled {
+        plan.hand_over.push((id.clone(), farm, session));
+    } else {
+        plan.look_again(settled);
+    }
+}
+
+fn claim_or_wait(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
+    if let Some(until) = seen.barred.get(id).filter(|until| **until > seen.now) {
+        plan.look_again(*until);
+        return;
+    }
+    let mine = preferred(seen, id).is_none_or(|(farm, _)| farm == *seen.me);
+    let since = seen.unowned_since.get(id).copied().unwrap_or(seen.now);
+    if mine || seen.now >= since + GRACE {
+        plan.claim.push(id.clone());
+    } else {
+        plan.look_again(since + GRACE);
+    }
+}
+
+/// The farm that a record belongs to: the one with the highest score among those whose selector matches it, so
+/// that a farm that comes or goes moves only its own share. `None` while no matching farm is known.
+fn preferred(seen: &Observed<'_>, id: &RecordId) -> Option<(FarmName, SessionId)> {
+    let candidates = seen.peers.0.iter().filter(|(_, peer)| !peer.leaving);
+    candidates
+        .filter(|(_, peer)| seen.labels.matches(id, &peer.selector))
+        .max_by_key(|(farm, _)| (score(farm, id), *farm))
+        .map(|(farm, peer)| (farm.clone(), peer.session.clone()))
+}
+
+/// FNV-1a over both names, finished so that all bits count: the same on every farm and in every version.
+fn score(farm: &FarmName, id: &RecordId) -> u64 {
+    let bytes = farm.as_str().bytes().chain([0]).chain(id.as_str().bytes());
+    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 33;
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::{Peer, Record, RecordLocks};
+    use super::*;
+    use crate::store::Index;
+    use std::sync::Arc;
+
+    /// A world that a test bends.
+    struct World {
+        records: Records,
+        labels: RecordLabels,
+        locks: Locks,
+        peers: Peers,
+        peers_since: BTreeMap<FarmName, Instant>,
+        held: BTreeSet<RecordId>,
+        barred: BTreeMap<RecordId, Instant>,
+        unowned_since: BTreeMap<RecordId, Instant>,
+        selector: Selector,
+        suspicious: bool,
+        now: Instant,
+    }
+
+    fn id(n: usize) -> RecordId {
+        RecordId::from(format!("r{n:04}").as_str())
+    }
+
+    impl World {
+        fn new(records: usize, farms: &[&str]) -> World {
+            let now = Instant::now();
+            let record = Arc::new(Record { value: "".into(), index: Index(1), created: Index(1) });
+            let peer = |name: &&str| {
+                let peer = Peer {
+                    session: SessionId::from(*name),
+                    selector: Selector::everything(),
+                    leaving: false,
+                    index: Index(1),
+                    created: Index(1),
+                };
+                (name.parse().unwrap(), peer)
+            };
+            World {
+                records: Records((0..records).map(|n| (id(n), record.clone())).collect()),
+                labels: RecordLabels::default(),
+                locks: Locks::default(),
+                peers: Peers(farms.iter().map(peer).collect()),
+                peers_since: farms.iter().map(|f| (f.parse().unwrap(), now)).collect(),
+                held: BTreeSet::new(),
+                barred: BTreeMap::new(),
+                unowned_since: BTreeMap::new(),
+                selector: Selector::everything(),
+                suspicious: false,
+                now,
+            }
+        }
+
+        fn own(&mut self, id: &RecordId, session: &str) {
+            let owner = Some(SessionId::from(session));
+            self.locks.0.insert(id.clone(), RecordLocks { owner, others: BTreeMap::new() });
+        }
+
+        fn plan(&self, me: &str) -> ClaimPlan {
+            plan(&Observed {
+                records: &self.records,
+                labels: &self.labels,
+                locks: &self.locks,
+                peers: &self.peers,
+                peers_since: &self.peers_since,
+                me: &me.parse().unwrap(),
+                session: &SessionId::from(me),
+                selector: &self.selector,
+                held: &self.held,
+                barred: &self.barred,
+                unowned_since: &self.unowned_since,
+                suspicious: self.suspicious,
+                now: self.now,
+            })
+        }
+    }
+
+    #[test]
+    fn two_farms_share_the_records_without_overlap_and_evenly() {
+        let world = World::new(1000, &["a", "b"]);
+        let (a, b) = (world.plan("a").claim, world.plan("b").claim);
+        let all: BTreeSet<_> = a.iter().chain(&b).collect();
+        assert_eq!((all.len(), a.len() + b.len()), (1000, 1000));
+        assert!((400..=600).contains(&a.len()), "{} of 1000", a.len());
+    }
+
+    #[test]
+    fn after_the_grace_a_record_is_anybodys() {
+        let mut world = World::new(100, &["a", "b"]);
+        world.unowned_since = (0..100).map(|n| (id(n), world.now)).collect();
+        let first = world.plan("a");
+        assert!(first.claim.len() < 100);
+        assert_eq!(first.again_at, Some(world.now + GRACE));
+        world.now += GRACE;
+        assert_eq!(world.plan("a").claim.len(), 100);
+    }
+
+    #[test]
+    fn a_farm_that_is_alone_or_not_listed_yet_claims_everything_free() {
+        assert_eq!(World::new(10, &[]).plan("a").claim.len(), 10);
+        assert_eq!(World::new(10, &["a"]).plan("a").claim.len(), 10);
+    }
+
+    #[test]
+    fn a_newcomer_is_handed_its_share_once_it_has_settled() {
+        let mut world = World::new(100, &["a", "b"]);
+        for n in 0..100 {
+            world.own(&id(n), "a");
+            world.held.insert(id(n));
+        }
+        let before = world.plan("a");
+        assert!(before.hand_over.is_empty());
+        world.now += SETTLED;
+        let plan = world.plan("a");
+        assert!((30..=70).contains(&plan.hand_over.len()));
+        assert!(plan.hand_over.iter().all(|(_, farm, _)| farm.as_str() == "b"));
+        assert!(plan.release.is_empty() && plan.claim.is_empty());
+    }
+
+    #[test]
+    fn a_leaving_farm_gets_nothing() {
+        let mut world = World::new(100, &["a", "b"]);
+        world.peers.0.get_mut(&"b".parse().unwrap()).unwrap().leaving = true;
+        assert_eq!(world.plan("a").claim.len(), 100);
+    }
+
+    #[test]
+    fn a_record_handed_to_us_is_adopted_and_one_taken_from_us_dropped() {
+        let mut world = World::new(2, &["a"]);
+        world.own(&id(0), "a");
+        world.own(&id(1), "x");
+        world.held.insert(id(1));
+        let plan = world.plan("a");
+        assert_eq!((plan.adopt, plan.drop), (vec![id(0)], vec![id(1)]));
+    }
+
+    #[test]
+    fn a_record_relabelled_away_or_deleted_is_released() {
+        let mut world = World::new(2, &["a"]);
+        for n in 0..2 {
+            world.own(&id(n), "a");
+            world.held.insert(id(n));
+        }
+        world.selector = "tier=batch".parse().unwrap();
+        let labels = Arc::new([("tier".to_owned(), "batch".to_owned())].into());
+        world.labels.0.insert(id(0), (Index(1), Some(labels)));
+        assert_eq!(world.plan("a").release, vec![id(1)]);
+        world.selector = Selector::everything();
+        world.records.0.remove(&id(0));
+        assert_eq!(world.plan("a").release, vec![id(0)]);
+        world.suspicious = true;
+        assert!(world.plan("a").release.is_empty(), "an unbelievable tree releases nothing");
+    }
+
+    #[test]
+    fn a_barred_record_waits() {
+        let mut world = World::new(1, &["a"]);
+        let until = world.now + Duration::from_secs(1);
+        world.barred.insert(id(0), until);
+        let plan = world.plan("a");
+        assert_eq!((plan.claim.len(), plan.again_at), (0, Some(until)));
+    }
+}

@@ -1,0 +1,109 @@
+//! What a farm makes sure of before it touches anything.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::LAYOUT;
+use super::kind::Kind;
+use crate::store::{Key, PutMode, Query, Store, StoreError, key};
+
+/// Why a farm does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum PreflightError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The token may not read what a farm must see. Going on would mistake hidden trees for empty ones.
+    #[error(
+        "the token may not read {}: grant `key_prefix` read there (docs/operating.md has the policy)",
+        .0.join(", ")
+    )]
+    Hidden(Vec<String>),
+    /// The tree belongs to a newer program.
+    #[error(
+        "{key} says layout {found}, this program knows {LAYOUT}: upgrade this farm, or use another --root"
+    )]
+    NewerLayout {
+        /// The layout key.
+        key: Key,
+        /// The version there.
+        found: u32,
+    },
+    /// The layout key holds nonsense.
+    #[error("{key} cannot be read ({why}): restore it, or delete it if no farm is running")]
+    BadLayout {
+        /// The layout key.
+        key: Key,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+impl PreflightError {
+    /// Whether trying again may help.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, PreflightError::Store(error) if error.is_retryable())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Layout {
+    version: u32,
+}
+
+/// Rights, layout version, sentinel.
+pub(super) async fn check(
+    store: &dyn Store,
+    kinds: &[std::sync::Arc<dyn Kind>],
+) -> Result<(), PreflightError> {
+    check_rights(store, kinds).await?;
+    check_layout(store).await?;
+    // An empty prefix wakes its watchers on unrelated writes; a key that stays makes it quiet.
+    store
+        .put(&key::bell_sentinel(), Bytes::new(), 0, PutMode::Cas(crate::store::Index::ZERO))
+        .await?;
+    Ok(())
+}
+
+/// A single read is refused without rights where a list would just be empty.
+async fn check_rights(
+    store: &dyn Store,
+    kinds: &[std::sync::Arc<dyn Kind>],
+) -> Result<(), PreflightError> {
+    let own = [key::bells(), key::farms()];
+    let prefixes = kinds
+        .iter()
+        .flat_map(|kind| [kind.records(), kind.locks(), kind.labels()])
+        .chain(kinds.iter().flat_map(|kind| kind.trees()))
+        .chain(own);
+    let mut hidden = Vec::new();
+    for prefix in prefixes {
+        let Some(probe) = prefix.key_of("rcfarm-probe") else { continue };
+        match store.get(&probe, Query::PLAIN).await {
+            Ok(_) => {}
+            Err(StoreError::Forbidden { .. }) => hidden.push(prefix.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if hidden.is_empty() { Ok(()) } else { Err(PreflightError::Hidden(hidden)) }
+}
+
+async fn check_layout(store: &dyn Store) -> Result<(), PreflightError> {
+    let key = key::layout();
+    for _ in 0..3 {
+        if let Some(entry) = store.get(&key, Query::CONSISTENT).await?.value {
+            let layout: Layout = serde_json::from_slice(&entry.value)
+                .map_err(|e| PreflightError::BadLayout { key: key.clone(), why: e.to_string() })?;
+            return match layout.version > LAYOUT {
+                true => Err(PreflightError::NewerLayout { key, found: layout.version }),
+                false => Ok(()),
+            };
+        }
+        let value = serde_json::to_vec(&Layout { version: LAYOUT }).expect("a number encodes");
+        if store.put(&key, value.into(), 0, PutMode::Cas(crate::store::Index::ZERO)).await? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! What a farm sees of the records of a kind, their locks and labels, of the other farms, and of doorbells.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::kind::RecordId;
+use super::tree::Digest;
+use crate::ids::{FarmName, SessionId};
+use crate::labels::{Labels, Selector, decode_labels};
+use crate::store::{Entry, Index};
+use crate::time::Timestamp;
+
+/// The last part of a key after `depth` slashes: trees are listed whole, so the prefix is known by its depth.
+fn tail(key: &str, depth: usize) -> &str {
+    let mut rest = key;
+    for _ in 0..depth {
+        rest = rest.split_once('/').map_or("", |(_, rest)| rest);
+    }
+    rest
+}
+
+/// How many segments of `prefixed` stand before the record's name. Kinds differ: `replication_controllers/<id>`
+/// has one, `rcfarm/jobs/<id>` two; a lock has one more.
+fn depth_of(key: &str) -> usize {
+    let own = key.strip_prefix("lock/").unwrap_or(key);
+    let own = own.strip_prefix("labels/").unwrap_or(own);
+    let fixed = usize::from(own.starts_with("rcfarm/")) + 1;
+    fixed + usize::from(own.len() != key.len())
+}
+
+/// A record as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The value.
+    pub value: Bytes,
+    /// ModifyIndex.
+    pub index: Index,
+    /// CreateIndex.
+    pub created: Index,
+}
+
+/// All records of a kind.
+#[derive(Debug, Default)]
+pub struct Records(pub BTreeMap<RecordId, Arc<Record>>);
+
+impl Digest for Records {
+    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+        let record = |entry: Entry| {
+            let id = RecordId::from(tail(&entry.key, depth_of(&entry.key)));
+            let same = old.0.get_key_value(&id).filter(|(_, old)| old.index == entry.modify_index);
+            match same {
+                Some((id, record)) => (id.clone(), record.clone()),
+                None => {
+                    let created = entry.create_index;
+                    let record = Record { value: entry.value, index: entry.modify_index, created };
+                    (id, Arc::new(record))
+                }
+            }
+        };
+        Records(entries.into_iter().map(record).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Who holds what of a record.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RecordLocks {
+    /// The ownership lock.
+    pub owner: Option<SessionId>,
+    /// Other locks, by the last segment of their keys (`update`, `node_transfer`, …).
+    pub others: BTreeMap<String, SessionId>,
+}
+
+/// All locks of a kind's records. Keys without a session are not locks.
+#[derive(Debug, Default)]
+pub struct Locks(pub BTreeMap<RecordId, RecordLocks>);
+
+impl Digest for Locks {
+    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+        let mut locks: BTreeMap<RecordId, RecordLocks> = BTreeMap::new();
+        for entry in entries {
+            let Some(session) = entry.session else { continue };
+            let name = tail(&entry.key, depth_of(&entry.key));
+            match split_lock(&entry.key, name) {
+                (id, None) => locks.entry(id.into()).or_default().owner = Some(session),
+                (id, Some(other)) => {
+                    locks.entry(id.into()).or_default().others.insert(other.to_owned(), session);
+                }
+            }
+        }
+        Locks(locks)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A p2 lock key with a fourth part names another lock of the record; in our own trees a name may itself have
+/// two segments (`<namespace>/<name>`).
+fn split_lock<'k>(key: &str, name: &'k str) -> (&'k str, Option<&'k str>) {
+    if key.starts_with("lock/rcfarm/") {
+        return (name, None);
+    }
+    match name.split_once('/') {
+        Some((id, other)) => (id, Some(other)),
+        None => (name, None),
+    }
+}
+
+/// The labels of a kind's records. A malformed value is kept as such: its record matches no selector but the one
+/// that matches everything.
+#[derive(Debug, Default)]
+pub struct RecordLabels(pub BTreeMap<RecordId, (Index, Option<Arc<Labels>>)>);
+
+impl RecordLabels {
+    /// Whether `selector` matches the labels of `id`.
+    #[must_use]
+    pub fn matches(&self, id: &RecordId, selector: &Selector) -> bool {
+        if selector.is_everything() {
+            return true;
+        }
+        match self.0.get(id) {
+            Some((_, Some(labels))) => selector.matches(labels),
+            Some((_, None)) => false,
+            None => selector.matches(&Labels::new()),
+        }
+    }
+}
+
+impl Digest for RecordLabels {
+    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+        let labels = |entry: Entry| {
+            let id = RecordId::from(tail(&entry.key, depth_of(&entry.key)));
+            match old.0.get(&id) {
+                Some(same) if same.0 == entry.modify_index => (id, same.clone()),
+                _ => {
+                    let labels = decode_labels(&entry.value).ok().map(Arc::new);
+                    (id, (entry.modify_index, labels))
+                }
+            }
+        };
+        RecordLabels(entries.into_iter().map(labels).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A live farm, as it says of itself at `rcfarm/farms/<farm>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Presence {
+    /// Its session.
+    pub session: SessionId,
+    /// Which records it claims.
+    pub selector: String,
+    /// Its program's version.
+    pub version: String,
+    /// When this epoch began.
+    pub since: Timestamp,
+    /// Records that it owns, by kind; refreshed now and then.
+    #[serde(default)]
+    pub claims: BTreeMap<String, usize>,
+    /// What holds destructive plans back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub suspicions: Vec<String>,
+    /// Keys that stand where records should and name none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unusable_keys: Vec<String>,
+    /// Do not hand it anything: it is about to leave.
+    #[serde(default)]
+    pub leaving: bool,
+}
+
+/// A live farm as the others see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its session.
+    pub session: SessionId,
+    /// Which records it claims.
+    pub selector: Selector,
+    /// Whether it may be handed records.
+    pub leaving: bool,
+    /// ModifyIndex of its record: changes when it says something new.
+    pub index: Index,
+    /// CreateIndex of its record: when this epoch of it began.
+    pub created: Index,
+}
+
+/// The live farms: those whose presence is held by a session.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Peers(pub BTreeMap<FarmName, Peer>);
+
+impl Digest for Peers {
+    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+        let peer = |entry: Entry| {
+            let name: FarmName = tail(&entry.key, 2).parse().ok()?;
+            let session = entry.session?;
+            let presence: Presence = serde_json::from_slice(&entry.value).ok()?;
+            let selector = presence.selector.parse().ok()?;
+            let leaving = presence.leaving;
+            let (index, created) = (entry.modify_index, entry.create_index);
+            Some((name, Peer { session, selector, leaving, index, created }))
+        };
+        Peers(entries.into_iter().filter_map(peer).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Doorbells by kind and name, with the ModifyIndex of each.
+#[derive(Debug, Default)]
+pub struct Bells(pub BTreeMap<(String, RecordId), Index>);
+
+impl Digest for Bells {
+    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+        let bell = |entry: Entry| {
+            let (kind, id) = tail(&entry.key, 2).split_once('/')?;
+            Some(((kind.to_owned(), RecordId::from(id)), entry.modify_index))
+        };
+        Bells(entries.into_iter().filter_map(bell).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, value: &str, session: Option<&str>, index: u64) -> Entry {
+        Entry {
+            key: key.to_owned(),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            flags: 0,
+            session: session.map(SessionId::from),
+            lock_index: 0,
+            create_index: Index(index),
+            modify_index: Index(index),
+        }
+    }
+
+    #[test]
+    fn a_name_is_what_follows_the_kinds_prefix() {
+        for (key, name) in [
+            ("replication_controllers/x", "x"),
+            ("replication_controllers/x/y", "x/y"),
+            ("rcfarm/jobs/ns/name", "ns/name"),
+            ("lock/replication_controllers/x", "x"),
+            ("lock/rcfarm/jobs/ns/name", "ns/name"),
+            ("labels/replication_controller/x", "x"),
+            ("rcfarm/farms/f", "f"),
+        ] {
+            assert_eq!(tail(key, depth_of(key)), name, "{key}");
+        }
+    }
+
+    #[test]
+    fn locks_of_one_record_are_told_apart() {
+        let locks = Locks::digest(
+            &Locks::default(),
+            vec![
+                entry("lock/replication_controllers/x", "", Some("s1"), 1),
+                entry("lock/replication_controllers/x/update", "", Some("s2"), 2),
+                entry("lock/replication_controllers/y", "", None, 3),
+            ],
+        );
+        let x = &locks.0[&RecordId::from("x")];
+        assert_eq!(x.owner, Some(SessionId::from("s1")));
+        assert_eq!(x.others["update"], SessionId::from("s2"));
+        assert!(!locks.0.contains_key(&RecordId::from("y")), "no session, no lock");
+    }
+
+    #[test]
+    fn malformed_labels_match_only_everything() {
+        let labels = RecordLabels::digest(
+            &RecordLabels::default(),
+            vec![
+                entry("labels/replication_controller/x", r#"{"a":"b"}"#, None, 1),
+                entry("labels/replication_controller/y", "[", None, 2),
+            ],
+        );
+        let selector: Selector = "a=b".parse().unwrap();
+        assert!(labels.matches(&"x".into(), &selector));
+        assert!(!labels.matches(&"y".into(), &selector));
+        assert!(!labels.matches(&"z".into(), &selector));
+        assert!(labels.matches(&"y".into(), &Selector::everything()));
+    }
+
+    #[test]
+    fn a_presence_without_a_session_is_nobody() {
+        let value = r#"{"session":"s","selector":"","version":"1","since":"2026-01-01T00:00:00Z"}"#;
+        let peers = Peers::digest(
+            &Peers::default(),
+            vec![
+                entry("rcfarm/farms/a", value, Some("s"), 1),
+                entry("rcfarm/farms/b", value, None, 2),
+                entry("rcfarm/farms/c", "{", Some("s"), 3),
+            ],
+        );
+        assert_eq!(peers.0.keys().map(FarmName::as_str).collect::<Vec<_>>(), ["a"]);
+    }
+}

@@ -1,0 +1,248 @@
+//! The session keeper: opens an epoch, beats its check, renews its session, and ends it in time.
+//!
+//! Consul frees a dead farm's locks when the farm's own TTL check turns critical (2 s by default); a plain TTL
+//! session would take twice its TTL (`consul_semantics.md` §0 #1). The TTL itself is long, because it must
+//! outlive a leader election. Locally an epoch is good until the earlier of *last acknowledged beat + check TTL*
+//! and *last acknowledged renewal + session TTL*, both counted from when the request was sent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{debug, info, warn};
+
+use crate::ids::FarmName;
+use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
+
+/// How a farm proves that it is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSettings {
+    /// The farm's own check; `None`: a plain TTL session.
+    pub check_ttl: Option<Duration>,
+    /// Consul's TTL, 10 s to 24 h.
+    pub session_ttl: Duration,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        SessionSettings {
+            check_ttl: Some(Duration::from_secs(2)),
+            session_ttl: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The name under which all farms register.
+pub const SERVICE: &str = "rcfarm-farm";
+
+/// Opens and keeps epochs.
+pub struct Keeper {
+    store: Arc<dyn Store>,
+    farm: FarmName,
+    settings: SessionSettings,
+}
+
+/// When each of the two proofs runs out.
+struct Deadlines {
+    check: Option<Instant>,
+    session: Instant,
+}
+
+impl Deadlines {
+    fn earlier(&self) -> Instant {
+        self.check.map_or(self.session, |check| check.min(self.session))
+    }
+}
+
+/// An open epoch with what is needed to keep it.
+pub struct Kept {
+    epoch: Epoch,
+    service: Option<TtlService>,
+    deadlines: Arc<Mutex<Deadlines>>,
+}
+
+impl Kept {
+    /// The epoch.
+    #[must_use]
+    pub fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+}
+
+impl Keeper {
+    /// A keeper for `farm`.
+    pub fn new(store: Arc<dyn Store>, farm: FarmName, settings: SessionSettings) -> Self {
+        Keeper { store, farm, settings }
+    }
+
+    fn service(&self, ttl: Duration) -> TtlService {
+        TtlService {
+            name: SERVICE.to_owned(),
+            id: format!("{SERVICE}-{}", self.farm),
+            meta: BTreeMap::from([
+                ("farm".to_owned(), self.farm.to_string()),
+                ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ]),
+            ttl,
+            deregister_after: Duration::from_secs(120),
+        }
+    }
+
+    /// Registers the check, if the agent lets us, and makes the session.
+    ///
+    /// # Errors
+    /// Any [`StoreError`] of making the session; a refused check is only a warning.
+    pub async fn open(&self) -> Result<Kept, StoreError> {
+        let service = self.register().await?;
+        let asked = Instant::now();
+        let session_ttl = self.settings.session_ttl;
+        let session = self
+            .store
+            .create_session(&NewSession {
+                name: format!("{SERVICE} {}", self.farm),
+                ttl: Some(session_ttl),
+                // The fence makes a lock-delay unnecessary for safety, and it would delay every take-over.
+                lock_delay: Duration::ZERO,
+                behavior: Behavior::Delete,
+                checks: service.iter().map(TtlService::check_id).collect(),
+            })
+            .await?;
+        let deadlines = Deadlines {
+            check: service.as_ref().map(|service| asked + service.ttl),
+            session: asked + session_ttl,
+        };
+        let epoch = Epoch::new(session, deadlines.earlier());
+        info!(session = %epoch.session(), check = service.is_some(), "session opened");
+        Ok(Kept { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
+    }
+
+    async fn register(&self) -> Result<Option<TtlService>, StoreError> {
+        let Some(ttl) = self.settings.check_ttl else { return Ok(None) };
+        let service = self.service(ttl);
+        match self.store.register_service(&service).await {
+            Ok(()) => {}
+            Err(error) if error.is_retryable() => return Err(error),
+            Err(error) => {
+                let slow = self.settings.session_ttl * 2;
+                warn!(%error, "the agent refuses the farm's check: a plain TTL session is used, and \
+                    the records of a farm that dies are taken over after {slow:?} instead of {ttl:?}; \
+                    grant `service \"{SERVICE}\" {{ policy = \"write\" }}` and talk to a local agent");
+                return Ok(None);
+            }
+        }
+        if !self.store.pass_check(&service.check_id(), "started").await? {
+            warn!("the agent forgot the farm's check at once: a plain TTL session is used");
+            return Ok(None);
+        }
+        Ok(Some(service))
+    }
+
+    /// Keeps an epoch until it ends.
+    pub async fn keep(&self, kept: &Kept) {
+        let beats = async {
+            match &kept.service {
+                Some(service) => self.beat(kept, service).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = kept.epoch.ended() => {}
+            () = self.watch_deadline(kept) => {}
+            () = beats => {}
+            () = self.renew(kept) => {}
+        }
+        kept.epoch.end();
+    }
+
+    async fn watch_deadline(&self, kept: &Kept) {
+        while kept.epoch.is_live() {
+            sleep_until(kept.epoch.good_until()).await;
+        }
+        warn!(session = %kept.epoch.session(), "the session's deadline passed without a word from \
+            Consul: all writing stops, and records are claimed anew");
+    }
+
+    async fn beat(&self, kept: &Kept, service: &TtlService) {
+        let every = service.ttl / 3;
+        let mut failing = false;
+        loop {
+            sleep(every).await;
+            let asked = Instant::now();
+            let limit = service.ttl.max(Duration::from_millis(500));
+            match timeout(limit, self.store.pass_check(&service.check_id(), "alive")).await {
+                Ok(Ok(true)) => {
+                    failing = false;
+                    self.prolong(kept, |deadlines| deadlines.check = Some(asked + service.ttl));
+                }
+                Ok(Ok(false)) => {
+                    // Its session is most likely gone too; renewal will tell.
+                    warn!("the agent has forgotten the farm's check; it is registered again");
+                    let _ = self.store.register_service(service).await;
+                    if let Ok(false) = self.store.renew_session(kept.epoch.session()).await {
+                        self.gone(kept);
+                        return;
+                    }
+                }
+                Ok(Err(error)) if !failing => {
+                    failing = true;
+                    warn!(%error, "the check cannot be beaten");
+                }
+                Ok(Err(error)) => debug!(%error, "the check cannot be beaten"),
+                Err(_) => debug!("no answer to a beat in time"),
+            }
+        }
+    }
+
+    async fn renew(&self, kept: &Kept) {
+        let ttl = self.settings.session_ttl;
+        let mut pause = ttl / 3;
+        loop {
+            sleep(pause).await;
+            let asked = Instant::now();
+            match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
+                Ok(Ok(true)) => {
+                    pause = ttl / 3;
+                    self.prolong(kept, |deadlines| deadlines.session = asked + ttl);
+                }
+                Ok(Ok(false)) => {
+                    self.gone(kept);
+                    return;
+                }
+                Ok(Err(error)) => {
+                    warn!(%error, "the session cannot be renewed");
+                    pause = Duration::from_secs(1);
+                }
+                Err(_) => pause = Duration::from_secs(1),
+            }
+        }
+    }
+
+    fn gone(&self, kept: &Kept) {
+        warn!(session = %kept.epoch.session(), "the session is gone: records are claimed anew");
+        kept.epoch.end();
+    }
+
+    fn prolong(&self, kept: &Kept, change: impl FnOnce(&mut Deadlines)) {
+        let mut deadlines = kept.deadlines.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut deadlines);
+        kept.epoch.extend(deadlines.earlier());
+    }
+
+    /// Ends an epoch for good: the session with all its locks, and the registration.
+    pub async fn close(&self, kept: &Kept, deregister: bool) {
+        kept.epoch.end();
+        let limit = Duration::from_secs(3);
+        let destroyed = self.store.destroy_session(kept.epoch.session());
+        match timeout(limit, destroyed).await {
+            Ok(Ok(())) => info!(session = %kept.epoch.session(), "session closed, locks given up"),
+            Ok(Err(error)) => warn!(%error, "the session could not be closed; it will expire"),
+            Err(_) => warn!("no answer to closing the session; it will expire"),
+        }
+        if let Some(service) = kept.service.as_ref().filter(|_| deregister) {
+            let _ = timeout(limit, self.store.deregister_service(&service.id)).await;
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! One watched tree: read by one blocking query, digested once, shared by all who need it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::emptiness::{Suspicion, judge};
+use super::kind::RecordId;
+use crate::store::watch::{Pace, TreeWatch};
+use crate::store::{Answer, Entry, Index, Prefix, Reader, StoreError};
+use crate::time::{IdSource, backoff};
+
+/// What a tree means to us.
+pub trait Digest: Default + Send + Sync + 'static {
+    /// The meaning of `entries`; `old` is the last one, so that what did not change need not be decoded again.
+    fn digest(old: &Self, entries: Vec<Entry>) -> Self;
+
+    /// Entries in it, for noticing that it became suddenly much smaller.
+    fn len(&self) -> usize;
+}
+
+/// A tree as it was when read.
+#[derive(Debug, Default)]
+pub struct Seen<T> {
+    /// Its meaning.
+    pub value: T,
+    /// The answer's index.
+    pub index: Index,
+    /// When the read was sent; `None` before the first.
+    pub asked: Option<Instant>,
+    /// Why it is not to be trusted.
+    pub suspicion: Option<Suspicion>,
+    /// The size it had when it was last trusted.
+    trusted_len: usize,
+}
+
+impl<T> Seen<T> {
+    /// Whether it has been read at all.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.asked.is_some()
+    }
+}
+
+/// A watched tree.
+pub struct Tree<T> {
+    reader: Arc<dyn Reader>,
+    prefix: Prefix,
+    pace: Pace,
+    guarded: bool,
+    seen: Mutex<Arc<Seen<T>>>,
+    read_at_once: Notify,
+    first: Notify,
+}
+
+/// At least this often a tree is read anew, whatever its watch says.
+const FULL_EVERY: Duration = Duration::from_secs(300);
+
+impl<T: Digest> Tree<T> {
+    /// A tree to be watched at `pace`.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, pace: Pace) -> Arc<Self> {
+        Self::build(reader, prefix, pace, false)
+    }
+
+    /// A tree that is not trusted when it becomes suddenly much smaller.
+    #[must_use]
+    pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, pace: Pace) -> Arc<Self> {
+        Self::build(reader, prefix, pace, true)
+    }
+
+    fn build(reader: Arc<dyn Reader>, prefix: Prefix, pace: Pace, guarded: bool) -> Arc<Self> {
+        Arc::new(Tree {
+            reader,
+            prefix,
+            pace,
+            guarded,
+            seen: Mutex::new(Arc::new(Seen {
+                value: T::default(),
+                index: Index::ZERO,
+                asked: None,
+                suspicion: None,
+                trusted_len: 0,
+            })),
+            read_at_once: Notify::new(),
+            first: Notify::new(),
+        })
+    }
+
+    /// The prefix.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// The tree as last read.
+    #[must_use]
+    pub fn seen(&self) -> Arc<Seen<T>> {
+        self.lock().clone()
+    }
+
+    /// Reads the tree now. What comes back was read after this call began.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_now(&self) -> Result<Arc<Seen<T>>, StoreError> {
+        let asked = Instant::now();
+        let answer = self.reader.list(&self.prefix, crate::store::Query::PLAIN).await?;
+        self.take(answer, asked);
+        Ok(self.seen())
+    }
+
+    /// Resolves when the tree has been read once.
+    pub async fn first_read(&self) {
+        loop {
+            let notified = self.first.notified();
+            if self.seen().is_read() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// A person says that the tree is meant to be as small as it is.
+    pub fn confirm(&self) {
+        let mut seen = self.lock();
+        if seen.suspicion.is_some() {
+            // The value is not cloned: a digest may be large, so it is read again instead.
+            *seen = Arc::new(Seen {
+                value: T::default(),
+                index: Index::ZERO,
+                asked: None,
+                suspicion: None,
+                trusted_len: 0,
+            });
+            drop(seen);
+            self.read_at_once.notify_one();
+        }
+    }
+
+    /// Ends the pause between two reads, if one is going on.
+    pub fn hurry(&self) {
+        self.read_at_once.notify_one();
+    }
+
+    /// Watches for ever; `changed` is called with what was and what is, when a value has changed.
+    pub async fn watch(
+        self: Arc<Self>,
+        ids: IdSource,
+        changed: impl Fn(&Seen<T>, &Seen<T>) + Send,
+    ) {
+        let mut watch = TreeWatch::new(self.reader.clone(), self.prefix.clone(), FULL_EVERY);
+        let mut failures = 0;
+        loop {
+            let asked = Instant::now();
+            let pause = match watch.next().await {
+                Ok(answer) => {
+                    if failures > 0 {
+                        info!(tree = %self.prefix, failures, "the tree can be read again");
+                    }
+                    failures = 0;
+                    let before = self.seen();
+                    let woken = Instant::now();
+                    if self.take(answer, asked) {
+                        changed(&before, &self.seen());
+                    }
+                    self.pace.pause(self.cost(&before, asked, woken))
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 || failures % 20 == 0 {
+                        warn!(tree = %self.prefix, failures, %error, "cannot read the tree");
+                    }
+                    let base = Duration::from_millis(100);
+                    let pause = backoff(base, Duration::from_secs(5), failures - 1);
+                    ids.jitter(pause, 0.5)
+                }
+            };
+            if pause > Duration::ZERO {
+                tokio::select! {
+                    biased;
+                    () = self.read_at_once.notified() => watch.reset(),
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
+        }
+    }
+
+    /// What the last read cost. Of a read that blocked, only the digestion is known; the size stands in for the rest.
+    fn cost(&self, before: &Seen<T>, asked: Instant, woken: Instant) -> Duration {
+        let digestion = woken.elapsed();
+        let by_size =
+            Duration::from_micros(8) * u32::try_from(self.seen().value.len()).unwrap_or(0);
+        let waited = woken.duration_since(asked);
+        if before.is_read() { digestion + by_size } else { digestion + waited }
+    }
+
+    /// Takes an answer, unless a later read was taken before. Whether anything new came.
+    fn take(&self, answer: Answer<Vec<Entry>>, asked: Instant) -> bool {
+        let old = self.seen();
+        if old.asked.is_some_and(|then| then > asked) {
+            return false;
+        }
+        let first = !old.is_read();
+        if !first && answer.index == old.index && !answer.filtered && old.suspicion.is_none() {
+            // Nothing changed under the prefix, but it is known to be so as of now.
+            return false;
+        }
+        let value = T::digest(&old.value, answer.value);
+        let suspicion = if self.guarded {
+            judge(old.trusted_len, value.len(), answer.filtered)
+        } else {
+            answer.filtered.then_some(Suspicion::Filtered)
+        };
+        match (&old.suspicion, &suspicion) {
+            (None, Some(why)) => warn!(
+                alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
+                %why, "the tree became suspiciously small: nothing is removed or moved until it \
+                is back, or `rcfarm farm confirm` says that it is meant so"
+            ),
+            (Some(_), None) => info!(tree = %self.prefix, "the tree can be trusted again"),
+            _ => {}
+        }
+        let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
+        let seen = Seen { value, index: answer.index, asked: Some(asked), suspicion, trusted_len };
+        *self.lock() = Arc::new(seen);
+        if first {
+            self.first.notify_waiters();
+        }
+        true
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Seen<T>>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the trees tell the farm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Records, their labels or their locks changed: claims may have to be planned anew.
+    Claims,
+    /// These records' worlds changed.
+    Touched(BTreeSet<RecordId>),
+    /// Something that concerns every record changed.
+    All,
+    /// A doorbell rang.
+    Bells,
+}
+
+/// Where the trees leave their events for the farm; also how a farm waits.
+#[derive(Default)]
+pub struct Inbox {
+    events: Mutex<Vec<Event>>,
+    arrived: Notify,
+}
+
+impl Inbox {
+    /// Leaves an event.
+    pub fn post(&self, event: Event) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if !events.contains(&event) {
+            events.push(event);
+        }
+        drop(events);
+        self.arrived.notify_one();
+    }
+
+    /// Waits until there is an event, and takes all there are.
+    pub async fn take(&self) -> Vec<Event> {
+        loop {
+            let events =
+                std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+            if !events.is_empty() {
+                return events;
+            }
+            self.arrived.notified().await;
+        }
+    }
+}
