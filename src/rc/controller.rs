@@ -1,0 +1,454 @@
+//! The task of one claimed RC: look, plan, commit.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, info, warn};
+
+use super::events;
+use super::plan::{Finding, Observed, Plan, Step, TransferConditions, TransferPlan, plan};
+use super::spec::{BadRecord, RcSpec, Strategy};
+use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
+use super::world::{Known, World};
+use super::{Pods, writes};
+use crate::audit::AuditRecord;
+use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::ids::{NodeName, RcId};
+use crate::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
+use crate::store::{Commit, Index, Op, Txn, key};
+use crate::time::Timestamp;
+
+/// No scheduler is waited for longer than this.
+pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A change of health alone is written this much later, so that a flapping pod costs few writes.
+const HEALTH_DEBOUNCE: Duration = Duration::from_secs(2);
+/// A refused transaction is planned anew after this long, so that two sides never spin.
+const AFTER_REFUSAL: Duration = Duration::from_millis(20);
+
+/// Where an RC's nodes come from, and who else looks at its pods.
+#[derive(Clone)]
+pub struct Placement {
+    /// Chooses nodes.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Shows pods to clients.
+    pub discovery: Arc<dyn Discovery>,
+}
+
+/// See the module.
+pub struct RcController {
+    pub(super) site: Site,
+    pub(super) post: Post,
+    pub(super) id: RcId,
+    pub(super) world: Arc<World>,
+    pub(super) placement: Placement,
+    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
+    pub(super) status: RcStatus,
+    pub(super) status_index: Index,
+    pub(super) known: Option<Known>,
+    owner: Owner,
+    alerted: Option<String>,
+    health_changed: Option<Instant>,
+    /// Failed attempts of the present transfer step, and when the next may be made.
+    pub(super) transfer_attempts: u32,
+    pub(super) transfer_not_before: Option<Instant>,
+}
+
+/// What became of a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Applied at this index.
+    At(Index),
+    /// Refused: something has changed; what changed has been read again.
+    Refused,
+}
+
+/// Everything that one look found.
+pub(super) struct Look {
+    pub(super) spec: RcSpec,
+    pub(super) record_index: Index,
+    pub(super) pods: Pods,
+    pub(super) eligible: Nodes,
+}
+
+impl RcController {
+    /// A controller for a claimed RC.
+    pub fn new(
+        site: Site,
+        post: Post,
+        id: RcId,
+        world: Arc<World>,
+        placement: Placement,
+    ) -> RcController {
+        let (status_index, status) = world.take_status(id);
+        let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
+        RcController {
+            site,
+            post,
+            id,
+            world,
+            placement,
+            status,
+            status_index,
+            known: None,
+            owner,
+            alerted: None,
+            health_changed: None,
+            transfer_attempts: 0,
+            transfer_not_before: None,
+        }
+    }
+
+    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else {
+            // Deleted: its pods stay, and the farm will release the claim.
+            return Ok(None);
+        };
+        let spec = match RcSpec::decode(self.id, &record.value) {
+            Ok(spec) => spec,
+            Err(bad) => {
+                self.say_invalid(record.index, &bad).await?;
+                return Ok(None);
+            }
+        };
+        if self.known.as_ref().is_some_and(|known| self.world.has_caught_up(known)) {
+            self.known = None;
+        }
+        let request =
+            Request { rc: self.id, manifest: &spec.manifest, selector: &spec.node_selector };
+        let asked = self.placement.scheduler.eligible_nodes(request);
+        let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
+            Ok(Ok(nodes)) => nodes,
+            Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
+            Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
+        };
+        let pods = self.world.pods_of(&spec, self.known.as_ref());
+        Ok(Some(Look { spec, record_index: record.index, pods, eligible }))
+    }
+
+    async fn decide(&self, look: &Look) -> Result<Plan, ReconcileError> {
+        let spec = &look.spec;
+        let astray = look.pods.keys().any(|place| !look.eligible.contains(&place.node));
+        let discovery_synced = if astray && spec.strategy == Strategy::Dynamic {
+            let healthy = World::healthy_nodes(&look.pods);
+            self.placement.discovery.synced(World::service(spec), &healthy).await?
+        } else {
+            true
+        };
+        let occupant = |node: &NodeName| self.world.occupant(spec, self.known.as_ref(), node);
+        Ok(plan(&Observed {
+            spec,
+            pods: &look.pods,
+            eligible: &look.eligible,
+            occupant: &occupant,
+            trust: self.world.trust(),
+            transfer: TransferConditions {
+                under_way: self.status.transfer.as_ref(),
+                lock_held: self.lock_held_elsewhere(),
+                discovery_synced,
+            },
+        }))
+    }
+
+    /// Whether somebody else holds the record's mutation lock, or forbids transfers.
+    fn lock_held_elsewhere(&self) -> bool {
+        let locks = self.post.locks.seen();
+        let own = self.post.claim.epoch().session();
+        locks.value.0.get(&self.post.id).is_some_and(|locks| {
+            ["update", "node_transfer"]
+                .iter()
+                .any(|kind| locks.others.get(*kind).is_some_and(|session| session != own))
+        })
+    }
+
+    /// Carries the steps out, in as few transactions as they fit into.
+    async fn carry_out(&mut self, mut look: Look, plan: Plan) -> Result<Next, ReconcileError> {
+        let before = self.status.replicas.desired;
+        let mut rest = &plan.steps[..];
+        while !rest.is_empty() {
+            let count = writes::fitting(&look.spec, rest, self.site.limits);
+            if count == 0 {
+                let why = "field manifest: it is too large for a Consul transaction; shorten it";
+                return Err(ReconcileError::Record(why.to_owned()));
+            }
+            let (batch, after) = rest.split_at(count);
+            let last = after.is_empty();
+            let next = self.status_after(&look, batch, last.then_some(&plan));
+            let mut pods = look.pods.clone();
+            for step in batch {
+                writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+            }
+            let record = events::retarget(&self.site, &look.spec, batch, &pods, before);
+            let ops = batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
+            match self.commit(look.record_index, ops, next, vec![record]).await? {
+                Written::At(index) => {
+                    self.learn(&mut look, batch, index);
+                    rest = after;
+                }
+                Written::Refused => return Ok(Next::After(AFTER_REFUSAL)),
+            }
+        }
+        self.log_changes(&look, &plan);
+        // Once more, for what waits until the count is right.
+        Ok(Next::After(Duration::ZERO))
+    }
+
+    fn status_after(&self, look: &Look, batch: &[Step], done: Option<&Plan>) -> RcStatus {
+        let mut status = self.status.clone();
+        let now = self.site.clock.wall();
+        match done {
+            Some(plan) => self.say_findings(&mut status, &plan.findings, now),
+            None => {
+                let kind = ConditionType::Scheduled;
+                let message = "pods are being added or removed".to_owned();
+                status.set_condition(kind, false, Reason::Scaling, message, now);
+            }
+        }
+        let mut pods = look.pods.clone();
+        for step in batch {
+            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+        }
+        status.replicas = self.replicas(look, &pods);
+        status.observed_index = look.record_index;
+        status.last_error = None;
+        status.quarantined_until = None;
+        status
+    }
+
+    pub(super) fn replicas(&self, look: &Look, pods: &Pods) -> Replicas {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Replicas {
+            desired: look.spec.replicas_desired,
+            current: count(pods.len()),
+            healthy: count(World::healthy_nodes(pods).len()),
+            eligible: count(look.eligible.len()),
+        }
+    }
+
+    fn say_findings(&self, status: &mut RcStatus, findings: &[Finding], now: Timestamp) {
+        for finding in findings {
+            let Finding { kind, status: holds, reason, message } = finding;
+            status.set_condition(*kind, *holds, *reason, message.clone(), now);
+        }
+    }
+
+    /// What a committed batch did to the pods, known before any tree shows it.
+    pub(super) fn learn(&mut self, look: &mut Look, batch: &[Step], index: Index) {
+        let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
+        for step in batch {
+            writes::apply(&mut look.pods, &look.spec, step, index);
+            removed.extend(writes::left(&look.spec, step));
+        }
+        removed.retain(|place| !look.pods.contains_key(place));
+        self.known = Some(Known {
+            index,
+            at: Instant::now(),
+            pods: look.pods.clone(),
+            removed,
+            manifest: writes::manifest_hash(&look.spec),
+        });
+    }
+
+    /// Commits one transaction of the chain: fence, the record as the plan saw it, the status in its place, the
+    /// given operations, the audit record.
+    pub(super) async fn commit(
+        &mut self,
+        record_index: Index,
+        ops: Vec<Op>,
+        mut status: RcStatus,
+        audit: Vec<AuditRecord>,
+    ) -> Result<Written, ReconcileError> {
+        status.owner = Some(self.owner.clone());
+        status.revision = self.status.revision + 1;
+        let mut txn = Txn::under(&self.post.claim);
+        txn.push(Op::CheckIndex { key: key::rc(self.id), index: record_index });
+        txn.push(Op::Cas {
+            key: key::rc_status(self.id),
+            value: status.encode(),
+            flags: 0,
+            index: self.status_index,
+        });
+        txn.extend(ops);
+        for record in audit {
+            let id = self.site.ids.ordered_uuid(record.timestamp);
+            txn.push(crate::audit::op(id, &record));
+        }
+        match self.site.writer.commit(txn).await {
+            Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.id, ?refusals, "refused: looking again");
+                // Only the record itself changed: its tree brings it.
+                if refusals.iter().any(|refusal| refusal.op != 1) {
+                    self.refresh().await?;
+                }
+                Ok(Written::Refused)
+            }
+            Err(error) if error.outcome_unknown() => {
+                // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
+                // if not, it never can be once the next one has taken its place.
+                let (index, found) = self.world.read_status(self.id).await?;
+                if found == status {
+                    info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
+                    return Ok(self.took_place(status, index));
+                }
+                (self.status_index, self.status) = (index, found);
+                self.known = None;
+                self.world.catch_up().await?;
+                Err(error.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
+        (self.status, self.status_index) = (status, index);
+        self.health_changed = None;
+        Written::At(index)
+    }
+
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        (self.status_index, self.status) = self.world.read_status(self.id).await?;
+        self.known = None;
+        Ok(self.world.catch_up().await?)
+    }
+
+    /// Writes the status alone, when it would say something new.
+    async fn say(&mut self, look: &Look, findings: &[Finding]) -> Result<Next, ReconcileError> {
+        let mut status = self.status.clone();
+        self.say_findings(&mut status, findings, self.site.clock.wall());
+        status.observed_index = look.record_index;
+        status.replicas = self.replicas(look, &look.pods);
+        status.last_error = self.status.transfer.as_ref().and(self.status.last_error.clone());
+        if findings.iter().any(|finding| finding.reason == Reason::TransferFailed) {
+            status.last_error.clone_from(&self.status.last_error);
+        }
+        status.quarantined_until = None;
+        self.write_status(look.record_index, status).await
+    }
+
+    async fn write_status(
+        &mut self,
+        record_index: Index,
+        status: RcStatus,
+    ) -> Result<Next, ReconcileError> {
+        let mut same = status.clone();
+        same.replicas.eligible = self.status.replicas.eligible;
+        let health_only = {
+            let mut same = same.clone();
+            same.replicas.healthy = self.status.replicas.healthy;
+            same == self.status
+        };
+        let owned = self.status.owner.as_ref() == Some(&self.owner);
+        if owned && same == self.status {
+            return Ok(Next::OnChange);
+        }
+        if owned && health_only {
+            let since = *self.health_changed.get_or_insert_with(Instant::now);
+            let due = since + HEALTH_DEBOUNCE;
+            if Instant::now() < due {
+                return Ok(Next::After(due - Instant::now()));
+            }
+        }
+        match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
+            Written::At(_) => Ok(Next::OnChange),
+            Written::Refused => Ok(Next::After(AFTER_REFUSAL)),
+        }
+    }
+
+    async fn say_invalid(
+        &mut self,
+        record_index: Index,
+        bad: &BadRecord,
+    ) -> Result<(), ReconcileError> {
+        let mut status = self.status.clone();
+        let (kind, reason) = (ConditionType::Valid, Reason::InvalidRecord);
+        status.set_condition(kind, false, reason, bad.to_string(), self.site.clock.wall());
+        status.observed_index = record_index;
+        status.last_error = Some(bad.to_string());
+        status.quarantined_until = None;
+        if self.alerted.as_ref() != status.last_error.as_ref() {
+            self.alerted.clone_from(&status.last_error);
+            warn!(alert = true, key = %key::rc(self.id), field = bad.field, why = bad.why,
+                fix = bad.fix, "the record cannot be worked on; its pods are left as they are");
+        }
+        self.write_status(record_index, status).await.map(drop)
+    }
+
+    fn alert(&mut self, plan: &Plan) {
+        if plan.alert == self.alerted {
+            return;
+        }
+        if let Some(message) = &plan.alert {
+            warn!(alert = true, record = %self.id, message, "the desired count cannot be reached");
+        }
+        self.alerted.clone_from(&plan.alert);
+    }
+
+    fn log_changes(&self, look: &Look, plan: &Plan) {
+        let (added, removed, repaired) = writes::nodes(&plan.steps);
+        let few = |nodes: &[NodeName]| {
+            let names: Vec<&str> = nodes.iter().take(5).map(NodeName::as_str).collect();
+            names.join(",")
+        };
+        info!(
+            record = %self.id, pod = %look.spec.manifest.id(),
+            added = added.len(), removed = removed.len(), repaired = repaired.len(),
+            nodes = few(&[added, removed, repaired].concat()),
+            current = look.pods.len(), desired = look.spec.replicas_desired, "pods changed"
+        );
+    }
+
+    /// Nodes that have a pod of the RC.
+    pub(super) fn nodes_in_use(look: &Look) -> BTreeSet<NodeName> {
+        writes::node_set(&look.pods)
+    }
+}
+
+pub(super) fn no_answer() -> ScheduleError {
+    ScheduleError::Unreachable(format!("no answer within {SCHEDULER_TIMEOUT:?}"))
+}
+
+#[async_trait]
+impl Controller for RcController {
+    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
+        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        let plan = self.decide(&look).await?;
+        self.alert(&plan);
+        if !plan.steps.is_empty() {
+            return self.carry_out(look, plan).await;
+        }
+        let unwanted = look.spec.disabled || look.spec.strategy == Strategy::Static;
+        match (&plan.transfer, self.status.transfer.is_some()) {
+            (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
+            (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
+            (TransferPlan::Continue, _) => self.continue_transfer(look).await,
+            _ => self.say(&look, &plan.findings).await,
+        }
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+        let mut status = self.status.clone();
+        let now = self.site.clock.wall();
+        let (kind, reason) = (ConditionType::Valid, Reason::Quarantined);
+        status.set_condition(kind, false, reason, error.to_owned(), now);
+        status.observed_index = record.index;
+        status.last_error = Some(error.to_owned());
+        status.quarantined_until = now.checked_add(pause).ok();
+        match self.commit(record.index, Vec::new(), status.clone(), Vec::new()).await? {
+            Written::At(_) => Ok(()),
+            Written::Refused => {
+                self.commit(record.index, Vec::new(), status, Vec::new()).await.map(drop)
+            }
+        }
+    }
+}

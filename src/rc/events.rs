@@ -1,0 +1,90 @@
+//! The audit records of an RC's owner.
+
+use uuid::Uuid;
+
+use super::Pods;
+use super::plan::Step;
+use super::spec::RcSpec;
+use super::status::Transfer;
+use super::writes;
+use crate::audit::{Actor, AuditRecord, Details, NodeTransfer, Retarget};
+use crate::farm::kind::Site;
+use crate::ids::NodeName;
+
+/// Pods were added, removed or repaired; `pods` are those after it.
+pub fn retarget(
+    site: &Site,
+    spec: &RcSpec,
+    steps: &[Step],
+    pods: &Pods,
+    desired_before: u32,
+) -> AuditRecord {
+    let (nodes_added, nodes_removed, nodes_repaired) = writes::nodes(steps);
+    let nodes = writes::node_set(pods);
+    let moved = !nodes_added.is_empty() && !nodes_removed.is_empty();
+    let reason = match (nodes_added.is_empty(), nodes_removed.is_empty()) {
+        _ if moved => "NodeTransfer",
+        (false, _) => "ScaleUp",
+        (_, false) => "ScaleDown",
+        (true, true) => "Repair",
+    };
+    let details = Retarget {
+        pod_id: spec.manifest.id().clone(),
+        availability_zone: spec.availability_zone().to_owned(),
+        cluster_name: spec.cluster_name().to_owned(),
+        nodes: Retarget::listed(nodes.iter()),
+        replication_controller_id: spec.id,
+        farm: Some(site.farm.clone()),
+        actor: Actor::Farm,
+        reason: reason.to_owned(),
+        nodes_added,
+        nodes_removed,
+        nodes_repaired,
+        desired_before: Some(i64::from(desired_before)),
+        desired_after: i64::from(spec.replicas_desired),
+        count: pods.len(),
+    };
+    AuditRecord::new(&Details::Retarget(details), site.clock.wall())
+}
+
+fn node_transfer(site: &Site, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
+    let id: Uuid = transfer.id;
+    NodeTransfer {
+        node_transfer_id: id,
+        replication_controller_id: spec.id,
+        pod_id: spec.manifest.id().clone(),
+        availability_zone: spec.availability_zone().to_owned(),
+        cluster_name: spec.cluster_name().to_owned(),
+        replication_controller_node_selector: spec.node_selector.to_string(),
+        old_node: transfer.old_node.clone(),
+        new_node: transfer.new_node.clone(),
+        replica_count: i64::from(spec.replicas_desired),
+        rollback_reason: None,
+        farm: Some(site.farm.clone()),
+    }
+}
+
+/// A transfer begins.
+pub fn transfer_started(site: &Site, spec: &RcSpec, transfer: &Transfer) -> AuditRecord {
+    let details = Details::NodeTransferStart(node_transfer(site, spec, transfer));
+    AuditRecord::new(&details, site.clock.wall())
+}
+
+/// A transfer is done; the retarget beside it says what became of the pods.
+pub fn transfer_done(
+    site: &Site,
+    spec: &RcSpec,
+    transfer: &Transfer,
+    to: &NodeName,
+) -> AuditRecord {
+    let details =
+        NodeTransfer { new_node: Some(to.clone()), ..node_transfer(site, spec, transfer) };
+    AuditRecord::new(&Details::NodeTransferCompletion(details), site.clock.wall())
+}
+
+/// A transfer was undone.
+pub fn transfer_undone(site: &Site, spec: &RcSpec, transfer: &Transfer, why: &str) -> AuditRecord {
+    let rollback_reason = Some(why.to_owned());
+    let details = NodeTransfer { rollback_reason, ..node_transfer(site, spec, transfer) };
+    AuditRecord::new(&Details::NodeTransferRollback(details), site.clock.wall())
+}

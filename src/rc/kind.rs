@@ -1,0 +1,134 @@
+//! What a farm must know to claim RCs and run their tasks.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+
+use super::controller::{Placement, RcController};
+use super::world::{Healths, Intents, PodLabels, World};
+use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
+use crate::farm::tree::{Event, Inbox};
+use crate::ids::RcId;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Index, Prefix, StoreError};
+
+/// Replication controllers as a kind of record.
+pub struct RcKind {
+    site: Site,
+    world: Arc<World>,
+    placement: Placement,
+}
+
+impl RcKind {
+    /// The kind, over a world that it watches.
+    #[must_use]
+    pub fn new(site: Site, world: Arc<World>, placement: Placement) -> Self {
+        RcKind { site, world, placement }
+    }
+}
+
+fn touched(ids: impl IntoIterator<Item = RcId>) -> Event {
+    Event::Touched(ids.into_iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+}
+
+#[async_trait]
+impl Kind for RcKind {
+    fn name(&self) -> &'static str {
+        "rc"
+    }
+
+    fn records(&self) -> Prefix {
+        key::rcs()
+    }
+
+    fn locks(&self) -> Prefix {
+        key::rc_locks()
+    }
+
+    fn labels(&self) -> Prefix {
+        key::labels(LabelKind::ReplicationController)
+    }
+
+    fn trees(&self) -> Vec<Prefix> {
+        vec![
+            key::labels(LabelKind::Node),
+            key::labels(LabelKind::Pod),
+            key::intents(),
+            key::healths(),
+            key::rc_statuses(),
+        ]
+    }
+
+    fn check_name(&self, tail: &str) -> Result<(), String> {
+        tail.parse::<RcId>().map(drop).map_err(|_| {
+            "it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
+                .to_owned()
+        })
+    }
+
+    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+        let ids = || self.site.ids.fork();
+        let world = self.world.clone();
+        let nodes = {
+            let inbox = inbox.clone();
+            world.nodes.clone().watch(ids(), move |old, new| {
+                if old.value.0 != new.value.0 || old.suspicion != new.suspicion {
+                    inbox.post(Event::All);
+                }
+            })
+        };
+        let pods = {
+            let inbox = inbox.clone();
+            world.pods.clone().watch(ids(), move |old, new| {
+                inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
+            })
+        };
+        let intents = {
+            let (inbox, world) = (inbox.clone(), world.clone());
+            world.intents.clone().watch(ids(), move |old, new| {
+                let places = Intents::touched(&old.value, &new.value);
+                inbox.post(touched(world.owners(places)));
+            })
+        };
+        let health = {
+            let (inbox, world) = (inbox.clone(), world.clone());
+            world.health.clone().watch(ids(), move |old, new| {
+                let places = Healths::touched(&old.value, &new.value);
+                inbox.post(touched(world.owners(places)));
+            })
+        };
+        vec![Box::pin(nodes), Box::pin(pods), Box::pin(intents), Box::pin(health)]
+    }
+
+    async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        self.world.nodes.first_read().await;
+        self.world.prepare(oldest).await
+    }
+
+    fn confirm(&self) {
+        self.world.nodes.confirm();
+        self.world.pods.confirm();
+        self.world.intents.confirm();
+        self.world.health.confirm();
+    }
+
+    fn suspicions(&self) -> Vec<String> {
+        let (nodes, pods) = (self.world.nodes.seen(), self.world.pods.seen());
+        let (intents, health) = (self.world.intents.seen(), self.world.health.seen());
+        let seen = [
+            (self.world.nodes.prefix(), nodes.suspicion),
+            (self.world.pods.prefix(), pods.suspicion),
+            (self.world.intents.prefix(), intents.suspicion),
+            (self.world.health.prefix(), health.suspicion),
+        ];
+        let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
+        suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
+    }
+
+    fn controller(&self, post: Post) -> Box<dyn Controller> {
+        let id = post.id.as_str().parse().expect("check_name has passed");
+        let (site, world) = (self.site.clone(), self.world.clone());
+        Box::new(RcController::new(site, post, id, world, self.placement.clone()))
+    }
+}

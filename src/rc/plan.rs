@@ -1,0 +1,474 @@
+//! What to do about one RC: a pure function from what was seen to a plan with its reasons.
+//!
+//! Rules and their order are p2's (`p2.md` §2.3): first the count, then one node transfer, then repair of pods
+//! that drifted. Where p2 chose by map order, we choose deterministically: add by node name; remove ineligible,
+//! then unhealthy, then newest, then by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::spec::{RcSpec, Strategy};
+use super::status::{ConditionType, Reason, Replicas, Transfer};
+use crate::ids::{NodeName, PodId};
+use crate::labels::Labels;
+use crate::node::Health;
+use crate::store::Index;
+
+/// Where a pod stands; its labels and its intent are named by it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The machine.
+    pub node: NodeName,
+    /// The pod's id; one pod of an id runs per node.
+    pub pod: PodId,
+}
+
+/// What stands at `intent/<node>/<pod>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Nothing.
+    Missing,
+    /// The RC's manifest, byte for byte.
+    Same(Index),
+    /// Something else.
+    Differs(Index),
+}
+
+impl Intent {
+    /// The index to guard a change with; 0 when nothing is there.
+    #[must_use]
+    pub fn index(self) -> Index {
+        match self {
+            Intent::Missing => Index::ZERO,
+            Intent::Same(index) | Intent::Differs(index) => index,
+        }
+    }
+}
+
+/// A pod that carries the RC's id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// ModifyIndex of its labels.
+    pub label_index: Index,
+    /// CreateIndex of its labels: its age.
+    pub created: Index,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its intent.
+    pub intent: Intent,
+    /// Its health.
+    pub health: Health,
+}
+
+/// Who stands at a place where a pod might be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occupant {
+    /// Nobody.
+    Nobody,
+    /// An intent with the very manifest that we would write, and no labels: adopted by labelling it.
+    Ours(Index),
+    /// A pod of somebody else.
+    Other,
+}
+
+/// How far the trees that were read can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// Nothing suspicious.
+    Full,
+    /// A tree of nodes or health became suddenly much smaller: nothing is removed or moved.
+    NoRemoval,
+    /// The pods' own tree did: nothing is changed at all.
+    Nothing,
+}
+
+/// What bears on a node transfer, besides the pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransferConditions<'a> {
+    /// The one under way, from the status.
+    pub under_way: Option<&'a Transfer>,
+    /// Somebody else holds the record's mutation or transfer lock.
+    pub lock_held: bool,
+    /// Service discovery shows the pods as they are.
+    pub discovery_synced: bool,
+}
+
+/// Everything that a plan depends on.
+pub struct Observed<'a> {
+    /// The checked record.
+    pub spec: &'a RcSpec,
+    /// Its pods.
+    pub pods: &'a BTreeMap<Place, Pod>,
+    /// Nodes that the scheduler calls eligible.
+    pub eligible: &'a BTreeSet<NodeName>,
+    /// Who stands where on the nodes that have no pod of ours.
+    pub occupant: &'a dyn Fn(&NodeName) -> Occupant,
+    /// What the trees are worth.
+    pub trust: Trust,
+    /// What bears on a transfer.
+    pub transfer: TransferConditions<'a>,
+}
+
+/// Why a pod is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RemoveReason {
+    /// Its node is not eligible.
+    Ineligible,
+    /// It is not healthy.
+    Unhealthy,
+    /// One too many; the newest goes first.
+    Surplus,
+}
+
+/// What is wrong with a pod that is repaired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Drift {
+    /// No intent.
+    IntentMissing,
+    /// The intent is not the RC's manifest.
+    IntentDiffers,
+    /// A label of the RC is missing or has another value.
+    LabelsDiffer,
+    /// The manifest has another id now: the pod changes its place on the same node.
+    PodIdChanged,
+}
+
+/// One change of one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Label and intent are written.
+    Add {
+        /// Where.
+        place: Place,
+        /// Guards the intent: 0 for a new one, else the one that is adopted.
+        intent: Index,
+    },
+    /// Label and intent are deleted.
+    Remove {
+        /// Where.
+        place: Place,
+        /// The pod as seen.
+        pod: Pod,
+        /// Why.
+        why: RemoveReason,
+    },
+    /// Label and intent are written again.
+    Repair {
+        /// Where.
+        place: Place,
+        /// The pod as seen.
+        pod: Pod,
+        /// Why.
+        why: Drift,
+    },
+}
+
+impl Step {
+    /// The place that the step is about.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        match self {
+            Step::Add { place, .. } | Step::Remove { place, .. } | Step::Repair { place, .. } => {
+                place
+            }
+        }
+    }
+}
+
+/// What to do about pods on ineligible nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TransferPlan {
+    /// There is nothing to move.
+    Nothing,
+    /// Something should move, but must wait or stay.
+    Wait(Reason),
+    /// Begin to move the pod on this node.
+    Start(NodeName),
+    /// Go on with the one in the status.
+    Continue,
+}
+
+/// A statement for the status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// About what.
+    pub kind: ConditionType,
+    /// Whether it holds.
+    pub status: bool,
+    /// Why.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+/// What to do, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub struct Plan {
+    /// Changes of pods, in order.
+    pub steps: Vec<Step>,
+    /// Node transfer.
+    pub transfer: TransferPlan,
+    /// What holds once the steps are done.
+    pub findings: Vec<Finding>,
+    /// Counts once the steps are done; `healthy` does not count added pods.
+    pub replicas: Replicas,
+    /// Something a person should be told: the RC cannot reach its count.
+    pub alert: Option<String>,
+}
+
+impl Plan {
+    /// Whether nothing is to be done.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.steps.is_empty()
+            && !matches!(self.transfer, TransferPlan::Start(_) | TransferPlan::Continue)
+    }
+}
+
+/// Decides what to do about an RC.
+pub fn plan(seen: &Observed<'_>) -> Plan {
+    if seen.spec.disabled {
+        return disabled(seen);
+    }
+    let (mut steps, shortage) = count_steps(seen);
+    steps.extend(repair_steps(seen, &steps));
+    let transfer = if steps.is_empty() { transfer_plan(seen) } else { pending_transfer(seen) };
+    let replicas = counts_after(seen, &steps);
+    let scheduled = scheduled_finding(seen, replicas, shortage);
+    let alert = (replicas.current < replicas.desired && !scheduled.status)
+        .then(|| scheduled.message.clone());
+    let findings = vec![valid(), scheduled, placed_finding(seen, &steps, &transfer)];
+    Plan { steps, transfer, findings, replicas, alert }
+}
+
+fn disabled(seen: &Observed<'_>) -> Plan {
+    let replicas = counts_after(seen, &[]);
+    let message = "the record is disabled: its pods are left as they are".to_owned();
+    let finding =
+        |kind, status| Finding { kind, status, reason: Reason::Disabled, message: message.clone() };
+    let findings = vec![
+        valid(),
+        finding(ConditionType::Scheduled, replicas.current == replicas.desired),
+        finding(ConditionType::Placed, true),
+    ];
+    Plan { steps: Vec::new(), transfer: TransferPlan::Nothing, findings, replicas, alert: None }
+}
+
+fn valid() -> Finding {
+    Finding {
+        kind: ConditionType::Valid,
+        status: true,
+        reason: Reason::AsDesired,
+        message: String::new(),
+    }
+}
+
+/// Why the count cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    None,
+    Nodes,
+    Places(usize),
+}
+
+/// Pods to add or to remove so that the count is as desired.
+fn count_steps(seen: &Observed<'_>) -> (Vec<Step>, Shortage) {
+    let desired = seen.spec.replicas_desired as usize;
+    let current = seen.pods.len();
+    match (desired.cmp(&current), seen.trust) {
+        (_, Trust::Nothing) | (std::cmp::Ordering::Equal, _) => (Vec::new(), Shortage::None),
+        (std::cmp::Ordering::Greater, _) => additions(seen, desired - current),
+        (std::cmp::Ordering::Less, Trust::NoRemoval) => (Vec::new(), Shortage::None),
+        (std::cmp::Ordering::Less, Trust::Full) => {
+            (removals(seen, current - desired), Shortage::None)
+        }
+    }
+}
+
+fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
+    let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
+    let mut steps = Vec::new();
+    let mut taken = 0;
+    for node in seen.eligible.iter().filter(|node| !ours.contains(node)) {
+        if steps.len() == wanted {
+            break;
+        }
+        let intent = match (seen.occupant)(node) {
+            Occupant::Nobody => Index::ZERO,
+            Occupant::Ours(index) => index,
+            Occupant::Other => {
+                taken += 1;
+                continue;
+            }
+        };
+        let place = Place { node: node.clone(), pod: seen.spec.manifest.id().clone() };
+        steps.push(Step::Add { place, intent });
+    }
+    let shortage = match (steps.len() < wanted, taken) {
+        (false, _) => Shortage::None,
+        (true, 0) => Shortage::Nodes,
+        (true, n) => Shortage::Places(n),
+    };
+    (steps, shortage)
+}
+
+/// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods.
+fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
+    let mut order: Vec<_> = seen
+        .pods
+        .iter()
+        .map(|(place, pod)| {
+            let why = if !seen.eligible.contains(&place.node) {
+                RemoveReason::Ineligible
+            } else if pod.health != Health::Passing && pod.health != Health::Absent {
+                RemoveReason::Unhealthy
+            } else {
+                RemoveReason::Surplus
+            };
+            let rank = (why, pod.health == Health::Passing, std::cmp::Reverse(pod.created), place);
+            (rank, pod)
+        })
+        .collect();
+    order.sort_by(|a, b| a.0.cmp(&b.0));
+    order
+        .into_iter()
+        .take(wanted)
+        .map(|((why, _, _, place), pod)| Step::Remove {
+            place: place.clone(),
+            pod: pod.clone(),
+            why,
+        })
+        .collect()
+}
+
+/// Pods that stay, stand on eligible nodes, and are not as the record says.
+fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
+    if seen.trust == Trust::Nothing {
+        return Vec::new();
+    }
+    let going: BTreeSet<&Place> = so_far.iter().map(Step::place).collect();
+    let wanted = seen.spec.labels_of_pod();
+    let drift = |place: &Place, pod: &Pod| {
+        if place.pod != *seen.spec.manifest.id() {
+            let free = (seen.occupant)(&place.node) != Occupant::Other;
+            let may = free && seen.trust == Trust::Full;
+            return may.then_some(Drift::PodIdChanged);
+        }
+        match pod.intent {
+            Intent::Missing => Some(Drift::IntentMissing),
+            Intent::Differs(_) => Some(Drift::IntentDiffers),
+            Intent::Same(_) => wanted
+                .iter()
+                .any(|(key, value)| pod.labels.get(key) != Some(value))
+                .then_some(Drift::LabelsDiffer),
+        }
+    };
+    seen.pods
+        .iter()
+        .filter(|(place, _)| seen.eligible.contains(&place.node) && !going.contains(place))
+        .filter_map(|(place, pod)| {
+            let why = drift(place, pod)?;
+            Some(Step::Repair { place: place.clone(), pod: pod.clone(), why })
+        })
+        .collect()
+}
+
+/// A transfer goes on only when the count is right and nothing is to be repaired, one at a time.
+fn pending_transfer(seen: &Observed<'_>) -> TransferPlan {
+    match seen.transfer.under_way {
+        Some(_) => TransferPlan::Wait(Reason::TransferUnderWay),
+        None => TransferPlan::Nothing,
+    }
+}
+
+fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
+    if seen.transfer.under_way.is_some() {
+        return TransferPlan::Continue;
+    }
+    let Some((leaving, pod)) =
+        seen.pods.iter().find(|(place, _)| !seen.eligible.contains(&place.node))
+    else {
+        return TransferPlan::Nothing;
+    };
+    if seen.spec.strategy == Strategy::Static {
+        return TransferPlan::Wait(Reason::IneligibleNodes);
+    }
+    if seen.trust != Trust::Full {
+        return TransferPlan::Wait(Reason::SuspiciousTree);
+    }
+    if !seen.transfer.discovery_synced {
+        return TransferPlan::Wait(Reason::DiscoveryNotSynced);
+    }
+    // A pod that is down loses nothing by moving; otherwise every pod must be up, so that the move is the only risk.
+    let down = pod.health != Health::Passing;
+    let all_passing = seen.pods.values().all(|pod| pod.health == Health::Passing);
+    if !down && !all_passing {
+        return TransferPlan::Wait(Reason::PodsUnhealthy);
+    }
+    if seen.transfer.lock_held {
+        return TransferPlan::Wait(Reason::LockHeld);
+    }
+    TransferPlan::Start(leaving.node.clone())
+}
+
+fn counts_after(seen: &Observed<'_>, steps: &[Step]) -> Replicas {
+    let removed: BTreeSet<&Place> =
+        steps.iter().filter(|step| matches!(step, Step::Remove { .. })).map(Step::place).collect();
+    let added = steps.iter().filter(|step| matches!(step, Step::Add { .. })).count();
+    let stay = seen.pods.iter().filter(|(place, _)| !removed.contains(place));
+    let healthy = stay.filter(|(_, pod)| pod.health == Health::Passing).count();
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Replicas {
+        desired: seen.spec.replicas_desired,
+        current: count(seen.pods.len() + added - removed.len()),
+        healthy: count(healthy),
+        eligible: count(seen.eligible.len()),
+    }
+}
+
+fn scheduled_finding(seen: &Observed<'_>, after: Replicas, shortage: Shortage) -> Finding {
+    let Replicas { desired, current, eligible, .. } = after;
+    let selector = &seen.spec.node_selector;
+    let (reason, message) = if current == desired {
+        (Reason::AsDesired, String::new())
+    } else if seen.trust != Trust::Full {
+        (Reason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
+    } else if eligible == 0 {
+        (Reason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
+    } else if let Shortage::Places(n) = shortage {
+        let pod = seen.spec.manifest.id();
+        let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
+        (Reason::PlaceTaken, message)
+    } else {
+        let message = format!("{current} of {desired}: {eligible} nodes match {selector}");
+        (Reason::InsufficientNodes, message)
+    };
+    Finding { kind: ConditionType::Scheduled, status: current == desired, reason, message }
+}
+
+fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) -> Finding {
+    let kind = ConditionType::Placed;
+    let going: BTreeSet<&Place> = steps.iter().map(Step::place).collect();
+    let astray: Vec<&str> = seen
+        .pods
+        .keys()
+        .filter(|place| !seen.eligible.contains(&place.node) && !going.contains(place))
+        .map(|place| place.node.as_str())
+        .collect();
+    let reason = match transfer {
+        TransferPlan::Start(_) | TransferPlan::Continue => Reason::TransferUnderWay,
+        TransferPlan::Wait(reason) => *reason,
+        TransferPlan::Nothing if astray.is_empty() => {
+            return Finding {
+                kind,
+                status: true,
+                reason: Reason::AsDesired,
+                message: String::new(),
+            };
+        }
+        TransferPlan::Nothing => Reason::IneligibleNodes,
+    };
+    let some = astray.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    let message = format!("{} pods on ineligible nodes: {some}", astray.len());
+    Finding { kind, status: false, reason, message }
+}

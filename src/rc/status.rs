@@ -1,0 +1,223 @@
+//! What the owner farm says of an RC: the value of `status/replication_controllers/<uuid>/rcfarm`.
+//!
+//! The status is also the chain that keeps an owner's transactions in order: each one replaces it by CAS and
+//! raises `revision`, so a transaction whose answer was lost and that is applied late finds its place taken.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::ids::{FarmName, NodeName};
+use crate::store::Index;
+use crate::time::Timestamp;
+
+/// The status record.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RcStatus {
+    /// ModifyIndex of the RC record that this is about.
+    pub observed_index: Index,
+    /// Grows by one with every transaction of an owner.
+    pub revision: u64,
+    /// Counts.
+    pub replicas: Replicas,
+    /// What holds and why, one per type, in the order of [`ConditionType`].
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+    /// Who owns the RC.
+    pub owner: Option<Owner>,
+    /// A node transfer under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
+    /// The last thing that went wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// The farm leaves the record alone until then, because it kept failing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantined_until: Option<Timestamp>,
+}
+
+/// Counts of pods and nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replicas {
+    /// Asked for.
+    pub desired: u32,
+    /// Pods that carry the RC's id.
+    pub current: u32,
+    /// Of these, passing their health check.
+    pub healthy: u32,
+    /// Nodes that may run it.
+    pub eligible: u32,
+}
+
+/// Who owns the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The farm.
+    pub farm: FarmName,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+/// A node transfer under way: enough for any later owner to finish it or to undo it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// The idempotency token given to the scheduler, and the id in the audit log.
+    pub id: Uuid,
+    /// The node to leave.
+    pub old_node: NodeName,
+    /// The node to go to, once the scheduler has named it.
+    pub new_node: Option<NodeName>,
+    /// Attempts of the current step so far.
+    #[serde(default)]
+    pub attempts: u32,
+}
+
+/// One statement about the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: ConditionType,
+    /// Whether it holds.
+    pub status: bool,
+    /// Why, as a fixed token.
+    pub reason: Reason,
+    /// Why, for people.
+    pub message: String,
+    /// When `status` or `reason` last changed.
+    pub last_transition_time: Timestamp,
+}
+
+/// What a condition is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ConditionType {
+    /// The record can be worked on.
+    Valid,
+    /// As many pods are scheduled as asked for.
+    Scheduled,
+    /// Every pod is on an eligible node, or is left where it is on purpose.
+    Placed,
+}
+
+/// Why a condition holds or does not. Fixed tokens: scripts and alerts match them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Reason {
+    /// Everything is as desired.
+    AsDesired,
+    /// The record breaks a rule; `message` names the field.
+    InvalidRecord,
+    /// The record is disabled.
+    Disabled,
+    /// No node matches the selector.
+    NoEligibleNodes,
+    /// Fewer nodes match than replicas are asked for.
+    InsufficientNodes,
+    /// Enough nodes match, but the pod's place on some is taken by a pod that is not this RC's.
+    PlaceTaken,
+    /// The farm is about to add or remove pods.
+    Scaling,
+    /// Repeated failures; see `last_error` and `quarantined_until`.
+    Quarantined,
+    /// A tree became suddenly much smaller; nothing is removed or moved until a person confirms.
+    SuspiciousTree,
+    /// Pods stand on ineligible nodes and the strategy is static: an operator moves them.
+    IneligibleNodes,
+    /// A node transfer is under way.
+    TransferUnderWay,
+    /// A transfer waits: service discovery is not in step with the pods.
+    DiscoveryNotSynced,
+    /// A transfer waits: another pod is not healthy.
+    PodsUnhealthy,
+    /// A transfer waits: somebody holds the record's mutation or transfer lock.
+    LockHeld,
+    /// A transfer was undone; see `last_error`.
+    TransferFailed,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+impl RcStatus {
+    /// Decodes a status.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the status as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a status encodes").into()
+    }
+
+    /// The condition of a type.
+    #[must_use]
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.kind == kind)
+    }
+
+    /// Sets a condition; the time moves only when status or reason change.
+    pub fn set_condition(
+        &mut self,
+        kind: ConditionType,
+        status: bool,
+        reason: Reason,
+        message: String,
+        now: Timestamp,
+    ) {
+        let since = match self.condition(kind) {
+            Some(c) if c.status == status && c.reason == reason => c.last_transition_time,
+            _ => now,
+        };
+        self.conditions.retain(|c| c.kind != kind);
+        self.conditions.push(Condition {
+            kind,
+            status,
+            reason,
+            message,
+            last_transition_time: since,
+        });
+        self.conditions.sort_by_key(|c| c.kind);
+    }
+
+    /// Whether it is settled: every condition holds, for the record as it was at `observed_index`.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.conditions.len() == 3 && self.conditions.iter().all(|c| c.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_it_changes() {
+        let mut status = RcStatus::default();
+        let kind = ConditionType::Scheduled;
+        status.set_condition(kind, false, Reason::NoEligibleNodes, "0 of 3".into(), at(1));
+        status.set_condition(kind, false, Reason::NoEligibleNodes, "0 of 4".into(), at(2));
+        assert_eq!(status.condition(kind).unwrap().last_transition_time, at(1));
+        assert_eq!(status.condition(kind).unwrap().message, "0 of 4");
+        status.set_condition(kind, true, Reason::AsDesired, String::new(), at(3));
+        assert_eq!(status.condition(kind).unwrap().last_transition_time, at(3));
+        assert_eq!(status.conditions.len(), 1);
+    }
+
+    #[test]
+    fn a_status_survives_the_store() {
+        let mut status = RcStatus { revision: 7, ..RcStatus::default() };
+        status.set_condition(ConditionType::Valid, true, Reason::AsDesired, "x".into(), at(1));
+        assert_eq!(RcStatus::decode(&status.encode()).unwrap(), status);
+        assert!(!status.is_settled(), "two conditions are missing");
+    }
+}

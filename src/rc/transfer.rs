@@ -1,0 +1,255 @@
+//! Moving one pod off an ineligible node, step by step, so that a crash at any point leaves something that the
+//! next owner finishes or undoes (`p2.md` §2.3).
+//!
+//! 1. The transfer is recorded in the status and the record's mutation lock is taken, in one transaction.
+//! 2. The scheduler allocates a node, which is recorded. The transfer's id is the idempotency token.
+//! 3. The scheduler deallocates the old node.
+//! 4. One transaction swaps the pods, clears the record and gives the lock back.
+//!
+//! When a step fails for good, what was allocated is given back, and the record is cleared: membership unchanged.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::events;
+use super::plan::{Occupant, Place, RemoveReason, Step};
+use super::status::{ConditionType, Reason, Transfer};
+use super::writes;
+use crate::farm::kind::{Next, ReconcileError};
+use crate::ids::NodeName;
+use crate::schedule::{Request, ScheduleError};
+use crate::store::{Index, Op, key};
+use crate::time::backoff;
+
+/// Attempts to deallocate the old node before the transfer is undone.
+const ATTEMPTS: u32 = 5;
+/// After a transfer was undone, the next is begun this much later, and ever later while it keeps failing.
+const HOLD_OFF: Duration = Duration::from_secs(30);
+
+impl RcController {
+    /// Takes the mutation lock; fine when this session holds it already.
+    fn lock_op(&self) -> Op {
+        Op::Lock {
+            key: key::rc_mutation_lock(self.id),
+            value: self.site.farm.to_string().into(),
+            session: self.post.claim.epoch().session().clone(),
+        }
+    }
+
+    /// Gives the mutation lock back: taken first, so that giving back never fails for not having it.
+    fn unlock_ops(&self) -> [Op; 3] {
+        let key = key::rc_mutation_lock(self.id);
+        let session = self.post.claim.epoch().session().clone();
+        let value = bytes::Bytes::new();
+        [self.lock_op(), Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]
+    }
+
+    pub(super) async fn start_transfer(
+        &mut self,
+        look: Look,
+        old_node: NodeName,
+    ) -> Result<Next, ReconcileError> {
+        if let Some(wait) = self.transfer_pause() {
+            return Ok(Next::After(wait));
+        }
+        let id = self.site.ids.uuid();
+        let transfer = Transfer { id, old_node, new_node: None, attempts: 0 };
+        let mut status = self.status.clone();
+        let now = self.site.clock.wall();
+        let message = format!("from {}", transfer.old_node);
+        let (kind, reason) = (ConditionType::Placed, Reason::TransferUnderWay);
+        status.set_condition(kind, false, reason, message, now);
+        status.transfer = Some(transfer.clone());
+        let record = events::transfer_started(&self.site, &look.spec, &transfer);
+        let ops = vec![self.lock_op()];
+        match self.commit(look.record_index, ops, status, vec![record]).await? {
+            Written::At(_) => {
+                info!(record = %self.id, from = %transfer.old_node, "node transfer begun");
+                self.transfer_attempts = 0;
+                Ok(Next::After(Duration::ZERO))
+            }
+            // Most likely somebody took the lock; its tree will tell.
+            Written::Refused => Ok(Next::After(Duration::from_millis(500))),
+        }
+    }
+
+    pub(super) async fn continue_transfer(&mut self, look: Look) -> Result<Next, ReconcileError> {
+        if let Some(wait) = self.transfer_pause() {
+            return Ok(Next::After(wait));
+        }
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
+        let old = look.pods.keys().find(|place| place.node == transfer.old_node).cloned();
+        let Some(old) = old else {
+            return self.undo_transfer(look, "the pod is gone from the old node").await;
+        };
+        if look.eligible.contains(&transfer.old_node) {
+            return self.undo_transfer(look, "the old node is eligible again").await;
+        }
+        match transfer.new_node.clone() {
+            None => self.allocate(look, transfer).await,
+            Some(new) => self.swap(look, transfer, old, new).await,
+        }
+    }
+
+    fn transfer_pause(&self) -> Option<Duration> {
+        let wait = self.transfer_not_before?.checked_duration_since(Instant::now())?;
+        (wait > Duration::ZERO).then_some(wait)
+    }
+
+    async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
+        let in_use = Self::nodes_in_use(&look);
+        let asked =
+            self.placement.scheduler.allocate_nodes(request(&look), &in_use, 1, true, transfer.id);
+        let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
+        let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
+            Ok(node) => node,
+            // The same token gets the same node, so a lost answer is asked for again before giving up.
+            Err(ScheduleError::Unreachable(why)) if self.transfer_attempts < 2 => {
+                return Ok(self.try_later(&why));
+            }
+            Err(error) => return self.undo_transfer(look, &error.to_string()).await,
+        };
+        let taken = self.world.occupant(&look.spec, self.known.as_ref(), &node) == Occupant::Other;
+        let mut status = self.status.clone();
+        status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
+        match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
+            Written::At(_) if taken => {
+                let why = format!("on {node} the pod's place is taken");
+                self.undo_transfer(look, &why).await
+            }
+            Written::At(_) => {
+                self.transfer_attempts = 0;
+                Ok(Next::After(Duration::ZERO))
+            }
+            Written::Refused => Ok(self.try_later("refused")),
+        }
+    }
+
+    async fn swap(
+        &mut self,
+        mut look: Look,
+        transfer: Transfer,
+        old: Place,
+        new: NodeName,
+    ) -> Result<Next, ReconcileError> {
+        let intent = match self.world.occupant(&look.spec, self.known.as_ref(), &new) {
+            Occupant::Nobody => Index::ZERO,
+            Occupant::Ours(index) => index,
+            Occupant::Other => {
+                let why = format!("on {new} the pod's place is taken");
+                return self.undo_transfer(look, &why).await;
+            }
+        };
+        let leaving = [transfer.old_node.clone()];
+        let asked =
+            self.placement.scheduler.deallocate_nodes(request(&look), &leaving, transfer.id);
+        let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
+        if let Err(error) = answer {
+            if self.transfer_attempts < ATTEMPTS {
+                return Ok(self.try_later(&error.to_string()));
+            }
+            warn!(alert = true, record = %self.id, node = %transfer.old_node, %error,
+                "the old node cannot be deallocated: the transfer is undone");
+            let why = format!("{} cannot be deallocated: {error}", transfer.old_node);
+            return self.undo_transfer(look, &why).await;
+        }
+        let pod = look.pods[&old].clone();
+        let place = Place { node: new.clone(), pod: look.spec.manifest.id().clone() };
+        let steps = [
+            Step::Remove { place: old, pod, why: RemoveReason::Ineligible },
+            Step::Add { place, intent },
+        ];
+        let mut ops: Vec<Op> = steps.iter().flat_map(|s| writes::ops(&look.spec, s)).collect();
+        ops.extend(self.unlock_ops());
+        let mut status = self.status.clone();
+        let now = self.site.clock.wall();
+        let (kind, reason) = (ConditionType::Placed, Reason::AsDesired);
+        status.set_condition(kind, true, reason, String::new(), now);
+        status.transfer = None;
+        status.last_error = None;
+        let mut pods = look.pods.clone();
+        for step in &steps {
+            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+        }
+        let desired = look.spec.replicas_desired;
+        let records = vec![
+            events::retarget(&self.site, &look.spec, &steps, &pods, desired),
+            events::transfer_done(&self.site, &look.spec, &transfer, &new),
+        ];
+        match self.commit(look.record_index, ops, status, records).await? {
+            Written::At(index) => {
+                self.learn(&mut look, &steps, index);
+                info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
+                (self.transfer_attempts, self.transfer_not_before) = (0, None);
+                Ok(Next::After(Duration::ZERO))
+            }
+            Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
+            Written::Refused => self.undo_transfer(look, "the swap keeps being refused").await,
+        }
+    }
+
+    /// Gives back what was allocated, and clears the transfer. What cannot be given back is said to a person.
+    pub(super) async fn undo_transfer(
+        &mut self,
+        look: Look,
+        why: &str,
+    ) -> Result<Next, ReconcileError> {
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
+        let allocated: Vec<NodeName> = transfer.new_node.iter().cloned().collect();
+        let asked =
+            self.placement.scheduler.deallocate_nodes(request(&look), &allocated, transfer.id);
+        if let Err(error) =
+            timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
+        {
+            let node = transfer.new_node.as_ref().map_or("?", NodeName::as_str);
+            warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
+                "what a failed transfer allocated could not be given back: deallocate it by hand");
+        }
+        let mut status = self.status.clone();
+        let now = self.site.clock.wall();
+        let (kind, reason) = (ConditionType::Placed, Reason::TransferFailed);
+        status.set_condition(kind, false, reason, why.to_owned(), now);
+        status.transfer = None;
+        status.last_error = Some(why.to_owned());
+        let record = events::transfer_undone(&self.site, &look.spec, &transfer, why);
+        let ops = self.unlock_ops().to_vec();
+        match self.commit(look.record_index, ops, status, vec![record]).await? {
+            Written::At(_) => {
+                info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
+                let attempts = self.transfer_attempts;
+                self.transfer_not_before =
+                    Some(Instant::now() + backoff(HOLD_OFF, HOLD_OFF * 20, attempts.min(5)));
+                Ok(Next::After(HOLD_OFF))
+            }
+            Written::Refused => Ok(self.try_later("refused")),
+        }
+    }
+
+    fn try_later(&mut self, why: &str) -> Next {
+        let base = Duration::from_millis(250);
+        let pause = backoff(base, Duration::from_secs(30), self.transfer_attempts);
+        self.transfer_attempts += 1;
+        self.transfer_not_before = Some(Instant::now() + pause);
+        info!(record = %self.id, attempts = self.transfer_attempts, why, "transfer: trying again");
+        Next::After(pause)
+    }
+}
+
+fn request(look: &Look) -> Request<'_> {
+    let spec = &look.spec;
+    Request { rc: spec.id, manifest: &spec.manifest, selector: &spec.node_selector }
+}
+
+/// The one node that was asked for; a scheduler may answer anything.
+fn only(
+    nodes: &[NodeName],
+    in_use: &std::collections::BTreeSet<NodeName>,
+) -> Result<NodeName, ScheduleError> {
+    match nodes {
+        [node] if !in_use.contains(node) => Ok(node.clone()),
+        _ => Err(ScheduleError::BadAnswer(format!("one new node was asked for, {nodes:?} came"))),
+    }
+}

@@ -1,0 +1,425 @@
+//! What every RC controller of a farm looks at: nodes, pods, intents, health; each tree read once for all.
+//!
+//! The owner of an RC is the only one that changes its pods, so what it has just written counts more than a tree
+//! that was read before ([`Known`]); the trees tell what people did behind its back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::plan::{Intent, Occupant, Place, Pod, Trust};
+use super::spec::{RC_ID, RcSpec};
+use super::status::RcStatus;
+use crate::farm::tree::{Digest, Tree};
+use crate::ids::{NodeName, PodId, RcId};
+use crate::labels::{Labels, decode_labels};
+use crate::manifest::content_hash;
+use crate::node::Health;
+use crate::schedule::{NodeLabels, NodeSource};
+use crate::store::key::{self, LabelKind};
+use crate::store::watch::Pace;
+use crate::store::{Entry, Index, Query, Reader, StoreError};
+
+/// A pod's labels as stored.
+#[derive(Debug, PartialEq)]
+pub struct Labelled {
+    index: Index,
+    created: Index,
+    /// `None`: the value is no label set. The place is taken all the same.
+    labels: Option<Labels>,
+    rc: Option<RcId>,
+}
+
+/// `labels/pod/`, by place and by owner.
+#[derive(Debug, Default)]
+pub struct PodLabels {
+    places: BTreeMap<Place, Arc<Labelled>>,
+    by_rc: BTreeMap<RcId, BTreeSet<Place>>,
+}
+
+impl PodLabels {
+    /// RCs of which a pod differs between the two.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
+        let one_way = |a: &Self, b: &Self| -> Vec<RcId> {
+            let other = |place: &Place| b.places.get(place).map(|seen| seen.index);
+            a.places
+                .iter()
+                .filter(|(place, seen)| other(place) != Some(seen.index))
+                .filter_map(|(_, seen)| seen.rc)
+                .collect()
+        };
+        one_way(old, new).into_iter().chain(one_way(new, old)).collect()
+    }
+
+    /// The owner of the pod at a place.
+    #[must_use]
+    pub fn owner(&self, place: &Place) -> Option<RcId> {
+        self.places.get(place).and_then(|seen| seen.rc)
+    }
+}
+
+impl Digest for PodLabels {
+    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+        let prefix = key::labels(LabelKind::Pod);
+        let mut new = PodLabels::default();
+        for entry in entries {
+            // Pods of other kinds (`labels/pod/<uuid>`) are not an RC's.
+            let Some((node, pod)) = key::node_and_pod(&prefix, &entry.key) else { continue };
+            let place = Place { node, pod };
+            let seen = match old.places.get(&place) {
+                Some(seen) if seen.index == entry.modify_index => seen.clone(),
+                _ => {
+                    let labels = decode_labels(&entry.value).ok();
+                    let rc = labels.as_ref().and_then(|l| l.get(RC_ID)?.parse().ok());
+                    let (index, created) = (entry.modify_index, entry.create_index);
+                    Arc::new(Labelled { index, created, labels, rc })
+                }
+            };
+            if let Some(rc) = seen.rc {
+                new.by_rc.entry(rc).or_default().insert(place.clone());
+            }
+            new.places.insert(place, seen);
+        }
+        new
+    }
+
+    fn len(&self) -> usize {
+        self.places.len()
+    }
+}
+
+/// `intent/`: index and hash of each manifest.
+#[derive(Debug, Default)]
+pub struct Intents(BTreeMap<Place, (Index, u64)>);
+
+impl Intents {
+    /// Places that differ between the two.
+    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
+        let one_way = |a: &'a Self, b: &'a Self| {
+            a.0.iter()
+                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
+                .map(|(place, _)| place)
+        };
+        one_way(old, new).chain(one_way(new, old))
+    }
+
+    fn intent(&self, place: &Place, wanted: u64) -> Intent {
+        match self.0.get(place) {
+            None => Intent::Missing,
+            Some((index, hash)) if *hash == wanted => Intent::Same(*index),
+            Some((index, _)) => Intent::Differs(*index),
+        }
+    }
+}
+
+impl Digest for Intents {
+    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+        let prefix = key::intents();
+        let intent = |entry: Entry| {
+            let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
+            let place = Place { node, pod };
+            let hash = match old.0.get(&place) {
+                Some((index, hash)) if *index == entry.modify_index => *hash,
+                _ => content_hash(&entry.value),
+            };
+            Some((place, (entry.modify_index, hash)))
+        };
+        Intents(entries.into_iter().filter_map(intent).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// `health/`, by place.
+#[derive(Debug, Default)]
+pub struct Healths(BTreeMap<Place, Health>);
+
+impl Healths {
+    /// Places that differ between the two.
+    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
+        let one_way = |a: &'a Self, b: &'a Self| {
+            a.0.iter()
+                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
+                .map(|(place, _)| place)
+        };
+        one_way(old, new).chain(one_way(new, old))
+    }
+}
+
+impl Digest for Healths {
+    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+        let prefix = key::healths();
+        let health = |entry: Entry| {
+            let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
+            let place = Place { node: node.parse().ok()?, pod: pod.parse().ok()? };
+            Some((place, Health::decode(&entry.value)))
+        };
+        Healths(entries.into_iter().filter_map(health).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
+#[derive(Debug, Default)]
+pub struct NodeTree(pub Arc<NodeLabels>);
+
+impl Digest for NodeTree {
+    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+        let prefix = key::labels(LabelKind::Node);
+        let node = |entry: Entry| {
+            let node: NodeName = prefix.tail(&entry.key)?.parse().ok()?;
+            match decode_labels(&entry.value) {
+                Ok(labels) => Some((node, labels)),
+                Err(error) => {
+                    warn!(key = entry.key, %error, "a node's labels cannot be read: no pod is added there");
+                    None
+                }
+            }
+        };
+        NodeTree(Arc::new(NodeLabels { nodes: entries.into_iter().filter_map(node).collect() }))
+    }
+
+    fn len(&self) -> usize {
+        self.0.nodes.len()
+    }
+}
+
+/// The selector scheduler's view of the nodes.
+pub struct WatchedNodes(pub Arc<Tree<NodeTree>>);
+
+impl NodeSource for WatchedNodes {
+    fn node_labels(&self) -> Arc<NodeLabels> {
+        self.0.seen().value.0.clone()
+    }
+}
+
+/// What an owner knows of its pods from its own transactions, until the trees have caught up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// Index of the last transaction that changed pods.
+    pub index: Index,
+    /// When it was answered.
+    pub at: Instant,
+    /// All pods then; their health is not known from here.
+    pub pods: BTreeMap<Place, Pod>,
+    /// Places from which a pod was removed.
+    pub removed: BTreeSet<Place>,
+    /// Hash of the manifest that [`Intent::Same`] is about.
+    pub manifest: u64,
+}
+
+/// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when
+/// Consul forgets deletions (`consul_semantics.md` §4.4).
+const SURELY_LATER: Duration = Duration::from_secs(30);
+
+impl Known {
+    fn is_older_than<T>(&self, seen: &crate::farm::tree::Seen<T>) -> bool {
+        seen.index >= self.index || seen.asked.is_some_and(|asked| asked > self.at + SURELY_LATER)
+    }
+}
+
+/// The statuses as read when records were last claimed.
+#[derive(Default)]
+struct Book {
+    index: Index,
+    statuses: BTreeMap<RcId, (Index, RcStatus)>,
+}
+
+/// See the module.
+pub struct World {
+    reader: Arc<dyn Reader>,
+    /// `labels/node/`
+    pub nodes: Arc<Tree<NodeTree>>,
+    /// `labels/pod/`
+    pub pods: Arc<Tree<PodLabels>>,
+    /// `intent/`
+    pub intents: Arc<Tree<Intents>>,
+    /// `health/`
+    pub health: Arc<Tree<Healths>>,
+    book: Mutex<Book>,
+    reading: tokio::sync::Mutex<()>,
+    reads: AtomicU64,
+}
+
+impl World {
+    /// The trees, not yet read.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>) -> Arc<Self> {
+        let labels = |kind| key::labels(kind);
+        Arc::new(World {
+            nodes: Tree::guarded(reader.clone(), labels(LabelKind::Node), Pace::PROMPT),
+            pods: Tree::new(reader.clone(), labels(LabelKind::Pod), Pace::RESYNC),
+            intents: Tree::new(reader.clone(), key::intents(), Pace::RESYNC),
+            health: Tree::new(reader.clone(), key::healths(), Pace::RESYNC),
+            reader,
+            book: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            reads: AtomicU64::new(0),
+        })
+    }
+
+    /// Reads the statuses and then the pods, unless all records concerned were made after the statuses were last
+    /// read: an owner's transaction raises its RC's status, so no status means no pods.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        let read = self.book().index;
+        if read > Index::ZERO && oldest > read {
+            return Ok(());
+        }
+        let answer = self.reader.list(&key::rc_statuses(), Query::PLAIN).await?;
+        let status = |entry: &Entry| {
+            let tail = key::rc_statuses().tail(&entry.key)?.strip_suffix("/rcfarm")?.to_owned();
+            let status = RcStatus::decode(&entry.value).unwrap_or_default();
+            Some((tail.parse().ok()?, (entry.modify_index, status)))
+        };
+        let statuses = answer.value.iter().filter_map(status).collect();
+        *self.book() = Book { index: answer.index, statuses };
+        self.catch_up().await
+    }
+
+    /// The status of an RC as of the last [`World::prepare`]; each is given out once.
+    #[must_use]
+    pub fn take_status(&self, id: RcId) -> (Index, RcStatus) {
+        self.book().statuses.remove(&id).unwrap_or_default()
+    }
+
+    /// Reads an RC's status now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_status(&self, id: RcId) -> Result<(Index, RcStatus), StoreError> {
+        let entry = self.reader.get(&key::rc_status(id), Query::CONSISTENT).await?.value;
+        Ok(entry.map_or_else(Default::default, |entry| {
+            (entry.modify_index, RcStatus::decode(&entry.value).unwrap_or_default())
+        }))
+    }
+
+    /// Reads pods and intents now; callers at the same time share one reading.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        let before = self.reads.load(Ordering::SeqCst);
+        let _reading = self.reading.lock().await;
+        if self.reads.load(Ordering::SeqCst) > before {
+            return Ok(());
+        }
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let pods = async { self.pods.read_now().await.map(drop) };
+        let intents = async { self.intents.read_now().await.map(drop) };
+        futures_util::future::try_join(pods, intents).await.map(drop)
+    }
+
+    /// How far the trees can be believed.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        if self.pods.seen().suspicion.is_some() || self.intents.seen().suspicion.is_some() {
+            return Trust::Nothing;
+        }
+        match self.nodes.seen().suspicion.is_some() || self.health.seen().suspicion.is_some() {
+            true => Trust::NoRemoval,
+            false => Trust::Full,
+        }
+    }
+
+    /// The pods of an RC: what is known from its owner's own transactions, else what the trees say.
+    #[must_use]
+    pub fn pods_of(&self, spec: &RcSpec, known: Option<&Known>) -> BTreeMap<Place, Pod> {
+        let (labels, intents, health) = (self.pods.seen(), self.intents.seen(), self.health.seen());
+        let wanted = content_hash(spec.manifest.text().as_bytes());
+        let newer = known.filter(|known| !known.is_older_than(&labels));
+        let newer_intents = known.filter(|known| !known.is_older_than(&intents));
+        let intent = |place: &Place| {
+            let known = newer_intents.and_then(|known| Some((known, known.pods.get(place)?)));
+            match known.map(|(known, pod)| (pod.intent, known.manifest == wanted)) {
+                Some((Intent::Same(index), false)) => Intent::Differs(index),
+                Some((intent, _)) => intent,
+                None => intents.value.intent(place, wanted),
+            }
+        };
+        let health = |place: &Place| health.value.0.get(place).copied().unwrap_or_default();
+        if let Some(known) = newer {
+            let pod = |(place, pod): (&Place, &Pod)| {
+                let (intent, health) = (intent(place), health(place));
+                (place.clone(), Pod { intent, health, ..pod.clone() })
+            };
+            return known.pods.iter().map(pod).collect();
+        }
+        let places = labels.value.by_rc.get(&spec.id).into_iter().flatten();
+        let pod = |place: &Place| {
+            let seen = &labels.value.places[place];
+            let pod = Pod {
+                label_index: seen.index,
+                created: seen.created,
+                labels: seen.labels.clone().unwrap_or_default(),
+                intent: intent(place),
+                health: health(place),
+            };
+            (place.clone(), pod)
+        };
+        places.map(pod).collect()
+    }
+
+    /// Who stands on `node` under the RC's pod id.
+    #[must_use]
+    pub fn occupant(&self, spec: &RcSpec, known: Option<&Known>, node: &NodeName) -> Occupant {
+        let place = Place { node: node.clone(), pod: spec.manifest.id().clone() };
+        let (labels, intents) = (self.pods.seen(), self.intents.seen());
+        let removed = known.is_some_and(|known| known.removed.contains(&place));
+        let labels_old = known.is_some_and(|known| !known.is_older_than(&labels));
+        if labels.value.places.contains_key(&place) && !(removed && labels_old) {
+            return Occupant::Other;
+        }
+        let intents_old = known.is_some_and(|known| !known.is_older_than(&intents));
+        if removed && intents_old {
+            return Occupant::Nobody;
+        }
+        match intents.value.intent(&place, content_hash(spec.manifest.text().as_bytes())) {
+            Intent::Missing => Occupant::Nobody,
+            Intent::Same(index) => Occupant::Ours(index),
+            Intent::Differs(_) => Occupant::Other,
+        }
+    }
+
+    /// Whether the trees show everything that `known` says, so that it can be forgotten.
+    #[must_use]
+    pub fn has_caught_up(&self, known: &Known) -> bool {
+        known.is_older_than(&self.pods.seen()) && known.is_older_than(&self.intents.seen())
+    }
+
+    /// RCs that own the pods at `places`.
+    #[must_use]
+    pub fn owners<'a>(&self, places: impl Iterator<Item = &'a Place>) -> BTreeSet<RcId> {
+        let labels = self.pods.seen();
+        places.filter_map(|place| labels.value.owner(place)).collect()
+    }
+
+    /// Nodes of `pods` whose pods are healthy.
+    #[must_use]
+    pub fn healthy_nodes(pods: &BTreeMap<Place, Pod>) -> BTreeSet<NodeName> {
+        let healthy = pods.iter().filter(|(_, pod)| pod.health == Health::Passing);
+        healthy.map(|(place, _)| place.node.clone()).collect()
+    }
+
+    /// The id under which the RC's service is found.
+    #[must_use]
+    pub fn service(spec: &RcSpec) -> &PodId {
+        spec.manifest.id()
+    }
+
+    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

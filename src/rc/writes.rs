@@ -1,0 +1,174 @@
+//! Turns the steps of a plan into transactions, as full as they may be, and says what is known afterwards. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::plan::{Drift, Intent, Place, Pod, Step};
+use super::spec::RcSpec;
+use crate::ids::NodeName;
+use crate::labels::{Labels, encode_labels};
+use crate::manifest::content_hash;
+use crate::node::Health;
+use crate::store::{Index, Limits, Op, key};
+
+/// Operations that every transaction of an owner has besides its pods': fence, record guard, status, audit.
+pub const FIXED_OPS: usize = 4;
+/// Bytes set aside for these four.
+const FIXED_BYTES: usize = 24 * 1024;
+
+/// The labels that a repaired pod gets: the RC's over what is there.
+fn merged(spec: &RcSpec, labels: &Labels) -> Labels {
+    let mut merged = labels.clone();
+    merged.extend(spec.labels_of_pod());
+    merged
+}
+
+/// Writes or keeps an intent, guarded by what was seen.
+fn intent_op(spec: &RcSpec, place: &Place, seen: Intent) -> Op {
+    let key = key::intent(&place.node, &place.pod);
+    match seen {
+        Intent::Same(index) => Op::CheckIndex { key, index },
+        Intent::Missing | Intent::Differs(_) => {
+            let value = bytes::Bytes::copy_from_slice(spec.manifest.text().as_bytes());
+            Op::Cas { key, value, flags: 0, index: seen.index() }
+        }
+    }
+}
+
+fn label_op(place: &Place, labels: &Labels, index: Index) -> Op {
+    let key = key::pod_labels(&place.node, &place.pod);
+    Op::Cas { key, value: encode_labels(labels), flags: 0, index }
+}
+
+fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
+    let label = key::pod_labels(&place.node, &place.pod);
+    let intent = key::intent(&place.node, &place.pod);
+    let mut ops = vec![Op::DeleteCas { key: label, index: pod.label_index }];
+    if pod.intent != Intent::Missing {
+        ops.push(Op::DeleteCas { key: intent, index: pod.intent.index() });
+    }
+    ops
+}
+
+fn adopted(intent: Index) -> Intent {
+    if intent == Index::ZERO { Intent::Missing } else { Intent::Same(intent) }
+}
+
+/// The place of a pod under the manifest's present id.
+fn renamed(spec: &RcSpec, place: &Place) -> Place {
+    Place { node: place.node.clone(), pod: spec.manifest.id().clone() }
+}
+
+/// The operations of one step, each guarded by what the plan saw.
+#[must_use]
+pub fn ops(spec: &RcSpec, step: &Step) -> Vec<Op> {
+    match step {
+        Step::Add { place, intent } => vec![
+            label_op(place, &spec.labels_of_pod(), Index::ZERO),
+            intent_op(spec, place, adopted(*intent)),
+        ],
+        Step::Remove { place, pod, .. } => removal_ops(place, pod),
+        Step::Repair { place, pod, why: Drift::PodIdChanged } => {
+            let new = renamed(spec, place);
+            let mut ops = removal_ops(place, pod);
+            ops.push(label_op(&new, &merged(spec, &pod.labels), Index::ZERO));
+            ops.push(intent_op(spec, &new, Intent::Missing));
+            ops
+        }
+        Step::Repair { place, pod, .. } => {
+            let labels = merged(spec, &pod.labels);
+            let label = if labels == pod.labels {
+                let key = key::pod_labels(&place.node, &place.pod);
+                Op::CheckIndex { key, index: pod.label_index }
+            } else {
+                label_op(place, &labels, pod.label_index)
+            };
+            vec![label, intent_op(spec, place, pod.intent)]
+        }
+    }
+}
+
+/// How many of `steps` go into the next transaction; 0 when not even one fits.
+#[must_use]
+pub fn fitting(spec: &RcSpec, steps: &[Step], limits: Limits) -> usize {
+    let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
+    let fits = |step: &&Step| {
+        let ops = ops(spec, step);
+        count += ops.len();
+        bytes += ops.iter().map(Op::body_bytes).sum::<usize>();
+        count <= limits.ops && bytes <= limits.bytes
+    };
+    steps.iter().take_while(fits).count()
+}
+
+/// The pods after `step` was committed at `index`.
+pub fn apply(pods: &mut BTreeMap<Place, Pod>, spec: &RcSpec, step: &Step, index: Index) {
+    match step {
+        Step::Add { place, intent } => {
+            let intent = match adopted(*intent) {
+                Intent::Missing => Intent::Same(index),
+                kept => kept,
+            };
+            let labels = spec.labels_of_pod();
+            let health = Health::Absent;
+            let pod = Pod { label_index: index, created: index, labels, intent, health };
+            pods.insert(place.clone(), pod);
+        }
+        Step::Remove { place, .. } => {
+            pods.remove(place);
+        }
+        Step::Repair { place, pod, why } => {
+            let labels = merged(spec, &pod.labels);
+            let moved = *why == Drift::PodIdChanged;
+            let label_index = if labels == pod.labels && !moved { pod.label_index } else { index };
+            let intent = match pod.intent {
+                Intent::Same(kept) if !moved => Intent::Same(kept),
+                _ => Intent::Same(index),
+            };
+            let created = if moved { index } else { pod.created };
+            let new = Pod { label_index, created, labels, intent, health: pod.health };
+            pods.remove(place);
+            pods.insert(renamed(spec, place), new);
+        }
+    }
+}
+
+/// Places that a committed step left.
+#[must_use]
+pub fn left(spec: &RcSpec, step: &Step) -> Option<Place> {
+    match step {
+        Step::Remove { place, .. } => Some(place.clone()),
+        Step::Repair { place, why: Drift::PodIdChanged, .. }
+            if place.pod != *spec.manifest.id() =>
+        {
+            Some(place.clone())
+        }
+        Step::Add { .. } | Step::Repair { .. } => None,
+    }
+}
+
+/// Nodes that steps add to, remove from and repair, for the audit record.
+#[must_use]
+pub fn nodes(steps: &[Step]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
+    let (mut added, mut removed, mut repaired) = (Vec::new(), Vec::new(), Vec::new());
+    for step in steps {
+        let node = step.place().node.clone();
+        match step {
+            Step::Add { .. } => added.push(node),
+            Step::Remove { .. } => removed.push(node),
+            Step::Repair { .. } => repaired.push(node),
+        }
+    }
+    (added, removed, repaired)
+}
+
+/// All nodes with a pod.
+#[must_use]
+pub fn node_set(pods: &BTreeMap<Place, Pod>) -> BTreeSet<NodeName> {
+    pods.keys().map(|place| place.node.clone()).collect()
+}
+
+/// The hash that intents are compared by.
+#[must_use]
+pub fn manifest_hash(spec: &RcSpec) -> u64 {
+    content_hash(spec.manifest.text().as_bytes())
+}
