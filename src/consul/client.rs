@@ -316,27 +316,20 @@ fn tls(
     builder = builder.use_rustls_tls();
     let authorities = config.authorities()?;
     builder = builder.tls_built_in_root_certs(authorities.is_empty());
-    for (setting, path, pem) in authorities {
-        let certificates = Certificate::from_pem_bundle(&pem);
-        let why = match certificates {
-            Ok(certificates) if certificates.is_empty() => "it holds no certificate".to_owned(),
-            Ok(certificates) => {
-                for certificate in certificates {
-                    builder = builder.add_root_certificate(certificate);
-                }
-                continue;
+    for pem in authorities {
+        match Certificate::from_pem_bundle(&pem.text) {
+            Ok(certificates) if certificates.is_empty() => {
+                return Err(pem.unusable("it holds no certificate".to_owned()));
             }
-            Err(error) => deepest_cause(&error),
-        };
-        return Err(ConfigError::Pem { setting, path, why });
+            Ok(certificates) => {
+                builder = certificates.into_iter().fold(builder, |b, c| b.add_root_certificate(c));
+            }
+            Err(error) => return Err(pem.unusable(deepest_cause(&error))),
+        }
     }
-    if let Some((path, pem)) = config.identity()? {
-        let identity = Identity::from_pem(&pem).map_err(|error| ConfigError::Pem {
-            setting: "CONSUL_CLIENT_CERT",
-            path,
-            why: deepest_cause(&error),
-        })?;
-        builder = builder.identity(identity);
+    if let Some(pem) = config.identity()? {
+        let identity = Identity::from_pem(&pem.text);
+        builder = builder.identity(identity.map_err(|e| pem.unusable(deepest_cause(&e)))?);
     }
     Ok(builder.danger_accept_invalid_certs(config.ssl_verify == Some(false)))
 }

@@ -105,6 +105,23 @@ pub enum ConfigError {
     Client(String),
 }
 
+/// What a setting's file holds. No `Debug`: it may be a private key.
+pub(super) struct Pem {
+    setting: &'static str,
+    path: PathBuf,
+    pub(super) text: Vec<u8>,
+}
+
+impl Pem {
+    fn read(setting: &'static str, path: PathBuf) -> Result<Pem, ConfigError> {
+        Ok(Pem { setting, text: read(setting, &path)?, path })
+    }
+
+    pub(super) fn unusable(self, why: String) -> ConfigError {
+        ConfigError::Pem { setting: self.setting, path: self.path, why }
+    }
+}
+
 impl ConsulConfig {
     /// The settings of the environment, seen through `lookup`. Empty variables count as unset; a boolean that is
     /// none becomes a warning, as in Consul's tools.
@@ -213,11 +230,11 @@ impl ConsulConfig {
     }
 
     /// The PEM files of the authorities to trust; empty: the system's.
-    pub(super) fn authorities(&self) -> Result<Vec<(&'static str, PathBuf, Vec<u8>)>, ConfigError> {
+    pub(super) fn authorities(&self) -> Result<Vec<Pem>, ConfigError> {
         const DIRECTORY: &str = "CONSUL_CAPATH";
         let mut found = Vec::new();
         if let Some(path) = &self.ca_file {
-            found.push(("CONSUL_CACERT", path.clone(), read("CONSUL_CACERT", path)?));
+            found.push(Pem::read("CONSUL_CACERT", path.clone())?);
         }
         if let Some(directory) = &self.ca_path {
             let unreadable = |error| unreadable(DIRECTORY, directory, error);
@@ -234,15 +251,14 @@ impl ConsulConfig {
                 return Err(ConfigError::Pem { setting: DIRECTORY, path: directory.clone(), why });
             }
             for path in paths {
-                let pem = read(DIRECTORY, &path)?;
-                found.push((DIRECTORY, path, pem));
+                found.push(Pem::read(DIRECTORY, path)?);
             }
         }
         Ok(found)
     }
 
     /// Our certificate and key as one PEM text.
-    pub(super) fn identity(&self) -> Result<Option<(PathBuf, Vec<u8>)>, ConfigError> {
+    pub(super) fn identity(&self) -> Result<Option<Pem>, ConfigError> {
         let (cert, key) = match (&self.client_cert, &self.client_key) {
             (None, None) => return Ok(None),
             (Some(cert), Some(key)) => (cert, key),
@@ -253,10 +269,10 @@ impl ConsulConfig {
                 return Err(ConfigError::HalfIdentity { missing: "CONSUL_CLIENT_CERT" });
             }
         };
-        let mut pem = read("CONSUL_CLIENT_CERT", cert)?;
-        pem.push(b'\n');
-        pem.extend(read("CONSUL_CLIENT_KEY", key)?);
-        Ok(Some((cert.clone(), pem)))
+        let mut pem = Pem::read("CONSUL_CLIENT_CERT", cert.clone())?;
+        pem.text.push(b'\n');
+        pem.text.extend(read("CONSUL_CLIENT_KEY", key)?);
+        Ok(Some(pem))
     }
 
     /// The name to ask the server's certificate for, when it is not the address's host.
@@ -446,7 +462,7 @@ mod tests {
     #[test]
     fn a_certificate_needs_its_key() {
         let only_key = ConsulConfig { client_key: Some("/key".into()), ..ConsulConfig::default() };
-        let error = only_key.identity().unwrap_err().to_string();
+        let error = only_key.identity().err().unwrap().to_string();
         assert!(error.contains("CONSUL_CLIENT_CERT is not set"), "{error}");
     }
 
