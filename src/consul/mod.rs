@@ -6,7 +6,7 @@
 //! | call | via | why |
 //! |---|---|---|
 //! | [`Store::put`], [`Store::delete`], [`Store::delete_tree`] | consulrs | |
-//! | [`Store::create_session`], [`Store::renew_session`], [`Store::destroy_session`] | consulrs | |
+//! | [`Store::create_session`], [`Store::renew_session`], [`Store::destroy_session`] | consulrs | (the latter two without `dc`, which it would spell `Dc`) |
 //! | [`Store::register_service`], [`Store::deregister_service`] | consulrs | |
 //! | [`Store::pass_check`] | consulrs, its `check/update` | its `check/pass` sends the note in the body, where Consul does not look |
 //! | [`Reader::get`], [`Reader::list`], [`Reader::keys`] | raw | consulrs loses the index of a 404, and with it every wait on something absent; a blocking read needs its own time-out |
@@ -16,7 +16,12 @@
 //! What consulrs must not get wrong is set where it cannot interfere: token, namespace and partition are headers
 //! of the client (marked sensitive, so no log shows the token), time-outs and TLS are the client's, and a path in
 //! the address is fed to consulrs as its "API version" (it would put `v1` in front of the path). It logs each
-//! call, and each refused one as an error: see [`NOISY_TARGETS`].
+//! call, and each refused one as an error: see [`NOISY_TARGETS`]. A body is never chunked, so that Consul's limits
+//! on its length hold.
+//!
+//! Seen on 1.8.7: a session whose check is a service's TTL check ends within milliseconds of the check's turning
+//! critical (2.0 s after the last beat of a 2 s check), its locks can be taken at once when its lock-delay is `0s`,
+//! and a service's registration has reached the servers when the agent answers, through a client agent too.
 //!
 //! Rules of use (`consul_semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no
 //! proxy (the agent is local), own time-outs, and at most 20 connections of the 200 that an agent grants a host:
