@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -121,7 +122,8 @@ impl Drop for ConsulServer {
     }
 }
 
-/// Ends Consul when our end of the pipe closes: also after a kill of the tests, and for an agent in a static.
+/// Ends Consul when our end of the pipe closes: also after a kill of the tests, and for an agent in a static. It is in
+/// a process group of its own, so that an interrupt from the terminal leaves it alive to do so.
 fn guard(consul: u32, dir: &Path) -> (Child, ChildStdin) {
     let mut guard = Command::new("sh")
         .args(["-c", r#"read -r _; kill -9 "$1"; rm -rf "$2""#, "guard", &consul.to_string()])
@@ -129,6 +131,7 @@ fn guard(consul: u32, dir: &Path) -> (Child, ChildStdin) {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        .process_group(0)
         .spawn()
         .expect("cannot run sh");
     let leash = guard.stdin.take().expect("was piped");

@@ -11,6 +11,7 @@ mod wire;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
@@ -22,6 +23,9 @@ enum On {
     /// A server of its own, on which nothing was ever written.
     Fresh,
 }
+
+/// A case that takes longer waits for what never comes. (The longest rightful wait is 25 s.)
+const HANGS: Duration = Duration::from_secs(100);
 
 type Run<C> = fn(C) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -64,13 +68,14 @@ impl Lane {
         let mut tasks = JoinSet::new();
         let mut of_task = std::collections::BTreeMap::new();
         for case in cases.into_iter().filter(|case| case.id.starts_with(&only)) {
-            let on = target(case).await;
-            of_task.insert(tasks.spawn((case.run)(on)).id(), case);
+            let run = tokio::time::timeout(HANGS, (case.run)(target(case).await));
+            of_task.insert(tasks.spawn(run).id(), case);
         }
         let mut lane = Lane { name, ran: BTreeSet::new(), failures: Vec::new() };
         while let Some(ended) = tasks.join_next_with_id().await {
             let (id, failure) = match ended {
-                Ok((id, ())) => (id, None),
+                Ok((id, Ok(()))) => (id, None),
+                Ok((id, Err(_))) => (id, Some(format!("did not end within {HANGS:?}"))),
                 Err(e) => (e.id(), Some(words(e))),
             };
             let case = of_task[&id];

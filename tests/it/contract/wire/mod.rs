@@ -1,15 +1,19 @@
 //! Codes, headers and bodies of Consul's HTTP API.
 
+mod blocking;
+mod catalog;
 mod client;
 mod kv;
 mod lock;
+mod session;
 mod txn;
 
 use super::{Case, Lane, On};
 use crate::consul_server::ConsulServer;
 use client::Wire;
 
-const TABLES: &[&[Case<Wire>]] = &[kv::CASES, lock::CASES, txn::CASES];
+const TABLES: &[&[Case<Wire>]] =
+    &[kv::CASES, lock::CASES, txn::CASES, session::CASES, blocking::CASES, catalog::CASES];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn holds_on_real_consul() {
@@ -24,5 +28,5 @@ async fn holds_on_real_consul() {
             Wire::new(fresh.last().unwrap().http(), case.id)
         }
     });
-    lane.await.conclude(1);
+    lane.await.conclude(120);
 }
