@@ -128,6 +128,7 @@ impl Farm {
         let keeper = Keeper::new(
             self.ground.store.clone(),
             self.settings.name.clone(),
+            &self.ground.ids.uuid(),
             self.settings.session.clone(),
         );
         let mut days =
@@ -496,7 +497,9 @@ impl Days<'_> {
                 for lot in &self.lots {
                     lot.records.confirm();
                     lot.kind.confirm();
+                    lot.children.values().for_each(Running::wake);
                 }
+                self.inbox.post(Event::Claims);
                 true
             } else {
                 let lot = self.lots.iter().find(|lot| lot.kind.name() == kind);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
+use uuid::Uuid;
 
 use crate::ids::FarmName;
 use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
@@ -41,6 +42,8 @@ pub const SERVICE: &str = "rcfarm-farm";
 pub struct Keeper {
     store: Arc<dyn Store>,
     farm: FarmName,
+    /// Of this process: a second farm of the same name must not keep the first one's check alive.
+    service_id: String,
     settings: SessionSettings,
 }
 
@@ -72,15 +75,22 @@ impl Kept {
 }
 
 impl Keeper {
-    /// A keeper for `farm`.
-    pub fn new(store: Arc<dyn Store>, farm: FarmName, settings: SessionSettings) -> Self {
-        Keeper { store, farm, settings }
+    /// A keeper for `farm`; `process` tells two processes of one name apart.
+    pub fn new(
+        store: Arc<dyn Store>,
+        farm: FarmName,
+        process: &Uuid,
+        settings: SessionSettings,
+    ) -> Self {
+        let process = process.simple().to_string();
+        let service_id = format!("{SERVICE}-{farm}-{}", &process[..8]);
+        Keeper { store, farm, service_id, settings }
     }
 
     fn service(&self, ttl: Duration) -> TtlService {
         TtlService {
             name: SERVICE.to_owned(),
-            id: format!("{SERVICE}-{}", self.farm),
+            id: self.service_id.clone(),
             meta: BTreeMap::from([
                 ("farm".to_owned(), self.farm.to_string()),
                 ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),

@@ -27,7 +27,7 @@ pub trait Digest: Default + Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub struct Seen<T> {
     /// Its meaning.
-    pub value: T,
+    pub value: Arc<T>,
     /// The answer's index.
     pub index: Index,
     /// When the read was sent; `None` before the first.
@@ -79,13 +79,7 @@ impl<T: Digest> Tree<T> {
             prefix,
             pace,
             guarded,
-            seen: Mutex::new(Arc::new(Seen {
-                value: T::default(),
-                index: Index::ZERO,
-                asked: None,
-                suspicion: None,
-                trusted_len: 0,
-            })),
+            seen: Mutex::default(),
             read_at_once: Notify::new(),
             first: Notify::new(),
         })
@@ -128,18 +122,13 @@ impl<T: Digest> Tree<T> {
     /// A person says that the tree is meant to be as small as it is.
     pub fn confirm(&self) {
         let mut seen = self.lock();
-        if seen.suspicion.is_some() {
-            // The value is not cloned: a digest may be large, so it is read again instead.
-            *seen = Arc::new(Seen {
-                value: T::default(),
-                index: Index::ZERO,
-                asked: None,
-                suspicion: None,
-                trusted_len: 0,
-            });
-            drop(seen);
-            self.read_at_once.notify_one();
-        }
+        *seen = Arc::new(Seen {
+            value: seen.value.clone(),
+            index: seen.index,
+            asked: seen.asked,
+            suspicion: None,
+            trusted_len: seen.value.len(),
+        });
     }
 
     /// Ends the pause between two reads, if one is going on.
@@ -226,6 +215,7 @@ impl<T: Digest> Tree<T> {
             _ => {}
         }
         let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
+        let value = Arc::new(value);
         let seen = Seen { value, index: answer.index, asked: Some(asked), suspicion, trusted_len };
         *self.lock() = Arc::new(seen);
         if first {

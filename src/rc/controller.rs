@@ -25,6 +25,8 @@ use crate::time::Timestamp;
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A change of health alone is written this much later, so that a flapping pod costs few writes.
 const HEALTH_DEBOUNCE: Duration = Duration::from_secs(2);
+/// Service discovery that is behind is looked at again after this long.
+const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// A refused transaction is planned anew after this long, so that two sides never spin.
 const AFTER_REFUSAL: Duration = Duration::from_millis(20);
 
@@ -426,6 +428,11 @@ impl Controller for RcController {
             (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
             (TransferPlan::Continue, _) => self.continue_transfer(look).await,
+            (TransferPlan::Wait(Reason::DiscoveryNotSynced), _) => {
+                // No watch tells when it has caught up.
+                self.say(&look, &plan.findings).await?;
+                Ok(Next::After(DISCOVERY_PAUSE))
+            }
             _ => self.say(&look, &plan.findings).await,
         }
     }

@@ -4,4 +4,5 @@
 
 mod consul_server;
 mod contract;
+mod farm;
 mod layering;

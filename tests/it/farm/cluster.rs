@@ -1,0 +1,270 @@
+//! A store in memory, farms on it, and a user. Time is tokio's, paused: hours pass in milliseconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rcfarm::embedded::{Fate, Faults, Request};
+use rcfarm::embedded::{Embedded, Settings};
+use rcfarm::farm::{Farm, FarmReport, FarmSettings, Ground, PreflightError, SessionSettings};
+use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
+use rcfarm::rc::status::RcStatus;
+use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler, SelectorScheduler};
+use rcfarm::store::{DeleteMode, Limits, PutMode, Query, Reader, Store, Writer, key};
+use rcfarm::time::{Clock, IdSource, Timestamp};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Wall-clock time that follows the paused clock.
+pub struct VirtualClock {
+    start: Instant,
+}
+
+impl Clock for VirtualClock {
+    fn wall(&self) -> Timestamp {
+        let epoch = Timestamp::from_second(1_767_225_600).unwrap();
+        epoch + self.start.elapsed()
+    }
+}
+
+pub struct RunningFarm {
+    pub report: Arc<Mutex<FarmReport>>,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), PreflightError>>,
+}
+
+impl RunningFarm {
+    /// `kill -9`: nothing more is said to Consul.
+    pub async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    /// SIGTERM: gives up everything and returns.
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+
+    pub async fn outcome(self) -> Result<(), PreflightError> {
+        self.task.await.unwrap()
+    }
+
+    pub fn claims(&self) -> usize {
+        self.report.lock().unwrap().claims.get("rc").copied().unwrap_or(0)
+    }
+}
+
+pub type MakeScheduler =
+    Arc<dyn Fn(Arc<rcfarm::rc::world::World>) -> Arc<dyn Scheduler> + Send + Sync>;
+
+pub struct Cluster {
+    pub store: Embedded,
+    pub ids: Arc<IdSource>,
+    pub clock: Arc<VirtualClock>,
+    pub scheduler: MakeScheduler,
+    pub discovery: Arc<dyn Discovery>,
+}
+
+impl Cluster {
+    pub async fn new(nodes: usize) -> Cluster {
+        let ids = Arc::new(IdSource::from_seed(1));
+        let cluster = Cluster {
+            store: Embedded::new(&Settings::default(), &ids),
+            ids,
+            clock: Arc::new(VirtualClock { start: Instant::now() }),
+            scheduler: Arc::new(|world: Arc<rcfarm::rc::world::World>| {
+                let nodes = rcfarm::rc::world::WatchedNodes(world.nodes.clone());
+                Arc::new(SelectorScheduler::new(nodes)) as Arc<dyn Scheduler>
+            }),
+            discovery: Arc::new(NoDiscovery),
+        };
+        for n in 0..nodes {
+            cluster.label_node(&node(n), json!({"pool": "web"})).await;
+        }
+        cluster
+    }
+
+    pub fn start(&self, name: &str) -> RunningFarm {
+        self.start_on(name, "", Arc::new(self.store.clone()))
+    }
+
+    pub fn start_selecting(&self, name: &str, selector: &str) -> RunningFarm {
+        self.start_on(name, selector, Arc::new(self.store.clone()))
+    }
+
+    pub fn start_counted(&self, name: &str) -> (RunningFarm, Arc<Counter>) {
+        let counter = Arc::new(Counter::default());
+        let store = self.store.with_faults(counter.clone());
+        (self.start_on(name, "", Arc::new(store)), counter)
+    }
+
+    pub fn start_on(&self, name: &str, selector: &str, store: Arc<dyn Store>) -> RunningFarm {
+        let settings = FarmSettings {
+            name: name.parse::<FarmName>().unwrap(),
+            selector: selector.parse().unwrap(),
+            session: SessionSettings::default(),
+            limits: Limits::default(),
+        };
+        let ground = Ground {
+            store: store.clone(),
+            clock: self.clock.clone(),
+            ids: Arc::new(self.ids.fork()),
+        };
+        let world = rcfarm::rc::world::World::new(store.clone());
+        let placement = rcfarm::rc::Placement {
+            scheduler: (self.scheduler)(world.clone()),
+            discovery: self.discovery.clone(),
+        };
+        let site = rcfarm::farm::kind::Site {
+            farm: settings.name.clone(),
+            reader: store.clone(),
+            writer: Writer::new(store),
+            clock: ground.clock.clone(),
+            ids: ground.ids.clone(),
+            limits: settings.limits,
+        };
+        let kind = rcfarm::rc::RcKind::new(site, world, placement);
+        let farm = Farm::new(settings, ground, vec![Arc::new(kind)]);
+        let report = farm.report();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(farm.run(shutdown.clone()));
+        RunningFarm { report, shutdown, task }
+    }
+
+    pub async fn put(&self, key: &str, value: impl Into<Bytes>) {
+        let key = rcfarm::store::Key::parse(key).unwrap();
+        assert!(self.store.put(&key, value.into(), 0, PutMode::Set).await.unwrap());
+    }
+
+    pub async fn delete(&self, key: &str) {
+        let key = rcfarm::store::Key::parse(key).unwrap();
+        assert!(self.store.delete(&key, DeleteMode::Always).await.unwrap());
+    }
+
+    pub async fn label_node(&self, node: &NodeName, labels: serde_json::Value) {
+        self.put(key::node_labels(node).as_str(), labels.to_string()).await;
+    }
+
+    /// A record as a user would write it.
+    pub fn record(&self, n: u128, replicas: i64) -> serde_json::Value {
+        json!({
+            "id": rc_id(n), "manifest": format!("id: pod-{n}\n"), "node_selector": "pool=web",
+            "pod_labels": {"availability_zone": "az1", "cluster_name": "test"},
+            "replicas_desired": replicas, "disabled": false,
+            "allocation_strategy": "static_strategy",
+        })
+    }
+
+    pub async fn write_rc(&self, n: u128, record: &serde_json::Value) {
+        self.put(key::rc(rc_id(n)).as_str(), record.to_string()).await;
+    }
+
+    pub async fn create_rc(&self, n: u128, replicas: i64) {
+        self.write_rc(n, &self.record(n, replicas)).await;
+    }
+
+    /// Nodes that run pods labelled with the RC; checks that every pod is whole.
+    pub async fn nodes_of(&self, n: u128) -> BTreeSet<String> {
+        let prefix = key::labels(key::LabelKind::Pod);
+        let labelled = self.store.list(&prefix, Query::PLAIN).await.unwrap().value;
+        let mut nodes = BTreeSet::new();
+        for entry in labelled {
+            let labels: BTreeMap<String, String> =
+                serde_json::from_slice(&entry.value).unwrap_or_default();
+            if labels.get("replication_controller_id") != Some(&rc_id(n).to_string()) {
+                continue;
+            }
+            let (node, pod) = key::node_and_pod(&prefix, &entry.key).unwrap();
+            let intent = self.store.get(&key::intent(&node, &pod), Query::PLAIN).await.unwrap();
+            assert!(intent.value.is_some(), "{} has no intent", entry.key);
+            nodes.insert(node.to_string());
+        }
+        nodes
+    }
+
+    pub async fn intent(&self, node: &NodeName, n: u128) -> Option<String> {
+        let key = key::intent(node, &pod_id(n));
+        let entry = self.store.get(&key, Query::PLAIN).await.unwrap().value?;
+        Some(String::from_utf8(entry.value.to_vec()).unwrap())
+    }
+
+    pub async fn status(&self, n: u128) -> Option<RcStatus> {
+        let entry = self.store.get(&key::rc_status(rc_id(n)), Query::PLAIN).await.unwrap().value?;
+        Some(RcStatus::decode(&entry.value).unwrap())
+    }
+
+    pub async fn owner(&self, n: u128) -> Option<String> {
+        let entry = self.store.get(&key::rc_lock(rc_id(n)), Query::PLAIN).await.unwrap().value?;
+        entry.session.map(|session| session.to_string())
+    }
+
+    pub async fn set_health(&self, node: &NodeName, n: u128, status: &str) {
+        let key = key::health(&pod_id(n), node);
+        let value = json!({"Id": pod_id(n), "Node": node, "Service": pod_id(n), "Status": status});
+        self.put(key.as_str(), value.to_string()).await;
+    }
+
+    pub async fn audit(&self) -> Vec<rcfarm::audit::AuditRecord> {
+        let listed = self.store.list(&key::audit_logs(), Query::PLAIN).await.unwrap().value;
+        listed.iter().map(|e| rcfarm::audit::AuditRecord::decode(&e.value).unwrap()).collect()
+    }
+}
+
+pub fn rc_id(n: u128) -> RcId {
+    RcId(uuid::Uuid::from_u128(0xabcd_0000_0000_4000_8000_0000_0000_0000 + n))
+}
+
+pub fn pod_id(n: u128) -> PodId {
+    format!("pod-{n}").parse().unwrap()
+}
+
+pub fn node(n: usize) -> NodeName {
+    format!("n{n:04}").parse().unwrap()
+}
+
+/// Waits, in virtual time, until something holds; fails with `what` when it does not within `limit`.
+pub async fn within<F: Future<Output = bool>>(
+    limit: Duration,
+    what: &str,
+    mut holds: impl FnMut() -> F,
+) -> Duration {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    start.elapsed()
+}
+
+/// Counts what a farm asks of its store.
+#[derive(Default)]
+pub struct Counter {
+    requests: AtomicU64,
+    transactions: AtomicU64,
+}
+
+impl Counter {
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    pub fn transactions(&self) -> u64 {
+        self.transactions.load(Ordering::SeqCst)
+    }
+}
+
+impl Faults for Counter {
+    fn fate(&self, request: &Request<'_>) -> Fate {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        if matches!(request, Request::Txn(_)) {
+            self.transactions.fetch_add(1, Ordering::SeqCst);
+        }
+        Fate::DELIVER
+    }
+}

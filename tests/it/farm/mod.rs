@@ -1,0 +1,8 @@
+//! Farms on the model of Consul, in virtual time: what p2's own tests assert (`p2.md` §5), and what they never did.
+
+mod cluster;
+mod ownership;
+mod scheduling;
+mod transfer;
+
+const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

@@ -1,0 +1,167 @@
+//! Who owns what: claims, take-over, hand-over, release.
+
+use std::time::Duration;
+
+use super::SECOND;
+use super::cluster::{Cluster, rc_id, within};
+use rcfarm::store::key;
+
+async fn owned_by_somebody(cluster: &Cluster, records: u128) -> bool {
+    for n in 0..records {
+        if cluster.owner(n).await.is_none() {
+            return false;
+        }
+    }
+    true
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_claims_every_record_and_schedules_it() {
+    let cluster = Cluster::new(10).await;
+    for n in 0..100 {
+        cluster.create_rc(n, 3).await;
+    }
+    let farm = cluster.start("a");
+    within(2 * SECOND, "all scheduled", || async {
+        for n in 0..100 {
+            if cluster.nodes_of(n).await.len() != 3 {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    assert_eq!(farm.claims(), 100);
+    let status = cluster.status(7).await.unwrap();
+    assert!(status.is_settled(), "{status:?}");
+    assert_eq!((status.replicas.current, status.replicas.desired), (3, 3));
+    assert_eq!(status.owner.unwrap().farm.as_str(), "a");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_farms_records_are_taken_over_without_any_other_write() {
+    let cluster = Cluster::new(5).await;
+    for n in 0..50 {
+        cluster.create_rc(n, 1).await;
+    }
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    within(5 * SECOND, "shared", || async { a.claims() + b.claims() == 50 && b.claims() > 0 }).await;
+    within(10 * SECOND, "fairly", || async { a.claims() > 10 && b.claims() > 10 }).await;
+    a.kill().await;
+    let took = within(20 * SECOND, "taken over", || async { b.claims() == 50 }).await;
+    assert!(took <= 3 * SECOND, "check TTL + 1 s, but it took {took:?}");
+    within(SECOND, "acted on", || async {
+        let status = cluster.status(3).await.unwrap();
+        status.owner.unwrap().farm.as_str() == "b"
+    })
+    .await;
+    b.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_that_stops_hands_everything_over_at_once() {
+    let cluster = Cluster::new(5).await;
+    for n in 0..50 {
+        cluster.create_rc(n, 1).await;
+    }
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    within(10 * SECOND, "shared", || async { a.claims() > 10 && b.claims() > 10 }).await;
+    a.stop().await;
+    let took = within(5 * SECOND, "taken over", || async { b.claims() == 50 }).await;
+    assert!(took <= SECOND / 2, "{took:?}");
+    b.stop().await;
+    assert_eq!(cluster.owner(1).await, None, "the last farm leaves no lock");
+    assert!(cluster.store.inspect(|tables| tables.kv.list("rcfarm/farms/").next().is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_gets_its_share_without_a_moment_of_nobody() {
+    let cluster = Cluster::new(5).await;
+    for n in 0..60 {
+        cluster.create_rc(n, 1).await;
+    }
+    let a = cluster.start("a");
+    within(2 * SECOND, "claimed", || async { a.claims() == 60 }).await;
+    let b = cluster.start("b");
+    within(10 * SECOND, "shared", || async {
+        assert!(owned_by_somebody(&cluster, 60).await, "a record without an owner");
+        b.claims() >= 15 && a.claims() + b.claims() == 60
+    })
+    .await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_relabelled_away_is_released_and_claimed_by_the_farm_it_belongs_to() {
+    let cluster = Cluster::new(3).await;
+    cluster.create_rc(1, 1).await;
+    let labels = key::rc_labels(rc_id(1));
+    cluster.put(labels.as_str(), r#"{"tier":"web"}"#).await;
+    let web = cluster.start_selecting("web", "tier=web");
+    let batch = cluster.start_selecting("batch", "tier=batch");
+    within(3 * SECOND, "claimed", || async { web.claims() == 1 }).await;
+    assert_eq!(batch.claims(), 0);
+    cluster.put(labels.as_str(), r#"{"tier":"batch"}"#).await;
+    within(3 * SECOND, "moved", || async { web.claims() == 0 && batch.claims() == 1 }).await;
+    web.stop().await;
+    batch.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_session_means_claiming_anew() {
+    let cluster = Cluster::new(3).await;
+    cluster.create_rc(1, 2).await;
+    let farm = cluster.start("a");
+    within(2 * SECOND, "claimed", || async { farm.claims() == 1 }).await;
+    let session = cluster.owner(1).await.unwrap();
+    cluster.store.kill_session(&session.as_str().into());
+    within(15 * SECOND, "claimed anew", || async {
+        cluster.owner(1).await.is_some_and(|owner| owner != session) && farm.claims() == 1
+    })
+    .await;
+    cluster.write_rc(1, &cluster.record(1, 3)).await;
+    within(2 * SECOND, "works on", || async { cluster.nodes_of(1).await.len() == 3 }).await;
+    assert_eq!(farm.report.lock().unwrap().epochs_lost, 1);
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_farms_of_one_name_never_work_at_once() {
+    let cluster = Cluster::new(3).await;
+    cluster.create_rc(1, 1).await;
+    let first = cluster.start("a");
+    within(2 * SECOND, "claimed", || async { first.claims() == 1 }).await;
+    let second = cluster.start("a");
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!((first.claims(), second.claims()), (1, 0));
+    first.kill().await;
+    within(5 * SECOND, "taken over", || async { second.claims() == 1 }).await;
+    second.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_of_an_older_layout_refuses_to_start() {
+    let cluster = Cluster::new(0).await;
+    cluster.put(key::layout().as_str(), r#"{"version":2}"#).await;
+    let farm = cluster.start("a");
+    let error = farm.outcome().await.unwrap_err().to_string();
+    assert!(error.contains("rcfarm/layout") && error.contains('2'), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_farm_hardly_asks() {
+    let cluster = Cluster::new(10).await;
+    for n in 0..200 {
+        cluster.create_rc(n, 2).await;
+    }
+    let (farm, counted) = cluster.start_counted("a");
+    within(5 * SECOND, "claimed", || async { farm.claims() == 200 }).await;
+    tokio::time::sleep(30 * SECOND).await;
+    let before = counted.requests();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let rate = (counted.requests() - before) as f64 / 100.0;
+    assert!(rate <= 3.0, "{rate} requests/s at rest");
+    farm.stop().await;
+}

@@ -1,0 +1,257 @@
+//! Node transfers: p2's conditions one by one (`p2.md` §2.3, §5), and what happens when a step fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use super::SECOND;
+use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use rcfarm::ids::{NodeName, PodId};
+use rcfarm::rc::status::{ConditionType, Reason};
+use rcfarm::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
+use rcfarm::store::{PutMode, Store, StoreError, key};
+use serde_json::json;
+use uuid::Uuid;
+
+/// A scheduler that keeps books and fails when told to.
+#[derive(Default)]
+struct Books {
+    eligible: Mutex<BTreeSet<NodeName>>,
+    allocated: Mutex<BTreeMap<Uuid, Vec<NodeName>>>,
+    returned: Mutex<BTreeSet<NodeName>>,
+    refuse_allocation: Mutex<bool>,
+    refuse_return_of: Mutex<Option<NodeName>>,
+}
+
+#[async_trait]
+impl Scheduler for Books {
+    async fn eligible_nodes(&self, _: Request<'_>) -> Result<Nodes, ScheduleError> {
+        Ok(Arc::new(self.eligible.lock().unwrap().clone()))
+    }
+
+    async fn allocate_nodes(
+        &self,
+        _: Request<'_>,
+        current: &BTreeSet<NodeName>,
+        count: usize,
+        _: bool,
+        token: Uuid,
+    ) -> Result<Vec<NodeName>, ScheduleError> {
+        if *self.refuse_allocation.lock().unwrap() {
+            return Err(ScheduleError::Exhausted("none left".to_owned()));
+        }
+        let mut allocated = self.allocated.lock().unwrap();
+        let nodes = allocated.entry(token).or_insert_with(|| {
+            let spare = (50..60).map(node).filter(|node| !current.contains(node));
+            spare.take(count).collect()
+        });
+        self.eligible.lock().unwrap().extend(nodes.iter().cloned());
+        Ok(nodes.clone())
+    }
+
+    async fn deallocate_nodes(
+        &self,
+        _: Request<'_>,
+        nodes: &[NodeName],
+        _: Uuid,
+    ) -> Result<(), ScheduleError> {
+        let refused = self.refuse_return_of.lock().unwrap().clone();
+        if refused.is_some_and(|node| nodes.contains(&node)) {
+            return Err(ScheduleError::Unreachable("down".to_owned()));
+        }
+        self.returned.lock().unwrap().extend(nodes.iter().cloned());
+        let mut eligible = self.eligible.lock().unwrap();
+        nodes.iter().for_each(|node| drop(eligible.remove(node)));
+        Ok(())
+    }
+}
+
+struct Behind(Mutex<bool>);
+
+#[async_trait]
+impl Discovery for Behind {
+    async fn synced(&self, _: &PodId, _: &BTreeSet<NodeName>) -> Result<bool, StoreError> {
+        Ok(!*self.0.lock().unwrap())
+    }
+}
+
+/// Two healthy pods on n0 and n1, dynamic.
+async fn cluster() -> (Cluster, Arc<Books>) {
+    let mut cluster = Cluster::new(2).await;
+    let books = Arc::new(Books::default());
+    *books.eligible.lock().unwrap() = [node(0), node(1)].into();
+    let scheduler = books.clone();
+    cluster.scheduler = Arc::new(move |_| scheduler.clone());
+    let mut record = cluster.record(1, 2);
+    record["allocation_strategy"] = json!("dynamic_strategy");
+    cluster.write_rc(1, &record).await;
+    for n in 0..2 {
+        cluster.set_health(&node(n), 1, "passing").await;
+    }
+    (cluster, books)
+}
+
+/// n0 becomes ineligible; a change of node labels makes every task look.
+async fn forbid_n0(cluster: &Cluster, books: &Books) {
+    books.eligible.lock().unwrap().remove(&node(0));
+    cluster.label_node(&node(0), json!({"pool": "drained"})).await;
+}
+
+fn names(nodes: &[usize]) -> BTreeSet<String> {
+    nodes.iter().map(|n| node(*n).to_string()).collect()
+}
+
+async fn placed(cluster: &Cluster) -> Option<Reason> {
+    Some(cluster.status(1).await?.condition(ConditionType::Placed)?.reason)
+}
+
+async fn scheduled(cluster: &Cluster) {
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 2 }).await;
+    tokio::time::sleep(3 * SECOND).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_pods_are_healthy_the_pod_moves_and_the_books_agree() {
+    let (cluster, books) = cluster().await;
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(5 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    assert_eq!(*books.returned.lock().unwrap(), [node(0)].into());
+    assert!(cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none()));
+    let events: Vec<_> =
+        cluster.audit().await.iter().map(|r| r.event_type.as_str().to_owned()).collect();
+    let count = |kind: &str| events.iter().filter(|e| *e == kind).count();
+    assert_eq!((count("NODE_TRANSFER_START"), count("NODE_TRANSFER_COMPLETION")), (1, 1));
+    assert!(cluster.status(1).await.unwrap().transfer.is_none());
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_static_rc_never_moves() {
+    let (cluster, books) = cluster().await;
+    let record = cluster.record(1, 2);
+    cluster.write_rc(1, &record).await;
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(3 * SECOND, "said so", || async {
+        placed(&cluster).await == Some(Reason::IneligibleNodes)
+    })
+    .await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_while_another_pod_is_unhealthy_but_when_the_leaving_one_is() {
+    let (cluster, books) = cluster().await;
+    cluster.set_health(&node(1), 1, "critical").await;
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(3 * SECOND, "waits", || async { placed(&cluster).await == Some(Reason::PodsUnhealthy) })
+        .await;
+    cluster.set_health(&node(0), 1, "critical").await;
+    within(5 * SECOND, "moves", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_while_somebody_holds_a_lock_and_no_session_leaks() {
+    for lock in [key::rc_mutation_lock(rc_id(1)), key::rc_transfer_lock(rc_id(1))] {
+        let (cluster, books) = cluster().await;
+        let farm = cluster.start("a");
+        scheduled(&cluster).await;
+        let session = cluster.store.create_session(&Default::default()).await.unwrap();
+        let mode = PutMode::Acquire(session.clone());
+        assert!(cluster.store.put(&lock, "".into(), 0, mode).await.unwrap());
+        tokio::time::sleep(SECOND).await;
+        forbid_n0(&cluster, &books).await;
+        within(3 * SECOND, "waits", || async { placed(&cluster).await == Some(Reason::LockHeld) })
+            .await;
+        assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+        cluster.store.destroy_session(&session).await.unwrap();
+        within(25 * SECOND, "moves", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
+            .await;
+        assert_eq!(cluster.store.inspect(|t| t.sessions.all().count()), 1, "the farm's own");
+        farm.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_while_service_discovery_is_behind() {
+    let (mut cluster, books) = cluster().await;
+    let behind = Arc::new(Behind(Mutex::new(true)));
+    cluster.discovery = behind.clone();
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(3 * SECOND, "waits", || async {
+        placed(&cluster).await == Some(Reason::DiscoveryNotSynced)
+    })
+    .await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    *behind.0.lock().unwrap() = false;
+    within(60 * SECOND, "moves", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
+    let (cluster, books) = cluster().await;
+    *books.refuse_allocation.lock().unwrap() = true;
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(5 * SECOND, "undone", || async {
+        placed(&cluster).await == Some(Reason::TransferFailed)
+    })
+    .await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    assert!(cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none()));
+    *books.refuse_allocation.lock().unwrap() = false;
+    within(120 * SECOND, "later it moves", || async {
+        cluster.nodes_of(1).await == names(&[1, 50])
+    })
+    .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_deallocation_gives_the_new_node_back() {
+    let (cluster, books) = cluster().await;
+    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(120 * SECOND, "undone", || async {
+        placed(&cluster).await == Some(Reason::TransferFailed)
+    })
+    .await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    assert!(books.returned.lock().unwrap().contains(&node(50)));
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transfer_survives_the_death_of_its_farm() {
+    let (cluster, books) = cluster().await;
+    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    within(5 * SECOND, "half done", || async {
+        cluster.status(1).await.unwrap().transfer.is_some_and(|t| t.new_node.is_some())
+    })
+    .await;
+    let id = cluster.status(1).await.unwrap().transfer.unwrap().id;
+    farm.kill().await;
+    *books.refuse_return_of.lock().unwrap() = None;
+    let next = cluster.start("b");
+    within(10 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
+        .await;
+    assert_eq!(books.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
+    assert!(cluster.intent(&node(0), 1).await.is_none(), "{}", pod_id(1));
+    next.stop().await;
+}
