@@ -147,8 +147,12 @@ mod tests {
         let early = ids.ordered_uuid(Timestamp::from_millisecond(1_000).unwrap());
         let late = ids.ordered_uuid(Timestamp::from_millisecond(2_000).unwrap());
         assert!(early < late);
-        let burst: Vec<Uuid> = (0..5_000).map(|_| ids.ordered_uuid(Timestamp::UNIX_EPOCH)).collect();
-        assert!(burst.is_sorted() && burst[0] > late, "within a millisecond, and after a step back");
+        let burst: Vec<Uuid> =
+            (0..5_000).map(|_| ids.ordered_uuid(Timestamp::UNIX_EPOCH)).collect();
+        assert!(
+            burst.is_sorted() && burst[0] > late,
+            "within a millisecond, and after a step back"
+        );
         assert_eq!(late.get_version_num(), 7);
     }
 }

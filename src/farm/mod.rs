@@ -10,6 +10,7 @@ pub mod child;
 pub mod claims;
 pub mod emptiness;
 pub mod kind;
+pub mod kinds;
 pub mod plan;
 mod preflight;
 pub mod records;

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::embedded::{Fate, Faults, Request};
 use rcfarm::embedded::{Embedded, Settings};
+use rcfarm::embedded::{Fate, Faults, Request};
+use rcfarm::farm::kinds::{MakeScheduler, by_labels};
 use rcfarm::farm::{Farm, FarmReport, FarmSettings, Ground, PreflightError, SessionSettings};
 use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm::rc::status::RcStatus;
-use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler, SelectorScheduler};
-use rcfarm::store::{DeleteMode, Limits, PutMode, Query, Reader, Store, Writer, key};
+use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler};
+use rcfarm::store::{DeleteMode, Limits, PutMode, Query, Reader, Store, key};
 use rcfarm::time::{Clock, IdSource, Timestamp};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -60,14 +61,11 @@ impl RunningFarm {
     }
 }
 
-pub type MakeScheduler =
-    Arc<dyn Fn(Arc<rcfarm::rc::world::World>) -> Arc<dyn Scheduler> + Send + Sync>;
-
 pub struct Cluster {
     pub store: Embedded,
     pub ids: Arc<IdSource>,
     pub clock: Arc<VirtualClock>,
-    pub scheduler: MakeScheduler,
+    pub scheduler: Option<Arc<dyn Scheduler>>,
     pub discovery: Arc<dyn Discovery>,
 }
 
@@ -78,10 +76,7 @@ impl Cluster {
             store: Embedded::new(&Settings::default(), &ids),
             ids,
             clock: Arc::new(VirtualClock { start: Instant::now() }),
-            scheduler: Arc::new(|world: Arc<rcfarm::rc::world::World>| {
-                let nodes = rcfarm::rc::world::WatchedNodes(world.nodes.clone());
-                Arc::new(SelectorScheduler::new(nodes)) as Arc<dyn Scheduler>
-            }),
+            scheduler: None,
             discovery: Arc::new(NoDiscovery),
         };
         for n in 0..nodes {
@@ -116,21 +111,12 @@ impl Cluster {
             clock: self.clock.clone(),
             ids: Arc::new(self.ids.fork()),
         };
-        let world = rcfarm::rc::world::World::new(store.clone());
-        let placement = rcfarm::rc::Placement {
-            scheduler: (self.scheduler)(world.clone()),
-            discovery: self.discovery.clone(),
+        let scheduler = self.scheduler.clone();
+        let scheduler: MakeScheduler = match scheduler {
+            Some(scheduler) => Box::new(move |_| scheduler),
+            None => by_labels(),
         };
-        let site = rcfarm::farm::kind::Site {
-            farm: settings.name.clone(),
-            reader: store.clone(),
-            writer: Writer::new(store),
-            clock: ground.clock.clone(),
-            ids: ground.ids.clone(),
-            limits: settings.limits,
-        };
-        let kind = rcfarm::rc::RcKind::new(site, world, placement);
-        let farm = Farm::new(settings, ground, vec![Arc::new(kind)]);
+        let farm = Farm::of_all_kinds(settings, ground, scheduler, self.discovery.clone());
         let report = farm.report();
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(farm.run(shutdown.clone()));

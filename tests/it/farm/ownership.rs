@@ -46,7 +46,8 @@ async fn a_dead_farms_records_are_taken_over_without_any_other_write() {
         cluster.create_rc(n, 1).await;
     }
     let (a, b) = (cluster.start("a"), cluster.start("b"));
-    within(5 * SECOND, "shared", || async { a.claims() + b.claims() == 50 && b.claims() > 0 }).await;
+    within(5 * SECOND, "shared", || async { a.claims() + b.claims() == 50 && b.claims() > 0 })
+        .await;
     within(10 * SECOND, "fairly", || async { a.claims() > 10 && b.claims() > 10 }).await;
     a.kill().await;
     let took = within(20 * SECOND, "taken over", || async { b.claims() == 50 }).await;

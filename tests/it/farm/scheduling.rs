@@ -198,10 +198,7 @@ async fn a_disabled_rc_changes_nothing() {
         cluster.write_rc(1, &record).await;
         tokio::time::sleep(5 * SECOND).await;
         assert_eq!(cluster.nodes_of(1).await.len(), 3);
-        assert_eq!(
-            reason(&cluster, 1, ConditionType::Scheduled).await,
-            Some(Reason::Disabled)
-        );
+        assert_eq!(reason(&cluster, 1, ConditionType::Scheduled).await, Some(Reason::Disabled));
     }
     farm.stop().await;
 }
@@ -267,7 +264,8 @@ async fn bad_records_keys_and_labels_harm_only_themselves() {
     cluster.put(key::rc(rc_id(9)).as_str(), "{").await;
     cluster.create_rc(1, 2).await;
     let farm = cluster.start("a");
-    within(3 * SECOND, "the good one", || async { cluster.nodes_of(1).await == names(&[0, 2]) }).await;
+    within(3 * SECOND, "the good one", || async { cluster.nodes_of(1).await == names(&[0, 2]) })
+        .await;
     within(3 * SECOND, "said so", || async {
         reason(&cluster, 9, ConditionType::Valid).await == Some(Reason::InvalidRecord)
     })
@@ -292,10 +290,7 @@ async fn a_suddenly_empty_node_tree_removes_and_moves_nothing() {
     cluster.write_rc(1, &record).await;
     tokio::time::sleep(30 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await.len(), 3, "nothing is removed on a doubtful view");
-    assert_eq!(
-        reason(&cluster, 1, ConditionType::Scheduled).await,
-        Some(Reason::SuspiciousTree)
-    );
+    assert_eq!(reason(&cluster, 1, ConditionType::Scheduled).await, Some(Reason::SuspiciousTree));
     cluster.put("rcfarm/bell/confirm/a", "yes").await;
     within(5 * SECOND, "confirmed", || async { cluster.nodes_of(1).await.len() == 1 }).await;
     farm.stop().await;

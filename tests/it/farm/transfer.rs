@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use async_trait::async_trait;
 use rcfarm::ids::{NodeName, PodId};
 use rcfarm::rc::status::{ConditionType, Reason};
 use rcfarm::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
@@ -80,8 +80,7 @@ async fn cluster() -> (Cluster, Arc<Books>) {
     let mut cluster = Cluster::new(2).await;
     let books = Arc::new(Books::default());
     *books.eligible.lock().unwrap() = [node(0), node(1)].into();
-    let scheduler = books.clone();
-    cluster.scheduler = Arc::new(move |_| scheduler.clone());
+    cluster.scheduler = Some(books.clone());
     let mut record = cluster.record(1, 2);
     record["allocation_strategy"] = json!("dynamic_strategy");
     cluster.write_rc(1, &record).await;
@@ -118,7 +117,9 @@ async fn when_all_pods_are_healthy_the_pod_moves_and_the_books_agree() {
     forbid_n0(&cluster, &books).await;
     within(5 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
     assert_eq!(*books.returned.lock().unwrap(), [node(0)].into());
-    assert!(cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none()));
+    assert!(
+        cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none())
+    );
     let events: Vec<_> =
         cluster.audit().await.iter().map(|r| r.event_type.as_str().to_owned()).collect();
     let count = |kind: &str| events.iter().filter(|e| *e == kind).count();
@@ -209,7 +210,9 @@ async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
-    assert!(cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none()));
+    assert!(
+        cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none())
+    );
     *books.refuse_allocation.lock().unwrap() = false;
     within(120 * SECOND, "later it moves", || async {
         cluster.nodes_of(1).await == names(&[1, 50])

@@ -1,0 +1,43 @@
+//! The farm's table of kinds: what it is put together from. A new kind of record is one line here.
+
+use std::sync::Arc;
+
+use super::kind::{Kind, Site};
+use super::{Farm, FarmSettings, Ground};
+use crate::rc::world::{WatchedNodes, World};
+use crate::rc::{Placement, RcKind};
+use crate::schedule::{Discovery, Scheduler, SelectorScheduler};
+use crate::store::Writer;
+
+/// Makes a scheduler over the world that the farm watches.
+pub type MakeScheduler = Box<dyn FnOnce(&Arc<World>) -> Arc<dyn Scheduler> + Send>;
+
+/// The scheduler that goes by labels alone.
+#[must_use]
+pub fn by_labels() -> MakeScheduler {
+    Box::new(|world| Arc::new(SelectorScheduler::new(WatchedNodes(world.nodes.clone()))))
+}
+
+impl Farm {
+    /// A farm of all kinds.
+    #[must_use]
+    pub fn of_all_kinds(
+        settings: FarmSettings,
+        ground: Ground,
+        scheduler: MakeScheduler,
+        discovery: Arc<dyn Discovery>,
+    ) -> Farm {
+        let site = Site {
+            farm: settings.name.clone(),
+            reader: ground.store.clone(),
+            writer: Writer::new(ground.store.clone()),
+            clock: ground.clock.clone(),
+            ids: ground.ids.clone(),
+            limits: settings.limits,
+        };
+        let world = World::new(ground.store.clone());
+        let placement = Placement { scheduler: scheduler(&world), discovery };
+        let kinds: Vec<Arc<dyn Kind>> = vec![Arc::new(RcKind::new(site, world, placement))];
+        Farm::new(settings, ground, kinds)
+    }
+}
