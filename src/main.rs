@@ -1,1 +1,6 @@
-fn main() {}
+//! `rcfarm`: see [`rcfarm::cli`].
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    rcfarm::cli::main()
+}

@@ -1,1 +1,119 @@
 //! The commands; the only code that prints.
+//!
+//! A command reads and writes Consul directly; there is no server of ours in between. What a command changes it
+//! changes in one transaction with its audit record ([`console`]), guarded by what it has read.
+//!
+//! Results go to standard output in the form of `-o`, words about them to standard error.
+
+mod argv;
+mod audit;
+mod connect;
+mod console;
+mod doctor;
+mod failure;
+mod farm;
+mod label;
+mod output;
+mod rc;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
+
+use connect::{Connection, Global};
+use console::Console;
+use failure::{EXIT_CODES, Exit};
+
+/// Replication controllers and batch jobs on machines that already run Consul
+#[derive(Parser)]
+#[command(name = "rcfarm", version, after_help = EXIT_CODES)]
+#[command(max_term_width = 120, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    #[command(subcommand)]
+    Rc(rc::RcCommand),
+    #[command(subcommand)]
+    Label(label::LabelCommand),
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
+    #[command(subcommand)]
+    Farm(farm::FarmCommand),
+    /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
+    Doctor,
+    /// Print the completions of a shell, as in: source <(rcfarm completion bash)
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the command of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(exit) => return exit.into(),
+    };
+    let out = cli.global.output();
+    let mut address = None;
+    let exit = run(cli, &mut address)
+        .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.is_coloured));
+    exit.into()
+}
+
+/// Reads the arguments; prints help, version, or what is wrong with them.
+fn parse() -> Result<Cli, Exit> {
+    let is_plain = std::env::args_os().any(|arg| arg == "--no-color" || arg == "-no-color");
+    let colours = if is_plain { ColorChoice::Never } else { ColorChoice::Auto };
+    let command = Cli::command().color(colours);
+    let arguments = argv::with_double_dashes(&command, std::env::args_os());
+    let parsed = command.try_get_matches_from(arguments);
+    parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
+        // Nobody is left to tell when this fails.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Error } else { Exit::Ok }
+    })
+}
+
+fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
+    if let Command::Completion { shell } = cli.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "rcfarm", &mut script);
+        io::Write::write_all(&mut io::stdout().lock(), &script)?;
+        return Ok(Exit::Ok);
+    }
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let out = cli.global.output();
+        let Connection { store, address: reached, warnings } = cli.global.connect()?;
+        warnings.iter().for_each(|warning| out.note(warning));
+        *address = Some(reached.clone());
+        let console = Console::new(store, out);
+        match cli.command {
+            Command::Rc(command) => rc::run(&console, command).await,
+            Command::Label(command) => label::run(&console, command).await,
+            Command::Audit(command) => audit::run(&console, command).await,
+            Command::Farm(command) => farm::run(&console, command).await,
+            Command::Doctor => doctor::run(&console, &reached).await,
+            Command::Completion { .. } => Ok(Exit::Ok),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

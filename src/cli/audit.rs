@@ -1,0 +1,415 @@
+//! `rcfarm audit …`
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::console::Console;
+use super::failure::{Exit, failure};
+use super::output::{duration, or_dash, table};
+use super::rc::{find, observe};
+use crate::audit::{
+    Actual, AuditRecord, Details, Difference, Logged, compare, fold, op, prune_plan,
+};
+use crate::ids::{NodeName, RcId};
+use crate::rc::spec::RcRecord;
+use crate::store::key::{self, LabelKind};
+use crate::store::watch::LONGEST_WAIT;
+use crate::store::{Entry, Index, Op, Query, StoreError, TxnOutcome};
+use crate::time::{Timestamp, backoff};
+
+/// The audit log: who changed what, when and why
+#[derive(clap::Subcommand)]
+pub enum AuditCommand {
+    /// Print records, oldest first
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Fold the log and compare it with the state; exit code 2 when they differ
+    Verify,
+    /// Delete old records, keeping what the rest stands for
+    Prune(PruneArgs),
+}
+
+/// Which records.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// Only records of the last TIME, as in 1h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    since: Option<Duration>,
+    /// Only records of this controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(long, value_name = "RC")]
+    rc: Option<String>,
+    /// Then print new records as they come
+    #[arg(short, long)]
+    follow: bool,
+}
+
+/// How many.
+#[derive(clap::Args)]
+pub struct PruneArgs {
+    /// Keep the records of the last TIME, as in 30d
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    keep: Duration,
+    /// Only say how many would be deleted
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// How far the clocks of writers may be off when records are chosen by the time in their keys.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
+
+pub(super) async fn run(console: &Console, command: AuditCommand) -> anyhow::Result<Exit> {
+    match command {
+        AuditCommand::List(args) => list(console, &args).await,
+        AuditCommand::Verify => verify(console).await,
+        AuditCommand::Prune(args) => prune(console, &args).await,
+    }
+}
+
+/// What to print.
+struct Filter {
+    since: Option<Timestamp>,
+    rc: Option<RcId>,
+}
+
+impl Filter {
+    fn wants(&self, record: &AuditRecord) -> bool {
+        self.since.is_none_or(|since| record.timestamp >= since)
+            && self.rc.is_none_or(|rc| {
+                record.details().ok().and_then(|details| details.controller()) == Some(rc)
+            })
+    }
+}
+
+async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let since = match args.since {
+        Some(since) => Some(console.now().checked_sub(since)?),
+        None => None,
+    };
+    let filter = Filter { since, rc: controller(console, args.rc.as_deref()).await? };
+    let keys = console.store.keys(&key::audit_logs(), None, Query::PLAIN).await?;
+    let recent = keys.value.iter().filter(|key| may_be_since(key, since));
+    let mut log = read(console, recent.map(String::as_str)).await?;
+    log.retain(|logged| filter.wants(&logged.record));
+    if !args.follow {
+        let values: Vec<_> = log.iter().map(value).collect();
+        console.out.show(&values, || {
+            if log.is_empty() {
+                return "there are no such records".to_owned();
+            }
+            table(&["TIME", "EVENT", "CONTROLLER", "POD", "BY", "WHAT"], log.iter().map(columns))
+        })?;
+        return Ok(Exit::Ok);
+    }
+    for logged in &log {
+        print(console, logged)?;
+    }
+    follow(console, &filter, keys.value, keys.index).await
+}
+
+/// The controller to look for. One that is gone is named by its whole id.
+async fn controller(console: &Console, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
+    Ok(match rc {
+        None => None,
+        Some(rc) => Some(match rc.parse() {
+            Ok(id) => id,
+            Err(_) => find::find(console, rc).await?.id,
+        }),
+    })
+}
+
+/// Whether the record of a key may be younger than `since`. Keys of version 7 say when they were made; p2's
+/// (version 4) do not.
+fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
+    let made = || {
+        let id: Uuid = key::audit_logs().tail(key)?.parse().ok()?;
+        let (seconds, _) = id.get_timestamp().filter(|_| id.get_version_num() == 7)?.to_unix();
+        Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
+    };
+    let Some(since) = since else { return true };
+    let tolerated = since.checked_sub(CLOCK_TOLERANCE).unwrap_or(since);
+    made().is_none_or(|made| made >= tolerated)
+}
+
+/// Reads records by their keys, in the order of their commits. What is no record is named and left out.
+async fn read<'k>(
+    console: &Console,
+    keys: impl Iterator<Item = &'k str>,
+) -> anyhow::Result<Vec<Logged>> {
+    let ids = keys.filter_map(|key| key::audit_logs().tail(key)?.parse().ok());
+    let entries = console.get_many(ids.map(key::audit_log)).await?;
+    Ok(logged(console, entries.values()))
+}
+
+fn logged<'e>(console: &Console, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
+    let mut log: Vec<Logged> = entries
+        .filter_map(|entry| {
+            let id = key::audit_logs().tail(&entry.key)?.parse().ok();
+            match (id, AuditRecord::decode(&entry.value)) {
+                (Some(id), Ok(record)) => Some(Logged { id, index: entry.create_index, record }),
+                (_, Err(error)) => {
+                    console.out.note(&format!("{}: {error}", entry.key));
+                    None
+                }
+                (None, Ok(_)) => {
+                    console.out.note(&format!("{}: the key's name is no UUID", entry.key));
+                    None
+                }
+            }
+        })
+        .collect();
+    log.sort_by_key(|logged| (logged.index, logged.id));
+    log
+}
+
+/// Prints what is new, for ever.
+async fn follow(
+    console: &Console,
+    filter: &Filter,
+    mut known: Vec<String>,
+    mut index: Index,
+) -> anyhow::Result<Exit> {
+    let mut failures = 0;
+    loop {
+        let query =
+            if index == Index::ZERO { Query::PLAIN } else { Query::after(index, LONGEST_WAIT) };
+        let answer = match console.store.keys(&key::audit_logs(), None, query).await {
+            Ok(answer) => answer,
+            Err(error) if error.is_retryable() => {
+                console.out.note(&format!("{error}; trying again"));
+                let pause = backoff(Duration::from_secs(1), Duration::from_secs(30), failures);
+                tokio::time::sleep(pause).await;
+                (failures, index) = (failures + 1, Index::ZERO);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        failures = 0;
+        index = if answer.index < index { Index::ZERO } else { answer.index };
+        // Both lists are in key order.
+        let new = answer.value.iter().filter(|key| known.binary_search(key).is_err());
+        for logged in &read(console, new.map(String::as_str)).await? {
+            if filter.wants(&logged.record) {
+                print(console, logged)?;
+            }
+        }
+        known = answer.value;
+    }
+}
+
+fn print(console: &Console, logged: &Logged) -> anyhow::Result<()> {
+    console.out.show_next(&value(logged), || columns(logged).join("  "))
+}
+
+fn value(logged: &Logged) -> serde_json::Value {
+    json!({"id": logged.id, "index": logged.index, "record": logged.record})
+}
+
+fn columns(logged: &Logged) -> Vec<String> {
+    let record = &logged.record;
+    let field = |name: &str| record.event_details.get(name).and_then(|value| value.as_str());
+    let controller = field("replication_controller_id").map(|id| id.get(..8).unwrap_or(id));
+    let by = match (field("actor"), field("farm")) {
+        (Some("farm"), Some(farm)) => Some(farm),
+        (actor, _) => actor,
+    };
+    vec![
+        format!("{:.0}", record.timestamp),
+        record.event_type.to_string(),
+        or_dash(controller),
+        or_dash(field("pod_id")),
+        or_dash(by),
+        what(record),
+    ]
+}
+
+/// What happened, in a line.
+fn what(record: &AuditRecord) -> String {
+    let details = match record.details() {
+        Ok(details) => details,
+        Err(error) => return error.to_string(),
+    };
+    let count = |count: Option<i64>| or_dash(count);
+    match details {
+        Details::Retarget(d) => {
+            let signed = |sign: &str, nodes: &[NodeName]| match nodes.len() {
+                0 => String::new(),
+                1..=4 => nodes.iter().map(|node| format!("{sign}{node} ")).collect(),
+                more => format!("{sign}{more} nodes "),
+            };
+            let (added, removed) = (signed("+", &d.nodes_added), signed("-", &d.nodes_removed));
+            let repaired = signed("~", &d.nodes_repaired);
+            format!("{added}{removed}{repaired}{} of {} ({})", d.count, d.desired_after, d.reason)
+        }
+        Details::NodeTransferStart(d)
+        | Details::NodeTransferCompletion(d)
+        | Details::NodeTransferRollback(d) => {
+            let to = or_dash(d.new_node.as_ref());
+            let why = d.rollback_reason.map(|why| format!(" ({why})")).unwrap_or_default();
+            format!("{} -> {to}{why}", d.old_node)
+        }
+        Details::ControllerCreated(d)
+        | Details::ControllerScaled(d)
+        | Details::ControllerDeleted(d) => {
+            let (before, after) = (count(d.desired_before), count(d.desired_after));
+            let orphans = match d.orphans.len() {
+                0 => String::new(),
+                orphans => format!(", {orphans} orphans"),
+            };
+            format!("{before} -> {after}{orphans}")
+        }
+        Details::ControllerEnabled(_) | Details::ControllerDisabled(_) => String::new(),
+        Details::LabelsChanged(d) => {
+            let set = d.set.iter().map(|(key, value)| format!(" {key}={value}"));
+            let removed = d.removed.keys().map(|key| format!(" -{key}"));
+            format!("{} {}{}", d.kind, d.id, set.chain(removed).collect::<String>())
+        }
+        Details::OrphansRemoved(d) => {
+            d.nodes.iter().map(|node| format!("-{node} ")).collect::<String>()
+        }
+        Details::Checkpoint(d) => {
+            format!("{} controllers, through {}", d.controllers.len(), d.through)
+        }
+        Details::Other(_, json) => match json.get("nodes").and_then(|nodes| nodes.as_array()) {
+            Some(nodes) => format!("{} nodes", nodes.len()),
+            None => String::new(),
+        },
+    }
+}
+
+async fn verify(console: &Console) -> anyhow::Result<Exit> {
+    let entries = snapshot(console).await?;
+    let under = |prefix: &crate::store::Prefix| {
+        let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
+        entries.cloned().collect::<Vec<Entry>>()
+    };
+    let records = under(&key::rcs());
+    let pods = under(&key::labels(LabelKind::Pod));
+    let log = logged(console, under(&key::audit_logs()).iter());
+    let folded = fold(&log);
+    let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
+        .into_iter()
+        .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
+    let shown = json!({
+        "records": log.len(),
+        "controllers": folded.controllers.len(),
+        "differences": differences,
+        "gaps": folded.gaps,
+        "not_in_log": unknown,
+        "records_without_controller": folded.unattributed,
+    });
+    let is_clean = differences.is_empty() && folded.gaps.is_empty();
+    console.out.show(&shown, || {
+        let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
+        for gap in &folded.gaps {
+            text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
+        }
+        if !unknown.is_empty() {
+            let count = unknown.len();
+            text.push_str(&format!("{count} controllers were not placed by rcfarm yet\n"));
+        }
+        let (log, controllers) = (log.len(), folded.controllers.len());
+        let verdict = if is_clean { "agree" } else { "do not agree" };
+        text.push_str(&format!(
+            "{log} records and the state of {controllers} controllers {verdict}\n"
+        ));
+        text
+    })?;
+    Ok(if is_clean { Exit::Ok } else { Exit::Found })
+}
+
+/// Log, records and pods at one moment: read one after the other they would differ while a farm works.
+async fn snapshot(console: &Console) -> Result<Vec<Entry>, StoreError> {
+    let tree = |prefix| Op::GetTree { prefix };
+    let ops = [key::audit_logs(), key::rcs(), key::labels(LabelKind::Pod)].map(tree);
+    match console.store.txn(&ops).await? {
+        TxnOutcome::Committed { entries, .. } => Ok(entries),
+        TxnOutcome::Refused(refusals) => Err(StoreError::Forbidden {
+            what: refusals.into_iter().map(|refusal| refusal.what).collect::<Vec<_>>().join("; "),
+        }),
+    }
+}
+
+/// What the records and the pods' labels say.
+fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
+    let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
+    for entry in records {
+        let Some(Ok(id)) = key::rcs().tail(&entry.key).map(str::parse) else { continue };
+        let desired = RcRecord::decode(&entry.value).ok().map(|record| record.replicas_desired);
+        actual.entry(id).or_default().desired = desired;
+    }
+    for (place, pod) in observe::places(pods) {
+        if let Some(rc) = pod.rc {
+            actual.entry(rc).or_default().nodes.insert(place.node);
+        }
+    }
+    actual
+}
+
+async fn prune(console: &Console, args: &PruneArgs) -> anyhow::Result<Exit> {
+    let entries = console.store.list(&key::audit_logs(), Query::CONSISTENT).await?.value;
+    let log = logged(console, entries.iter());
+    let now = console.now();
+    let plan = prune_plan(&log, now.checked_sub(args.keep)?, console.ids.ordered_uuid(now));
+    if !args.dry_run {
+        for part in &plan.checkpoints {
+            write_checkpoint(console, &AuditRecord::new(&Details::Checkpoint(part.clone()), now))
+                .await?;
+        }
+        for ids in plan.delete.chunks(console.limits.ops) {
+            let delete = |id: &Uuid| Op::Delete { key: key::audit_log(*id) };
+            let ops: Vec<Op> = ids.iter().map(delete).collect();
+            if let TxnOutcome::Refused(refusals) = console.store.txn(&ops).await? {
+                let what =
+                    refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
+                return Err(failure(
+                    format!("cannot delete audit records: {what}"),
+                    "the token needs write on audit_logs/: rcfarm doctor",
+                ));
+            }
+        }
+    }
+    let (deleted, kept) = (plan.delete.len(), log.len() - plan.delete.len());
+    let shown = json!({"deleted": deleted, "kept": kept, "dry_run": args.dry_run});
+    console.out.show(&shown, || {
+        let would = if args.dry_run { "would delete" } else { "deleted" };
+        format!("{would} {deleted} records, kept {kept}")
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// A part of a checkpoint must be there before anything is deleted.
+async fn write_checkpoint(console: &Console, record: &AuditRecord) -> anyhow::Result<()> {
+    let id = console.ids.ordered_uuid(record.timestamp);
+    match console.store.txn(&[op(id, record)]).await? {
+        TxnOutcome::Committed { .. } => Ok(()),
+        TxnOutcome::Refused(refusals) => {
+            let what = refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
+            Err(failure(
+                format!("cannot write the checkpoint: {what}; nothing was deleted"),
+                "the token needs write on audit_logs/: rcfarm doctor",
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::IdSource;
+
+    #[test]
+    fn records_are_chosen_by_the_time_in_their_keys() {
+        let ids = IdSource::from_seed(1);
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let key = |id: Uuid| key::audit_log(id).to_string();
+        let since = Some(at(10_000));
+        assert!(may_be_since(&key(ids.ordered_uuid(at(10_001))), since));
+        assert!(may_be_since(&key(ids.ordered_uuid(at(9_800))), since), "a clock may be behind");
+        assert!(!may_be_since(&key(ids.ordered_uuid(at(9_000))), since));
+        assert!(may_be_since(&key(ids.uuid()), since), "p2's keys do not say");
+        assert!(may_be_since(&key(ids.ordered_uuid(at(0))), None));
+    }
+}

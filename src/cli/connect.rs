@@ -1,0 +1,222 @@
+//! The flags that every command has, and the way from them to a store.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use super::output::{Format, Output};
+use crate::consul::{Consul, ConsulConfig};
+use crate::store::{Prefix, Rooted, Store};
+
+const CONSUL: &str = "Consul";
+const OUTPUT: &str = "Output";
+
+/// Where Consul is, and how to print. A flag wins over its variable, that over the file, that over the default.
+#[derive(clap::Args)]
+pub struct Global {
+    /// Address of the agent: host:port, http://… or https://… [env: CONSUL_HTTP_ADDR] [default: 127.0.0.1:8500]
+    #[arg(long, global = true, value_name = "ADDRESS", help_heading = CONSUL)]
+    http_addr: Option<String>,
+    /// ACL token; others on this machine can see it, so prefer the variable or a file [env: CONSUL_HTTP_TOKEN]
+    #[arg(long, global = true, value_name = "TOKEN", help_heading = CONSUL)]
+    token: Option<String>,
+    /// File with the ACL token [env: CONSUL_HTTP_TOKEN_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL)]
+    token_file: Option<PathBuf>,
+    /// PEM file with the authorities to trust [env: CONSUL_CACERT]
+    #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL, hide_short_help = true)]
+    ca_file: Option<PathBuf>,
+    /// Directory of such files [env: CONSUL_CAPATH]
+    #[arg(long, global = true, value_name = "DIR", help_heading = CONSUL, hide_short_help = true)]
+    ca_path: Option<PathBuf>,
+    /// PEM file with our certificate [env: CONSUL_CLIENT_CERT]
+    #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL, hide_short_help = true)]
+    client_cert: Option<PathBuf>,
+    /// PEM file with our key [env: CONSUL_CLIENT_KEY]
+    #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL, hide_short_help = true)]
+    client_key: Option<PathBuf>,
+    /// Name to expect in the server's certificate [env: CONSUL_TLS_SERVER_NAME]
+    #[arg(long, global = true, value_name = "NAME", help_heading = CONSUL, hide_short_help = true)]
+    tls_server_name: Option<String>,
+    /// Namespace (Consul Enterprise) [env: CONSUL_NAMESPACE]
+    #[arg(long, global = true, value_name = "NAME", help_heading = CONSUL, hide_short_help = true)]
+    namespace: Option<String>,
+    /// Admin partition (Consul Enterprise) [env: CONSUL_PARTITION]
+    #[arg(long, global = true, value_name = "NAME", help_heading = CONSUL, hide_short_help = true)]
+    partition: Option<String>,
+    /// Datacenter [default: the agent's own]
+    #[arg(long, global = true, value_name = "NAME", help_heading = CONSUL, hide_short_help = true)]
+    datacenter: Option<String>,
+    /// Let any server answer reads, not only the leader
+    #[arg(long, global = true, help_heading = CONSUL)]
+    stale: bool,
+    /// Prefix of all keys [env: RCFARM_ROOT] [default: none]
+    #[arg(long, global = true, value_name = "PREFIX", help_heading = CONSUL)]
+    root: Option<String>,
+    /// YAML or JSON file with any of the settings above, named as the flags are [env: RCFARM_CONFIG]
+    #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL)]
+    config: Option<PathBuf>,
+    /// How to print results
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT", help_heading = OUTPUT)]
+    output: Format,
+    /// No colours [env: NO_COLOR]
+    #[arg(long, global = true, help_heading = OUTPUT)]
+    no_color: bool,
+}
+
+/// The file of [`Global::config`].
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    http_addr: Option<String>,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    ca_path: Option<PathBuf>,
+    client_cert: Option<PathBuf>,
+    client_key: Option<PathBuf>,
+    tls_server_name: Option<String>,
+    namespace: Option<String>,
+    partition: Option<String>,
+    datacenter: Option<String>,
+    stale: Option<bool>,
+    root: Option<String>,
+}
+
+impl File {
+    fn read(path: &Path) -> anyhow::Result<File> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {} (--config)", path.display()))?;
+        let file: Option<File> = serde_saphyr::from_str(&text)
+            .map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.without_snippet()))?;
+        Ok(file.unwrap_or_default())
+    }
+
+    fn consul(self) -> ConsulConfig {
+        ConsulConfig {
+            address: self.http_addr,
+            token: self.token,
+            token_file: self.token_file,
+            ca_file: self.ca_file,
+            ca_path: self.ca_path,
+            client_cert: self.client_cert,
+            client_key: self.client_key,
+            tls_server_name: self.tls_server_name,
+            namespace: self.namespace,
+            partition: self.partition,
+            datacenter: self.datacenter,
+            stale: self.stale,
+            ..ConsulConfig::default()
+        }
+    }
+}
+
+/// A store, and what to call it.
+pub(super) struct Connection {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) address: String,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Global {
+    pub(super) fn output(&self) -> Output {
+        let is_coloured = !self.no_color && std::env::var_os("NO_COLOR").is_none();
+        Output { format: self.output, is_coloured }
+    }
+
+    fn flags(&self) -> ConsulConfig {
+        ConsulConfig {
+            address: self.http_addr.clone(),
+            token: self.token.clone(),
+            token_file: self.token_file.clone(),
+            ca_file: self.ca_file.clone(),
+            ca_path: self.ca_path.clone(),
+            client_cert: self.client_cert.clone(),
+            client_key: self.client_key.clone(),
+            tls_server_name: self.tls_server_name.clone(),
+            namespace: self.namespace.clone(),
+            partition: self.partition.clone(),
+            datacenter: self.datacenter.clone(),
+            stale: self.stale.then_some(true),
+            ..ConsulConfig::default()
+        }
+    }
+
+    /// Everything that was set, and the root.
+    fn settings(
+        &self,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<(ConsulConfig, Prefix)> {
+        let variable = |name| env(name).filter(|value| !value.is_empty());
+        let path = self.config.clone().or_else(|| variable("RCFARM_CONFIG").map(PathBuf::from));
+        let mut file = path.as_deref().map(File::read).transpose()?.unwrap_or_default();
+        let below = file.root.take();
+        let root = self.root.clone().or_else(|| variable("RCFARM_ROOT")).or(below);
+        let root = Prefix::parse(root.as_deref().unwrap_or(""))
+            .context("the root (--root, RCFARM_ROOT) must be segments of a key, as in team/a")?;
+        Ok((self.flags().or(ConsulConfig::from_env(&env)).or(file.consul()), root))
+    }
+
+    /// Prepares the store; sends nothing.
+    pub(super) fn connect(&self) -> anyhow::Result<Connection> {
+        let (config, root) = self.settings(|name| std::env::var(name).ok())?;
+        let consul = Consul::new(&config)?;
+        let address = consul.address().to_owned();
+        let store = Rooted::new(Arc::new(consul), root);
+        Ok(Connection { store, address, warnings: config.warnings })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        global: Global,
+    }
+
+    fn settings(flags: &[&str], env: &[(&str, &str)]) -> anyhow::Result<(ConsulConfig, Prefix)> {
+        let only = Only::try_parse_from([&["rcfarm"], flags].concat()).unwrap();
+        let find = |name: &str| env.iter().find(|(key, _)| *key == name);
+        only.global.settings(|name| find(name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn a_flag_wins_over_its_variable_and_that_over_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rcfarm.yaml");
+        std::fs::write(&path, "http-addr: file:1\nroot: from/file\ndatacenter: dc9\n").unwrap();
+        let file = ("RCFARM_CONFIG", path.to_str().unwrap());
+
+        let (config, root) = settings(&[], &[file]).unwrap();
+        assert_eq!(config.address.as_deref(), Some("file:1"));
+        assert_eq!((root.as_str(), config.datacenter.as_deref()), ("from/file/", Some("dc9")));
+
+        let env = [file, ("CONSUL_HTTP_ADDR", "env:1"), ("RCFARM_ROOT", "from/env")];
+        let (config, root) = settings(&[], &env).unwrap();
+        assert_eq!((config.address.as_deref(), root.as_str()), (Some("env:1"), "from/env/"));
+
+        let (config, root) =
+            settings(&["--http-addr", "flag:1", "--root", "from/flag"], &env).unwrap();
+        assert_eq!((config.address.as_deref(), root.as_str()), (Some("flag:1"), "from/flag/"));
+    }
+
+    #[test]
+    fn mistakes_in_the_file_and_the_root_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rcfarm.yaml");
+        std::fs::write(&path, "http-adr: a\n").unwrap();
+        let error = settings(&["--config", path.to_str().unwrap()], &[]).unwrap_err().to_string();
+        assert!(error.contains("http-adr") && error.contains("line 1"), "{error}");
+        let error = format!("{:#}", settings(&["--root", "a//b"], &[]).unwrap_err());
+        assert!(error.contains("--root") && error.contains("is empty"), "{error}");
+        let error = settings(&["--config", "/nowhere"], &[]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere"), "{error}");
+    }
+}

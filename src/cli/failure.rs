@@ -1,0 +1,119 @@
+//! What a command says when it fails, and the exit codes.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use crate::store::StoreError;
+
+/// How a command ended. The codes are part of the interface: `--help` and `docs/cli.md` list them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what was asked; `rc plan` and `audit verify` found nothing.
+    Ok,
+    /// It failed; the arguments being wrong is a failure, too.
+    Error,
+    /// `rc plan` found something to do, or `audit verify` a difference.
+    Found,
+}
+
+/// The exit codes in words, for `--help`.
+pub(super) const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; `rc plan` and `audit verify` found nothing
+  1  failed, or the arguments are wrong; nothing was changed unless the message says so
+  2  `rc plan` found changes to make, or `audit verify` found differences";
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(match exit {
+            Exit::Ok => 0,
+            Exit::Error => 1,
+            Exit::Found => 2,
+        })
+    }
+}
+
+/// A failure with a remedy.
+#[derive(Debug)]
+pub(super) struct Failure {
+    message: String,
+    hint: String,
+}
+
+/// A failure that says what to do about it.
+pub(super) fn failure(message: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    Failure { message: message.into(), hint: hint.into() }.into()
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+impl std::error::Error for Failure {}
+
+/// Prints an error and, where one is known, its remedy. A reader that has gone away (`rcfarm … | head`) is none.
+pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: bool) -> Exit {
+    if error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    }) {
+        return Exit::Ok;
+    }
+    say("error", "31", &format!("{error:#}"), is_coloured);
+    if let Some(hint) = hint(error, address) {
+        say("hint", "36", &hint, is_coloured);
+    }
+    Exit::Error
+}
+
+/// A line on stderr: `<word>: <text>`.
+pub(super) fn say(word: &str, colour: &str, text: &str, is_coloured: bool) {
+    let mut stderr = io::stderr().lock();
+    // Nobody is left to tell when this fails.
+    let _ = if is_coloured && stderr.is_terminal() {
+        writeln!(stderr, "\x1b[1;{colour}m{word}:\x1b[0m {text}")
+    } else {
+        writeln!(stderr, "{word}: {text}")
+    };
+}
+
+fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
+    let address = address.unwrap_or("the given address");
+    error.chain().find_map(|cause| {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return Some(failure.hint.clone());
+        }
+        Some(match cause.downcast_ref::<StoreError>()? {
+            StoreError::Unreachable { .. } => format!(
+                "tried {address}; is the agent running? Another address: CONSUL_HTTP_ADDR or --http-addr. \
+                 To try things out without Consul: rcfarm dev"
+            ),
+            StoreError::Timeout { .. } | StoreError::NoLeader | StoreError::Overloaded { .. } => {
+                format!("see what ails the cluster behind {address}: rcfarm doctor")
+            }
+            StoreError::Forbidden { .. } => {
+                "see which rights the token lacks: rcfarm doctor".to_owned()
+            }
+            _ => return None,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_remedy_is_found_behind_any_context() {
+        let error = Err::<(), _>(StoreError::Unreachable { detail: "refused".to_owned() })
+            .context("cannot list")
+            .unwrap_err();
+        let hint = hint(&error, Some("http://10.0.0.1:8500/")).unwrap();
+        assert!(hint.contains("http://10.0.0.1:8500/") && hint.contains("CONSUL_HTTP_ADDR"));
+        assert_eq!(super::hint(&failure("a", "b"), None).unwrap(), "b");
+        assert_eq!(super::hint(&anyhow::anyhow!("a"), None), None);
+    }
+}

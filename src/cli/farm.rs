@@ -1,0 +1,115 @@
+//! `rcfarm farm …`
+
+use serde::Serialize;
+
+use super::console::Console;
+use super::failure::{Exit, failure};
+use super::output::{age, table};
+use crate::farm::records::Presence;
+use crate::ids::FarmName;
+use crate::store::{PutMode, Query, key};
+
+/// Farms: the daemons that keep controllers as they should be
+#[derive(clap::Subcommand)]
+pub enum FarmCommand {
+    /// List the farms that are running
+    #[command(visible_alias = "ls")]
+    List,
+    /// Tell a farm that trees which became suspiciously small are meant to be so
+    Confirm(ConfirmArgs),
+}
+
+/// Which.
+#[derive(clap::Args)]
+pub struct ConfirmArgs {
+    /// The farm
+    name: FarmName,
+}
+
+/// A farm in a list.
+#[derive(Serialize)]
+struct Row {
+    name: FarmName,
+    #[serde(flatten)]
+    presence: Presence,
+}
+
+pub(super) async fn run(console: &Console, command: FarmCommand) -> anyhow::Result<Exit> {
+    match command {
+        FarmCommand::List => list(console).await,
+        FarmCommand::Confirm(args) => confirm(console, &args.name).await,
+    }
+}
+
+async fn live(console: &Console) -> anyhow::Result<Vec<Row>> {
+    let entries = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let row = |entry: &crate::store::Entry| {
+        entry.session.as_ref()?;
+        let name = key::farms().tail(&entry.key)?.parse().ok()?;
+        Some(Row { name, presence: serde_json::from_slice(&entry.value).ok()? })
+    };
+    Ok(entries.iter().filter_map(row).collect())
+}
+
+async fn list(console: &Console) -> anyhow::Result<Exit> {
+    let farms = live(console).await?;
+    console.out.show(&farms, || {
+        if farms.is_empty() {
+            return "no farm is running".to_owned();
+        }
+        let now = console.now();
+        let rows = farms.iter().map(|Row { name, presence }| {
+            let claims: Vec<String> =
+                presence.claims.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+            let selector = match presence.selector.as_str() {
+                "" => "(all)",
+                selector => selector,
+            };
+            let state = match (presence.leaving, presence.suspicions.is_empty()) {
+                (true, _) => "leaving",
+                (false, true) => "ok",
+                (false, false) => "paused",
+            };
+            vec![
+                name.to_string(),
+                state.to_owned(),
+                claims.join(", "),
+                selector.to_owned(),
+                age(presence.since, now),
+                presence.version.clone(),
+            ]
+        });
+        let mut text = table(&["FARM", "STATE", "CLAIMS", "SELECTOR", "UP", "VERSION"], rows);
+        for Row { name, presence } in &farms {
+            for why in &presence.suspicions {
+                text.push_str(&format!("{name} is paused: {why}\n"));
+            }
+            for key in &presence.unusable_keys {
+                text.push_str(&format!("{name} cannot use key {key}\n"));
+            }
+        }
+        text
+    })?;
+    if farms.iter().any(|farm| !farm.presence.suspicions.is_empty()) {
+        console
+            .out
+            .note("if the trees are meant to be as small as they are: rcfarm farm confirm FARM");
+    }
+    Ok(Exit::Ok)
+}
+
+async fn confirm(console: &Console, name: &FarmName) -> anyhow::Result<Exit> {
+    let farms = live(console).await?;
+    if !farms.iter().any(|farm| farm.name == *name) {
+        return Err(failure(
+            format!("no farm {name} is running"),
+            "see which are: rcfarm farm list",
+        ));
+    }
+    // New each time: an equal value wakes nobody.
+    let value = console.ids.ordered_uuid(console.now()).to_string().into();
+    console.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
+    let shown = serde_json::json!({"name": name, "confirmed": true});
+    console.out.show(&shown, || format!("{name}: told"))?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,359 @@
+//! `rcfarm label …`: labels of nodes, pods, controllers and rolling updates.
+
+use serde_json::{Value, json};
+
+use super::console::{Committed, Console};
+use super::failure::{Exit, failure};
+use super::output::table;
+use super::rc::find;
+use crate::audit::{Details, LabelsChange};
+use crate::ids::{NodeName, RcId};
+use crate::labels::{
+    Labels, Selector, check_label_key, check_label_value, decode_labels, encode_labels,
+};
+use crate::rc::spec::{POD_ID, RC_ID};
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Index, Key, Op, Query};
+
+/// Labels: what selectors look at
+#[derive(clap::Subcommand)]
+pub enum LabelCommand {
+    /// Set labels of one thing, or of all that match a selector
+    Set(SetArgs),
+    /// Remove labels of one thing, or of all that match a selector
+    #[command(visible_alias = "rm")]
+    Remove(RemoveArgs),
+    /// Show the labels of one thing
+    Get(GetArgs),
+    /// List things with their labels
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+}
+
+/// Of what: `<KIND> <ID>` or `<KIND> --selector <SELECTOR>`, then the labels.
+#[derive(clap::Args)]
+pub struct SetArgs {
+    /// node, pod, replication_controller (rc) or rolls
+    #[arg(value_enum)]
+    kind: LabelKind,
+    /// ID and labels (a pod's id is NODE/POD), or with --selector labels alone: KEY=VALUE …
+    #[arg(value_name = "ID KEY=VALUE", required = true)]
+    words: Vec<String>,
+    /// Everything of the kind whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
+}
+
+/// Of what, and which.
+#[derive(clap::Args)]
+pub struct RemoveArgs {
+    /// node, pod, replication_controller (rc) or rolls
+    #[arg(value_enum)]
+    kind: LabelKind,
+    /// ID and keys (a pod's id is NODE/POD), or with --selector keys alone: KEY …
+    #[arg(value_name = "ID KEY", required = true)]
+    words: Vec<String>,
+    /// Everything of the kind whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
+}
+
+/// Of what.
+#[derive(clap::Args)]
+pub struct GetArgs {
+    /// node, pod, replication_controller (rc) or rolls
+    #[arg(value_enum)]
+    kind: LabelKind,
+    /// Which; a pod's id is NODE/POD
+    id: String,
+}
+
+/// Of what.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// node, pod, replication_controller (rc) or rolls
+    #[arg(value_enum)]
+    kind: LabelKind,
+    /// Only those whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
+}
+
+/// What a command does to a set of labels.
+enum Edit {
+    Set(Labels),
+    Remove(Vec<String>),
+}
+
+/// How often a change is tried again because somebody else changed the labels meanwhile.
+const ATTEMPTS: usize = 5;
+
+pub(super) async fn run(console: &Console, command: LabelCommand) -> anyhow::Result<Exit> {
+    match command {
+        LabelCommand::Set(args) => {
+            let (id, pairs) = subject(args.words, args.selector.is_some())?;
+            let pairs = pairs.iter().map(|pair| pair_of(pair)).collect::<anyhow::Result<_>>()?;
+            edit(console, args.kind, id, args.selector.as_ref(), &Edit::Set(pairs)).await
+        }
+        LabelCommand::Remove(args) => {
+            let (id, keys) = subject(args.words, args.selector.is_some())?;
+            for key in &keys {
+                check_label_key(key)?;
+            }
+            edit(console, args.kind, id, args.selector.as_ref(), &Edit::Remove(keys)).await
+        }
+        LabelCommand::Get(args) => get(console, &args).await,
+        LabelCommand::List(args) => list(console, &args).await,
+    }
+}
+
+/// Splits the id from the rest; with a selector there is none.
+fn subject(
+    mut words: Vec<String>,
+    has_selector: bool,
+) -> anyhow::Result<(Option<String>, Vec<String>)> {
+    let id = if has_selector { None } else { Some(words.remove(0)) };
+    if words.is_empty() {
+        return Err(failure(
+            "no label is given",
+            "say of what and which, as in: rcfarm label set node n1 role=web",
+        ));
+    }
+    Ok((id, words))
+}
+
+fn pair_of(text: &str) -> anyhow::Result<(String, String)> {
+    pair(text).map_err(|why| {
+        failure(format!("label {text:?}: {why}"), "as in: rcfarm label set node n1 role=web")
+    })
+}
+
+/// Reads `key=value`.
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write it as key=value")?;
+    check_label_key(key).map_err(|error| error.to_string())?;
+    check_label_value(value).map_err(|error| error.to_string())?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+async fn edit(
+    console: &Console,
+    kind: LabelKind,
+    id: Option<String>,
+    selector: Option<&Selector>,
+    edit: &Edit,
+) -> anyhow::Result<Exit> {
+    check_reserved(kind, edit)?;
+    let targets = match (id, selector) {
+        (Some(id), _) => vec![target(console, kind, &id).await?],
+        (None, Some(selector)) => {
+            let all = labelled(console, kind).await?;
+            let matching = all.into_iter().filter(|(_, labels)| selector.matches(labels));
+            matching.map(|(id, _)| parse_id(kind, &id)).collect::<anyhow::Result<_>>()?
+        }
+        (None, None) => Vec::new(),
+    };
+    let mut rows = Vec::new();
+    for target in &targets {
+        let labels = change(console, kind, target, edit).await?;
+        rows.push((target.id.clone(), labels));
+    }
+    show(console, kind, &rows)
+}
+
+/// Ownership hangs on two labels of pods alone; taking them away loses a pod.
+fn check_reserved(kind: LabelKind, edit: &Edit) -> anyhow::Result<()> {
+    let has = |key: &str| match edit {
+        Edit::Set(labels) => labels.contains_key(key),
+        Edit::Remove(keys) => keys.iter().any(|other| other == key),
+    };
+    match [RC_ID, POD_ID].into_iter().find(|key| kind == LabelKind::Pod && has(key)) {
+        None => Ok(()),
+        Some(key) => Err(failure(
+            format!("pod label {key} says whose pod it is; only farms write it"),
+            "to hand a pod to nobody: rcfarm rc delete --force; by hand: consul kv put",
+        )),
+    }
+}
+
+/// Something with labels.
+struct Target {
+    /// The rest of the labels' key.
+    id: String,
+    key: Key,
+    rc: Option<RcId>,
+}
+
+/// What a person means by `text`; a controller and a pod must exist.
+async fn target(console: &Console, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
+    match kind {
+        LabelKind::ReplicationController => {
+            let id = find::find(console, text).await?.id;
+            parse_id(kind, &id.to_string())
+        }
+        LabelKind::Pod => {
+            let target = parse_id(kind, text)?;
+            if console.get(&target.key).await?.is_none() {
+                return Err(failure(
+                    format!("there is no pod {text}"),
+                    "see which there are: rcfarm label list pod",
+                ));
+            }
+            Ok(target)
+        }
+        LabelKind::Node | LabelKind::Rolls => parse_id(kind, text),
+    }
+}
+
+fn parse_id(kind: LabelKind, text: &str) -> anyhow::Result<Target> {
+    let bad = |why: String| {
+        let form = match kind {
+            LabelKind::Pod => "a pod is named NODE/POD",
+            LabelKind::Node => "a node is named as in labels/node/",
+            LabelKind::ReplicationController | LabelKind::Rolls => "its id is a UUID",
+        };
+        failure(format!("{} {text:?}: {why}", kind.segment()), form)
+    };
+    let (key, rc) = match kind {
+        LabelKind::Node => {
+            let node: NodeName = text.parse().map_err(|e| bad(format!("{e}")))?;
+            (key::node_labels(&node), None)
+        }
+        LabelKind::Pod => {
+            let prefix = key::labels(kind);
+            let (node, pod) = key::node_and_pod(&prefix, &format!("{prefix}{text}"))
+                .ok_or_else(|| bad("it is not NODE/POD".to_owned()))?;
+            (key::pod_labels(&node, &pod), None)
+        }
+        LabelKind::ReplicationController => {
+            let id: RcId = text.parse().map_err(|e| bad(format!("{e}")))?;
+            (key::rc_labels(id), Some(id))
+        }
+        LabelKind::Rolls => {
+            let id: RcId = text.parse().map_err(|e| bad(format!("{e}")))?;
+            let key = key::labels(kind).key_of(&id.to_string());
+            (key.ok_or_else(|| bad("it is no part of a key".to_owned()))?, None)
+        }
+    };
+    Ok(Target { id: text.to_owned(), key, rc })
+}
+
+/// Changes one set of labels, guarded by its index, and gives it as it is then.
+async fn change(
+    console: &Console,
+    kind: LabelKind,
+    target: &Target,
+    edit: &Edit,
+) -> anyhow::Result<Labels> {
+    for _ in 0..ATTEMPTS {
+        let entry = console.get(&target.key).await?;
+        let before = entry.as_ref().map(decode).transpose()?.unwrap_or_default();
+        let mut after = before.clone();
+        match edit {
+            Edit::Set(labels) => after.extend(labels.clone()),
+            Edit::Remove(keys) => after.retain(|key, _| !keys.contains(key)),
+        }
+        if after == before {
+            return Ok(after);
+        }
+        let (index, flags) =
+            entry.as_ref().map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
+        let key = target.key.clone();
+        let op = if after.is_empty() {
+            Op::DeleteCas { key, index }
+        } else {
+            Op::Cas { key, value: encode_labels(&after), flags, index }
+        };
+        let is_new = |(key, value): &(&String, &String)| before.get(*key) != Some(*value);
+        let owned = |(key, value): (&String, &String)| (key.clone(), value.clone());
+        let details = Details::LabelsChanged(LabelsChange {
+            kind: kind.segment().to_owned(),
+            id: target.id.clone(),
+            actor: console.actor(),
+            reason: "Requested".to_owned(),
+            set: after.iter().filter(is_new).map(owned).collect(),
+            removed: before
+                .iter()
+                .filter(|(key, _)| !after.contains_key(*key))
+                .map(owned)
+                .collect(),
+        });
+        match console.commit([op], &details, target.rc).await? {
+            Committed::Applied(_) => return Ok(after),
+            Committed::Refused(_) => {}
+        }
+    }
+    Err(failure(
+        format!("{} changes all the time: {ATTEMPTS} attempts were too late", target.key),
+        "see who writes it: rcfarm audit list --since 10m",
+    ))
+}
+
+fn decode(entry: &Entry) -> anyhow::Result<Labels> {
+    decode_labels(&entry.value).map_err(|error| {
+        failure(
+            format!("{}: {error}", entry.key),
+            format!("mend it: consul kv put {} '{{\"key\":\"value\"}}'", entry.key),
+        )
+    })
+}
+
+/// Everything of a kind that has readable labels.
+async fn labelled(console: &Console, kind: LabelKind) -> anyhow::Result<Vec<(String, Labels)>> {
+    let prefix = key::labels(kind);
+    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let mut labelled = Vec::new();
+    for entry in entries {
+        match (prefix.tail(&entry.key), decode_labels(&entry.value)) {
+            (Some(id), Ok(labels)) => labelled.push((id.to_owned(), labels)),
+            (_, Err(error)) => console.out.note(&format!("{}: {error}", entry.key)),
+            (None, _) => {}
+        }
+    }
+    Ok(labelled)
+}
+
+async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+    let target = match args.kind {
+        LabelKind::ReplicationController => target(console, args.kind, &args.id).await?,
+        _ => parse_id(args.kind, &args.id)?,
+    };
+    let Some(entry) = console.get(&target.key).await? else {
+        return Err(failure(
+            format!("{} {} has no labels", args.kind.segment(), args.id),
+            format!("see what has: rcfarm label list {}", args.kind.segment()),
+        ));
+    };
+    let labels = decode(&entry)?;
+    console
+        .out
+        .show(&labels, || labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect())?;
+    Ok(Exit::Ok)
+}
+
+async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let mut rows = labelled(console, args.kind).await?;
+    if let Some(selector) = &args.selector {
+        rows.retain(|(_, labels)| selector.matches(labels));
+    }
+    show(console, args.kind, &rows)
+}
+
+fn show(console: &Console, kind: LabelKind, rows: &[(String, Labels)]) -> anyhow::Result<Exit> {
+    let values: Vec<Value> = rows
+        .iter()
+        .map(|(id, labels)| json!({"kind": kind.segment(), "id": id, "labels": labels}))
+        .collect();
+    console.out.show(&values, || {
+        if rows.is_empty() {
+            return "nothing matches".to_owned();
+        }
+        let columns = rows.iter().map(|(id, labels)| {
+            let pairs: Vec<String> =
+                labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            vec![id.clone(), pairs.join(",")]
+        });
+        table(&[&kind.segment().to_uppercase(), "LABELS"], columns)
+    })?;
+    Ok(Exit::Ok)
+}

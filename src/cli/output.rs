@@ -1,0 +1,198 @@
+//! Where results are printed, and in which form.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::time::Timestamp;
+
+/// The form of what a command prints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs: field names stay.
+    Json,
+    /// The same as JSON.
+    Yaml,
+}
+
+/// Standard output in the form that was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Output {
+    pub(super) format: Format,
+    pub(super) is_coloured: bool,
+}
+
+impl Output {
+    /// Prints a result: `text` for people, `value` for programs.
+    pub(super) fn show<T: Serialize>(
+        self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            Format::Table => self.line(&text()),
+            Format::Json => self.line(&serde_json::to_string_pretty(value)?),
+            Format::Yaml => self.line(&yaml(value)?),
+        }
+    }
+
+    /// Prints one of a stream of results: a line, a line of JSON, or a YAML document.
+    pub(super) fn show_next<T: Serialize>(
+        self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            Format::Table => self.line(&text()),
+            Format::Json => self.line(&serde_json::to_string(value)?),
+            Format::Yaml => self.line(&format!("---\n{}", yaml(value)?)),
+        }
+    }
+
+    fn line(self, text: &str) -> anyhow::Result<()> {
+        let text = text.trim_end_matches('\n');
+        if !text.is_empty() {
+            let mut stdout = io::stdout().lock();
+            writeln!(stdout, "{text}")?;
+            stdout.flush()?;
+        }
+        Ok(())
+    }
+
+    /// A word beside the result, for people, on stderr.
+    pub(super) fn note(self, text: &str) {
+        super::failure::say("note", "33", text, self.is_coloured);
+    }
+}
+
+fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
+    // By way of JSON, so that both forms have the same fields with the same spelling.
+    Ok(serde_saphyr::to_string(&serde_json::to_value(value)?)?)
+}
+
+/// Columns without borders, as `consul`, `nomad` and `kubectl` print them.
+pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 3));
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Rows of `name  value`, the names padded to one width; a value may have several lines.
+pub(super) fn fields<'f>(fields: impl IntoIterator<Item = (&'f str, String)>) -> String {
+    let fields: Vec<_> = fields.into_iter().collect();
+    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in fields {
+        let mut lines = value.lines();
+        let first = lines.next().unwrap_or("-");
+        text.push_str(format!("{name:width$}   {first}").trim_end());
+        text.push('\n');
+        for line in lines {
+            text.push_str(format!("{:width$}   {line}", "").trim_end());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// `text`, or `-` where there is none.
+pub(super) fn or_dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| "-".to_owned(), |text| text.to_string())
+}
+
+/// How long ago, in its largest unit: `14s`, `3m`, `5h`, `12d`.
+pub(super) fn age(then: Timestamp, now: Timestamp) -> String {
+    let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
+    match seconds {
+        0..=119 => format!("{seconds}s"),
+        120..=7_199 => format!("{}m", seconds / 60),
+        7_200..=172_799 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A duration as people write it: `90s`, `1h`, `30d`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write it like 90s, 15m, 1h or 30d"))
+}
+
+/// One line on stderr that tells how far a wait has come; on a terminal it replaces the one before.
+#[derive(Default)]
+pub(super) struct Progress {
+    last: String,
+}
+
+impl Progress {
+    /// Says `text`, unless that was said last.
+    pub(super) fn say(&mut self, text: &str) {
+        if self.last == text {
+            return;
+        }
+        let mut stderr = io::stderr().lock();
+        // Nobody is left to tell when this fails.
+        let _ = if stderr.is_terminal() {
+            write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush())
+        } else {
+            writeln!(stderr, "{text}")
+        };
+        text.clone_into(&mut self.last);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        let mut stderr = io::stderr().lock();
+        if !self.last.is_empty() && stderr.is_terminal() {
+            let _ = writeln!(stderr);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned_and_have_no_borders_or_trailing_blanks() {
+        let rows = [["a", "12"], ["bcd", ""]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&["ID", "COUNT"], rows), "ID    COUNT\na     12\nbcd\n");
+    }
+
+    #[test]
+    fn fields_are_aligned_line_by_line() {
+        let text = fields([("id", "x".to_owned()), ("manifest", "a\nb".to_owned())]);
+        assert_eq!(text, "id         x\nmanifest   a\n           b\n");
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (seconds, text) in
+            [(-5, "0s"), (119, "119s"), (120, "2m"), (7_200, "2h"), (172_800, "2d")]
+        {
+            assert_eq!(age(at(1_000_000), at(1_000_000 + seconds)), text);
+        }
+    }
+
+    #[test]
+    fn yaml_and_json_have_the_same_fields() {
+        #[derive(Serialize)]
+        struct Row {
+            a_b: Option<u8>,
+            text: &'static str,
+        }
+        let row = Row { a_b: None, text: "1" };
+        let read: serde_json::Value = serde_saphyr::from_str(&yaml(&row).unwrap()).unwrap();
+        assert_eq!(read, serde_json::to_value(&row).unwrap());
+    }
+}

@@ -1,0 +1,174 @@
+//! `rcfarm rc scale`, `enable`, `disable`
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::find::{Found, find};
+use super::wait;
+use crate::audit::{ControllerChange, Details};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::duration;
+use crate::rc::spec::{RcRecord, check_count};
+use crate::store::{Index, Op, key};
+
+/// How many.
+#[derive(clap::Args)]
+pub struct ScaleArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(value_name = "RC")]
+    rc: String,
+    /// How many pods there shall be
+    #[arg(value_name = "N", allow_negative_numbers = true)]
+    replicas: i64,
+    /// Wait until it is so
+    #[arg(long)]
+    wait: bool,
+    /// Give up waiting after this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// Which.
+#[derive(clap::Args)]
+pub struct SwitchArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(value_name = "RC")]
+    rc: String,
+}
+
+/// How often a change is tried again because somebody else changed the record meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// What a change did.
+pub(super) struct Changed {
+    /// The record as it was before.
+    pub(super) before: Found,
+    /// The record's index now; `None` when there was nothing to change.
+    pub(super) index: Option<Index>,
+}
+
+pub(super) async fn scale(console: &Console, args: &ScaleArgs) -> anyhow::Result<Exit> {
+    let count = check_count(args.replicas).map_err(|bad| {
+        failure(format!("replicas_desired: {}", bad.why), "give a number from 0 up")
+    })?;
+    let Changed { before, index } = set_count(console, &args.rc, i64::from(count)).await?;
+    let was = before.desired();
+    let is_disabled = before.record.as_ref().is_ok_and(|record| record.disabled);
+    console.out.show(
+        &json!({"id": before.id, "pod_id": before.pod_id(), "before": was, "after": count}),
+        || match was {
+            Some(was) if was == i64::from(count) => format!("{}: {was}, as before", before.title()),
+            Some(was) => format!("{}: {was} -> {count}", before.title()),
+            None => format!("{}: unreadable -> {count}", before.title()),
+        },
+    )?;
+    if is_disabled {
+        console.out.note(&format!(
+            "it is disabled, so no pod is added or removed until: rcfarm rc enable {}",
+            args.rc
+        ));
+    } else if args.wait {
+        let index = index.unwrap_or(before.entry.modify_index);
+        wait::scheduled(console, before.id, index, args.timeout).await?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Sets the count of the record that `rc` names.
+pub(super) async fn set_count(console: &Console, rc: &str, count: i64) -> anyhow::Result<Changed> {
+    let details = |found: &Found| Details::ControllerScaled(about(console, found, Some(count)));
+    change(console, rc, "replicas_desired", &json!(count), details).await
+}
+
+pub(super) async fn switch(
+    console: &Console,
+    args: &SwitchArgs,
+    disabled: bool,
+) -> anyhow::Result<Exit> {
+    let details = |found: &Found| {
+        let about = about(console, found, found.desired());
+        if disabled {
+            Details::ControllerDisabled(about)
+        } else {
+            Details::ControllerEnabled(about)
+        }
+    };
+    let changed = change(console, &args.rc, "disabled", &json!(disabled), details).await?;
+    let word = if disabled { "disabled" } else { "enabled" };
+    let before = &changed.before;
+    let was = before.record.as_ref().ok().map(|record| record.disabled);
+    console.out.show(
+        &json!({"id": before.id, "pod_id": before.pod_id(), "disabled": disabled, "before": was}),
+        || match changed.index {
+            Some(_) => format!("{}: {word}", before.title()),
+            None => format!("{}: {word}, as before", before.title()),
+        },
+    )?;
+    Ok(Exit::Ok)
+}
+
+/// The audit details of a change of `found`.
+pub(super) fn about(console: &Console, found: &Found, after: Option<i64>) -> ControllerChange {
+    ControllerChange {
+        replication_controller_id: found.id,
+        pod_id: found.pod_id(),
+        availability_zone: found.pod_label("availability_zone"),
+        cluster_name: found.pod_label("cluster_name"),
+        actor: console.actor(),
+        reason: "Requested".to_owned(),
+        desired_before: found.desired(),
+        desired_after: after,
+        orphans: Vec::new(),
+    }
+}
+
+/// Sets one field of a record, guarded by its index; tries again on what somebody else has written meanwhile.
+async fn change(
+    console: &Console,
+    rc: &str,
+    field: &'static str,
+    to: &Value,
+    details: impl Fn(&Found) -> Details,
+) -> anyhow::Result<Changed> {
+    for _ in 0..ATTEMPTS {
+        let found = find(console, rc).await?;
+        let Some(value) = with_field(&found, field, to)? else {
+            return Ok(Changed { before: found, index: None });
+        };
+        let (index, flags) = (found.entry.modify_index, found.entry.flags);
+        let op = Op::Cas { key: key::rc(found.id), value, flags, index };
+        match console.commit([op], &details(&found), Some(found.id)).await? {
+            Committed::Applied(index) => return Ok(Changed { before: found, index: Some(index) }),
+            Committed::Refused(_) => {}
+        }
+    }
+    Err(failure(
+        format!("the record of {rc} changes all the time: {ATTEMPTS} attempts were too late"),
+        "see who writes it: rcfarm audit list --since 10m",
+    ))
+}
+
+/// The record with one field changed; `None` when the field is so already.
+///
+/// Everything else stays, unknown fields among it, and a record that breaks other rules can be mended so.
+fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<Option<Bytes>> {
+    let mut record = match serde_json::from_slice(&found.entry.value) {
+        Ok(Value::Object(record)) => record,
+        _ => {
+            return Err(failure(
+                format!("{}: the value is not a JSON object", found.entry.key),
+                "restore it from a good copy, or delete it: rcfarm rc delete --force",
+            ));
+        }
+    };
+    let before = record.insert(field.to_owned(), to.clone());
+    if before.as_ref() == Some(to) || (before.is_none() && *to == Value::Bool(false)) {
+        return Ok(None);
+    }
+    let plain = serde_json::to_vec(&record)?;
+    // In the order in which p2 has the fields, where the record has them.
+    Ok(Some(RcRecord::decode(&plain).map_or_else(|_| plain.into(), |record| record.encode())))
+}

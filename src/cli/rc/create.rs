@@ -1,0 +1,184 @@
+//! `rcfarm rc create`
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::find::title;
+use super::wait;
+use crate::audit::{ControllerChange, Details};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::label::pair;
+use crate::cli::output::duration;
+use crate::ids::RcId;
+use crate::labels::{Labels, Selector, check_label_value, encode_labels};
+use crate::manifest::Manifest;
+use crate::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, Strategy, check_count};
+use crate::store::{Index, Op, key};
+
+/// What the new record says.
+#[derive(clap::Args)]
+pub struct CreateArgs {
+    /// File with the pod manifest (YAML, signed or not); - reads it from standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Which nodes may run the pods, as in role=web,zone in (a,b); '' for all nodes
+    #[arg(long, value_name = "SELECTOR")]
+    node_selector: Option<Selector>,
+    /// How many pods there shall be
+    #[arg(long, default_value_t = 1, value_name = "N", allow_negative_numbers = true)]
+    replicas: i64,
+    /// Create it disabled: nothing is scheduled until `rc enable`
+    #[arg(long)]
+    disabled: bool,
+    /// What happens to pods on nodes that no longer match: static leaves them, dynamic moves them
+    #[arg(long, value_enum, default_value = "static")]
+    strategy: Strategy,
+    /// Pod label availability_zone
+    #[arg(long, value_name = "ZONE")]
+    availability_zone: Option<String>,
+    /// Pod label cluster_name
+    #[arg(long, value_name = "NAME")]
+    cluster_name: Option<String>,
+    /// Label for every pod; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pod_label: Vec<(String, String)>,
+    /// Label for the controller itself, for the selectors of farms; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    rc_label: Vec<(String, String)>,
+    /// Wait until all pods are scheduled
+    #[arg(long)]
+    wait: bool,
+    /// Give up waiting after this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+pub(super) async fn run(console: &Console, args: CreateArgs) -> anyhow::Result<Exit> {
+    let manifest = read_manifest(&args.file)?;
+    let id = RcId(console.ids.uuid());
+    let rc_labels = rc_labels(&args, &manifest)?;
+    let record = record(id, &args, &manifest)?;
+    RcSpec::check(id, &record)?;
+
+    let index = write(console, &record, &rc_labels, &manifest).await?;
+    console.out.show(
+        &json!({
+            "id": id,
+            "pod_id": manifest.id(),
+            "replicas_desired": record.replicas_desired,
+            "disabled": record.disabled,
+            "node_selector": record.node_selector,
+        }),
+        || id.to_string(),
+    )?;
+    if args.disabled {
+        console.out.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
+    } else if args.wait {
+        wait::scheduled(console, id, index, args.timeout).await?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
+    let text = if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+        text
+    } else {
+        std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the manifest {}", path.display()))?
+    };
+    Manifest::parse(&text).with_context(|| path.display().to_string())
+}
+
+fn rc_labels(args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {
+    let mut labels: Labels = args.rc_label.iter().cloned().collect();
+    if labels.insert(POD_ID.to_owned(), manifest.id().to_string()).is_some() {
+        return Err(failure(
+            format!("--rc-label {POD_ID}: the label is set from the manifest"),
+            "leave it out",
+        ));
+    }
+    Ok(labels)
+}
+
+fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<RcRecord> {
+    let Some(selector) = &args.node_selector else {
+        return Err(failure(
+            "--node-selector is missing: which nodes may run the pods?",
+            "give one, such as --node-selector role=web; --node-selector '' means every node",
+        ));
+    };
+    check_count(args.replicas)
+        .map_err(|bad| failure(format!("--replicas: {}", bad.why), "give a number from 0 up"))?;
+    let mut pod_labels: Labels = args.pod_label.iter().cloned().collect();
+    for reserved in [POD_ID, RC_ID] {
+        if pod_labels.contains_key(reserved) {
+            return Err(failure(
+                format!(
+                    "--pod-label {reserved}: the label says whose pod it is, and is set by farms"
+                ),
+                "leave it out",
+            ));
+        }
+    }
+    for (name, flag, value) in [
+        ("availability_zone", "--availability-zone", &args.availability_zone),
+        ("cluster_name", "--cluster-name", &args.cluster_name),
+    ] {
+        let Some(value) = value else { continue };
+        check_label_value(value).with_context(|| flag.to_owned())?;
+        pod_labels.insert(name.to_owned(), value.clone());
+    }
+    Ok(RcRecord {
+        id,
+        manifest: manifest.text().to_owned(),
+        node_selector: selector.to_string(),
+        pod_labels: Some(pod_labels),
+        replicas_desired: args.replicas,
+        disabled: args.disabled,
+        allocation_strategy: args.strategy.as_str().to_owned(),
+        other: serde_json::Map::new(),
+    })
+}
+
+/// Record, labels, audit record and bell, all or none.
+async fn write(
+    console: &Console,
+    record: &RcRecord,
+    labels: &Labels,
+    manifest: &Manifest,
+) -> anyhow::Result<Index> {
+    let pod_label = |name: &str| {
+        record.pod_labels.as_ref().and_then(|labels| labels.get(name)).cloned().unwrap_or_default()
+    };
+    let details = Details::ControllerCreated(ControllerChange {
+        replication_controller_id: record.id,
+        pod_id: Some(manifest.id().clone()),
+        availability_zone: pod_label("availability_zone"),
+        cluster_name: pod_label("cluster_name"),
+        actor: console.actor(),
+        reason: "Requested".to_owned(),
+        desired_before: None,
+        desired_after: Some(record.replicas_desired),
+        orphans: Vec::new(),
+    });
+    let new = |key, value| Op::Cas { key, value, flags: 0, index: Index::ZERO };
+    let ops = [
+        new(key::rc(record.id), record.encode()),
+        new(key::rc_labels(record.id), encode_labels(labels)),
+    ];
+    match console.commit(ops, &details, Some(record.id)).await? {
+        Committed::Applied(index) => Ok(index),
+        Committed::Refused(refusals) => {
+            let what: Vec<String> = refusals.into_iter().map(|refusal| refusal.what).collect();
+            let title = title(Some(manifest.id()), record.id);
+            Err(anyhow::anyhow!("Consul refused to create {title}: {}", what.join("; ")))
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `rcfarm rc delete`
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::change::{about, set_count};
+use super::find::{Found, find};
+use super::observe::places;
+use super::wait;
+use crate::audit::{ControllerChange, Details};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::duration;
+use crate::ids::{NodeName, RcId};
+use crate::rc::plan::Place;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Op, Query};
+
+/// Which, and how.
+#[derive(clap::Args)]
+pub struct DeleteArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(value_name = "RC")]
+    rc: String,
+    /// Delete the record and leave its pods running, as orphans
+    #[arg(long)]
+    force: bool,
+    /// Give up waiting for the pods to go after this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+    let found = find(console, &args.rc).await?;
+    let pods = pods_of(console, found.id).await?;
+    let (found, orphans) = if pods.is_empty() || args.force {
+        (found, pods)
+    } else {
+        (remove_pods(console, found, pods.len(), args.timeout).await?, Vec::new())
+    };
+    delete_record(console, &found, &orphans).await?;
+    let nodes: Vec<&NodeName> = orphans.iter().map(|place| &place.node).collect();
+    let shown =
+        json!({"id": found.id, "pod_id": found.pod_id(), "deleted": true, "orphans": nodes});
+    console.out.show(&shown, || {
+        let mut text = format!("{}: deleted", found.title());
+        for place in &orphans {
+            text.push_str(&format!("\norphan: pod {} on {}", place.pod, place.node));
+        }
+        text
+    })?;
+    if !orphans.is_empty() {
+        console.out.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
+    }
+    Ok(Exit::Ok)
+}
+
+async fn pods_of(console: &Console, id: RcId) -> anyhow::Result<Vec<Place>> {
+    let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+    let places = places(&labelled);
+    Ok(places.into_iter().filter(|(_, pod)| pod.rc == Some(id)).map(|(place, _)| place).collect())
+}
+
+/// Has the owner farm remove all pods, and gives the record as it is then.
+async fn remove_pods(
+    console: &Console,
+    found: Found,
+    count: usize,
+    timeout: Duration,
+) -> anyhow::Result<Found> {
+    let title = found.title();
+    let refuse = |why: &str, hint: String| {
+        Err(failure(format!("{title} has {count} pods, and {why}; nothing was changed"), hint))
+    };
+    let id = found.id;
+    let force = format!("or leave them running: rcfarm rc delete --force {id}");
+    if found.spec().is_err() {
+        return refuse("no farm can work on its record", format!("mend the record, {force}"));
+    }
+    if found.record.as_ref().is_ok_and(|record| record.disabled) {
+        let hint = format!("let its pods be changed: rcfarm rc enable {id}; {force}");
+        return refuse("it is disabled, so no farm removes them", hint);
+    }
+    if console.get(&key::rc_lock(id)).await?.is_none_or(|entry| entry.session.is_none()) {
+        let hint = format!("see which farms there are: rcfarm farm list; {force}");
+        return refuse("no farm owns it, so nobody removes them", hint);
+    }
+    let rc = id.to_string();
+    let changed = set_count(console, &rc, 0).await?;
+    let index = changed.index.unwrap_or(changed.before.entry.modify_index);
+    wait::until(console, id, index, timeout, |status| status.replicas.current == 0).await?;
+    let left = pods_of(console, id).await?;
+    let found = find(console, &rc).await?;
+    if let Some(place) = left.first() {
+        return Err(failure(
+            format!("{title} still has a pod on {}: somebody added it meanwhile", place.node),
+            "try again",
+        ));
+    }
+    if found.desired() != Some(0) {
+        return Err(failure(
+            format!("{title} was scaled by somebody else while its pods were being removed"),
+            "see by whom: rcfarm audit list --since 10m",
+        ));
+    }
+    Ok(found)
+}
+
+/// The record as it was seen, its labels, its status and its bell, all or none.
+async fn delete_record(console: &Console, found: &Found, orphans: &[Place]) -> anyhow::Result<()> {
+    let orphans = orphans.iter().map(|place| place.node.clone()).collect();
+    let change = ControllerChange { orphans, ..about(console, found, None) };
+    let ops = [
+        Op::DeleteCas { key: key::rc(found.id), index: found.entry.modify_index },
+        Op::Delete { key: key::rc_labels(found.id) },
+        Op::Delete { key: key::rc_status(found.id) },
+        Op::Delete { key: key::rc_bell(found.id) },
+    ];
+    match console.commit(ops, &Details::ControllerDeleted(change), None).await? {
+        Committed::Applied(_) => Ok(()),
+        Committed::Refused(_) => Err(failure(
+            format!("{}: somebody changed the record meanwhile; it is not deleted", found.title()),
+            "look at it, then try again",
+        )),
+    }
+}

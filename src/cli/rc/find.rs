@@ -1,0 +1,118 @@
+//! From what a person types to a record.
+
+use anyhow::Context;
+
+use crate::cli::console::Console;
+use crate::cli::failure::failure;
+use crate::cli::output::table;
+use crate::ids::{PodId, RcId};
+use crate::manifest::Manifest;
+use crate::rc::spec::{BadRecord, RcRecord, RcSpec};
+use crate::store::{Entry, Query, key};
+
+/// A record as it was read.
+pub(in crate::cli) struct Found {
+    pub(in crate::cli) id: RcId,
+    pub(in crate::cli) entry: Entry,
+    pub(in crate::cli) record: Result<RcRecord, BadRecord>,
+}
+
+impl Found {
+    pub(in crate::cli) fn of(id: RcId, entry: Entry) -> Found {
+        Found { id, record: RcRecord::decode(&entry.value), entry }
+    }
+
+    /// The pod's id, if the manifest can be read.
+    pub(in crate::cli) fn pod_id(&self) -> Option<PodId> {
+        let record = self.record.as_ref().ok()?;
+        Some(Manifest::parse(&record.manifest).ok()?.id().clone())
+    }
+
+    /// The record with every rule checked.
+    pub(in crate::cli) fn spec(&self) -> Result<RcSpec, BadRecord> {
+        RcSpec::check(self.id, self.record.as_ref().map_err(Clone::clone)?)
+    }
+
+    /// The count in the record, readable or not.
+    pub(in crate::cli) fn desired(&self) -> Option<i64> {
+        match &self.record {
+            Ok(record) => Some(record.replicas_desired),
+            Err(_) => None,
+        }
+    }
+
+    /// A pod label of the record, or nothing.
+    pub(in crate::cli) fn pod_label(&self, name: &str) -> String {
+        let labels = self.record.as_ref().ok().and_then(|record| record.pod_labels.as_ref());
+        labels.and_then(|labels| labels.get(name)).cloned().unwrap_or_default()
+    }
+
+    /// How the record is called in messages: `web (f7fe0fb7)`.
+    pub(in crate::cli) fn title(&self) -> String {
+        title(self.pod_id().as_ref(), self.id)
+    }
+}
+
+/// How a record is called in messages.
+pub(in crate::cli) fn title(pod: Option<&PodId>, id: RcId) -> String {
+    match pod {
+        Some(pod) => format!("{pod} ({})", short(id)),
+        None => id.to_string(),
+    }
+}
+
+/// The first eight digits of an id: enough to type.
+pub(in crate::cli) fn short(id: RcId) -> String {
+    id.to_string()[..8].to_owned()
+}
+
+/// All records, and the keys among them that are none.
+pub(in crate::cli) async fn all(console: &Console) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
+    let entries = console.store.list(&key::rcs(), Query::PLAIN).await?.value;
+    let (mut found, mut strange) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match key::rcs().tail(&entry.key).map(str::parse) {
+            Some(Ok(id)) => found.push(Found::of(id, entry)),
+            _ => strange.push(entry.key),
+        }
+    }
+    Ok((found, strange))
+}
+
+/// The record that `text` names: a whole id, the beginning of one, or a pod's id.
+pub(in crate::cli) async fn find(console: &Console, text: &str) -> anyhow::Result<Found> {
+    if let Ok(id) = text.parse::<RcId>() {
+        let entry = console.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
+        return entry.map(|entry| Found::of(id, entry)).ok_or_else(|| none(text));
+    }
+    let (records, _) = all(console).await?;
+    let is_named = |found: &Found| {
+        let is_id =
+            !text.is_empty() && found.id.to_string().starts_with(&text.to_ascii_lowercase());
+        is_id || found.pod_id().is_some_and(|pod| pod.as_str() == text)
+    };
+    let mut named: Vec<Found> = records.into_iter().filter(is_named).collect();
+    match named.len() {
+        0 => Err(none(text)),
+        1 => Ok(named.remove(0)),
+        _ => Err(ambiguous(text, &named)),
+    }
+}
+
+fn none(text: &str) -> anyhow::Error {
+    failure(
+        format!("there is no replication controller {text:?}"),
+        "see which there are: rcfarm rc list",
+    )
+}
+
+fn ambiguous(text: &str, named: &[Found]) -> anyhow::Error {
+    let rows = named.iter().map(|found| {
+        let desired = found.desired().map_or_else(|| "-".to_owned(), |count| count.to_string());
+        let pod = found.pod_id().map_or_else(|| "-".to_owned(), |pod| pod.to_string());
+        let zone = found.pod_label("availability_zone");
+        vec![found.id.to_string(), pod, desired, zone, found.pod_label("cluster_name")]
+    });
+    let table = table(&["ID", "POD", "DESIRED", "ZONE", "CLUSTER"], rows);
+    failure(format!("{text:?} may be any of these:\n{}", table.trim_end()), "give more of the id")
+}

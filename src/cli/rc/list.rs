@@ -1,0 +1,149 @@
+//! `rcfarm rc list`
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::find::{Found, all, short};
+use crate::cli::console::Console;
+use crate::cli::failure::Exit;
+use crate::cli::output::{or_dash, table};
+use crate::ids::{PodId, RcId};
+use crate::labels::{Labels, Selector, decode_labels};
+use crate::rc::status::{RcStatus, Replicas};
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Query};
+
+/// Which.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// Only controllers whose own labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
+}
+
+/// A controller in a list.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub(super) id: RcId,
+    pub(super) pod_id: Option<PodId>,
+    pub(super) replicas_desired: Option<i64>,
+    pub(super) disabled: bool,
+    pub(super) node_selector: Option<String>,
+    /// What the farm counted, if it has looked.
+    pub(super) replicas: Option<Replicas>,
+    /// `AsDesired`, `Pending`, or the reason of the first condition that does not hold.
+    pub(super) state: String,
+    pub(super) owner: Option<String>,
+    /// Why the record cannot be worked on.
+    pub(super) invalid: Option<String>,
+}
+
+pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let (found, strange) = all(console).await?;
+    let statuses = statuses(console).await?;
+    let wanted = match &args.selector {
+        Some(selector) => Some(matching(console, selector).await?),
+        None => None,
+    };
+    let rows: Vec<Row> = found
+        .iter()
+        .filter(|found| wanted.as_ref().is_none_or(|ids| ids.contains_key(&found.id)))
+        .map(|found| row(found, statuses.get(&found.id)))
+        .collect();
+    for key in strange {
+        console
+            .out
+            .note(&format!("{key} stands among the records and is none: its name is no UUID"));
+    }
+    console.out.show(&rows, || {
+        if rows.is_empty() {
+            return "there are no replication controllers".to_owned();
+        }
+        let header = ["ID", "POD", "PODS", "HEALTHY", "STATE", "OWNER", "NODES"];
+        table(&header, rows.iter().map(Row::columns))
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// What the owner farms say, by controller.
+pub(super) async fn statuses(console: &Console) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
+    let entries = console.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
+    Ok(entries.iter().filter_map(status_of).collect())
+}
+
+/// The controller and status of an entry under `status/replication_controllers/`, if it is one of ours.
+pub(super) fn status_of(entry: &Entry) -> Option<(RcId, RcStatus)> {
+    let id = key::rc_statuses().tail(&entry.key)?.strip_suffix("/rcfarm")?.parse().ok()?;
+    Some((id, RcStatus::decode(&entry.value).ok()?))
+}
+
+async fn matching(
+    console: &Console,
+    selector: &Selector,
+) -> anyhow::Result<BTreeMap<RcId, Labels>> {
+    let prefix = key::labels(LabelKind::ReplicationController);
+    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let labelled = entries.iter().filter_map(|entry| {
+        let id = prefix.tail(&entry.key)?.parse().ok()?;
+        Some((id, decode_labels(&entry.value).ok()?))
+    });
+    Ok(labelled.filter(|(_, labels)| selector.matches(labels)).collect())
+}
+
+/// A controller as a list shows it.
+pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> Row {
+    let spec = found.spec();
+    let record = found.record.as_ref().ok();
+    let current = status.filter(|status| status.observed_index >= found.entry.modify_index);
+    let state = match (&spec, current) {
+        (Err(_), _) => "Invalid".to_owned(),
+        (Ok(spec), _) if spec.disabled => "Disabled".to_owned(),
+        (Ok(_), None) => "Pending".to_owned(),
+        (Ok(_), Some(status)) => state(status),
+    };
+    Row {
+        id: found.id,
+        pod_id: found.pod_id(),
+        replicas_desired: found.desired(),
+        disabled: record.is_some_and(|record| record.disabled),
+        node_selector: record.map(|record| record.node_selector.clone()),
+        replicas: status.map(|status| status.replicas),
+        state,
+        owner: status.and_then(|status| Some(status.owner.as_ref()?.farm.to_string())),
+        invalid: spec.err().map(|bad| bad.to_string()),
+    }
+}
+
+/// A status in a word.
+pub(super) fn state(status: &RcStatus) -> String {
+    let failed = status.conditions.iter().find(|condition| !condition.status);
+    match failed {
+        Some(condition) => condition.reason.to_string(),
+        None if status.is_settled() => "AsDesired".to_owned(),
+        None => "Pending".to_owned(),
+    }
+}
+
+impl Row {
+    fn columns(&self) -> Vec<String> {
+        let desired = or_dash(self.replicas_desired);
+        let (current, healthy) = match self.replicas {
+            Some(replicas) => (replicas.current.to_string(), replicas.healthy.to_string()),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        let nodes = match self.node_selector.as_deref() {
+            Some("") => "(all)".to_owned(),
+            selector => or_dash(selector),
+        };
+        vec![
+            short(self.id),
+            or_dash(self.pod_id.as_ref()),
+            format!("{current}/{desired}"),
+            healthy,
+            self.state.clone(),
+            or_dash(self.owner.as_ref()),
+            nodes,
+        ]
+    }
+}

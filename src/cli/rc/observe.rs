@@ -1,0 +1,147 @@
+//! Reads what a farm would look at for one controller, for the same pure plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::find::Found;
+use crate::cli::console::Console;
+use crate::ids::{NodeName, PodId, RcId};
+use crate::labels::{Labels, decode_labels};
+use crate::node::Health;
+use crate::rc::plan::{
+    Intent, Observed, Occupant, Place, Plan, Pod, TransferConditions, Trust, plan,
+};
+use crate::rc::spec::{RC_ID, RcSpec};
+use crate::rc::status::RcStatus;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Query};
+
+/// What was read.
+pub(super) struct Seen {
+    /// The labels of all nodes.
+    pub(super) nodes: BTreeMap<NodeName, Labels>,
+    /// Nodes that the selector matches; none when the record cannot be read.
+    pub(super) eligible: BTreeSet<NodeName>,
+    /// The controller's pods.
+    pub(super) pods: BTreeMap<Place, Pod>,
+    /// Who stands where on the eligible nodes that have no pod of its own.
+    pub(super) occupants: BTreeMap<NodeName, (Occupant, Option<RcId>)>,
+    /// What the owner said last.
+    pub(super) status: Option<RcStatus>,
+    /// Somebody holds the record's mutation or transfer lock.
+    pub(super) lock_held: bool,
+}
+
+/// Reads everything about a controller.
+pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<Seen> {
+    let store = &console.store;
+    let nodes = node_labels(&store.list(&key::labels(LabelKind::Node), Query::PLAIN).await?.value);
+    let labelled = store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+    let places = places(&labelled);
+    let spec = found.spec().ok();
+    let selector = spec.as_ref().map(|spec| &spec.node_selector);
+    let eligible: BTreeSet<NodeName> = nodes
+        .iter()
+        .filter(|(_, labels)| selector.is_some_and(|selector| selector.matches(labels)))
+        .map(|(node, _)| node.clone())
+        .collect();
+    let own: BTreeMap<&Place, &PodLabels> =
+        places.iter().filter(|(_, pod)| pod.rc == Some(found.id)).collect();
+    let free: Vec<Place> = spec
+        .iter()
+        .flat_map(|spec| eligible.iter().map(|node| place(node, spec.manifest.id())))
+        .filter(|place| !own.keys().any(|own| own.node == place.node))
+        .collect();
+    let interesting = own.keys().copied().chain(&free);
+    let intents =
+        console.get_many(interesting.map(|place| key::intent(&place.node, &place.pod))).await?;
+    let healths =
+        console.get_many(own.keys().map(|place| key::health(&place.pod, &place.node))).await?;
+    let manifest = spec.as_ref().map(|spec| spec.manifest.text().as_bytes());
+    let intent = |place: &Place| match intents.get(key::intent(&place.node, &place.pod).as_str()) {
+        None => Intent::Missing,
+        Some(entry) if Some(&*entry.value) == manifest => Intent::Same(entry.modify_index),
+        Some(entry) => Intent::Differs(entry.modify_index),
+    };
+    let pod = |(place, labelled): (&&Place, &&PodLabels)| {
+        let health = healths.get(key::health(&place.pod, &place.node).as_str());
+        let pod = Pod {
+            label_index: labelled.entry.modify_index,
+            created: labelled.entry.create_index,
+            labels: labelled.labels.clone().unwrap_or_default(),
+            intent: intent(place),
+            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+        };
+        ((*place).clone(), pod)
+    };
+    let occupant = |place: &Place| match (places.get(place), intent(place)) {
+        (Some(pod), _) => (Occupant::Other, pod.rc),
+        (None, Intent::Missing) => (Occupant::Nobody, None),
+        (None, Intent::Same(index)) => (Occupant::Ours(index), None),
+        (None, Intent::Differs(_)) => (Occupant::Other, None),
+    };
+    let locks =
+        console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
+    let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
+    let status = console.get(&key::rc_status(found.id)).await?;
+    Ok(Seen {
+        occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
+        pods: own.iter().map(pod).collect(),
+        status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
+        lock_held,
+        nodes,
+        eligible,
+    })
+}
+
+impl Seen {
+    /// What the owner would do about `spec`, if it saw what was read here and goes by labels.
+    pub(super) fn plan(&self, spec: &RcSpec) -> Plan {
+        let occupant = |node: &NodeName| {
+            self.occupants.get(node).map_or(Occupant::Nobody, |(occupant, _)| *occupant)
+        };
+        plan(&Observed {
+            spec,
+            pods: &self.pods,
+            eligible: &self.eligible,
+            occupant: &occupant,
+            trust: Trust::Full,
+            transfer: TransferConditions {
+                under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),
+                lock_held: self.lock_held,
+                discovery_synced: true,
+            },
+        })
+    }
+}
+
+/// A pod's labels as stored.
+pub(in crate::cli) struct PodLabels {
+    pub(in crate::cli) entry: Entry,
+    pub(in crate::cli) labels: Option<Labels>,
+    pub(in crate::cli) rc: Option<RcId>,
+}
+
+/// The pods of `labels/pod/`, by place.
+pub(in crate::cli) fn places(labelled: &[Entry]) -> BTreeMap<Place, PodLabels> {
+    let prefix = key::labels(LabelKind::Pod);
+    let pod = |entry: &Entry| {
+        let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
+        let labels = decode_labels(&entry.value).ok();
+        let rc = labels.as_ref().and_then(|labels| labels.get(RC_ID)?.parse().ok());
+        Some((Place { node, pod }, PodLabels { entry: entry.clone(), labels, rc }))
+    };
+    labelled.iter().filter_map(pod).collect()
+}
+
+/// The nodes of `labels/node/`; one whose labels cannot be read matches nothing.
+fn node_labels(entries: &[Entry]) -> BTreeMap<NodeName, Labels> {
+    let prefix = key::labels(LabelKind::Node);
+    let node = |entry: &Entry| {
+        Some((prefix.tail(&entry.key)?.parse().ok()?, decode_labels(&entry.value).ok()?))
+    };
+    entries.iter().filter_map(node).collect()
+}
+
+fn place(node: &NodeName, pod: &PodId) -> Place {
+    Place { node: node.clone(), pod: pod.clone() }
+}

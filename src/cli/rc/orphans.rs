@@ -1,0 +1,110 @@
+//! `rcfarm rc orphans`: pods whose label names a controller that is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::observe::{PodLabels, places};
+use crate::audit::{Details, OrphansRemoved};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{or_dash, table};
+use crate::ids::{NodeName, PodId, RcId};
+use crate::rc::plan::Place;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Op, Query};
+
+/// What to do with them.
+#[derive(clap::Args)]
+pub struct OrphansArgs {
+    /// Remove them
+    #[arg(long)]
+    remove: bool,
+}
+
+/// An orphan in a list.
+#[derive(Serialize)]
+struct Orphan {
+    replication_controller_id: RcId,
+    node: NodeName,
+    pod_id: PodId,
+    /// Whether it was removed; absent when that was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed: Option<bool>,
+}
+
+/// Three operations per pod, and two more: few enough for every version of Consul.
+const PODS_PER_TRANSACTION: usize = 20;
+
+pub(super) async fn run(console: &Console, args: &OrphansArgs) -> anyhow::Result<Exit> {
+    let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+    // Read after the pods: a controller that was made meanwhile is seen, one that was deleted is no matter.
+    let records = console.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
+    let records: BTreeSet<RcId> =
+        records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
+    let mut orphans: BTreeMap<(RcId, PodId), Vec<(Place, PodLabels)>> = BTreeMap::new();
+    for (place, pod) in places(&labelled) {
+        if let Some(rc) = pod.rc.filter(|rc| !records.contains(rc)) {
+            orphans.entry((rc, place.pod.clone())).or_default().push((place, pod));
+        }
+    }
+    let mut rows = Vec::new();
+    for ((rc, pod_id), pods) in &orphans {
+        for pods in pods.chunks(PODS_PER_TRANSACTION) {
+            let removed =
+                if args.remove { Some(remove(console, *rc, pod_id, pods).await?) } else { None };
+            rows.extend(pods.iter().map(|(place, _)| Orphan {
+                replication_controller_id: *rc,
+                node: place.node.clone(),
+                pod_id: place.pod.clone(),
+                removed,
+            }));
+        }
+    }
+    console.out.show(&rows, || {
+        if rows.is_empty() {
+            return "there are no orphans".to_owned();
+        }
+        let words = |removed| if removed { "removed" } else { "changed meanwhile, left" };
+        let columns = rows.iter().map(|row| {
+            let (rc, node) = (row.replication_controller_id.to_string(), row.node.to_string());
+            vec![node, row.pod_id.to_string(), rc, or_dash(row.removed.map(words))]
+        });
+        table(&["NODE", "POD", "CONTROLLER (GONE)", "REMOVED"], columns)
+    })?;
+    if rows.iter().any(|row| row.removed == Some(false)) {
+        return Err(failure("not all orphans were removed", "look again: rcfarm rc orphans"));
+    }
+    Ok(Exit::Ok)
+}
+
+/// Removes some pods of a controller. Consul itself checks that its record is absent at that moment: an empty
+/// answer may also mean that the token may not see it.
+async fn remove(
+    console: &Console,
+    rc: RcId,
+    pod_id: &PodId,
+    pods: &[(Place, PodLabels)],
+) -> anyhow::Result<bool> {
+    let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
+    let intents = console.get_many(keys).await?;
+    let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
+    for (place, pod) in pods {
+        let labels = key::pod_labels(&place.node, &place.pod);
+        ops.push(Op::DeleteCas { key: labels, index: pod.entry.modify_index });
+        let intent = key::intent(&place.node, &place.pod);
+        let seen: Option<&Entry> = intents.get(intent.as_str());
+        ops.push(match seen {
+            Some(seen) => Op::DeleteCas { key: intent, index: seen.modify_index },
+            None => Op::CheckNotExists { key: intent },
+        });
+    }
+    let details = Details::OrphansRemoved(OrphansRemoved {
+        replication_controller_id: rc,
+        pod_id: pod_id.clone(),
+        nodes: pods.iter().map(|(place, _)| place.node.clone()).collect(),
+        actor: console.actor(),
+        reason: "Requested".to_owned(),
+    });
+    Ok(matches!(console.commit(ops, &details, None).await?, Committed::Applied(_)))
+}

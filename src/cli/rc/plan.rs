@@ -1,0 +1,321 @@
+//! `rcfarm rc plan`, `explain`
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::find::{Found, find, title};
+use super::observe::{Seen, observe};
+use crate::cli::console::Console;
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{age, fields};
+use crate::farm::records::Presence;
+use crate::ids::{FarmName, NodeName, PodId, RcId};
+use crate::labels::{Labels, Selector, decode_labels};
+use crate::rc::plan::{Drift, Occupant, Plan, RemoveReason, Step, TransferPlan};
+use crate::rc::spec::{RcSpec, check_count};
+use crate::store::{Query, key};
+
+/// Of which, and what if.
+#[derive(clap::Args)]
+pub struct PlanArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(value_name = "RC")]
+    rc: String,
+    /// Suppose that there shall be so many pods
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    replicas: Option<i64>,
+    /// Suppose that the pods may run on these nodes
+    #[arg(long, value_name = "SELECTOR")]
+    node_selector: Option<Selector>,
+}
+
+/// A change that a farm would make.
+#[derive(Serialize)]
+struct Change {
+    /// `add`, `remove`, `repair` or `transfer`.
+    action: &'static str,
+    node: NodeName,
+    pod_id: PodId,
+    reason: &'static str,
+}
+
+pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<Exit> {
+    let mut found = find(console, &args.rc).await?;
+    if let (Some(selector), Ok(record)) = (&args.node_selector, &mut found.record) {
+        record.node_selector = selector.to_string();
+    }
+    if let (Some(count), Ok(record)) = (args.replicas, &mut found.record) {
+        check_count(count).map_err(|bad| {
+            failure(format!("--replicas: {}", bad.why), "give a number from 0 up")
+        })?;
+        record.replicas_desired = count;
+    }
+    let spec = found.spec().map_err(|bad| {
+        failure(
+            format!("{}: field {}: {}; no farm works on it", found.title(), bad.field, bad.why),
+            bad.fix,
+        )
+    })?;
+    let seen = observe(console, &found).await?;
+    let plan = seen.plan(&spec);
+    let changes = changes(&spec, &plan);
+    let shown = json!({
+        "id": found.id,
+        "pod_id": spec.manifest.id(),
+        "changes": changes,
+        "replicas": {"before": seen.pods.len(), "after": plan.replicas.current},
+        "replicas_desired": spec.replicas_desired,
+        "findings": findings(&plan),
+    });
+    console.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
+    Ok(if changes.is_empty() { Exit::Ok } else { Exit::Found })
+}
+
+fn changes(spec: &RcSpec, plan: &Plan) -> Vec<Change> {
+    let step = |step: &Step| {
+        let (action, reason) = match step {
+            Step::Add { .. } => ("add", "wanted"),
+            Step::Remove { why, .. } => ("remove", remove_words(*why)),
+            Step::Repair { why, .. } => ("repair", repair_words(*why)),
+        };
+        let place = step.place();
+        Change { action, node: place.node.clone(), pod_id: place.pod.clone(), reason }
+    };
+    let mut changes: Vec<Change> = plan.steps.iter().map(step).collect();
+    if let TransferPlan::Start(node) = &plan.transfer {
+        let pod_id = spec.manifest.id().clone();
+        let reason = "its node is not eligible";
+        changes.push(Change { action: "transfer", node: node.clone(), pod_id, reason });
+    }
+    changes
+}
+
+fn remove_words(why: RemoveReason) -> &'static str {
+    match why {
+        RemoveReason::Ineligible => "its node is not eligible",
+        RemoveReason::Unhealthy => "one too many, and not healthy",
+        RemoveReason::Surplus => "one too many, and the newest",
+    }
+}
+
+fn repair_words(why: Drift) -> &'static str {
+    match why {
+        Drift::IntentMissing => "its intent is missing",
+        Drift::IntentDiffers => "its intent is not the record's manifest",
+        Drift::LabelsDiffer => "a label of the record is missing or differs",
+        Drift::PodIdChanged => "the manifest has another id now",
+    }
+}
+
+fn findings(plan: &Plan) -> Value {
+    let finding = |finding: &crate::rc::plan::Finding| {
+        json!({
+            "type": finding.kind,
+            "status": finding.status,
+            "reason": finding.reason,
+            "message": finding.message,
+        })
+    };
+    plan.findings.iter().map(finding).collect()
+}
+
+fn plan_text(found: &Found, seen: &Seen, spec: &RcSpec, plan: &Plan, changes: &[Change]) -> String {
+    let (before, after) = (seen.pods.len(), plan.replicas.current);
+    let desired = spec.replicas_desired;
+    let mut text = format!("{}: {before} -> {after} pods, {desired} desired\n", found.title());
+    let width = changes.iter().map(|change| change.node.as_str().len()).max().unwrap_or(0);
+    for change in changes {
+        let sign = match change.action {
+            "add" => '+',
+            "remove" => '-',
+            "repair" => '~',
+            _ => '>',
+        };
+        let Change { action, node, reason, .. } = change;
+        text.push_str(&format!("  {sign} {node:width$}  {action}: {reason}\n"));
+    }
+    if changes.is_empty() {
+        text.push_str("  nothing to do\n");
+    }
+    for finding in plan.findings.iter().filter(|finding| !finding.status) {
+        text.push_str(&format!(
+            "{:?}: no ({}) {}\n",
+            finding.kind, finding.reason, finding.message
+        ));
+    }
+    text
+}
+
+/// Nodes that an explanation lists.
+const NODES_SHOWN: usize = 20;
+
+/// Why a node cannot take a pod.
+#[derive(Serialize)]
+struct Unfit {
+    node: NodeName,
+    why: String,
+}
+
+pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+    let found = find(console, rc).await?;
+    let seen = observe(console, &found).await?;
+    let spec = found.spec();
+    let plan = spec.as_ref().ok().map(|spec| seen.plan(spec));
+    let owner = owner(console, &found).await?;
+    let unfit = spec.as_ref().map(|spec| unfit(&seen, spec)).unwrap_or_default();
+    let verdict = verdict(&found, &seen, plan.as_ref());
+    let shown = json!({
+        "id": found.id,
+        "pod_id": found.pod_id(),
+        "verdict": verdict,
+        "invalid": spec.as_ref().err().map(|bad| json!({"field": bad.field, "why": bad.why, "fix": bad.fix})),
+        "owner": owner,
+        "pods": seen.pods.len(),
+        "replicas_desired": found.desired(),
+        "nodes": seen.nodes.len(),
+        "eligible_nodes": seen.eligible,
+        "unfit_nodes": unfit,
+        "findings": plan.as_ref().map(findings),
+        "last_error": seen.status.as_ref().and_then(|status| status.last_error.clone()),
+    });
+    console.out.show(&shown, || {
+        let mut rows = vec![("controller", found.title()), ("verdict", verdict.clone())];
+        rows.push(("owner", owner));
+        rows.push(("status", status_words(console, &found, &seen)));
+        if let Ok(spec) = &spec {
+            let selector = match spec.node_selector.to_string() {
+                all if all.is_empty() => "all nodes".to_owned(),
+                selector => format!("nodes that match {selector}"),
+            };
+            let (eligible, all) = (seen.eligible.len(), seen.nodes.len());
+            rows.push(("nodes", format!("{eligible} of {all} eligible: {selector}")));
+        }
+        rows.push(("unfit", unfit_text(&unfit)));
+        fields(rows)
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// The most important thing, in a line.
+fn verdict(found: &Found, seen: &Seen, plan: Option<&Plan>) -> String {
+    let Some(plan) = plan else {
+        return match found.spec() {
+            Err(bad) => format!("no farm can work on the record: {bad}"),
+            Ok(_) => String::new(),
+        };
+    };
+    let (current, desired) = (seen.pods.len(), plan.replicas.desired);
+    match plan.findings.iter().find(|finding| !finding.status) {
+        Some(finding) => format!("{}: {}", finding.reason, finding.message),
+        None if !plan.is_idle() => format!(
+            "{current} of {desired} pods scheduled; {} changes are due: rcfarm rc plan {}",
+            plan.steps.len().max(1),
+            found.id
+        ),
+        None if found.record.as_ref().is_ok_and(|record| record.disabled) => {
+            format!("disabled, with the {desired} pods that it asks for")
+        }
+        None => format!("as desired: {current} of {desired} pods scheduled"),
+    }
+}
+
+/// Who owns the record, or why nobody does.
+async fn owner(console: &Console, found: &Found) -> anyhow::Result<String> {
+    let lock = console.get(&key::rc_lock(found.id)).await?;
+    let holder = lock.and_then(|entry| entry.session);
+    let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let live: BTreeMap<FarmName, Presence> = farms
+        .iter()
+        .filter(|entry| entry.session.is_some())
+        .filter_map(|entry| {
+            let name = key::farms().tail(&entry.key)?.parse().ok()?;
+            Some((name, serde_json::from_slice(&entry.value).ok()?))
+        })
+        .collect();
+    if let Some(session) = holder {
+        let farm = live.iter().find(|(_, presence)| presence.session == session);
+        return Ok(match farm {
+            Some((name, presence)) => {
+                format!("farm {name}, up for {}", age(presence.since, console.now()))
+            }
+            None => {
+                format!("session {session}, which is of no farm that shows itself (a p2 farm?)")
+            }
+        });
+    }
+    if live.is_empty() {
+        return Ok("nobody: no farm is running; start one: rcfarm farm run".to_owned());
+    }
+    let labels = console.get(&key::rc_labels(found.id)).await?;
+    let labels = labels.and_then(|entry| decode_labels(&entry.value).ok()).unwrap_or_default();
+    let reasons: Vec<String> =
+        live.iter().map(|(name, presence)| not_claimed(name, presence, &labels)).collect();
+    Ok(format!("nobody\n{}", reasons.join("\n")))
+}
+
+fn not_claimed(name: &FarmName, presence: &Presence, labels: &Labels) -> String {
+    match presence.selector.parse::<Selector>().map(|selector| selector.explain(labels)) {
+        Ok(Some(why)) => format!("farm {name} does not want it: {why}"),
+        Ok(None) if presence.leaving => format!("farm {name} is about to leave"),
+        Ok(None) => format!("farm {name} should claim it any moment"),
+        Err(error) => format!("farm {name} has an unreadable selector: {error}"),
+    }
+}
+
+fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
+    let Some(status) = &seen.status else {
+        return "no farm has looked at it yet".to_owned();
+    };
+    let mut words = if status.observed_index >= found.entry.modify_index {
+        "the owner has seen the record as it is".to_owned()
+    } else {
+        "the owner has not yet seen the last change of the record".to_owned()
+    };
+    if let Some(error) = &status.last_error {
+        words.push_str(&format!("\nlast error: {error}"));
+    }
+    if let Some(until) = status.quarantined_until.filter(|until| *until > console.now()) {
+        words.push_str(&format!("\nleft alone until {until}"));
+    }
+    words
+}
+
+/// The nodes that cannot take a pod, and why, the eligible ones first.
+fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
+    let taken = seen.occupants.iter().filter_map(|(node, (occupant, owner))| {
+        let pod = spec.manifest.id();
+        let why = match (occupant, owner) {
+            (Occupant::Other, Some(owner)) => {
+                format!("eligible, but its pod {pod} belongs to {}", owner_words(*owner))
+            }
+            (Occupant::Other, None) => {
+                format!("eligible, but there is a pod {pod} of no controller")
+            }
+            (Occupant::Nobody | Occupant::Ours(_), _) => return None,
+        };
+        Some(Unfit { node: node.clone(), why })
+    });
+    let unmatched = seen.nodes.iter().filter_map(|(node, labels)| {
+        Some(Unfit { node: node.clone(), why: spec.node_selector.explain(labels)? })
+    });
+    taken.chain(unmatched).collect()
+}
+
+fn owner_words(id: RcId) -> String {
+    title(None, id)
+}
+
+fn unfit_text(unfit: &[Unfit]) -> String {
+    if unfit.is_empty() {
+        return "no node".to_owned();
+    }
+    let shown =
+        unfit.iter().take(NODES_SHOWN).map(|unfit| format!("{}: {}", unfit.node, unfit.why));
+    let mut lines: Vec<String> = shown.collect();
+    if unfit.len() > NODES_SHOWN {
+        lines.push(format!("and {} more: -o json lists them", unfit.len() - NODES_SHOWN));
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,189 @@
+//! `rcfarm rc get`, `status`, `pods`
+
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::find::find;
+use super::observe::{Seen, observe};
+use crate::cli::console::Console;
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{age, fields, or_dash, table};
+use crate::ids::{NodeName, PodId};
+use crate::node::Health;
+use crate::rc::plan::Intent;
+use crate::rc::spec::RcRecord;
+use crate::rc::status::RcStatus;
+use crate::store::{Query, key};
+
+/// What of a record.
+#[derive(clap::Args)]
+pub struct GetArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id
+    #[arg(value_name = "RC")]
+    rc: String,
+    /// Print the manifest alone, byte for byte
+    #[arg(long)]
+    manifest: bool,
+}
+
+pub(super) async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+    let found = find(console, &args.rc).await?;
+    if args.manifest {
+        let record = found.record.map_err(|bad| failure(bad.to_string(), bad.fix))?;
+        use std::io::Write;
+        std::io::stdout().lock().write_all(record.manifest.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    let raw: Value = serde_json::from_slice(&found.entry.value)
+        .with_context(|| format!("{}: the value is not JSON", found.entry.key))?;
+    let shown = json!({
+        "key": found.entry.key,
+        "modify_index": found.entry.modify_index,
+        "record": raw,
+        "invalid": found.spec().err().map(|bad| bad.to_string()),
+    });
+    console.out.show(&shown, || match &found.record {
+        Ok(record) => record_text(record, &found.spec().err().map(|bad| bad.to_string())),
+        Err(bad) => fields([
+            ("id", found.id.to_string()),
+            ("invalid", bad.to_string()),
+            ("value", String::from_utf8_lossy(&found.entry.value).into_owned()),
+        ]),
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn record_text(record: &RcRecord, invalid: &Option<String>) -> String {
+    let labels: Vec<String> =
+        record.pod_labels.iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+    let mut rows = vec![
+        ("id", record.id.to_string()),
+        ("replicas_desired", record.replicas_desired.to_string()),
+        ("disabled", record.disabled.to_string()),
+        ("node_selector", record.node_selector.clone()),
+        ("allocation_strategy", record.allocation_strategy.clone()),
+        ("pod_labels", labels.join(",")),
+    ];
+    rows.extend(record.other.iter().map(|(name, value)| (name.as_str(), value.to_string())));
+    rows.extend(invalid.clone().map(|why| ("invalid", why)));
+    rows.push(("manifest", record.manifest.clone()));
+    fields(rows)
+}
+
+pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+    let found = find(console, rc).await?;
+    let lock = console.get(&key::rc_lock(found.id)).await?.and_then(|entry| entry.session);
+    let entry = console.store.get(&key::rc_status(found.id), Query::PLAIN).await?.value;
+    let status = entry
+        .map(|entry| {
+            RcStatus::decode(&entry.value).with_context(|| format!("cannot read {}", entry.key))
+        })
+        .transpose()?;
+    let is_current =
+        status.as_ref().is_some_and(|status| status.observed_index >= found.entry.modify_index);
+    let shown = json!({
+        "id": found.id,
+        "pod_id": found.pod_id(),
+        "record_index": found.entry.modify_index,
+        "is_current": is_current,
+        "owner_session": lock,
+        "status": status,
+    });
+    console.out.show(&shown, || {
+        let mut text =
+            fields([("controller", found.title()), ("owner session", or_dash(lock.as_ref()))]);
+        match &status {
+            None => text.push_str("\nno farm has looked at it yet\n"),
+            Some(status) => text.push_str(&status_text(console, status, is_current)),
+        }
+        text
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn status_text(console: &Console, status: &RcStatus, is_current: bool) -> String {
+    let now = console.now();
+    let replicas = status.replicas;
+    let mut rows = vec![
+        (
+            "owner",
+            or_dash(
+                status
+                    .owner
+                    .as_ref()
+                    .map(|owner| format!("farm {}, for {}", owner.farm, age(owner.since, now))),
+            ),
+        ),
+        (
+            "pods",
+            format!(
+                "{} of {} scheduled, {} healthy, {} nodes eligible",
+                replicas.current, replicas.desired, replicas.healthy, replicas.eligible
+            ),
+        ),
+    ];
+    if !is_current {
+        rows.push(("note", "the record has changed since; the farm has yet to look".to_owned()));
+    }
+    if let Some(transfer) = &status.transfer {
+        let to = or_dash(transfer.new_node.as_ref());
+        rows.push(("transfer", format!("from {} to {to}", transfer.old_node)));
+    }
+    rows.extend(status.last_error.clone().map(|error| ("last error", error)));
+    rows.extend(status.quarantined_until.map(|until| ("left alone until", until.to_string())));
+    let conditions = status.conditions.iter().map(|condition| {
+        vec![
+            format!("{:?}", condition.kind),
+            condition.status.to_string(),
+            condition.reason.to_string(),
+            age(condition.last_transition_time, now),
+            condition.message.clone(),
+        ]
+    });
+    let header = ["CONDITION", "HOLDS", "REASON", "SINCE", "MESSAGE"];
+    format!("{}\n{}", fields(rows), table(&header, conditions))
+}
+
+/// A pod in a list.
+#[derive(Serialize)]
+struct PodRow {
+    node: NodeName,
+    pod_id: PodId,
+    health: Health,
+    /// `same`, `missing` or `differs`, compared with the record's manifest.
+    intent: &'static str,
+    eligible: bool,
+}
+
+pub(super) async fn pods(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+    let found = find(console, rc).await?;
+    let Seen { pods, eligible, .. } = observe(console, &found).await?;
+    let rows: Vec<PodRow> = pods
+        .iter()
+        .map(|(place, pod)| PodRow {
+            node: place.node.clone(),
+            pod_id: place.pod.clone(),
+            health: pod.health,
+            intent: match pod.intent {
+                Intent::Same(_) => "same",
+                Intent::Missing => "missing",
+                Intent::Differs(_) => "differs",
+            },
+            eligible: eligible.contains(&place.node),
+        })
+        .collect();
+    console.out.show(&rows, || {
+        if rows.is_empty() {
+            return format!("{} has no pods", found.title());
+        }
+        let columns = rows.iter().map(|row| {
+            let health = format!("{:?}", row.health).to_lowercase();
+            let eligible = if row.eligible { "yes" } else { "no" };
+            let intent = row.intent.to_owned();
+            vec![row.node.to_string(), row.pod_id.to_string(), health, intent, eligible.to_owned()]
+        });
+        table(&["NODE", "POD", "HEALTH", "INTENT", "ELIGIBLE"], columns)
+    })?;
+    Ok(Exit::Ok)
+}

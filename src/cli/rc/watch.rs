@@ -1,0 +1,108 @@
+//! `rcfarm rc watch`
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::find::{find, title};
+use super::list::{state, status_of};
+use crate::cli::console::Console;
+use crate::cli::failure::Exit;
+use crate::ids::{PodId, RcId};
+use crate::rc::status::RcStatus;
+use crate::store::watch::TreeWatch;
+use crate::store::{Index, StoreError, key};
+use crate::time::backoff;
+
+/// Which.
+#[derive(clap::Args)]
+pub struct WatchArgs {
+    /// The controller: its id, an unambiguous beginning of it, or its pod's id; all when left out
+    #[arg(value_name = "RC")]
+    rc: Option<String>,
+}
+
+const FULL_EVERY: Duration = Duration::from_secs(300);
+
+pub(super) async fn run(console: &Console, args: &WatchArgs) -> anyhow::Result<Exit> {
+    let only = match &args.rc {
+        Some(rc) => Some(find(console, rc).await?.id),
+        None => None,
+    };
+    let names: BTreeMap<RcId, PodId> = super::find::all(console)
+        .await?
+        .0
+        .iter()
+        .filter_map(|found| Some((found.id, found.pod_id()?)))
+        .collect();
+    let mut watch = TreeWatch::new(console.store.clone(), key::rc_statuses(), FULL_EVERY);
+    let mut known: BTreeMap<RcId, Index> = BTreeMap::new();
+    let mut failures = 0;
+    loop {
+        let answer = match watch.next().await {
+            Ok(answer) => answer,
+            Err(error) if error.is_retryable() && !is_first(&known, &error) => {
+                console.out.note(&format!("{error}; trying again"));
+                tokio::time::sleep(backoff(
+                    Duration::from_secs(1),
+                    Duration::from_secs(30),
+                    failures,
+                ))
+                .await;
+                failures += 1;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        failures = 0;
+        for entry in &answer.value {
+            let Some((id, status)) = status_of(entry) else { continue };
+            if only.is_some_and(|only| only != id)
+                || known.insert(id, entry.modify_index) == Some(entry.modify_index)
+            {
+                continue;
+            }
+            print(console, id, names.get(&id), &status)?;
+        }
+    }
+}
+
+/// An agent that was never reached is more likely a wrong address than a passing trouble.
+fn is_first(known: &BTreeMap<RcId, Index>, error: &StoreError) -> bool {
+    known.is_empty() && matches!(error, StoreError::Unreachable { .. })
+}
+
+fn print(
+    console: &Console,
+    id: RcId,
+    pod: Option<&PodId>,
+    status: &RcStatus,
+) -> anyhow::Result<()> {
+    let now = console.now();
+    let owner = status.owner.as_ref().map(|owner| &owner.farm);
+    let shown = json!({
+        "time": now, "id": id, "pod_id": pod, "state": state(status), "status": status,
+    });
+    console.out.show_next(&shown, || {
+        let replicas = status.replicas;
+        let mut text = format!(
+            "{:.0}  {}  {}/{} pods, {} healthy  {}",
+            now,
+            title(pod, id),
+            replicas.current,
+            replicas.desired,
+            replicas.healthy,
+            state(status),
+        );
+        if let Some(owner) = owner {
+            text.push_str(&format!("  by {owner}"));
+        }
+        let failed = status.conditions.iter().find(|condition| !condition.status);
+        if let Some(message) = failed.map(|condition| &condition.message).filter(|m| !m.is_empty())
+        {
+            text.push_str(&format!("  ({message})"));
+        }
+        text
+    })
+}
