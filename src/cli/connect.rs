@@ -113,13 +113,6 @@ impl File {
     }
 }
 
-/// A store, and what to call it.
-pub(super) struct Connection {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) address: String,
-    pub(super) warnings: Vec<String>,
-}
-
 impl Global {
     pub(super) fn output(&self) -> Output {
         let is_coloured = !self.no_color && std::env::var_os("NO_COLOR").is_none();
@@ -159,13 +152,18 @@ impl Global {
         Ok((self.flags().or(ConsulConfig::from_env(&env)).or(file.consul()), root))
     }
 
-    /// Prepares the store; sends nothing.
-    pub(super) fn connect(&self) -> anyhow::Result<Connection> {
+    /// A client of the agent, and the root of the keys; sends nothing. What is odd about the settings is said.
+    pub(super) fn consul(&self) -> anyhow::Result<(Consul, Prefix)> {
         let (config, root) = self.settings(|name| std::env::var(name).ok())?;
-        let consul = Consul::new(&config)?;
+        config.warnings.iter().for_each(|warning| self.output().note(warning));
+        Ok((Consul::new(&config)?, root))
+    }
+
+    /// The store, and the address of its agent; sends nothing.
+    pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String)> {
+        let (consul, root) = self.consul()?;
         let address = consul.address().to_owned();
-        let store = Rooted::new(Arc::new(consul), root);
-        Ok(Connection { store, address, warnings: config.warnings })
+        Ok((Rooted::new(Arc::new(consul), root), address))
     }
 }
 

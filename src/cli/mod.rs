@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
 
-use connect::{Connection, Global};
+use connect::Global;
 use console::Console;
 use failure::{EXIT_CODES, Exit};
 
@@ -92,11 +92,9 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
     }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let out = cli.global.output();
-        let Connection { store, address: reached, warnings } = cli.global.connect()?;
-        warnings.iter().for_each(|warning| out.note(warning));
+        let (store, reached) = cli.global.connect()?;
         *address = Some(reached.clone());
-        let console = Console::new(store, out);
+        let console = Console::new(store, cli.global.output());
         match cli.command {
             Command::Rc(command) => rc::run(&console, command).await,
             Command::Label(command) => label::run(&console, command).await,
