@@ -37,4 +37,5 @@ pub mod node;
 pub mod rc;
 pub mod schedule;
 pub mod store;
+pub mod telemetry;
 pub mod time;

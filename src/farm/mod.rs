@@ -9,8 +9,10 @@
 pub mod child;
 pub mod claims;
 pub mod emptiness;
+mod epoch;
 pub mod kind;
 pub mod kinds;
+mod lot;
 pub mod plan;
 mod preflight;
 pub mod records;

@@ -1,1 +1,146 @@
-//! Health, readiness, metrics and status of a daemon.
+//! The HTTP endpoint of a daemon: `/healthz`, `/readyz`, `/metrics`, `/status`.
+//!
+//! It only shows; nothing can be changed through it, and nothing secret is behind it. Bind it to loopback, or to
+//! the network that the monitoring comes from.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json};
+use axum::routing::get;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::farm::FarmReport;
+
+/// Counts requests to Consul by kind, since the start.
+pub type RequestCounts = Arc<dyn Fn() -> BTreeMap<&'static str, u64> + Send + Sync>;
+
+/// What the endpoint shows.
+#[derive(Clone)]
+pub struct Shown {
+    /// The farm.
+    pub report: Arc<Mutex<FarmReport>>,
+    /// Requests.
+    pub requests: RequestCounts,
+}
+
+impl Shown {
+    fn report(&self) -> FarmReport {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Serves until `shutdown`.
+///
+/// # Errors
+/// What the listener says.
+pub async fn serve(
+    listener: TcpListener,
+    shown: Shown,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    let app = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/status", get(|State(shown): State<Shown>| async move { Json(shown.report()) }))
+        .fallback(|| async {
+            (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics or /status\n")
+        })
+        .with_state(shown);
+    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+}
+
+/// Ready: it holds a session, so it can claim and write.
+async fn ready(State(shown): State<Shown>) -> impl IntoResponse {
+    let report = shown.report();
+    match (report.session, report.suspicions.is_empty()) {
+        (None, _) => (StatusCode::SERVICE_UNAVAILABLE, "no session\n".to_owned()),
+        (Some(session), true) => (StatusCode::OK, format!("ok, session {session}\n")),
+        (Some(_), false) => {
+            let why = report.suspicions.join("; ");
+            (StatusCode::OK, format!("ok, but removals are paused: {why}\n"))
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: String,
+}
+
+async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
+    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, TYPE)], exposition(&shown.report(), &(shown.requests)()))
+}
+
+/// The metrics of one scrape. They are made anew each time from what the farm reports, so that there is one
+/// place that counts.
+fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> String {
+    let mut registry = Registry::with_prefix("rcfarm");
+    let claims = Family::<OfKind, Gauge>::default();
+    for (kind, count) in &report.claims {
+        let count = i64::try_from(*count).unwrap_or(i64::MAX);
+        claims.get_or_create(&OfKind { kind: kind.clone() }).set(count);
+    }
+    registry.register("claims", "Records owned by this farm", claims);
+    let session = Gauge::<i64>::default();
+    session.set(i64::from(report.session.is_some()));
+    registry.register("session_open", "1 while the farm holds a session", session);
+    let suspicious = Gauge::<i64>::default();
+    suspicious.set(i64::try_from(report.suspicions.len()).unwrap_or(i64::MAX));
+    let help = "Trees that are not believed; removals are paused while this is not 0";
+    registry.register("suspicious_trees", help, suspicious);
+    counter(&mut registry, "epochs_lost", "Sessions lost", report.epochs_lost);
+    let help = "Claims lost other than with their session";
+    counter(&mut registry, "claims_lost", help, report.claims_lost);
+    for (kind, count) in requests {
+        let name = format!("consul_requests_{kind}");
+        counter(&mut registry, &name, "Requests sent to Consul", *count);
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("writing to a string");
+    text
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exposition_names_what_the_farm_reports() {
+        let report = FarmReport {
+            session: Some("s".to_owned()),
+            claims: [("rc".to_owned(), 7)].into(),
+            epochs_lost: 2,
+            ..FarmReport::default()
+        };
+        let text = exposition(&report, &[("transaction", 41)].into());
+        for line in [
+            "rcfarm_claims{kind=\"rc\"} 7",
+            "rcfarm_session_open 1",
+            "rcfarm_suspicious_trees 0",
+            "rcfarm_epochs_lost_total 2",
+            "rcfarm_consul_requests_transaction_total 41",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

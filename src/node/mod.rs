@@ -1,6 +1,8 @@
 //! What the farm reads of nodes and of pods' health.
 //!
-//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none.
+//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
+
+pub mod simulated;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,499 @@
+//! One epoch of a farm, from its first claim to the end of its last task: the loop that owns every map.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, error_span, info, warn};
+
+use super::child::{Child, Exit, Leash};
+use super::claims::{BUSY_PAUSE, Claims, Round, announce};
+use super::kind::{Kind, Post, RecordId, lock_key};
+use super::lot::{Lot, Parting, Running};
+use super::plan::{ClaimPlan, Observed, plan};
+use super::records::{Bells, Peers, Presence, Records};
+use super::run::Farm;
+use super::session::{Keeper, Kept};
+use super::tree::{Event, Inbox, Tree};
+use crate::ids::{FarmName, SessionId};
+use crate::store::{Claim, DeleteMode, Epoch, Index, key};
+use crate::time::Timestamp;
+
+/// A presence says something new at most this often.
+const PRESENCE_EVERY: Duration = Duration::from_secs(15);
+/// A task that was told to stop is waited for this long.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What finished beside the loop.
+enum Done {
+    Claimed(usize, Round),
+    /// Locks were given up or handed over, a bell taken down, the presence renewed: the trees will tell.
+    Sent,
+}
+
+/// What lives longer than an epoch.
+pub(super) struct Days<'f> {
+    pub(super) farm: &'f Farm,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) peers: Arc<Tree<Peers>>,
+    pub(super) bells: Arc<Tree<Bells>>,
+    pub(super) lots: Vec<Lot>,
+    /// Since when each farm has been seen, and the CreateIndex of its presence: a new one is a new farm.
+    pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
+}
+
+/// What lives as long as an epoch.
+struct Epochal {
+    epoch: Epoch,
+    claims: Claims,
+    tasks: JoinSet<(usize, RecordId, Exit)>,
+    beside: FuturesUnordered<BoxFuture<'static, Done>>,
+    parted: Vec<(usize, RecordId, Parting)>,
+    since: Timestamp,
+    announced: Option<(Presence, Instant)>,
+}
+
+impl Days<'_> {
+    /// One session from its first claim to its end; when it returns, no task runs any more.
+    pub(super) async fn epoch(
+        &mut self,
+        keeper: &Keeper,
+        kept: &Kept,
+        shutdown: &CancellationToken,
+    ) {
+        let span = error_span!("session", id = %kept.epoch().session());
+        let work = self.work(kept.epoch(), shutdown).instrument(span);
+        tokio::select! {
+            biased;
+            () = work => {}
+            // The keeper ends the epoch; the work sees it and stops its tasks before it returns.
+            () = async { keeper.keep(kept).await; std::future::pending::<()>().await } => {}
+        }
+    }
+
+    async fn work(&mut self, epoch: &Epoch, shutdown: &CancellationToken) {
+        let farm = &self.farm.settings;
+        let store = self.farm.ground.store.clone();
+        let claims = Claims::new(store, farm.name.clone(), epoch.clone(), farm.limits);
+        let mut e = Epochal {
+            epoch: epoch.clone(),
+            claims,
+            tasks: JoinSet::new(),
+            beside: FuturesUnordered::new(),
+            parted: Vec::new(),
+            since: self.farm.ground.clock.wall(),
+            announced: None,
+        };
+        self.farm.note(|report| report.session = Some(epoch.session().to_string()));
+        let named = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => false,
+            () = epoch.ended() => false,
+            () = self.take_name(&mut e) => true,
+        };
+        if named {
+            self.serve(&mut e, shutdown).await;
+        }
+        self.stop_all(&mut e).await;
+        self.farm.note(|report| {
+            report.session = None;
+            report.claims.clear();
+        });
+    }
+
+    /// The loop.
+    async fn serve(&mut self, e: &mut Epochal, shutdown: &CancellationToken) {
+        let mut again_at = Some(Instant::now());
+        loop {
+            let inbox = self.inbox.clone();
+            let mut replan = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = e.epoch.ended() => return,
+                Some(joined) = e.tasks.join_next() => {
+                    self.task_ended(e, joined);
+                    while let Some(Some(joined)) = e.tasks.join_next().now_or_never() {
+                        self.task_ended(e, joined);
+                    }
+                    self.part(e);
+                    true
+                }
+                Some(done) = e.beside.next() => {
+                    match done {
+                        Done::Claimed(n, round) => {
+                            self.claimed(e, n, round);
+                            true
+                        }
+                        Done::Sent => false,
+                    }
+                }
+                events = inbox.take() => self.heard(e, events),
+                () = wait_until(again_at) => true,
+            };
+            if e.announced.as_ref().is_some_and(|(_, at)| at.elapsed() >= PRESENCE_EVERY) {
+                self.announce_again(e);
+            }
+            // The first plan waits for every tree; a half-read world would look like unowned records.
+            replan &= self.lots.iter().all(Lot::is_read) && self.peers.seen().is_read();
+            if replan {
+                again_at = self.plan_claims(e);
+            } else if again_at.is_some_and(|at| at <= Instant::now()) {
+                again_at = Some(Instant::now() + Duration::from_millis(50));
+            }
+        }
+    }
+
+    /// Puts the farm's presence into its place; while another live farm has the name, waits.
+    async fn take_name(&mut self, e: &mut Epochal) {
+        let mut warned = false;
+        loop {
+            let presence = self.presence(e, false);
+            let farm = &self.farm.settings.name;
+            let store = self.farm.ground.store.as_ref();
+            match announce(store, farm, e.epoch.session(), &presence).await {
+                Ok(true) => {
+                    e.announced = Some((presence, Instant::now()));
+                    return;
+                }
+                Ok(false) if !warned => {
+                    warned = true;
+                    warn!(farm = %farm, "another live farm has this name: waiting for it to go; give each farm its own --name");
+                }
+                Ok(false) => {}
+                Err(error) => warn!(%error, "the farm's presence cannot be written"),
+            }
+            sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    fn presence(&self, e: &Epochal, leaving: bool) -> Presence {
+        let settings = &self.farm.settings;
+        let unusable = self.lots.iter().flat_map(|lot| {
+            lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
+        });
+        Presence {
+            session: e.epoch.session().clone(),
+            selector: settings.selector.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            since: e.since,
+            claims: self
+                .lots
+                .iter()
+                .map(|lot| (lot.kind.name().to_owned(), lot.children.len()))
+                .collect(),
+            suspicions: self.suspicions(),
+            unusable_keys: unusable.collect(),
+            leaving,
+        }
+    }
+
+    fn suspicions(&self) -> Vec<String> {
+        let records = self.lots.iter().filter_map(|lot| {
+            let why = lot.records.seen().suspicion?;
+            Some(format!("{}: {why}", lot.kind.records()))
+        });
+        records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
+    }
+
+    fn announce_again(&mut self, e: &mut Epochal) {
+        let presence = self.presence(e, false);
+        if e.announced.as_ref().is_none_or(|(said, _)| *said != presence) {
+            let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
+            let (name, presence) = (self.farm.settings.name.clone(), presence.clone());
+            e.beside.push(Box::pin(async move {
+                if let Err(error) = announce(store.as_ref(), &name, &session, &presence).await {
+                    warn!(%error, "the farm's presence cannot be renewed");
+                }
+                Done::Sent
+            }));
+        }
+        e.announced = Some((presence, Instant::now()));
+    }
+
+    /// Passes events on; whether claims are to be planned.
+    fn heard(&mut self, e: &mut Epochal, events: Vec<Event>) -> bool {
+        let mut replan = false;
+        for event in events {
+            match event {
+                Event::Claims => replan = true,
+                Event::Touched(ids) => {
+                    for lot in &self.lots {
+                        ids.iter().filter_map(|id| lot.children.get(id)).for_each(Running::wake);
+                    }
+                }
+                Event::All => {
+                    self.lots.iter().flat_map(|lot| lot.children.values()).for_each(Running::wake);
+                }
+                Event::Bells => self.answer_bells(e),
+            }
+        }
+        replan
+    }
+
+    /// Answers the doorbells of our records: their trees are read at once, their tasks look again, and the bell
+    /// is taken down unless it has been rung anew.
+    fn answer_bells(&self, e: &mut Epochal) {
+        let bells = self.bells.seen();
+        for ((kind, id), index) in &bells.value.0 {
+            let confirmed = kind == "confirm" && id.as_str() == self.farm.settings.name.as_str();
+            if confirmed {
+                self.confirm();
+            }
+            let lot = self.lots.iter().find(|lot| lot.kind.name() == kind);
+            let answered = confirmed || lot.is_some_and(|lot| lot.answer_bell(id, *index));
+            let Some(down) = key::bells().key_of(&format!("{kind}/{id}")).filter(|_| answered)
+            else {
+                continue;
+            };
+            let (store, index) = (self.farm.ground.store.clone(), *index);
+            e.beside.push(Box::pin(async move {
+                if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
+                    warn!(%error, bell = %down, "an answered bell cannot be taken down");
+                }
+                Done::Sent
+            }));
+        }
+    }
+
+    /// A person says that the trees are meant to be as small as they are.
+    fn confirm(&self) {
+        warn!("a person confirms that the trees are meant to be as small as they are");
+        for lot in &self.lots {
+            lot.records.confirm();
+            lot.kind.confirm();
+            lot.children.values().for_each(Running::wake);
+        }
+        self.inbox.post(Event::Claims);
+    }
+
+    fn plan_claims(&mut self, e: &mut Epochal) -> Option<Instant> {
+        let now = Instant::now();
+        let peers = self.peers.seen();
+        self.peers_since.retain(|farm, _| peers.value.0.contains_key(farm));
+        for (farm, peer) in &peers.value.0 {
+            let seen = self.peers_since.entry(farm.clone()).or_insert((now, peer.created));
+            if seen.1 != peer.created {
+                *seen = (now, peer.created);
+            }
+        }
+        let since = self.peers_since.iter().map(|(farm, (at, _))| (farm.clone(), *at)).collect();
+        let mut again_at: Option<Instant> = None;
+        for n in 0..self.lots.len() {
+            let lot = &mut self.lots[n];
+            lot.take_stock(now);
+            let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
+            let records = lot.records.seen();
+            let decided = plan(&Observed {
+                records: &records.value,
+                labels: &lot.labels.seen().value,
+                locks: &lot.locks.seen().value,
+                peers: &peers.value,
+                peers_since: &since,
+                me: &self.farm.settings.name,
+                session: e.epoch.session(),
+                selector: &self.farm.settings.selector,
+                held: &held,
+                barred: &lot.barred,
+                unowned_since: &lot.unowned_since,
+                suspicious: records.suspicion.is_some(),
+                now,
+            });
+            again_at = [again_at, decided.again_at].into_iter().flatten().min();
+            self.carry_out(e, n, decided);
+        }
+        let suspicions = self.suspicions();
+        self.farm.note(|report| {
+            report.suspicions = suspicions;
+            for lot in &self.lots {
+                report.claims.insert(lot.kind.name().to_owned(), lot.children.len());
+            }
+        });
+        again_at
+    }
+
+    fn carry_out(&mut self, e: &mut Epochal, n: usize, plan: ClaimPlan) {
+        let lot = &mut self.lots[n];
+        if !plan.claim.is_empty() || !plan.adopt.is_empty() {
+            lot.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
+            e.beside.push(Box::pin(claim_round(
+                e.claims.clone(),
+                n,
+                lot.kind.clone(),
+                lot.records.clone(),
+                plan.claim,
+                plan.adopt,
+            )));
+        }
+        let release = plan.release.into_iter().map(|id| (id, Parting::Release));
+        let drop = plan.drop.into_iter().map(|id| (id, Parting::Drop));
+        let hand_over = plan.hand_over.into_iter();
+        let hand_over = hand_over.map(|(id, farm, to)| (id, Parting::HandOver(farm, to)));
+        for (id, parting) in release.chain(drop).chain(hand_over) {
+            match lot.children.get_mut(&id) {
+                Some(running) if running.parting.is_none() => {
+                    running.parting = Some(parting);
+                    running.leash.stop.cancel();
+                }
+                Some(_) => {}
+                None if !lot.claiming.contains(&id) => e.parted.push((n, id, parting)),
+                None => {}
+            }
+        }
+        self.part(e);
+    }
+
+    /// Starts the tasks of records just claimed.
+    fn claimed(&mut self, e: &mut Epochal, n: usize, round: Round) {
+        let lot = &mut self.lots[n];
+        let now = Instant::now();
+        for id in round.busy.iter().chain(&round.unknown) {
+            lot.claiming.remove(id);
+            lot.barred.insert(id.clone(), now + BUSY_PAUSE);
+        }
+        if !round.won.is_empty() {
+            info!(kind = lot.kind.name(), records = round.won.len(), "claimed");
+        }
+        for id in round.won {
+            lot.claiming.remove(&id);
+            let Some(lock) = lock_key(lot.kind.as_ref(), &id) else { continue };
+            let claim = Claim::new(lock, e.epoch.clone());
+            let leash =
+                Arc::new(Leash { wake: Arc::new(Notify::new()), stop: CancellationToken::new() });
+            let post = Post {
+                id: id.clone(),
+                claim: claim.clone(),
+                records: lot.records.clone(),
+                locks: lot.locks.clone(),
+            };
+            let child = Child {
+                kind: lot.kind.clone(),
+                post,
+                leash: leash.clone(),
+                ids: self.farm.ground.ids.fork(),
+            };
+            let name = id.clone();
+            let task = async move { (n, name, child.run().await) };
+            e.tasks.spawn(task.instrument(tracing::Span::current()));
+            lot.children.insert(id, Running { leash, claim, parting: None });
+        }
+    }
+
+    fn task_ended(
+        &mut self,
+        e: &mut Epochal,
+        joined: Result<(usize, RecordId, Exit), tokio::task::JoinError>,
+    ) {
+        let (n, id, exit) = match joined {
+            Ok(ended) => ended,
+            Err(error) => {
+                // A child contains its controller's panics, so this is a fault of the farm itself. The record
+                // stays claimed and idle until the next epoch; ending the epoch is the cure.
+                error!(alert = true, %error, "a task ended badly: the epoch is given up");
+                e.epoch.end();
+                return;
+            }
+        };
+        let lot = &mut self.lots[n];
+        let Some(running) = lot.children.remove(&id) else { return };
+        match (running.parting, exit) {
+            (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
+            (_, Exit::ClaimLost) if e.epoch.is_live() => {
+                warn!(kind = lot.kind.name(), record = %id, "the claim is lost");
+                lot.barred.insert(id, Instant::now() + BUSY_PAUSE);
+                self.farm.note(|report| report.claims_lost += 1);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
+    fn part(&mut self, e: &mut Epochal) {
+        let stopping = self.lots.iter().flat_map(|lot| lot.children.values());
+        let stopping = stopping.filter(|running| running.parting.is_some()).count();
+        if e.parted.is_empty() || (stopping > 0 && e.parted.len() < 30) {
+            return;
+        }
+        let mut releases: BTreeMap<usize, Vec<RecordId>> = BTreeMap::new();
+        let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<RecordId>> = BTreeMap::new();
+        for (n, id, parting) in e.parted.drain(..) {
+            // Until the lock tree shows the new owner, the record must not look like one to adopt.
+            self.lots[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            match parting {
+                Parting::Release => releases.entry(n).or_default().push(id),
+                Parting::HandOver(farm, to) => {
+                    hand_overs.entry((n, farm, to)).or_default().push(id)
+                }
+                Parting::Drop => {}
+            }
+        }
+        for (n, ids) in releases {
+            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            info!(kind = kind.name(), records = ids.len(), "released");
+            e.beside.push(Box::pin(async move {
+                claims.release(kind.as_ref(), &ids).await;
+                Done::Sent
+            }));
+        }
+        for ((n, farm, to), ids) in hand_overs {
+            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            info!(kind = kind.name(), records = ids.len(), to = %farm, "handed over");
+            e.beside.push(Box::pin(async move {
+                claims.hand_over(kind.as_ref(), &ids, &farm, &to).await;
+                Done::Sent
+            }));
+        }
+    }
+
+    /// Stops every task and waits for it. The locks go with the session.
+    async fn stop_all(&mut self, e: &mut Epochal) {
+        let running: usize = self.lots.iter().map(|lot| lot.children.len()).sum();
+        for lot in &mut self.lots {
+            lot.children.values().for_each(|running| running.leash.stop.cancel());
+            lot.children.clear();
+            lot.claiming.clear();
+            lot.barred.clear();
+        }
+        if running > 0 {
+            info!(records = running, "stopping the tasks");
+        }
+        let all = async { while e.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+            warn!("some tasks do not stop; they are aborted");
+        }
+        e.tasks.shutdown().await;
+    }
+}
+
+async fn wait_until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Claims what is free, then brings the kind up to date once for all that are ours now.
+async fn claim_round(
+    claims: Claims,
+    n: usize,
+    kind: Arc<dyn Kind>,
+    records: Arc<Tree<Records>>,
+    free: Vec<RecordId>,
+    adopted: Vec<RecordId>,
+) -> Done {
+    let mut round = claims.take(kind.clone(), free).await;
+    round.won.extend(adopted);
+    let seen = records.seen();
+    let created = round.won.iter().filter_map(|id| Some(seen.value.0.get(id)?.created));
+    if let Some(oldest) = created.min() {
+        if let Err(error) = kind.prepare(oldest).await {
+            warn!(%error, "the trees could not be read after claiming; each task reads for itself");
+        }
+    }
+    Done::Claimed(n, round)
+}

@@ -1,0 +1,110 @@
+//! One kind of record in a farm: its trees, its running tasks, and the books that planning claims needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::child::Leash;
+use super::kind::{Kind, RecordId};
+use super::records::{Locks, RecordLabels, Records};
+use super::tree::Tree;
+use crate::ids::{FarmName, SessionId};
+use crate::store::watch::Pace;
+use crate::store::{Claim, Index, Reader};
+
+/// A kind with its trees and its tasks.
+pub(super) struct Lot {
+    pub(super) kind: Arc<dyn Kind>,
+    pub(super) records: Arc<Tree<Records>>,
+    pub(super) labels: Arc<Tree<RecordLabels>>,
+    pub(super) locks: Arc<Tree<Locks>>,
+    pub(super) children: BTreeMap<RecordId, Running>,
+    pub(super) claiming: BTreeSet<RecordId>,
+    pub(super) barred: BTreeMap<RecordId, Instant>,
+    pub(super) unowned_since: BTreeMap<RecordId, Instant>,
+    pub(super) unusable: BTreeSet<RecordId>,
+}
+
+pub(super) struct Running {
+    pub(super) leash: Arc<Leash>,
+    pub(super) claim: Claim,
+    pub(super) parting: Option<Parting>,
+}
+
+/// What happens to the lock once the task has stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Parting {
+    Release,
+    HandOver(FarmName, SessionId),
+    Drop,
+}
+
+impl Lot {
+    pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
+        Lot {
+            records: Tree::guarded(reader.clone(), kind.records(), Pace::PROMPT),
+            labels: Tree::new(reader.clone(), kind.labels(), Pace::PROMPT),
+            locks: Tree::new(reader.clone(), kind.locks(), Pace::PROMPT),
+            kind,
+            children: BTreeMap::new(),
+            claiming: BTreeSet::new(),
+            barred: BTreeMap::new(),
+            unowned_since: BTreeMap::new(),
+            unusable: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.records.seen().is_read() && self.labels.seen().is_read() && self.locks.seen().is_read()
+    }
+
+    /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
+    pub(super) fn take_stock(&mut self, now: Instant) {
+        let (records, locks) = (self.records.seen(), self.locks.seen());
+        let owned =
+            |id: &RecordId| locks.value.0.get(id).is_some_and(|locks| locks.owner.is_some());
+        self.unowned_since.retain(|id, _| records.value.0.contains_key(id) && !owned(id));
+        self.barred.retain(|_, until| *until > now);
+        self.unusable.retain(|id| records.value.0.contains_key(id));
+        for id in records.value.0.keys() {
+            if !owned(id) {
+                self.unowned_since.entry(id.clone()).or_insert(now);
+            }
+            let Err(why) = self.kind.check_name(id.as_str()) else { continue };
+            if self.unusable.insert(id.clone()) {
+                warn!(
+                    alert = true,
+                    key = format!("{}{id}", self.kind.records()),
+                    why,
+                    "a key that names no record stands among the records; it is left alone"
+                );
+            }
+        }
+        let never = now + Duration::from_secs(3600);
+        self.barred.extend(self.unusable.iter().map(|id| (id.clone(), never)));
+    }
+}
+
+impl Running {
+    pub(super) fn wake(&self) {
+        self.leash.wake.notify_one();
+    }
+}
+
+impl Lot {
+    /// Whether the bell is ours to answer, or nobody's any more.
+    pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
+        if let Some(running) = self.children.get(id) {
+            if self.records.seen().index < rung {
+                self.records.hurry();
+            }
+            running.wake();
+            return true;
+        }
+        let records = self.records.seen();
+        records.is_read() && records.index >= rung && !records.value.0.contains_key(id)
+    }
+}
