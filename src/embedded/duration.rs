@@ -68,7 +68,7 @@ pub(super) fn from_nanos(nanos: i64) -> Duration {
 pub(super) fn text(duration: Duration) -> String {
     if duration.subsec_nanos() == 0 {
         format!("{}s", duration.as_secs())
-    } else if duration.subsec_nanos() % 1_000_000 == 0 {
+    } else if duration.subsec_nanos().is_multiple_of(1_000_000) {
         format!("{}ms", duration.as_millis())
     } else {
         format!("{}ns", duration.as_nanos())

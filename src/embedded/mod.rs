@@ -27,6 +27,7 @@ mod kv;
 mod model;
 mod port;
 mod request;
+pub mod serve;
 mod session;
 #[cfg(test)]
 mod tests;

@@ -230,13 +230,13 @@ impl Model {
         now: Duration,
         request: SessionRequest,
     ) -> Step<Result<SessionId, StoreError>> {
-        let ttl = match session::check_ttl(&request.ttl) {
-            Ok(ttl) => ttl,
+        let terms = match session::terms(&request) {
+            Ok(terms) => terms,
             Err(error) => return Step::unchanged(Err(error)),
         };
         let index = self.take_index();
         let id = SessionId::from(self.ids.uuid().to_string().as_str());
-        let session = match session::build(request, ttl, id, index, &self.tables.catalog) {
+        let session = match session::build(request, terms, id, index, &self.tables.catalog) {
             Ok(session) => session,
             Err(error) => return Step::unchanged(Err(error)),
         };
@@ -352,8 +352,10 @@ impl Model {
     }
 
     fn miss_beat(&mut self, at: Duration, node: &str, check: &str) -> Option<Applied> {
-        let last = self.tables.catalog.check(node, check)?.output.clone();
-        let note = format!("TTL expired (last output before timeout follows): {last}");
+        let note = match self.tables.catalog.check(node, check)?.output.as_str() {
+            "" => "TTL expired".to_owned(),
+            last => format!("TTL expired (last output before timeout follows): {last}"),
+        };
         self.beat(at, node, check, Status::Critical, &note).applied
     }
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::catalog::{Catalog, Status};
 use super::duration;
 use crate::ids::SessionId;
@@ -60,8 +58,8 @@ impl From<&NewSession> for SessionRequest {
                 Behavior::Release => "release".to_owned(),
                 Behavior::Delete => "delete".to_owned(),
             },
-            node_checks: new.checks.clone(),
-            service_checks: Vec::new(),
+            node_checks: Vec::new(),
+            service_checks: new.checks.clone(),
         }
     }
 }
@@ -209,14 +207,29 @@ pub(super) fn parse_id(text: &str) -> Result<SessionId, StoreError> {
     if text.len() != 36 {
         return Err(refused("failed session lookup: index error: UUID must be 36 characters"));
     }
-    if Uuid::try_parse(text).is_err() {
-        return Err(refused("failed session lookup: index error: invalid UUID"));
+    if !text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit()) {
+        return Err(refused("failed session lookup: index error: Invalid UUID"));
     }
     Ok(text.to_ascii_lowercase().as_str().into())
 }
 
-/// Checks what can be checked without the catalog: the TTL.
-pub(super) fn check_ttl(text: &str) -> Result<Option<Duration>, StoreError> {
+/// What a request means, as far as it can be told without the catalog. What is refused here takes no index.
+pub(super) struct Terms {
+    ttl: Option<Duration>,
+    behavior: Behavior,
+}
+
+/// Checks TTL and behaviour.
+pub(super) fn terms(request: &SessionRequest) -> Result<Terms, StoreError> {
+    let behavior = match request.behavior.as_str() {
+        "" | "release" => Behavior::Release,
+        "delete" => Behavior::Delete,
+        other => return Err(refused(format!("Invalid Behavior setting '{other}'"))),
+    };
+    Ok(Terms { ttl: ttl(&request.ttl)?, behavior })
+}
+
+fn ttl(text: &str) -> Result<Option<Duration>, StoreError> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -232,19 +245,14 @@ pub(super) fn check_ttl(text: &str) -> Result<Option<Duration>, StoreError> {
     Ok(Some(duration::from_nanos(nanos)))
 }
 
-/// Checks the rest of a request and makes the session.
+/// Checks node and checks, and makes the session.
 pub(super) fn build(
     request: SessionRequest,
-    ttl: Option<Duration>,
+    terms: Terms,
     id: SessionId,
     index: Index,
     catalog: &Catalog,
 ) -> Result<Session, StoreError> {
-    let behavior = match request.behavior.as_str() {
-        "" | "release" => Behavior::Release,
-        "delete" => Behavior::Delete,
-        other => return Err(refused(format!("Invalid Behavior setting '{other}'"))),
-    };
     if catalog.node(&request.node).is_none() {
         return Err(refused("Missing node registration"));
     }
@@ -257,6 +265,7 @@ pub(super) fn build(
             Some(_) => {}
         }
     }
+    let Terms { ttl, behavior } = terms;
     Ok(Session {
         id,
         name: request.name,

@@ -194,8 +194,7 @@ fn run(seed: u64) -> String {
         for client in clients.collect::<Vec<_>>() {
             client.await.unwrap();
         }
-        let log = log.lock().unwrap().clone();
-        log
+        std::mem::take(&mut *log.lock().unwrap())
     })
 }
 

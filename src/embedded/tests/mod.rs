@@ -3,6 +3,7 @@
 mod blocking;
 mod faults;
 mod indexes;
+mod serve;
 mod sessions;
 
 use std::time::Duration;
