@@ -119,6 +119,11 @@ impl Global {
         Output { format: self.output, is_coloured }
     }
 
+    /// The address that was given as a flag or a variable, for a server that is to listen there.
+    pub(super) fn listen_address(&self) -> Option<String> {
+        self.http_addr.clone().or_else(|| std::env::var("CONSUL_HTTP_ADDR").ok())
+    }
+
     fn flags(&self) -> ConsulConfig {
         ConsulConfig {
             address: self.http_addr.clone(),

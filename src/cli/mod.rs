@@ -9,9 +9,11 @@ mod argv;
 mod audit;
 mod connect;
 mod console;
+mod dev;
 mod doctor;
 mod failure;
 mod farm;
+mod farm_run;
 mod label;
 mod output;
 mod rc;
@@ -46,6 +48,8 @@ enum Command {
     Audit(audit::AuditCommand),
     #[command(subcommand)]
     Farm(farm::FarmCommand),
+    /// Run a store, a farm and simulated nodes in this process, to try things out without Consul
+    Dev(dev::DevArgs),
     /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
     Doctor,
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
@@ -92,16 +96,28 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
     }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
+        // A daemon has a client and a log of its own, and no console.
+        let command = match cli.command {
+            Command::Dev(args) => {
+                return dev::run(args, cli.global.listen_address(), cli.global.output()).await;
+            }
+            Command::Farm(farm::FarmCommand::Run(args)) => {
+                let (consul, root) = cli.global.consul()?;
+                *address = Some(consul.address().to_owned());
+                return farm_run::run(*args, consul, root).await;
+            }
+            command => command,
+        };
         let (store, reached) = cli.global.connect()?;
         *address = Some(reached.clone());
         let console = Console::new(store, cli.global.output());
-        match cli.command {
+        match command {
             Command::Rc(command) => rc::run(&console, command).await,
             Command::Label(command) => label::run(&console, command).await,
             Command::Audit(command) => audit::run(&console, command).await,
             Command::Farm(command) => farm::run(&console, command).await,
             Command::Doctor => doctor::run(&console, &reached).await,
-            Command::Completion { .. } => Ok(Exit::Ok),
+            Command::Dev(_) | Command::Completion { .. } => Ok(Exit::Ok),
         }
     })
 }

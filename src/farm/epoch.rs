@@ -26,7 +26,7 @@ use crate::store::{Claim, DeleteMode, Epoch, Index, key};
 use crate::time::Timestamp;
 
 /// A presence says something new at most this often.
-const PRESENCE_EVERY: Duration = Duration::from_secs(15);
+const PRESENCE_EVERY: Duration = Duration::from_secs(3);
 /// A task that was told to stop is waited for this long.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -136,9 +136,6 @@ impl Days<'_> {
                 events = inbox.take() => self.heard(e, events),
                 () = wait_until(again_at) => true,
             };
-            if e.announced.as_ref().is_some_and(|(_, at)| at.elapsed() >= PRESENCE_EVERY) {
-                self.announce_again(e);
-            }
             // The first plan waits for every tree; a half-read world would look like unowned records.
             replan &= self.lots.iter().all(Lot::is_read) && self.peers.seen().is_read();
             if replan {
@@ -146,6 +143,8 @@ impl Days<'_> {
             } else if again_at.is_some_and(|at| at <= Instant::now()) {
                 again_at = Some(Instant::now() + Duration::from_millis(50));
             }
+            let due = self.announce_again(e);
+            again_at = [again_at, due].into_iter().flatten().min();
         }
     }
 
@@ -201,19 +200,27 @@ impl Days<'_> {
         records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
     }
 
-    fn announce_again(&mut self, e: &mut Epochal) {
+    /// Renews the presence if it has something new to say; when it will, if it may not yet.
+    fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
         let presence = self.presence(e, false);
-        if e.announced.as_ref().is_none_or(|(said, _)| *said != presence) {
-            let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
-            let (name, presence) = (self.farm.settings.name.clone(), presence.clone());
-            e.beside.push(Box::pin(async move {
-                if let Err(error) = announce(store.as_ref(), &name, &session, &presence).await {
-                    warn!(%error, "the farm's presence cannot be renewed");
-                }
-                Done::Sent
-            }));
+        let (said, at) = e.announced.as_ref()?;
+        if *said == presence {
+            return None;
         }
+        let due = *at + PRESENCE_EVERY;
+        if Instant::now() < due {
+            return Some(due);
+        }
+        let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
+        let (name, news) = (self.farm.settings.name.clone(), presence.clone());
+        e.beside.push(Box::pin(async move {
+            if let Err(error) = announce(store.as_ref(), &name, &session, &news).await {
+                warn!(%error, "the farm's presence cannot be renewed");
+            }
+            Done::Sent
+        }));
         e.announced = Some((presence, Instant::now()));
+        None
     }
 
     /// Passes events on; whether claims are to be planned.

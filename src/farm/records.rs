@@ -10,26 +10,8 @@ use super::kind::RecordId;
 use super::tree::Digest;
 use crate::ids::{FarmName, SessionId};
 use crate::labels::{Labels, Selector, decode_labels};
-use crate::store::{Entry, Index};
+use crate::store::{Entry, Index, Prefix, key};
 use crate::time::Timestamp;
-
-/// The last part of a key after `depth` slashes: trees are listed whole, so the prefix is known by its depth.
-fn tail(key: &str, depth: usize) -> &str {
-    let mut rest = key;
-    for _ in 0..depth {
-        rest = rest.split_once('/').map_or("", |(_, rest)| rest);
-    }
-    rest
-}
-
-/// How many segments of `prefixed` stand before the record's name. Kinds differ: `replication_controllers/<id>`
-/// has one, `rcfarm/jobs/<id>` two; a lock has one more.
-fn depth_of(key: &str) -> usize {
-    let own = key.strip_prefix("lock/").unwrap_or(key);
-    let own = own.strip_prefix("labels/").unwrap_or(own);
-    let fixed = usize::from(own.starts_with("rcfarm/")) + 1;
-    fixed + usize::from(own.len() != key.len())
-}
 
 /// A record as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,20 +29,20 @@ pub struct Record {
 pub struct Records(pub BTreeMap<RecordId, Arc<Record>>);
 
 impl Digest for Records {
-    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let record = |entry: Entry| {
-            let id = RecordId::from(tail(&entry.key, depth_of(&entry.key)));
+            let id = RecordId::from(prefix.tail(&entry.key)?);
             let same = old.0.get_key_value(&id).filter(|(_, old)| old.index == entry.modify_index);
             match same {
-                Some((id, record)) => (id.clone(), record.clone()),
+                Some((id, record)) => Some((id.clone(), record.clone())),
                 None => {
                     let created = entry.create_index;
                     let record = Record { value: entry.value, index: entry.modify_index, created };
-                    (id, Arc::new(record))
+                    Some((id, Arc::new(record)))
                 }
             }
         };
-        Records(entries.into_iter().map(record).collect())
+        Records(entries.into_iter().filter_map(record).collect())
     }
 
     fn len(&self) -> usize {
@@ -82,16 +64,16 @@ pub struct RecordLocks {
 pub struct Locks(pub BTreeMap<RecordId, RecordLocks>);
 
 impl Digest for Locks {
-    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut locks: BTreeMap<RecordId, RecordLocks> = BTreeMap::new();
         for entry in entries {
             let Some(session) = entry.session else { continue };
-            let name = tail(&entry.key, depth_of(&entry.key));
-            match split_lock(&entry.key, name) {
-                (id, None) => locks.entry(id.into()).or_default().owner = Some(session),
-                (id, Some(other)) => {
-                    locks.entry(id.into()).or_default().others.insert(other.to_owned(), session);
-                }
+            let Some(tail) = prefix.tail(&entry.key) else { continue };
+            let (id, other) = key::split_lock(prefix, tail);
+            let locks = locks.entry(id.into()).or_default();
+            match other {
+                None => locks.owner = Some(session),
+                Some(other) => drop(locks.others.insert(other.to_owned(), session)),
             }
         }
         Locks(locks)
@@ -99,18 +81,6 @@ impl Digest for Locks {
 
     fn len(&self) -> usize {
         self.0.len()
-    }
-}
-
-/// A p2 lock key with a fourth part names another lock of the record; in our own trees a name may itself have
-/// two segments (`<namespace>/<name>`).
-fn split_lock<'k>(key: &str, name: &'k str) -> (&'k str, Option<&'k str>) {
-    if key.starts_with("lock/rcfarm/") {
-        return (name, None);
-    }
-    match name.split_once('/') {
-        Some((id, other)) => (id, Some(other)),
-        None => (name, None),
     }
 }
 
@@ -135,18 +105,18 @@ impl RecordLabels {
 }
 
 impl Digest for RecordLabels {
-    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let labels = |entry: Entry| {
-            let id = RecordId::from(tail(&entry.key, depth_of(&entry.key)));
+            let id = RecordId::from(prefix.tail(&entry.key)?);
             match old.0.get(&id) {
-                Some(same) if same.0 == entry.modify_index => (id, same.clone()),
+                Some(same) if same.0 == entry.modify_index => Some((id, same.clone())),
                 _ => {
                     let labels = decode_labels(&entry.value).ok().map(Arc::new);
-                    (id, (entry.modify_index, labels))
+                    Some((id, (entry.modify_index, labels)))
                 }
             }
         };
-        RecordLabels(entries.into_iter().map(labels).collect())
+        RecordLabels(entries.into_iter().filter_map(labels).collect())
     }
 
     fn len(&self) -> usize {
@@ -199,9 +169,9 @@ pub struct Peer {
 pub struct Peers(pub BTreeMap<FarmName, Peer>);
 
 impl Digest for Peers {
-    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let peer = |entry: Entry| {
-            let name: FarmName = tail(&entry.key, 2).parse().ok()?;
+            let name: FarmName = prefix.tail(&entry.key)?.parse().ok()?;
             let session = entry.session?;
             let presence: Presence = serde_json::from_slice(&entry.value).ok()?;
             let selector = presence.selector.parse().ok()?;
@@ -222,9 +192,9 @@ impl Digest for Peers {
 pub struct Bells(pub BTreeMap<(String, RecordId), Index>);
 
 impl Digest for Bells {
-    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let bell = |entry: Entry| {
-            let (kind, id) = tail(&entry.key, 2).split_once('/')?;
+            let (kind, id) = prefix.tail(&entry.key)?.split_once('/')?;
             Some(((kind.to_owned(), RecordId::from(id)), entry.modify_index))
         };
         Bells(entries.into_iter().filter_map(bell).collect())
@@ -252,24 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_what_follows_the_kinds_prefix() {
-        for (key, name) in [
-            ("replication_controllers/x", "x"),
-            ("replication_controllers/x/y", "x/y"),
-            ("rcfarm/jobs/ns/name", "ns/name"),
-            ("lock/replication_controllers/x", "x"),
-            ("lock/rcfarm/jobs/ns/name", "ns/name"),
-            ("labels/replication_controller/x", "x"),
-            ("rcfarm/farms/f", "f"),
-        ] {
-            assert_eq!(tail(key, depth_of(key)), name, "{key}");
-        }
-    }
-
-    #[test]
     fn locks_of_one_record_are_told_apart() {
         let locks = Locks::digest(
             &Locks::default(),
+            &key::rc_locks(),
             vec![
                 entry("lock/replication_controllers/x", "", Some("s1"), 1),
                 entry("lock/replication_controllers/x/update", "", Some("s2"), 2),
@@ -286,6 +242,7 @@ mod tests {
     fn malformed_labels_match_only_everything() {
         let labels = RecordLabels::digest(
             &RecordLabels::default(),
+            &key::labels(key::LabelKind::ReplicationController),
             vec![
                 entry("labels/replication_controller/x", r#"{"a":"b"}"#, None, 1),
                 entry("labels/replication_controller/y", "[", None, 2),
@@ -303,6 +260,7 @@ mod tests {
         let value = r#"{"session":"s","selector":"","version":"1","since":"2026-01-01T00:00:00Z"}"#;
         let peers = Peers::digest(
             &Peers::default(),
+            &key::farms(),
             vec![
                 entry("rcfarm/farms/a", value, Some("s"), 1),
                 entry("rcfarm/farms/b", value, None, 2),

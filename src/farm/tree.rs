@@ -16,8 +16,9 @@ use crate::time::{IdSource, backoff};
 
 /// What a tree means to us.
 pub trait Digest: Default + Send + Sync + 'static {
-    /// The meaning of `entries`; `old` is the last one, so that what did not change need not be decoded again.
-    fn digest(old: &Self, entries: Vec<Entry>) -> Self;
+    /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
+    /// decoded again.
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
 
     /// Entries in it, for noticing that it became suddenly much smaller.
     fn len(&self) -> usize;
@@ -199,7 +200,7 @@ impl<T: Digest> Tree<T> {
             // Nothing changed under the prefix, but it is known to be so as of now.
             return false;
         }
-        let value = T::digest(&old.value, answer.value);
+        let value = T::digest(&old.value, &self.prefix, answer.value);
         let suspicion = if self.guarded {
             judge(old.trusted_len, value.len(), answer.filtered)
         } else {

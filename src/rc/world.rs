@@ -22,7 +22,7 @@ use crate::node::Health;
 use crate::schedule::{NodeLabels, NodeSource};
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
-use crate::store::{Entry, Index, Query, Reader, StoreError};
+use crate::store::{Entry, Index, Prefix, Query, Reader, StoreError};
 
 /// A pod's labels as stored.
 #[derive(Debug, PartialEq)]
@@ -64,12 +64,11 @@ impl PodLabels {
 }
 
 impl Digest for PodLabels {
-    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
-        let prefix = key::labels(LabelKind::Pod);
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = PodLabels::default();
         for entry in entries {
             // Pods of other kinds (`labels/pod/<uuid>`) are not an RC's.
-            let Some((node, pod)) = key::node_and_pod(&prefix, &entry.key) else { continue };
+            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
             let place = Place { node, pod };
             let seen = match old.places.get(&place) {
                 Some(seen) if seen.index == entry.modify_index => seen.clone(),
@@ -118,10 +117,9 @@ impl Intents {
 }
 
 impl Digest for Intents {
-    fn digest(old: &Self, entries: Vec<Entry>) -> Self {
-        let prefix = key::intents();
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let intent = |entry: Entry| {
-            let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
+            let (node, pod) = key::node_and_pod(prefix, &entry.key)?;
             let place = Place { node, pod };
             let hash = match old.0.get(&place) {
                 Some((index, hash)) if *index == entry.modify_index => *hash,
@@ -154,8 +152,7 @@ impl Healths {
 }
 
 impl Digest for Healths {
-    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
-        let prefix = key::healths();
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let health = |entry: Entry| {
             let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
             let place = Place { node: node.parse().ok()?, pod: pod.parse().ok()? };
@@ -174,8 +171,7 @@ impl Digest for Healths {
 pub struct NodeTree(pub Arc<NodeLabels>);
 
 impl Digest for NodeTree {
-    fn digest(_: &Self, entries: Vec<Entry>) -> Self {
-        let prefix = key::labels(LabelKind::Node);
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let node = |entry: Entry| {
             let node: NodeName = prefix.tail(&entry.key)?.parse().ok()?;
             match decode_labels(&entry.value) {

@@ -155,6 +155,16 @@ pub fn rc_locks() -> Prefix {
     Prefix::fixed("lock/replication_controllers/")
 }
 
+/// The record that a key below a tree of locks is about, and which lock of it: `None` is the ownership lock. Only
+/// p2's layout has others; in our own trees a record's name may have two segments.
+#[must_use]
+pub fn split_lock<'k>(locks: &Prefix, tail: &'k str) -> (&'k str, Option<&'k str>) {
+    match tail.split_once('/') {
+        Some((record, lock)) if *locks == rc_locks() => (record, Some(lock)),
+        _ => (tail, None),
+    }
+}
+
 /// `lock/replication_controllers/<uuid>`: who owns the RC.
 #[must_use]
 pub fn rc_lock(id: RcId) -> Key {

@@ -148,7 +148,7 @@ fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Rc
 }
 
 /// Record, labels, audit record and bell, all or none.
-async fn write(
+pub(in crate::cli) async fn write(
     console: &Console,
     record: &RcRecord,
     labels: &Labels,

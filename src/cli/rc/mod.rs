@@ -1,7 +1,7 @@
 //! `rcfarm rc …`: replication controllers.
 
 mod change;
-mod create;
+pub(in crate::cli) mod create;
 mod delete;
 pub(in crate::cli) mod find;
 mod list;

@@ -61,7 +61,7 @@ impl Scheduler for Books {
         }
         self.returned.lock().unwrap().extend(nodes.iter().cloned());
         let mut eligible = self.eligible.lock().unwrap();
-        nodes.iter().for_each(|node| drop(eligible.remove(node)));
+        eligible.retain(|node| !nodes.contains(node));
         Ok(())
     }
 }

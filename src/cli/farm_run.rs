@@ -1,0 +1,190 @@
+//! `rcfarm farm run`: the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::failure::{Exit, failure};
+use super::output::duration;
+use crate::consul::{Consul, NOISY_TARGETS};
+use crate::farm::kinds::{MakeScheduler, by_labels};
+use crate::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use crate::http::{self, Shown};
+use crate::ids::FarmName;
+use crate::labels::Selector;
+use crate::schedule::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler};
+use crate::store::{Limits, Prefix, Rooted, Store};
+use crate::telemetry::{self, LogFormat};
+use crate::time::{IdSource, SystemClock};
+
+/// How the farm runs.
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// Its name, unique among the farms of a tree [default: this machine's name]
+    #[arg(long)]
+    name: Option<FarmName>,
+    /// Claim only records whose labels match, as in tier=web,env!=test [default: all]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    selector: Selector,
+    /// The farm's own check: a farm that dies is replaced after this long; 0s goes without
+    #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
+    check_ttl: Duration,
+    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
+    session_ttl: Duration,
+    /// Who chooses nodes: `labels`, or the address of a scheduler over HTTP (docs/scheduler.md)
+    #[arg(long, default_value = "labels", value_name = "labels|URL")]
+    scheduler: String,
+    /// Who shows pods to clients; node transfers wait until it is in step
+    #[arg(long, value_enum, default_value_t)]
+    service_discovery: DiscoveryArg,
+    /// Serve /healthz, /readyz, /metrics and /status on this address
+    #[arg(long, value_name = "HOST:PORT")]
+    http: Option<String>,
+    /// Operations per transaction: 64 before Consul 1.14, 128 after
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(16..=128))]
+    max_txn_ops: u16,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// How a daemon logs.
+#[derive(clap::Args)]
+pub struct LogArgs {
+    /// The form of log lines
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+    /// What is logged, in the syntax of RUST_LOG, which wins over it
+    #[arg(long, default_value = "info", value_name = "FILTER")]
+    log: String,
+}
+
+impl LogArgs {
+    pub(super) fn init(&self) -> anyhow::Result<()> {
+        telemetry::init(self.log_format, &self.log, &NOISY_TARGETS).map_err(|error| {
+            failure(error, "write it like info or warn,rcfarm=debug (--log, RUST_LOG)")
+        })
+    }
+}
+
+/// Who shows pods to clients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DiscoveryArg {
+    /// Nobody: never waited for.
+    #[default]
+    None,
+    /// Consul's catalog, by a service named as the pod is.
+    Catalog,
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::Result<Exit> {
+    args.log.init()?;
+    let settings = args.settings()?;
+    let scheduler = args.scheduler()?;
+    let consul = Arc::new(consul);
+    let store = Rooted::new(consul.clone(), root);
+    let discovery: Arc<dyn Discovery> = match args.service_discovery {
+        DiscoveryArg::None => Arc::new(NoDiscovery),
+        DiscoveryArg::Catalog => Arc::new(CatalogDiscovery::new(store.clone())),
+    };
+    let shutdown = CancellationToken::new();
+    let address = consul.address().to_owned();
+    info!(farm = %settings.name, consul = address, version = env!("CARGO_PKG_VERSION"),
+        selector = %settings.selector, scheduler = args.scheduler, "starting");
+    let farm = Farm::of_all_kinds(settings, ground(store), scheduler, discovery);
+    if let Some(address) = &args.http {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address} (--http)"))?;
+        let counted = consul.clone();
+        let requests = Arc::new(move || counted.requests());
+        let shown = Shown { report: farm.report(), requests };
+        tokio::spawn(http::serve(listener, shown, shutdown.clone()));
+    }
+    tokio::spawn(stop_on_signal(shutdown.clone()));
+    farm.run(shutdown).await?;
+    Ok(Exit::Ok)
+}
+
+/// The machine's own clock and randomness under a store.
+pub(super) fn ground(store: Arc<dyn Store>) -> Ground {
+    Ground { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
+}
+
+impl RunArgs {
+    fn settings(&self) -> anyhow::Result<FarmSettings> {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => machine_name()?,
+        };
+        let (least, most) = (Duration::from_secs(10), Duration::from_secs(86_400));
+        if self.session_ttl < least || self.session_ttl > most {
+            return Err(failure(
+                format!("--session-ttl {:?} is out of Consul's range", self.session_ttl),
+                "choose 10s to 24h; 30s outlives a leader election",
+            ));
+        }
+        let check_ttl = (!self.check_ttl.is_zero()).then_some(self.check_ttl);
+        if check_ttl.is_some_and(|ttl| ttl < Duration::from_millis(500) || ttl > self.session_ttl) {
+            return Err(failure(
+                format!("--check-ttl {:?} is out of range", self.check_ttl),
+                "choose 500ms up to the session's TTL, or 0s for none",
+            ));
+        }
+        Ok(FarmSettings {
+            name,
+            selector: self.selector.clone(),
+            session: SessionSettings { check_ttl, session_ttl: self.session_ttl },
+            limits: Limits { ops: usize::from(self.max_txn_ops), ..Limits::default() },
+        })
+    }
+
+    fn scheduler(&self) -> anyhow::Result<MakeScheduler> {
+        if self.scheduler == "labels" {
+            return Ok(by_labels());
+        }
+        let remote = RemoteScheduler::new(&self.scheduler).map_err(|error| {
+            failure(error.to_string(), "--scheduler labels, or http://host:port")
+        })?;
+        Ok(Box::new(|_| Arc::new(remote)))
+    }
+}
+
+/// The first part of this machine's host name.
+fn machine_name() -> anyhow::Result<FarmName> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .or_else(|_| std::fs::read_to_string("/etc/hostname"))
+        .unwrap_or_default();
+    name.trim().parse().map_err(|error| {
+        failure(format!("this machine's name is no farm's name: {error}"), "give one with --name")
+    })
+}
+
+/// The first signal stops gracefully; the second at once.
+pub(super) async fn stop_on_signal(shutdown: CancellationToken) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        warn!("signals cannot be handled; the farm stops hard when it is told to");
+        return;
+    };
+    for graceful in [true, false] {
+        tokio::select! {
+            biased;
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if graceful {
+            info!("stopping; once more to stop at once");
+            shutdown.cancel();
+        } else {
+            std::process::exit(130);
+        }
+    }
+}
