@@ -73,9 +73,9 @@ pub enum Outcome {
     /// It is not carried out, and the client sees this error. To be honest, the error's verdict is
     /// [`crate::store::Verdict::NotApplied`].
     Fail(StoreError),
-    /// A read of keys sees the state of this many key writes ago (as far as they are remembered: 1,000). A
-    /// consistent read never does: it fails with [`StoreError::NoLeader`], as at a deposed leader. Writes and
-    /// other reads are delivered.
+    /// A deposed leader answers. A read of keys or sessions sees the state of this many writes ago (as far as
+    /// they are remembered: 1,000), and a renewal finds the session as it was then and prolongs nothing. A
+    /// consistent read finds it out: [`StoreError::NoLeader`]. Everything else is delivered.
     Stale(usize),
     /// A list or a list of keys is cut to this many, with the index of the whole: what lost rights look like.
     /// Everything else is delivered.

@@ -16,8 +16,8 @@
 //! | [`serve`] | Consul's HTTP API |
 //!
 //! Where it knowingly differs from Consul: a blocked read is never woken without cause; a dropped long poll
-//! frees its connection at once; every agent's node is healthy for ever; ACLs, namespaces and other datacenters
-//! do not exist.
+//! frees its connection at once; a service that stays critical is forgotten on time, not up to half a minute
+//! late; every agent's node is healthy for ever; there are no ACLs, namespaces or other datacenters.
 
 mod catalog;
 mod duration;
@@ -54,7 +54,7 @@ use crate::ids::SessionId;
 use crate::time::IdSource;
 use watchers::{Dismissal, Watchers};
 
-/// How many key writes back a stale read can look.
+/// How many writes back a stale read can look.
 const REMEMBERED: usize = 1_000;
 
 /// The address that `status/leader` names.
@@ -111,7 +111,7 @@ struct State {
     model: Model,
     watchers: Watchers,
     observer: Option<Box<dyn Observer>>,
-    /// The last key writes, newest last; kept only while a client has faults.
+    /// The last writes to keys and sessions, newest last; kept once a client has faults.
     remembered: Option<VecDeque<Applied>>,
     /// Until when the timekeeper sleeps, while there is one.
     timekeeper: Option<Duration>,
@@ -131,7 +131,8 @@ impl Default for Embedded {
 }
 
 impl Embedded {
-    /// An empty Consul. Session ids and jitter are drawn from forks of `ids`; time is tokio's, from now on.
+    /// An empty Consul. Session ids and jitter are drawn from forks of `ids`; time is tokio's, from now on, so
+    /// where that clock is to be paused, make it after.
     #[must_use]
     pub fn new(settings: &Settings, ids: &IdSource) -> Self {
         let state = State {
@@ -153,7 +154,10 @@ impl Embedded {
     /// A handle at another node's agent, which becomes known if it is not.
     #[must_use]
     pub fn at_node(&self, node: &str) -> Self {
-        self.with(|state, _| state.model.add_agent(node));
+        self.with(|state, now| {
+            let step = state.model.add_agent(now, node);
+            state.publish_step(step);
+        });
         Embedded { node: node.into(), ..self.clone() }
     }
 
@@ -233,28 +237,28 @@ impl Embedded {
         let now = self.shared.now();
         state.catch_up(now);
         let result = act(&mut state, now);
-        self.keep_time(&mut state);
+        let alone = self.rearm(&mut state);
+        drop(state); // a task that is spawned while the runtime ends is dropped at once, and then locks it
+        if alone {
+            let keeper = Timekeeper(Arc::downgrade(&self.shared)); // outside a runtime: dropped, tried again
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(keep_time(keeper, self.shared.rearm.clone()));
+            }
+        }
         result
     }
 
-    /// Sees to it that what is due next happens on time although nobody asks: a task that lives as long as
-    /// something is due.
-    fn keep_time(&self, state: &mut State) {
-        let Some(next) = state.model.next_deadline() else { return };
-        match state.timekeeper {
-            Some(until) if until <= next => {}
-            Some(_) => {
-                state.timekeeper = Some(next);
-                self.shared.rearm.notify_one();
-            }
-            None => {
-                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                    state.timekeeper = Some(next);
-                    let rearm = self.shared.rearm.clone();
-                    runtime.spawn(keep_time(Timekeeper(Arc::downgrade(&self.shared)), rearm));
-                }
-            }
+    /// Sees to it that what is due next happens on time although nobody asks. `true`: a timekeeper is needed, a
+    /// task that lives as long as something is due.
+    fn rearm(&self, state: &mut State) -> bool {
+        let Some(next) = state.model.next_deadline() else { return false };
+        let before = state.timekeeper;
+        if before.is_some_and(|until| until <= next) {
+            return false;
         }
+        state.timekeeper = Some(next);
+        self.shared.rearm.notify_one();
+        before.is_none()
     }
 }
 
@@ -295,7 +299,7 @@ impl State {
         }
         self.watchers.wake(&applied);
         if let Some(remembered) = &mut self.remembered
-            && !applied.changes.is_empty()
+            && !(applied.changes.is_empty() && applied.sessions.is_empty())
         {
             remembered.push_back(applied);
             if remembered.len() > REMEMBERED {
@@ -304,11 +308,14 @@ impl State {
         }
     }
 
-    /// The keys as they were this many writes ago.
+    /// Keys and sessions as they were this many writes ago.
     fn past(&self, writes: usize) -> Tables {
         let mut tables = self.model.tables().clone();
         for applied in self.remembered.iter().flatten().rev().take(writes) {
             tables.kv.unwind(applied.index, &applied.changes);
+            for change in &applied.sessions {
+                tables.sessions.unwind(applied.index, change);
+            }
         }
         tables
     }

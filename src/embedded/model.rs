@@ -42,7 +42,7 @@ pub enum Cause {
     Kv(Vec<KvOp>),
     /// A session was made, destroyed, or expired.
     Session,
-    /// A service or a check; its sessions may have ended with it.
+    /// A service or a check, whose sessions may have ended with it; or, without a service, a new node.
     Catalog,
     /// Old tombstones were forgotten.
     Reap,
@@ -91,7 +91,7 @@ impl Model {
             ids,
             max_ops,
         };
-        model.add_agent(node);
+        let _first = model.add_agent(Duration::ZERO, node);
         model
     }
 
@@ -107,12 +107,14 @@ impl Model {
         self.timers.next()
     }
 
-    /// Makes another agent's node known.
-    pub fn add_agent(&mut self, node: &str) {
-        if self.tables.catalog.node(node).is_none() {
-            let index = self.take_index();
-            self.tables.catalog.add_agent(node, index);
+    /// Makes another agent's node known, if it is not.
+    pub fn add_agent(&mut self, now: Duration, node: &str) -> Step<()> {
+        if self.tables.catalog.node(node).is_some() {
+            return Step::unchanged(());
         }
+        let index = self.take_index();
+        self.tables.catalog.add_agent(node, index);
+        Step { reply: (), applied: Some(self.catalog_applied(now, index, None, &[])) }
     }
 
     /// Lets the earliest thing happen that is due by `now`, at its own time.
@@ -324,7 +326,10 @@ impl Model {
             return Step::unchanged(());
         }
         self.tables.index = index;
-        Step { reply: (), applied: Some(self.catalog_applied(now, index, &request.name, &[])) }
+        Step {
+            reply: (),
+            applied: Some(self.catalog_applied(now, index, Some(&request.name), &[])),
+        }
     }
 
     /// Beats a TTL check. `false`: the agent knows no such check.
@@ -348,7 +353,10 @@ impl Model {
             Status::Critical => self.attached(node, &[check.to_owned()]),
             Status::Passing | Status::Warning => Vec::new(),
         };
-        Step { reply: true, applied: Some(self.catalog_applied(now, index, &service, &doomed)) }
+        Step {
+            reply: true,
+            applied: Some(self.catalog_applied(now, index, Some(&service), &doomed)),
+        }
     }
 
     fn miss_beat(&mut self, at: Duration, node: &str, check: &str) -> Option<Applied> {
@@ -372,7 +380,7 @@ impl Model {
         }
         self.timers.clear(&Timer::Forget { node: node.to_owned(), service: id.to_owned() });
         let doomed = self.attached(node, &checks);
-        Step { reply: true, applied: Some(self.catalog_applied(now, index, &name, &doomed)) }
+        Step { reply: true, applied: Some(self.catalog_applied(now, index, Some(&name), &doomed)) }
     }
 
     fn attached(&self, node: &str, checks: &[String]) -> Vec<SessionId> {
@@ -384,11 +392,11 @@ impl Model {
         &mut self,
         at: Duration,
         index: Index,
-        service: &str,
+        service: Option<&str>,
         doomed: &[SessionId],
     ) -> Applied {
         let (changes, sessions) = self.end_sessions(at, index, doomed, Ending::CheckFailed);
-        let service = Some(service.to_owned());
+        let service = service.map(str::to_owned);
         Applied { index, at, cause: Cause::Catalog, changes, sessions, service }
     }
 

@@ -124,6 +124,19 @@ impl Embedded {
         result
     }
 
+    /// What a deposed leader says to a request that only looks like a write.
+    pub(super) async fn look_back<T>(
+        &self,
+        fate: Fate,
+        writes: usize,
+        look: impl FnOnce(&Tables) -> T,
+    ) -> T {
+        pause(fate.before).await;
+        let seen = look(&self.with(|state, _| state.past(writes)));
+        pause(fate.after).await;
+        seen
+    }
+
     /// An answer from an older state; `None`: the query would block on it.
     fn read_past<T>(
         &self,

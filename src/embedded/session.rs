@@ -190,6 +190,17 @@ impl Sessions {
         self.newest = index;
     }
 
+    /// Undoes what one write did, for a look at an older state.
+    pub(super) fn unwind(&mut self, index: Index, change: &SessionChange) {
+        match change {
+            SessionChange::Created(session) => drop(self.by_id.remove(&session.id)),
+            SessionChange::Ended(session, _) => {
+                self.by_id.insert(session.id.clone(), session.clone());
+            }
+        }
+        self.newest = self.newest.min(Index(index.0 - 1));
+    }
+
     pub(super) fn remove(&mut self, id: &SessionId, index: Index) -> Option<Session> {
         let session = self.by_id.remove(id)?;
         self.newest = index;

@@ -26,8 +26,8 @@ pub enum Verb {
     DeleteCas,
     /// A word that Consul 1.8 does not know.
     Unknown(String),
-    /// An operation on something other than keys; refused.
-    NotModelled(&'static str),
+    /// An operation on something other than keys: refused, with this text.
+    NotModelled(String),
 }
 
 impl Verb {
@@ -259,9 +259,7 @@ fn look(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, No> {
             unmet(format!("failed to check session, key {key:?} doesn't exist"))
         }
         (Verb::Unknown(word), _) => unmet(format!("unknown KV verb {word:?}")),
-        (Verb::NotModelled(what), _) => {
-            unmet(format!("{what} operations are not modelled by rcfarm's embedded Consul"))
-        }
+        (Verb::NotModelled(why), _) => unmet(why.clone()),
         (_, _) => unmet(format!("{:?} is not a read", op.verb)),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::index::{Subject, Tables};
-use super::model::Applied;
+use super::model::{Applied, Cause};
 
 /// Names one blocked read.
 pub(super) type WatcherId = u64;
@@ -89,8 +89,9 @@ impl Watchers {
             due.extend(other(Subject::Session(change.session().id.clone())));
             due.extend(other(Subject::Sessions));
         }
-        if let Some(service) = &applied.service {
-            due.extend(other(Subject::Service(service.clone())));
+        if applied.cause == Cause::Catalog {
+            let one = applied.service.clone().map_or(Subject::Nodes, Subject::Service);
+            due.extend(other(one));
             due.extend(other(Subject::Checks));
             due.extend(other(Subject::Services));
         }

@@ -7,6 +7,7 @@ use serde_json::{Value, json as value};
 use super::answer::{Refusal, at, json};
 use super::ask::Ask;
 use super::body::{self, Fields};
+use crate::embedded::catalog::SERF_HEALTH;
 use crate::embedded::fault::Request;
 use crate::embedded::session::parse_id;
 use crate::embedded::{Embedded, Session, SessionRequest, Subject, duration};
@@ -108,18 +109,18 @@ fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
     if let Some(delay) = fields.take("LockDelay") {
         request.lock_delay = lock_delay(&delay, request.lock_delay)?;
     }
-    if fields.has("NodeChecks") {
+    // `Checks` is the name of before 1.7: empty it clears, alone it adds to the default.
+    let named = fields.has("NodeChecks");
+    if named {
         request.node_checks = fields.texts("NodeChecks")?.unwrap_or_default();
     }
-    // The name of before 1.7: empty it clears, otherwise it adds.
     match fields.texts("Checks")? {
         Some(checks) if checks.is_empty() => request.node_checks.clear(),
-        Some(checks) => {
-            request.node_checks.extend(checks);
-            request.node_checks.sort();
-            request.node_checks.dedup();
+        Some(checks) if !named => {
+            let new = checks.into_iter().filter(|check| check != SERF_HEALTH);
+            request.node_checks.extend(new);
         }
-        None => {}
+        _ => {}
     }
     if let Some(checks) = fields.take("ServiceChecks") {
         let Value::Array(checks) = checks else {

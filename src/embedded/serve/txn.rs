@@ -58,7 +58,7 @@ pub(super) async fn answer(
     body: &body::Body,
 ) -> Result<Response, Refusal> {
     body.limited("txn_max_req_len")?;
-    let ops = operations(body)
+    let ops = operations(consul, body)
         .map_err(|why| Refusal::bad_request(format!("Failed to parse body: {why}")))?;
     let reads_only = !ops.iter().any(|op| op.verb.writes());
     let outcome = consul.write_txn(ops).await?;
@@ -86,7 +86,7 @@ pub(super) async fn answer(
 }
 
 /// The operations of a body. Empty ones are dropped, as Consul drops them.
-fn operations(body: &body::Body) -> Result<Vec<KvOp>, String> {
+fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String> {
     let items = match body.json()? {
         Value::Array(items) => items,
         Value::Null => Vec::new(),
@@ -96,15 +96,32 @@ fn operations(body: &body::Body) -> Result<Vec<KvOp>, String> {
     for item in items {
         let mut item = Fields::of(item)?;
         let kv = item.take("KV");
-        let others = ["Node", "Service", "Check"].map(|kind| (kind, item.take(kind)));
+        let mut others = ["Node", "Service", "Check"].map(|kind| (kind, item.take(kind)));
         item.end()?;
         if let Some(kv) = kv {
             ops.push(operation(kv)?);
-        } else if let Some((kind, _)) = others.iter().find(|(_, value)| value.is_some()) {
-            ops.push(KvOp::new(Verb::NotModelled(kind), *kind));
+        } else if let Some((kind, value)) = others.iter_mut().find(|(_, value)| value.is_some()) {
+            let why = refused(kind, value.take(), consul);
+            ops.push(KvOp::new(Verb::NotModelled(why), *kind));
         }
     }
     Ok(ops)
+}
+
+/// Why an operation on something other than a key is refused.
+fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
+    let names_node = || {
+        let mut operation = Fields::of(operation?).ok()?;
+        let verb = operation.text("Verb").ok()?;
+        let node = Fields::of(operation.take("Node")?).ok()?.text("Node").ok()?;
+        (kind == "Node" && verb == "get").then_some(node)
+    };
+    match names_node() {
+        Some(node) if consul.inspect(|tables| tables.catalog.node(&node).is_none()) => {
+            format!("node {node:?} doesn't exist")
+        }
+        _ => format!("{kind} operations are not modelled by rcfarm's embedded Consul"),
+    }
 }
 
 fn operation(kv: Value) -> Result<KvOp, String> {

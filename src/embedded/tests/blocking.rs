@@ -237,6 +237,21 @@ async fn the_timekeeper_does_not_outlive_its_work() {
     assert_eq!(tasks(), 0, "nobody is left");
 }
 
+#[test]
+fn the_timekeeper_of_a_runtime_that_ended_is_replaced() {
+    let c = consul();
+    let s = {
+        let first = tokio::runtime::Runtime::new().unwrap();
+        first.block_on(session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }))
+    };
+    assert!(c.inspect(|t| t.sessions.get(&s).is_some()), "no runtime at all");
+    let second = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    second.block_on(async {
+        assert!(c.session(&s).await.unwrap().value.is_some());
+        assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), 1);
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restored_state_answers_from_before_and_then_shows_old_indexes() {
     let c = consul();

@@ -96,6 +96,21 @@ async fn a_stale_read_sees_an_older_state_with_its_index() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deposed_leader_renews_a_session_that_is_gone_and_one_that_will_go() {
+    let c = consul();
+    let deposed = unlucky(&c, Outcome::Stale(1));
+    let gone = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
+    let lives = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
+    c.kill_session(&gone);
+    assert!(deposed.renew_session(&gone).await.unwrap());
+    assert!(!c.renew_session(&gone).await.unwrap());
+    sleep(15 * SEC).await;
+    assert!(deposed.renew_session(&lives).await.unwrap());
+    sleep(5 * SEC).await;
+    assert!(!c.renew_session(&lives).await.unwrap(), "nothing was prolonged");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_list_cut_short_keeps_its_index() {
     let c = consul();
     for k in ["p/a", "p/b", "p/c"] {

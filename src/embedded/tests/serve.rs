@@ -82,7 +82,7 @@ async fn what_is_not_served_says_what_is() {
     assert!(reply.body.contains("/v1/acl/tokens is not served") && reply.body.contains("kv/"));
     let reply = ask(&c, Method::POST, "/v1/txn", "[]").await;
     assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, Some("OPTIONS,PUT")));
-    let node = r#"[{"Node":{"Verb":"get","Node":{"Node":"n"}}},{"KV":{"Verb":"set","Key":"k"}}]"#;
+    let node = r#"[{"Node":{"Verb":"set","Node":{"Node":"n"}}},{"KV":{"Verb":"set","Key":"k"}}]"#;
     let reply = put(&c, "/v1/txn", node).await;
     assert_eq!(reply.status, StatusCode::CONFLICT);
     assert!(reply.body.contains("Node operations are not modelled"), "{}", reply.body);
