@@ -1,0 +1,181 @@
+//! What every `Store` must do: the model, our adapter on the model's server, our adapter on a real Consul.
+
+mod entries;
+mod locks;
+mod services;
+mod sessions;
+mod transactions;
+mod watches;
+mod writers;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rcfarm::consul::{Consul, ConsulConfig};
+use rcfarm::embedded::Embedded;
+use rcfarm::ids::SessionId;
+use rcfarm::store::{
+    Answer, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Rooted, Store, StoreError,
+    TtlService,
+};
+use tokio::task::JoinHandle;
+
+use super::{Case, Lane};
+use crate::consul_server::ConsulServer;
+
+const TABLES: &[&[Case<Port>]] = &[
+    entries::CASES,
+    locks::CASES,
+    transactions::CASES,
+    sessions::CASES,
+    watches::CASES,
+    services::CASES,
+    writers::CASES,
+];
+
+/// Long enough for a watch to be in place, or for a wrong wake-up to happen; nothing depends on it being right.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// A store under test, and a root that one case has for itself.
+#[derive(Clone)]
+pub struct Port {
+    pub store: Arc<dyn Store>,
+    own: String,
+}
+
+impl Port {
+    fn new(store: Arc<dyn Store>, case: &str) -> Self {
+        static CASES: AtomicU64 = AtomicU64::new(0);
+        let own = format!("{case}-{}", CASES.fetch_add(1, Ordering::Relaxed));
+        let store = Rooted::new(store, Prefix::parse(&own).unwrap());
+        Port { store, own }
+    }
+
+    /// A service of this case alone.
+    pub fn service(&self, ttl: Duration) -> TtlService {
+        let name = self.own.to_lowercase();
+        let deregister_after = Duration::from_secs(60);
+        TtlService { id: format!("{name}-1"), name, meta: [].into(), ttl, deregister_after }
+    }
+
+    pub async fn put(&self, name: &str, text: &str, mode: PutMode) -> bool {
+        let value = Bytes::copy_from_slice(text.as_bytes());
+        self.store.put(&key(name), value, 0, mode).await.unwrap()
+    }
+
+    pub async fn set(&self, name: &str, text: &str) {
+        assert!(self.put(name, text, PutMode::Set).await);
+    }
+
+    pub async fn read(&self, name: &str) -> Answer<Option<Entry>> {
+        self.store.get(&key(name), Query::PLAIN).await.unwrap()
+    }
+
+    /// The entry of a key that exists.
+    pub async fn entry(&self, name: &str) -> Entry {
+        self.read(name).await.value.unwrap_or_else(|| panic!("{name} is absent"))
+    }
+
+    pub async fn exists(&self, name: &str) -> bool {
+        self.read(name).await.value.is_some()
+    }
+
+    pub async fn list(&self, below: &str) -> Answer<Vec<Entry>> {
+        self.store.list(&prefix(below), Query::PLAIN).await.unwrap()
+    }
+
+    pub async fn keys(&self, below: &str, separator: Option<&str>) -> Vec<String> {
+        self.store.keys(&prefix(below), separator, Query::PLAIN).await.unwrap().value
+    }
+
+    /// A session without TTL, lock-delay and checks that deletes its keys.
+    pub async fn session(&self) -> SessionId {
+        self.session_with(NewSession::default()).await
+    }
+
+    pub async fn session_with(&self, new: NewSession) -> SessionId {
+        self.store.create_session(&new).await.unwrap()
+    }
+
+    pub async fn end(&self, session: &SessionId) {
+        self.store.destroy_session(session).await.unwrap();
+    }
+
+    /// A blocking read of a key that waits in the background, in place when this returns.
+    pub async fn watch(&self, name: &str, after: Index) -> JoinHandle<Answer<Option<Entry>>> {
+        let (store, key) = (self.store.clone(), key(name));
+        let read = async move { store.get(&key, wait(after)).await.unwrap() };
+        let reading = tokio::spawn(read);
+        tokio::time::sleep(MOMENT).await;
+        reading
+    }
+
+    /// As [`Port::watch`], of a prefix.
+    pub async fn watch_list(&self, below: &str, after: Index) -> JoinHandle<Answer<Vec<Entry>>> {
+        let (store, prefix) = (self.store.clone(), prefix(below));
+        let read = async move { store.list(&prefix, wait(after)).await.unwrap() };
+        let reading = tokio::spawn(read);
+        tokio::time::sleep(MOMENT).await;
+        reading
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key::parse(name).unwrap()
+}
+
+fn prefix(name: &str) -> Prefix {
+    Prefix::parse(name).unwrap()
+}
+
+fn wait(after: Index) -> Query {
+    Query::after(after, Duration::from_secs(60))
+}
+
+fn text(entry: &Entry) -> &str {
+    std::str::from_utf8(&entry.value).unwrap()
+}
+
+fn set(name: &str, text: &str) -> Op {
+    Op::Set { key: key(name), value: Bytes::copy_from_slice(text.as_bytes()), flags: 0 }
+}
+
+fn cas(name: &str, text: &str, index: Index) -> Op {
+    Op::Cas { key: key(name), value: Bytes::copy_from_slice(text.as_bytes()), flags: 0, index }
+}
+
+/// Asserts an error that was refused for good, unapplied.
+#[track_caller]
+fn rejected<T: std::fmt::Debug>(result: Result<T, StoreError>) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, StoreError::Rejected { .. }), "{error:?}");
+    assert!(!error.is_retryable() && !error.outcome_unknown());
+}
+
+fn adapter(at: SocketAddr) -> Arc<dyn Store> {
+    // All cases share it.
+    let max_requests = Some(100);
+    let config =
+        ConsulConfig { address: Some(at.to_string()), max_requests, ..ConsulConfig::default() };
+    Arc::new(Consul::new(&config).unwrap())
+}
+
+async fn hold(name: &'static str, store: Arc<dyn Store>) {
+    let cases = TABLES.iter().copied().flatten().collect();
+    let lane = Lane::run(name, cases, async |case| Port::new(store.clone(), case.id));
+    lane.await.conclude(80);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holds_on_the_model() {
+    hold("model", Arc::new(Embedded::default())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holds_on_real_consul() {
+    let server = ConsulServer::with_config("limits { http_max_conns_per_client = 2000 }").await;
+    hold("consul", adapter(server.http())).await;
+}

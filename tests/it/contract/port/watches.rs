@@ -1,0 +1,280 @@
+//! Blocking reads.
+//!
+//! "Does not wake" is shown without a clock: after the write that must not wake comes one that does, and the answer is
+//! that of the second.
+
+use std::time::{Duration, Instant};
+
+use rcfarm::store::watch::TreeWatch;
+use rcfarm::store::{Consistency, DeleteMode, Index, PutMode, Query, Wait};
+
+use super::super::cases;
+use super::{Case, MOMENT, Port, key, prefix, set, text, wait};
+
+pub const CASES: &[Case<Port>] = cases! {
+    pB01 Shared "0 and an older index answer at once" => at_once;
+    pB02 Shared "the current index waits; a change wakes" => wakes;
+    pB04 Shared "a delete wakes" => delete_wakes;
+    pB05 Shared "the creation of an absent key wakes" => creation_wakes;
+    pB07 Shared "the last delete under a prefix wakes with nothing" => last_delete_wakes;
+    pB08 Shared "keys wakes on a change of a value alone" => keys_wake;
+    pB11 Shared "a wait that ends answers unchanged" => wait_ends;
+    pB16 Shared "of many rapid writes the last one is always seen" => rapid_writes;
+    pB17 Shared "a transaction on two keys is one change" => one_change;
+    pB30 Shared "the same value, a refused cas and a refused transaction wake nobody" => no_wake;
+    pB32 Shared "siblings and keys below a key do not wake it" => neighbours;
+    pB33 Shared "a prefix wakes on create, update, delete and delete of a tree inside" => prefix_wakes;
+    pB34 Shared "a prefix with keys does not wake on writes outside" => outside;
+    pB35 Shared "acquire, release and the end of the session wake the key's watch" => locks_wake;
+    pB37 Shared "an index beyond the present one waits, and the answer has the real one" => beyond;
+    pB39 Shared "a wait of no length answers soon" => no_length;
+    pB40 Shared "every consistency waits" => consistencies;
+    pB50 Shared "a tree watch follows a tree from nothing to nothing" => tree_watch;
+};
+
+async fn at_once(p: Port) {
+    p.set("a", "x").await;
+    let now = p.read("a").await;
+    for old in [Index::ZERO, Index(1), Index(now.index.0 - 1)] {
+        assert_eq!(p.store.get(&key("a"), wait(old)).await.unwrap(), now, "{old}");
+    }
+}
+
+async fn wakes(p: Port) {
+    p.set("a", "x").await;
+    let index = p.read("a").await.index;
+    let watch = p.watch("a", index).await;
+    assert!(!watch.is_finished());
+    p.set("a", "y").await;
+    let woken = watch.await.unwrap();
+    assert!(woken.index > index);
+    assert_eq!(text(&woken.value.unwrap()), "y");
+}
+
+async fn delete_wakes(p: Port) {
+    p.set("a", "x").await;
+    let index = p.read("a").await.index;
+    let watch = p.watch("a", index).await;
+    assert!(p.store.delete(&key("a"), DeleteMode::Always).await.unwrap());
+    let woken = watch.await.unwrap();
+    assert_eq!(woken.value, None);
+    assert!(woken.index > index);
+}
+
+async fn creation_wakes(p: Port) {
+    // An absent key also wakes on writes near it: ask again, as any watcher must.
+    let mut seen = p.read("a").await;
+    let watcher = {
+        let p = p.clone();
+        tokio::spawn(async move {
+            while seen.value.is_none() {
+                seen = p.store.get(&key("a"), wait(seen.index)).await.unwrap();
+            }
+            seen
+        })
+    };
+    tokio::time::sleep(MOMENT).await;
+    p.set("a", "x").await;
+    let woken = watcher.await.unwrap();
+    assert_eq!(woken.index, woken.value.unwrap().create_index);
+}
+
+async fn last_delete_wakes(p: Port) {
+    p.set("p/a", "x").await;
+    let index = p.list("p").await.index;
+    let watch = p.watch_list("p", index).await;
+    assert!(p.store.delete(&key("p/a"), DeleteMode::Always).await.unwrap());
+    let woken = watch.await.unwrap();
+    assert_eq!(woken.value, []);
+    assert!(woken.index > index);
+}
+
+async fn keys_wake(p: Port) {
+    p.set("p/a/b", "x").await;
+    let index = p.list("p").await.index;
+    let watch = {
+        let p = p.clone();
+        tokio::spawn(
+            async move { p.store.keys(&prefix("p"), Some("/"), wait(index)).await.unwrap() },
+        )
+    };
+    tokio::time::sleep(MOMENT).await;
+    p.set("p/a/b", "y").await;
+    let woken = watch.await.unwrap();
+    assert!(woken.index > index);
+    assert_eq!(woken.value, ["p/a/"]);
+}
+
+async fn wait_ends(p: Port) {
+    p.set("a", "x").await;
+    let now = p.read("a").await;
+    let at_most = Duration::from_millis(500);
+    let from = Instant::now();
+    let same = p.store.get(&key("a"), Query::after(now.index, at_most)).await.unwrap();
+    assert!(from.elapsed() >= at_most, "{:?}", from.elapsed());
+    assert_eq!(same, now);
+    let list = p.list("").await;
+    let same = p.store.list(&prefix(""), Query::after(list.index, at_most)).await.unwrap();
+    assert_eq!(same, list);
+}
+
+async fn rapid_writes(p: Port) {
+    p.set("a", "0").await;
+    let watcher = {
+        let p = p.clone();
+        tokio::spawn(async move {
+            let mut index = Index(1);
+            loop {
+                let answer = p.store.get(&key("a"), wait(index)).await.unwrap();
+                assert!(answer.index >= index);
+                index = answer.index;
+                if text(&answer.value.unwrap()) == "200" {
+                    return;
+                }
+            }
+        })
+    };
+    for n in 1..=200 {
+        p.set("a", &n.to_string()).await;
+    }
+    watcher.await.unwrap();
+}
+
+async fn one_change(p: Port) {
+    p.set("p/a", "x").await;
+    p.set("p/b", "x").await;
+    let index = p.list("p").await.index;
+    let watch = p.watch_list("p", index).await;
+    let _ = p.store.txn(&[set("p/a", "y"), set("p/b", "y")]).await.unwrap();
+    let woken = watch.await.unwrap();
+    assert!(
+        woken.value.iter().all(|e| text(e) == "y" && e.modify_index == woken.index),
+        "{woken:?}"
+    );
+}
+
+async fn no_wake(p: Port) {
+    p.set("a", "x").await;
+    let index = p.read("a").await.index;
+    let watch = p.watch("a", index).await;
+    p.set("a", "x").await;
+    assert!(!p.put("a", "y", PutMode::Cas(Index(1))).await);
+    let refused = [set("a", "y"), rcfarm::store::Op::Get { key: key("absent") }];
+    let _ = p.store.txn(&refused).await.unwrap();
+    tokio::time::sleep(MOMENT).await;
+    p.set("a", "z").await;
+    let woken = watch.await.unwrap();
+    assert!(woken.index > index);
+    assert_eq!(text(&woken.value.unwrap()), "z");
+}
+
+async fn neighbours(p: Port) {
+    p.set("a", "x").await;
+    let index = p.read("a").await.index;
+    let watch = p.watch("a", index).await;
+    for name in ["b", "a/b", "aa"] {
+        p.set(name, "x").await;
+    }
+    tokio::time::sleep(MOMENT).await;
+    p.set("a", "y").await;
+    assert!(watch.await.unwrap().index > index);
+}
+
+async fn prefix_wakes(p: Port) {
+    p.set("p/_", "x").await;
+    for (step, keys) in [("create", 2), ("update", 2), ("delete", 1), ("tree", 0)] {
+        let index = p.list("p").await.index;
+        let watch = p.watch_list("p", index).await;
+        match step {
+            "delete" => assert!(p.store.delete(&key("p/a"), DeleteMode::Always).await.unwrap()),
+            "tree" => p.store.delete_tree(&prefix("p")).await.unwrap(),
+            _ => p.set("p/a", step).await,
+        }
+        let woken = watch.await.unwrap();
+        assert!(woken.index > index, "{step}");
+        assert_eq!(woken.value.len(), keys, "{step}");
+    }
+}
+
+async fn outside(p: Port) {
+    p.set("p/a", "x").await;
+    let index = p.list("p").await.index;
+    let watch = p.watch_list("p", index).await;
+    p.set("q/a", "x").await;
+    p.store.delete_tree(&prefix("q")).await.unwrap();
+    p.store.delete(&key("p/absent"), DeleteMode::Always).await.unwrap();
+    tokio::time::sleep(MOMENT).await;
+    p.set("p/a", "y").await;
+    assert!(watch.await.unwrap().index > index);
+}
+
+async fn locks_wake(p: Port) {
+    let s = p.session_with(Default::default()).await;
+    p.set("a", "x").await;
+    for (step, holder) in [("acquire", true), ("release", false), ("acquire", true), ("end", false)]
+    {
+        let index = p.read("a").await.index;
+        let watch = p.watch("a", index).await;
+        match step {
+            "acquire" => assert!(p.put("a", "x", PutMode::Acquire(s.clone())).await),
+            "release" => assert!(p.put("a", "x", PutMode::Release(s.clone())).await),
+            _ => p.end(&s).await,
+        }
+        let woken = watch.await.unwrap();
+        assert!(woken.index > index, "{step}");
+        assert_eq!(woken.value.and_then(|e| e.session).is_some(), holder, "{step}");
+    }
+}
+
+async fn beyond(p: Port) {
+    p.set("a", "x").await;
+    let now = p.read("a").await;
+    let at_most = Duration::from_millis(300);
+    let from = Instant::now();
+    let later = Index(now.index.0 + 1_000_000);
+    assert_eq!(p.store.get(&key("a"), Query::after(later, at_most)).await.unwrap(), now);
+    assert!(from.elapsed() >= at_most, "{:?}", from.elapsed());
+}
+
+async fn no_length(p: Port) {
+    p.set("a", "x").await;
+    let now = p.read("a").await;
+    let query = Query::after(now.index, Duration::ZERO);
+    assert_eq!(p.store.get(&key("a"), query).await.unwrap(), now);
+}
+
+async fn consistencies(p: Port) {
+    p.set("a", "0").await;
+    for (n, consistency) in
+        [Consistency::Leader, Consistency::Consistent, Consistency::Stale].into_iter().enumerate()
+    {
+        let after = p.read("a").await.index;
+        let query =
+            Query { consistency, wait: Some(Wait { after, at_most: Duration::from_secs(60) }) };
+        let watch = {
+            let p = p.clone();
+            tokio::spawn(async move { p.store.get(&key("a"), query).await.unwrap() })
+        };
+        tokio::time::sleep(MOMENT).await;
+        p.set("a", &(n + 1).to_string()).await;
+        assert!(watch.await.unwrap().index > after, "{consistency:?}");
+    }
+}
+
+async fn tree_watch(p: Port) {
+    let reader: std::sync::Arc<dyn rcfarm::store::Reader> = p.store.clone();
+    let mut watch = TreeWatch::new(reader, prefix("p"), Duration::from_secs(300));
+    assert_eq!(watch.next().await.unwrap().value, []);
+    let writer = {
+        let p = p.clone();
+        tokio::spawn(async move {
+            for n in 0..20 {
+                p.set(&format!("p/{n:02}"), "x").await;
+            }
+        })
+    };
+    while watch.next().await.unwrap().value.len() < 20 {}
+    writer.await.unwrap();
+    p.store.delete_tree(&prefix("p")).await.unwrap();
+    while !watch.next().await.unwrap().value.is_empty() {}
+}
