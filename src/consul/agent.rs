@@ -34,7 +34,9 @@ impl Client {
         };
         self.through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint))
             .await?
-            .map_err(|refused| refused.error(&asked))
+            .map_err(|refused| refused.error(&asked))?;
+        // A check that the agent knew already keeps the state that it had, critical included.
+        self.pass_check(&service.check_id(), "").await.map(|_| ())
     }
 
     pub(super) async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {

@@ -193,6 +193,7 @@ async fn each_call_is_consuls_own_request() {
         "PUT /v1/session/renew/adf4238a-882b-9ddc-4a9d-5b6758e4159e?",
         "PUT /v1/session/destroy/adf4238a-882b-9ddc-4a9d-5b6758e4159e?",
         r#"PUT /v1/agent/service/register?dc=dc1 {"Check":{"DeregisterCriticalServiceAfter":"60s","Status":"passing","TTL":"2s"},"ID":"farm-a","Meta":{"version":"1"},"Name":"rcfarm-farm"}"#,
+        r#"PUT /v1/agent/check/update/service:farm-a? {"Output":"","Status":"passing"}"#,
         r#"PUT /v1/agent/check/update/service:farm-a? {"Output":"fine","Status":"passing"}"#,
         "PUT /v1/agent/service/deregister/farm-a?",
     ];

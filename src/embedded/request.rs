@@ -14,7 +14,6 @@ use super::watchers::{Dismissal, WatcherId};
 use super::{Embedded, Shared};
 use crate::store::{Answer, Consistency, Index, Query, StoreError, Wait};
 
-const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
 
 /// A read that blocks: forgotten by the model when it answers or is dropped.
@@ -216,8 +215,7 @@ impl Embedded {
     }
 
     fn length_of(&self, wait: Wait) -> Duration {
-        let asked = if wait.at_most.is_zero() { DEFAULT_WAIT } else { wait.at_most };
-        self.shared.jitter.jitter(asked.min(LONGEST_WAIT), 1.0 / 16.0)
+        self.shared.jitter.jitter(wait.at_most.min(LONGEST_WAIT), 1.0 / 16.0)
     }
 }
 

@@ -8,6 +8,9 @@ use super::answer::Refusal;
 use crate::embedded::duration;
 use crate::store::{Consistency, Index, Query, Wait};
 
+/// How long a read blocks that asks for no time, or none: to Consul, 0 is this.
+const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
+
 /// The path, percent-decoded once.
 ///
 /// # Errors
@@ -149,6 +152,7 @@ impl<'a> Ask<'a> {
                 duration::from_nanos(duration::parse(text).map_err(|_| bad("Invalid wait time"))?)
             }
         };
+        let at_most = if at_most.is_zero() { DEFAULT_WAIT } else { at_most };
         let after = match self.get("index") {
             None | Some("") => 0,
             Some(_) => self.number("index").map_err(|_| bad("Invalid index"))?.unwrap_or(0),

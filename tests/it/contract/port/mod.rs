@@ -23,7 +23,7 @@ use rcfarm::store::{
 };
 use tokio::task::JoinHandle;
 
-use super::{Case, Lane};
+use super::{Case, Lane, MANY_CONNECTIONS, conclude, serve_model};
 use crate::consul_server::ConsulServer;
 
 const TABLES: &[&[Case<Port>]] = &[
@@ -163,19 +163,18 @@ fn adapter(at: SocketAddr) -> Arc<dyn Store> {
     Arc::new(Consul::new(&config).unwrap())
 }
 
-async fn hold(name: &'static str, store: Arc<dyn Store>) {
+async fn lane(name: &'static str, store: Arc<dyn Store>) -> Lane {
     let cases = TABLES.iter().copied().flatten().collect();
-    let lane = Lane::run(name, cases, async |case| Port::new(store.clone(), case.id));
-    lane.await.conclude(80);
+    Lane::run(name, cases, async |case| Port::new(store.clone(), case.id)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holds_on_the_model() {
-    hold("model", Arc::new(Embedded::default())).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn holds_on_real_consul() {
-    let server = ConsulServer::with_config("limits { http_max_conns_per_client = 2000 }").await;
-    hold("consul", adapter(server.http())).await;
+async fn holds_on_the_model_its_server_and_a_real_consul() {
+    let server = ConsulServer::with_config(MANY_CONNECTIONS).await;
+    let lanes = tokio::join!(
+        lane("model", Arc::new(Embedded::default())),
+        lane("model over HTTP", adapter(serve_model().await)),
+        lane("consul", adapter(server.http())),
+    );
+    conclude(&<[Lane; 3]>::from(lanes), 100);
 }

@@ -8,25 +8,41 @@ mod lock;
 mod session;
 mod txn;
 
-use super::{Case, Lane, On};
+use super::{Case, Lane, MANY_CONNECTIONS, On, conclude, serve_model};
 use crate::consul_server::ConsulServer;
 use client::Wire;
 
 const TABLES: &[&[Case<Wire>]] =
     &[kv::CASES, lock::CASES, txn::CASES, session::CASES, blocking::CASES, catalog::CASES];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn holds_on_real_consul() {
-    // All cases share the agent, so more connections at once than the default allows one address.
-    let shared = ConsulServer::with_config("limits { http_max_conns_per_client = 2000 }").await;
+fn cases(not: Option<On>) -> Vec<&'static Case<Wire>> {
+    TABLES.iter().copied().flatten().filter(|case| Some(case.on) != not).collect()
+}
+
+async fn on_the_model() -> Lane {
+    let shared = serve_model().await;
+    let target = async |case: &Case<Wire>| match case.on {
+        On::Fresh => Wire::new(serve_model().await, case.id),
+        On::Shared | On::Real => Wire::new(shared, case.id),
+    };
+    Lane::run("model", cases(Some(On::Real)), target).await
+}
+
+async fn on_consul() -> Lane {
+    let shared = ConsulServer::with_config(MANY_CONNECTIONS).await;
     let mut fresh = Vec::new();
-    let cases = TABLES.iter().copied().flatten().collect();
-    let lane = Lane::run("consul", cases, async |case| match case.on {
-        On::Shared => Wire::new(shared.http(), case.id),
+    let target = async |case: &Case<Wire>| match case.on {
+        On::Shared | On::Real => Wire::new(shared.http(), case.id),
         On::Fresh => {
             fresh.push(ConsulServer::dev().await);
             Wire::new(fresh.last().unwrap().http(), case.id)
         }
-    });
-    lane.await.conclude(120);
+    };
+    Lane::run("consul", cases(None), target).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holds_on_the_models_server_and_a_real_consul() {
+    let lanes = tokio::join!(on_the_model(), on_consul());
+    conclude(&<[Lane; 2]>::from(lanes), 120);
 }
