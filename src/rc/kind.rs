@@ -73,7 +73,7 @@ impl Kind for RcKind {
         let nodes = {
             let inbox = inbox.clone();
             world.nodes.clone().watch(ids(), move |old, new| {
-                if old.value.0 != new.value.0 || old.suspicion != new.suspicion {
+                if old.value.labels != new.value.labels || old.suspicion != new.suspicion {
                     inbox.post(Event::All);
                 }
             })

@@ -13,6 +13,8 @@ mod controller;
 mod events;
 mod kind;
 pub mod plan;
+#[cfg(test)]
+mod plan_tests;
 pub mod spec;
 pub mod status;
 mod transfer;

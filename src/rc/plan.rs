@@ -350,7 +350,7 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
     let wanted = seen.spec.labels_of_pod();
     let drift = |place: &Place, pod: &Pod| {
         if place.pod != *seen.spec.manifest.id() {
-            let free = (seen.occupant)(&place.node) != Occupant::Other;
+            let free = (seen.occupant)(&place.node) == Occupant::Nobody;
             let may = free && seen.trust == Trust::Full;
             return may.then_some(Drift::PodIdChanged);
         }

@@ -168,25 +168,36 @@ impl Digest for Healths {
 
 /// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
 #[derive(Debug, Default)]
-pub struct NodeTree(pub Arc<NodeLabels>);
+pub struct NodeTree {
+    /// What can be read.
+    pub labels: Arc<NodeLabels>,
+    /// What cannot; each is said once.
+    unreadable: BTreeMap<NodeName, Index>,
+}
 
 impl Digest for NodeTree {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let node = |entry: Entry| {
-            let node: NodeName = prefix.tail(&entry.key)?.parse().ok()?;
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
+        for entry in entries {
+            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
+                continue;
+            };
             match decode_labels(&entry.value) {
-                Ok(labels) => Some((node, labels)),
+                Ok(labels) => drop(nodes.insert(node, labels)),
                 Err(error) => {
-                    warn!(key = entry.key, %error, "a node's labels cannot be read: no pod is added there");
-                    None
+                    if old.unreadable.get(&node) != Some(&entry.modify_index) {
+                        warn!(alert = true, key = entry.key, %error,
+                            "a node's labels cannot be read: no pod is added there");
+                    }
+                    unreadable.insert(node, entry.modify_index);
                 }
             }
-        };
-        NodeTree(Arc::new(NodeLabels { nodes: entries.into_iter().filter_map(node).collect() }))
+        }
+        NodeTree { labels: Arc::new(NodeLabels { nodes }), unreadable }
     }
 
     fn len(&self) -> usize {
-        self.0.nodes.len()
+        self.labels.nodes.len() + self.unreadable.len()
     }
 }
 
@@ -195,7 +206,7 @@ pub struct WatchedNodes(pub Arc<Tree<NodeTree>>);
 
 impl NodeSource for WatchedNodes {
     fn node_labels(&self) -> Arc<NodeLabels> {
-        self.0.seen().value.0.clone()
+        self.0.seen().value.labels.clone()
     }
 }
 

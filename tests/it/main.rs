@@ -4,5 +4,6 @@
 
 mod consul_server;
 mod contract;
+mod end_to_end;
 mod farm;
 mod layering;

@@ -295,3 +295,77 @@ async fn a_suddenly_empty_node_tree_removes_and_moves_nothing() {
     within(5 * SECOND, "confirmed", || async { cluster.nodes_of(1).await.len() == 1 }).await;
     farm.stop().await;
 }
+
+/// Panics, hangs or fails for one RC; serves the others.
+struct Vicious {
+    victim: rcfarm::ids::RcId,
+    how: &'static str,
+}
+
+#[async_trait::async_trait]
+impl rcfarm::schedule::Scheduler for Vicious {
+    async fn eligible_nodes(
+        &self,
+        request: rcfarm::schedule::Request<'_>,
+    ) -> Result<rcfarm::schedule::Nodes, rcfarm::schedule::ScheduleError> {
+        if request.rc == self.victim {
+            match self.how {
+                "panic" => panic!("no plan for you"),
+                "hang" => std::future::pending().await,
+                _ => return Err(rcfarm::schedule::ScheduleError::BadAnswer("no".to_owned())),
+            }
+        }
+        Ok(std::sync::Arc::new((0..3).map(node).collect()))
+    }
+
+    async fn allocate_nodes(
+        &self,
+        _: rcfarm::schedule::Request<'_>,
+        _: &std::collections::BTreeSet<rcfarm::ids::NodeName>,
+        _: usize,
+        _: bool,
+        _: uuid::Uuid,
+    ) -> Result<Vec<rcfarm::ids::NodeName>, rcfarm::schedule::ScheduleError> {
+        Ok(Vec::new())
+    }
+
+    async fn deallocate_nodes(
+        &self,
+        _: rcfarm::schedule::Request<'_>,
+        _: &[rcfarm::ids::NodeName],
+        _: uuid::Uuid,
+    ) -> Result<(), rcfarm::schedule::ScheduleError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panicking_a_hanging_and_a_failing_plan_harm_only_their_record() {
+    for how in ["panic", "hang", "fail"] {
+        let mut cluster = Cluster::new(3).await;
+        cluster.scheduler = Some(std::sync::Arc::new(Vicious { victim: rc_id(1), how }));
+        for n in 0..5 {
+            cluster.create_rc(n, 2).await;
+        }
+        let farm = cluster.start("a");
+        within(3 * SECOND, "the others", || async {
+            for n in [0, 2, 3, 4] {
+                if cluster.nodes_of(n).await.len() != 2 {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+        assert_eq!((farm.claims(), cluster.nodes_of(1).await.len()), (5, 0), "{how}");
+        if how == "panic" {
+            within(3 * SECOND, "said so", || async {
+                let status = cluster.status(1).await.unwrap_or_default();
+                status.quarantined_until.is_some()
+                    && status.last_error.is_some_and(|e| e.contains("no plan for you"))
+            })
+            .await;
+        }
+        farm.stop().await;
+    }
+}

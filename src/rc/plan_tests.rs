@@ -1,0 +1,279 @@
+//! Properties of the plan: whatever is seen, it stays within its bounds, and what it does leads to rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::plan::*;
+use super::spec::{RcSpec, Strategy as Allocation};
+use super::status::Reason;
+use super::writes;
+use crate::ids::{NodeName, RcId};
+use crate::labels::Selector;
+use crate::manifest::Manifest;
+use crate::node::Health;
+use crate::store::{Index, Limits, Op};
+
+/// A world of ten nodes.
+#[derive(Debug, Clone)]
+struct World {
+    spec: RcSpec,
+    pods: BTreeMap<Place, Pod>,
+    eligible: BTreeSet<NodeName>,
+    occupied: BTreeMap<NodeName, Occupant>,
+    trust: Trust,
+    synced: bool,
+    locked: bool,
+}
+
+fn node(n: usize) -> NodeName {
+    format!("n{n}").parse().unwrap()
+}
+
+fn place(n: usize, pod: &str) -> Place {
+    Place { node: node(n), pod: pod.parse().unwrap() }
+}
+
+fn spec(desired: u32) -> RcSpec {
+    RcSpec {
+        id: RcId(uuid::Uuid::from_u128(7)),
+        manifest: Manifest::parse("id: web\n").unwrap(),
+        node_selector: Selector::everything(),
+        pod_labels: [("team".to_owned(), "a".to_owned())].into(),
+        replicas_desired: desired,
+        disabled: false,
+        strategy: Allocation::Static,
+    }
+}
+
+fn pod(spec: &RcSpec, n: u64) -> Pod {
+    Pod {
+        label_index: Index(10 + n),
+        created: Index(10 + n),
+        labels: spec.labels_of_pod(),
+        intent: Intent::Same(Index(10 + n)),
+        health: Health::Passing,
+    }
+}
+
+impl World {
+    fn resting(desired: u32, pods: usize, eligible: usize) -> World {
+        let spec = spec(desired);
+        let pods = (0..pods).map(|n| (place(n, "web"), pod(&spec, n as u64))).collect();
+        World {
+            spec,
+            pods,
+            eligible: (0..eligible).map(node).collect(),
+            occupied: BTreeMap::new(),
+            trust: Trust::Full,
+            synced: true,
+            locked: false,
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let occupant =
+            |node: &NodeName| self.occupied.get(node).copied().unwrap_or(Occupant::Nobody);
+        plan(&Observed {
+            spec: &self.spec,
+            pods: &self.pods,
+            eligible: &self.eligible,
+            occupant: &occupant,
+            trust: self.trust,
+            transfer: TransferConditions {
+                under_way: None,
+                lock_held: self.locked,
+                discovery_synced: self.synced,
+            },
+        })
+    }
+
+    /// The world after the plan's steps.
+    fn after(&self, plan: &Plan) -> World {
+        let mut after = self.clone();
+        for (n, step) in plan.steps.iter().enumerate() {
+            writes::apply(&mut after.pods, &self.spec, step, Index(1_000 + n as u64));
+        }
+        after
+    }
+}
+
+prop_compose! {
+    fn any_pod()(
+        n in 0usize..10,
+        old_id in prop::bool::weighted(0.1),
+        intent in 0..3,
+        drifted in prop::bool::weighted(0.2),
+        health in 0usize..4,
+        index in 10u64..99,
+    ) -> (Place, Pod) {
+        let spec = spec(0);
+        let mut pod = pod(&spec, index);
+        pod.intent = match intent {
+            0 => Intent::Missing,
+            1 => Intent::Differs(Index(index)),
+            _ => Intent::Same(Index(index)),
+        };
+        if drifted {
+            pod.labels.insert("team".to_owned(), "b".to_owned());
+        }
+        pod.health =
+            [Health::Passing, Health::Critical, Health::Absent, Health::Unknown][health];
+        (place(n, if old_id { "old" } else { "web" }), pod)
+    }
+}
+
+prop_compose! {
+    fn any_world()(
+        desired in 0u32..12,
+        pods in prop::collection::vec(any_pod(), 0..10),
+        eligible in prop::collection::btree_set(0usize..10, 0..10),
+        occupied in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
+        trust in 0usize..4,
+        dynamic in prop::bool::ANY,
+        disabled in prop::bool::weighted(0.1),
+        synced in prop::bool::ANY,
+        locked in prop::bool::ANY,
+    ) -> World {
+        let mut world = World::resting(desired, 0, 0);
+        for (place, pod) in pods {
+            // One pod of an RC per node, as the layout has it.
+            if !world.pods.keys().any(|other| other.node == place.node) {
+                world.pods.insert(place, pod);
+            }
+        }
+        let taken = |n: &usize| world.pods.contains_key(&place(*n, "web"));
+        world.occupied = occupied
+            .into_iter()
+            .filter(|(n, _)| !taken(n))
+            .map(|(n, ours)| (node(n), if ours { Occupant::Ours(Index(5)) } else { Occupant::Other }))
+            .collect();
+        world.eligible = eligible.into_iter().map(node).collect();
+        world.trust = [Trust::Full, Trust::Full, Trust::NoRemoval, Trust::Nothing][trust];
+        world.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
+        world.spec.disabled = disabled;
+        (world.synced, world.locked) = (synced, locked);
+        world
+    }
+}
+
+proptest! {
+    #[test]
+    fn planning_again_after_the_steps_finds_no_more_steps(world in any_world()) {
+        let after = world.after(&world.plan());
+        prop_assert_eq!(after.plan().steps, Vec::new());
+    }
+
+    #[test]
+    fn it_never_adds_more_than_asked_or_where_it_may_not(world in any_world()) {
+        let plan = world.plan();
+        let after = world.after(&plan);
+        let desired = world.spec.replicas_desired as usize;
+        prop_assert!(after.pods.len() <= desired.max(world.pods.len()));
+        for step in &plan.steps {
+            if let Step::Add { place, .. } = step {
+                prop_assert!(world.eligible.contains(&place.node));
+                prop_assert_ne!(world.occupied.get(&place.node), Some(&Occupant::Other));
+                prop_assert!(world.pods.keys().all(|other| other.node != place.node));
+            }
+        }
+        let nodes: BTreeSet<_> = after.pods.keys().map(|place| &place.node).collect();
+        prop_assert_eq!(nodes.len(), after.pods.len(), "one pod per node");
+    }
+
+    #[test]
+    fn it_never_removes_more_than_asked_and_never_in_doubt(world in any_world()) {
+        let plan = world.plan();
+        let removed = plan.steps.iter().filter(|s| matches!(s, Step::Remove { .. })).count();
+        let surplus = world.pods.len().saturating_sub(world.spec.replicas_desired as usize);
+        prop_assert!(removed <= surplus);
+        if world.trust != Trust::Full || world.spec.disabled {
+            prop_assert_eq!(removed, 0);
+            prop_assert!(!matches!(plan.transfer, TransferPlan::Start(_)));
+        }
+        if world.spec.disabled || world.trust == Trust::Nothing {
+            prop_assert!(plan.steps.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_removed_pod_is_never_worse_off_than_one_that_stays(world in any_world()) {
+        let plan = world.plan();
+        let rank = |place: &Place, pod: &Pod| {
+            let ineligible = !world.eligible.contains(&place.node);
+            let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
+            (!ineligible, ineligible || !ailing)
+        };
+        let gone: BTreeSet<_> = plan
+            .steps
+            .iter()
+            .filter(|s| matches!(s, Step::Remove { .. }))
+            .map(Step::place)
+            .collect();
+        for (place, pod) in world.pods.iter().filter(|(place, _)| gone.contains(place)) {
+            for (other, stays) in world.pods.iter().filter(|(place, _)| !gone.contains(place)) {
+                prop_assert!(rank(place, pod) <= rank(other, stays));
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_keeps_to_the_limits_and_loses_no_step(
+        world in any_world(),
+        ops in 16usize..65,
+        bytes in 26_000usize..40_000,
+    ) {
+        let limits = Limits { ops, bytes };
+        let plan = world.plan();
+        let mut rest = &plan.steps[..];
+        let mut seen = 0;
+        while !rest.is_empty() {
+            let count = writes::fitting(&world.spec, rest, limits);
+            prop_assert!(count > 0);
+            let batch: Vec<Op> =
+                rest[..count].iter().flat_map(|step| writes::ops(&world.spec, step)).collect();
+            prop_assert!(batch.len() + writes::FIXED_OPS <= limits.ops);
+            prop_assert!(batch.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes);
+            seen += count;
+            rest = &rest[count..];
+        }
+        prop_assert_eq!(seen, plan.steps.len());
+    }
+
+    #[test]
+    fn every_shortage_has_a_reason(world in any_world()) {
+        let plan = world.plan();
+        let scheduled = &plan.findings[1];
+        prop_assert_eq!(scheduled.status, plan.replicas.current == plan.replicas.desired);
+        prop_assert!(scheduled.status || scheduled.reason != Reason::AsDesired);
+    }
+}
+
+#[test]
+fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
+    let mut world = World::resting(3, 3, 3);
+    world.eligible.remove(&node(0));
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::IneligibleNodes));
+    world.spec.strategy = Allocation::Dynamic;
+    (world.synced, world.locked) = (false, true);
+    world.pods.get_mut(&place(1, "web")).unwrap().health = Health::Critical;
+    for (reason, mend) in [
+        (Reason::DiscoveryNotSynced, (|w: &mut World| w.synced = true) as fn(&mut World)),
+        (Reason::PodsUnhealthy, |w| {
+            w.pods.get_mut(&place(1, "web")).unwrap().health = Health::Passing;
+        }),
+        (Reason::LockHeld, |w| w.locked = false),
+    ] {
+        assert_eq!(world.plan().transfer, TransferPlan::Wait(reason));
+        mend(&mut world);
+    }
+    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+}
+
+#[test]
+fn packed_as_full_as_they_may_be() {
+    let world = World::resting(400, 0, 0);
+    let steps: Vec<Step> =
+        (0..400).map(|n| Step::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
+    assert_eq!(writes::fitting(&world.spec, &steps, Limits::default()), 30);
+}

@@ -1,0 +1,234 @@
+//! The built program on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rcfarm::consul::{Consul, ConsulConfig};
+use rcfarm::rc::status::RcStatus;
+use rcfarm::store::{Entry, Key, Prefix, Query, Store, key};
+
+use crate::consul_server::ConsulServer;
+
+/// Longer than anything here takes on a busy machine; what is asserted is order, never time.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Scene {
+    server: ConsulServer,
+    store: Arc<dyn Store>,
+}
+
+/// A farm process; killed when dropped.
+struct FarmProcess(Child);
+
+impl FarmProcess {
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    async fn stop(mut self) {
+        self.signal("TERM");
+        let done = tokio::task::spawn_blocking(move || self.0.wait().unwrap()).await.unwrap();
+        assert!(done.success(), "a farm that is told to stop ends with {done}");
+    }
+}
+
+impl Drop for FarmProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Scene {
+    async fn new(nodes: usize) -> Scene {
+        let server = ConsulServer::dev().await;
+        let address = Some(server.http().to_string());
+        let config = ConsulConfig { address, ..ConsulConfig::default() };
+        let scene = Scene { server, store: Arc::new(Consul::new(&config).unwrap()) };
+        for n in 0..nodes {
+            scene.ok(&["label", "set", "node", &format!("n{n:02}"), "pool=web"]);
+        }
+        scene
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
+        command.args(args).env("CONSUL_HTTP_ADDR", self.server.http().to_string());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Runs a command that must succeed; what it printed.
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rcfarm {}: {stderr}", args.join(" "));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn farm(&self, name: &str) -> FarmProcess {
+        let mut command = self.command(&["farm", "run", "--name", name, "--log", "warn"]);
+        FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// A controller of `replicas` pods; its id.
+    fn create(&self, pod: &str, replicas: usize) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("id: {pod}\n")).unwrap();
+        let (file, replicas) = (file.path().to_str().unwrap(), replicas.to_string());
+        let args = ["rc", "create", "-f", file, "--node-selector", "pool=web"];
+        self.ok(&[&args[..], &["--replicas", &replicas]].concat()).trim().to_owned()
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Vec<Entry> {
+        self.store.list(prefix, Query::CONSISTENT).await.unwrap().value
+    }
+
+    /// Pods by what they are called.
+    async fn pods(&self) -> BTreeMap<String, usize> {
+        let mut pods = BTreeMap::new();
+        for entry in self.list(&key::intents()).await {
+            let (_, pod) = key::node_and_pod(&key::intents(), &entry.key).unwrap();
+            *pods.entry(pod.to_string()).or_insert(0) += 1;
+        }
+        pods
+    }
+
+    async fn status(&self, id: &str) -> Option<RcStatus> {
+        let key = key::rc_status(id.parse().unwrap());
+        let entry = self.store.get(&key, Query::CONSISTENT).await.unwrap().value?;
+        Some(RcStatus::decode(&entry.value).unwrap())
+    }
+
+    async fn acting(&self, id: &str) -> Option<String> {
+        Some(self.status(id).await?.owner?.farm.to_string())
+    }
+
+    /// Sessions that hold ownership locks, and how many each.
+    async fn owners(&self) -> BTreeMap<String, usize> {
+        let mut owners = BTreeMap::new();
+        for session in self.list(&key::rc_locks()).await.into_iter().filter_map(|e| e.session) {
+            *owners.entry(session.to_string()).or_insert(0) += 1;
+        }
+        owners
+    }
+
+    fn audit_agrees(&self) {
+        let output = self.run(&["audit", "verify"]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+    }
+}
+
+async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < PATIENCE, "it never happened: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn create_scale_kill_the_owner_scale_again_verify() {
+    let scene = Scene::new(8).await;
+    let a = scene.farm("a");
+    let id = scene.create("web", 3);
+    until("scheduled", || async { scene.pods().await.get("web") == Some(&3) }).await;
+    scene.ok(&["rc", "scale", "web", "5", "--wait", "--timeout", "60s"]);
+    assert_eq!(scene.pods().await["web"], 5);
+    let b = scene.farm("b");
+    until("two farms", || async { scene.list(&key::farms()).await.len() == 2 }).await;
+    // Whoever owns it now, the one that is killed is the one that acted.
+    until("acted on", || async { scene.acting(&id).await.is_some() }).await;
+    let (victim, survivor, rest) = match scene.acting(&id).await.as_deref() {
+        Some("a") => (a, "b", b),
+        _ => (b, "a", a),
+    };
+    victim.kill();
+    until("taken over with no other write", || async {
+        scene.acting(&id).await.as_deref() == Some(survivor)
+    })
+    .await;
+    scene.ok(&["rc", "scale", &id[..8], "2", "--wait", "--timeout", "60s"]);
+    assert_eq!(scene.pods().await["web"], 2);
+    scene.audit_agrees();
+    rest.stop().await;
+    assert!(scene.owners().await.is_empty(), "a farm that stops leaves no lock");
+    assert!(scene.list(&key::farms()).await.is_empty(), "nor its presence");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
+    let scene = Scene::new(6).await;
+    let a = scene.farm("a");
+    let ids: Vec<String> = (0..6).map(|n| scene.create(&format!("pod-{n}"), 1)).collect();
+    until("scheduled", || async { scene.pods().await.len() == 6 }).await;
+    until("owned by a", || async { scene.owners().await.values().sum::<usize>() == 6 }).await;
+    let old = scene.owners().await.into_keys().next().unwrap();
+    a.signal("STOP");
+    let b = scene.farm("b");
+    until("taken over", || async {
+        let owners = scene.owners().await;
+        owners.values().sum::<usize>() == 6 && !owners.contains_key(&old)
+    })
+    .await;
+    for id in &ids {
+        until("acted on by b", || async { scene.acting(id).await.as_deref() == Some("b") }).await;
+    }
+    for n in 0..6 {
+        scene.ok(&["rc", "scale", &format!("pod-{n}"), "3", "--wait", "--timeout", "60s"]);
+    }
+    // Frozen in the middle of its work; whatever it still believes, Consul refuses.
+    a.signal("CONT");
+    until("a is back with a session of its own", || async {
+        let sessions = scene.store.sessions().await.unwrap().value;
+        sessions.iter().filter(|s| s.name.ends_with(" a") && s.id.as_str() != old).count() == 1
+    })
+    .await;
+    until("and gets its share", || async { scene.owners().await.len() == 2 }).await;
+    assert!(!scene.owners().await.contains_key(&old));
+    let pods = scene.pods().await;
+    assert!(pods.values().all(|count| *count == 3) && pods.len() == 6, "{pods:?}");
+    scene.audit_agrees();
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_records_are_reported_and_harm_no_other() {
+    let scene = Scene::new(3).await;
+    let _farm = scene.farm("a");
+    let bad = "11111111-2222-4333-8444-555555555555";
+    let put = |key: &str, value: &str| {
+        let key = Key::parse(key).unwrap();
+        let value = bytes::Bytes::copy_from_slice(value.as_bytes());
+        let store = scene.store.clone();
+        async move { store.put(&key, value, 0, rcfarm::store::PutMode::Set).await.unwrap() }
+    };
+    put("replication_controllers/no-uuid", "{}").await;
+    put(&format!("replication_controllers/{bad}"), r#"{"id":"x"}"#).await;
+    put("labels/node/n00", "[").await;
+    let good = scene.create("good", 2);
+    until("the good one is scheduled", || async { scene.pods().await.get("good") == Some(&2) })
+        .await;
+    until("the bad one says why", || async {
+        scene
+            .status(bad)
+            .await
+            .is_some_and(|s| s.last_error.is_some_and(|e| e.contains("manifest")))
+    })
+    .await;
+    let explained = scene.ok(&["rc", "explain", &good]);
+    assert!(explained.contains("as desired"), "{explained}");
+}
