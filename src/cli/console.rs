@@ -156,3 +156,102 @@ fn unknown_or(error: StoreError, id: Uuid, may_be_applied: bool) -> anyhow::Erro
     );
     failure(format!("it is not known whether the change was made: {error}"), hint)
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::audit::LabelsChange;
+    use crate::cli::output::Format;
+    use crate::embedded::{Embedded, Fate, Outcome, Request};
+    use crate::labels::Labels;
+    use crate::store::Reader;
+
+    /// A console whose first write transactions meet these fates.
+    pub(in crate::cli) fn console(consul: &Embedded, fates: Vec<Outcome>) -> Console {
+        let next = AtomicUsize::new(0);
+        let faults = move |request: &Request<'_>| match request {
+            Request::Txn(_) if request.writes() => {
+                let fate = fates.get(next.fetch_add(1, Ordering::SeqCst)).cloned();
+                Fate::of(fate.unwrap_or(Outcome::Deliver))
+            }
+            _ => Fate::DELIVER,
+        };
+        let store = Arc::new(consul.with_faults(Arc::new(faults)));
+        Console::new(store, Output { format: Format::Json, is_coloured: false })
+    }
+
+    async fn commit(console: &Console) -> anyhow::Result<Committed> {
+        let details = Details::LabelsChanged(LabelsChange {
+            kind: "node".to_owned(),
+            id: "n1".to_owned(),
+            actor: console.actor(),
+            reason: "Requested".to_owned(),
+            set: Labels::new(),
+            removed: Labels::new(),
+        });
+        let key = Key::parse("labels/node/n1").unwrap();
+        let op = Op::Cas { key, value: "{}".into(), flags: 0, index: Index::ZERO };
+        console.commit([op], &details, None).await
+    }
+
+    async fn log_length(consul: &Embedded) -> usize {
+        consul.keys(&key::audit_logs(), None, Query::PLAIN).await.unwrap().value.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_whose_answer_was_lost_is_made_once_and_known_to_be() {
+        for lost in [Outcome::Lose, Outcome::LoseReply] {
+            let consul = Embedded::default();
+            let console = console(&consul, vec![lost.clone(), Outcome::LoseReply]);
+            let Committed::Applied(index) = commit(&console).await.unwrap() else {
+                panic!("{lost:?}: refused");
+            };
+            let entry = console.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
+            assert_eq!(entry.modify_index, index, "{lost:?}");
+            assert_eq!(log_length(&consul).await, 1, "{lost:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_may_have_been_made_says_so_and_how_to_find_out() {
+        let consul = Embedded::default();
+        let console = console(&consul, vec![Outcome::Lose; 5]);
+        let error = commit(&console).await.unwrap_err();
+        assert!(error.to_string().contains("not known whether the change was made"), "{error}");
+        assert_eq!(log_length(&consul).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_was_not_made_is_tried_again_when_that_may_help() {
+        let consul = Embedded::default();
+        let no_leader = Outcome::Fail(StoreError::NoLeader);
+        let patient = console(&consul, vec![no_leader.clone(), no_leader.clone()]);
+        assert!(matches!(commit(&patient).await.unwrap(), Committed::Applied(_)));
+
+        let consul = Embedded::default();
+        let hopeless = console(&consul, vec![no_leader; 5]);
+        let error = commit(&hopeless).await.unwrap_err();
+        assert_eq!(error.to_string(), StoreError::NoLeader.to_string());
+
+        let forbidden = Outcome::Fail(StoreError::Forbidden { what: "x".to_owned() });
+        let refused = console(&consul, vec![forbidden]);
+        assert!(commit(&refused).await.is_err(), "asking again does not help");
+        assert_eq!(log_length(&consul).await, 0);
+    }
+
+    #[tokio::test]
+    async fn many_keys_are_read_in_few_requests_and_absent_ones_left_out() {
+        let consul = Embedded::default();
+        let key = |n: usize| Key::parse(&format!("k/{n:03}")).unwrap();
+        for n in (0..200).filter(|n| n % 3 != 0) {
+            let mode = crate::store::PutMode::Set;
+            assert!(consul.put(&key(n), n.to_string().into(), 0, mode).await.unwrap());
+        }
+        let console = console(&consul, Vec::new());
+        let found = console.get_many((0..200).map(key)).await.unwrap();
+        assert_eq!(found.len(), (0..200).filter(|n| n % 3 != 0).count());
+        assert_eq!(found["k/199"].value, "199");
+    }
+}

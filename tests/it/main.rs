@@ -2,6 +2,7 @@
 //!
 //! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
 
+mod cli;
 mod consul_server;
 mod contract;
 mod end_to_end;

@@ -172,3 +172,67 @@ fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<
     // In the order in which p2 has the fields, where the record has them.
     Ok(Some(RcRecord::decode(&plain).map_or_else(|_| plain.into(), |record| record.encode())))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::cli::output::{Format, Output};
+    use crate::embedded::{Embedded, Fate, Request};
+    use crate::ids::RcId;
+    use crate::store::{PutMode, Query, Reader, Store};
+
+    const ID: &str = "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
+
+    fn record(replicas: usize) -> Bytes {
+        let value = json!({
+            "id": ID, "manifest": "id: web", "node_selector": "", "pod_labels": null,
+            "replicas_desired": replicas,
+        });
+        value.to_string().into()
+    }
+
+    /// A console before whose first `times` transactions somebody else writes the record.
+    async fn contended(times: usize) -> (Embedded, Console) {
+        let consul = Embedded::default();
+        let key = key::rc(ID.parse::<RcId>().unwrap());
+        assert!(consul.put(&key, record(1), 7, PutMode::Set).await.unwrap());
+        let (other, written) = (consul.clone(), AtomicUsize::new(0));
+        let faults = move |request: &Request<'_>| {
+            if matches!(request, Request::Txn(_)) {
+                let n = written.fetch_add(1, Ordering::SeqCst);
+                if n < times {
+                    let put = other.put(&key, record(10 + n), 7, PutMode::Set).now_or_never();
+                    assert!(put.unwrap().unwrap());
+                }
+            }
+            Fate::DELIVER
+        };
+        let store = Arc::new(consul.with_faults(Arc::new(faults)));
+        let out = Output { format: Format::Json, is_coloured: false };
+        (consul, Console::new(store, out))
+    }
+
+    #[tokio::test]
+    async fn what_somebody_else_wrote_meanwhile_is_what_is_changed() {
+        let (consul, console) = contended(2).await;
+        let changed = set_count(&console, ID, 5).await.unwrap();
+        assert_eq!(changed.before.desired(), Some(11));
+        let entry = consul.get(&key::rc(ID.parse().unwrap()), Query::PLAIN).await.unwrap().value;
+        let entry = entry.unwrap();
+        assert_eq!(Some(entry.modify_index), changed.index);
+        assert_eq!(entry.flags, 7, "flags are somebody's");
+        assert_eq!(RcRecord::decode(&entry.value).unwrap().replicas_desired, 5);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_changes_all_the_time_is_given_up() {
+        let (_, console) = contended(ATTEMPTS).await;
+        let error = set_count(&console, ID, 5).await.err().unwrap().to_string();
+        assert!(error.contains("changes all the time"), "{error}");
+    }
+}

@@ -1,0 +1,109 @@
+//! `rcfarm doctor`
+
+use super::world::{World, command, run};
+use crate::consul_server::ConsulServer;
+
+#[tokio::test]
+async fn a_fresh_server_is_well_but_for_the_missing_farm() {
+    let world = World::new().await;
+    let before = world.everything();
+    let checks = world.json(&["doctor"]).await;
+    let bad: Vec<&str> = checks
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|check| check["result"] != "ok")
+        .map(|check| check["check"].as_str().unwrap())
+        .collect();
+    assert_eq!(bad, ["farms"], "{checks}");
+    assert_eq!(world.everything(), before, "it writes nothing");
+
+    let _farm = world.farm("f1", "");
+    while world.json(&["farm", "list"]).await.as_array().unwrap().is_empty() {}
+    let text = world.run(&["doctor"]).await.ok();
+    assert!(text.contains("version 1") && text.contains("1 running"), "{text}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_comes_with_a_remedy() {
+    let world = World::new().await;
+    world.put("rcfarm/layout", r#"{"version":99}"#).await;
+    world.put("replication_controllers/README", "x").await;
+    let ran = world.run(&["doctor"]).await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stdout.contains("version 99") && ran.stdout.contains("newer rcfarm"), "{ran:?}");
+    assert!(ran.stdout.contains("replication_controllers/README"), "{ran:?}");
+
+    let gone = run(command("127.0.0.1:1", world.dir.path(), &["doctor"])).await;
+    assert_eq!(gone.code, 1);
+    assert!(gone.stdout.contains("CONSUL_HTTP_ADDR"), "{gone:?}");
+}
+
+/// Who comes without a token may do everything: so the harness sees when the server is ready.
+const ACL: &str = r#"
+acl {
+  enabled = true
+  default_policy = "allow"
+  tokens { master = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1" }
+}
+"#;
+const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
+const VIEWER: &str = r#"key_prefix "" { policy = "read" } session_prefix "" { policy = "read" }"#;
+const BLIND: &str = r#"key_prefix "" { policy = "deny" } key_prefix "rcfarm/" { policy = "read" }"#;
+
+/// Rights as a real Consul grants and refuses them.
+#[tokio::test]
+async fn rights_are_told_apart_tree_by_tree() {
+    let consul = ConsulServer::with_config(ACL).await;
+    let (address, dir) = (consul.http().to_string(), tempfile::tempdir().unwrap());
+    let viewer = token(&address, VIEWER).await;
+    let blind = token(&address, BLIND).await;
+    let doctor = async |token: &str| {
+        let arguments = ["doctor", "-o", "json", "--token", token];
+        let ran = run(command(&address, dir.path(), &arguments)).await;
+        let checks: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        let result = move |name: &str| {
+            let checks = checks.as_array().unwrap();
+            let check = checks.iter().find(|check| check["check"] == name).unwrap();
+            (check["result"].as_str().unwrap().to_owned(), check["detail"].to_string())
+        };
+        (ran.code, result)
+    };
+
+    let (code, result) = doctor(MASTER).await;
+    assert_eq!((code, result("intent/").1), (0, "\"read and write\"".to_owned()));
+
+    let (code, result) = doctor(&viewer).await;
+    assert_eq!(code, 0, "a viewer can look");
+    assert_eq!(result("replication_controllers/").0, "warn");
+    assert!(result("intent/").1.contains("read only"));
+    assert_eq!(result("sessions").0, "warn");
+
+    let (code, result) = doctor(&blind).await;
+    assert_eq!(code, 1);
+    let (verdict, detail) = result("replication_controllers/");
+    assert!(verdict == "fail" && detail.contains("may not be read"), "{verdict} {detail}");
+    assert_eq!(result("rcfarm/farms/").0, "ok");
+
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let keys = client.get(format!("http://{address}/v1/kv/?keys")).send().await.unwrap();
+    let keys = keys.text().await.unwrap();
+    assert!(keys.trim().is_empty() || keys.trim() == "[]", "it wrote {keys}");
+    let arguments = ["label", "set", "node", "n1", "role=web", "--token", &viewer];
+    let stderr = run(command(&address, dir.path(), &arguments)).await.failed();
+    assert!(stderr.contains("ermission denied") && stderr.contains("rcfarm doctor"), "{stderr}");
+}
+
+/// A token with these rules.
+async fn token(address: &str, rules: &str) -> String {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let name = format!("p{}", rules.len());
+    let put = async |path: &str, body: serde_json::Value| -> serde_json::Value {
+        let request = client.put(format!("http://{address}/v1/acl/{path}"));
+        let answer = request.header("X-Consul-Token", MASTER).body(body.to_string()).send().await;
+        serde_json::from_str(&answer.unwrap().text().await.unwrap()).unwrap()
+    };
+    put("policy", serde_json::json!({"Name": name, "Rules": rules})).await;
+    let token = put("token", serde_json::json!({"Policies": [{"Name": name}]})).await;
+    token["SecretID"].as_str().unwrap().to_owned()
+}

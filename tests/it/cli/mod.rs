@@ -1,0 +1,10 @@
+//! The built binary, as people and scripts run it, against the embedded server over HTTP (and, where rights
+//! matter, against a real Consul).
+
+mod audit;
+mod doctor;
+mod label;
+mod rc;
+mod usage;
+mod with_a_farm;
+mod world;

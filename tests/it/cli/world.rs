@@ -1,0 +1,213 @@
+//! A server, the binary, and perhaps a farm.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use rcfarm::embedded::Embedded;
+use rcfarm::embedded::serve::{CONSULS_CONNECTIONS, serve};
+use rcfarm::farm::kinds::by_labels;
+use rcfarm::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use rcfarm::labels::Selector;
+use rcfarm::schedule::NoDiscovery;
+use rcfarm::store::key::{self, LabelKind};
+use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store};
+use rcfarm::time::{IdSource, SystemClock};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A manifest to create things with.
+pub const MANIFEST: &str = "id: web\nlaunchables:\n  web:\n    launchable_type: hoist\n";
+
+/// What a run of the binary left.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Its standard output, if it ended well.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.stdout
+    }
+
+    /// The same as JSON.
+    #[track_caller]
+    pub fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+
+    /// Its standard error, if it failed; a failing command prints no result.
+    #[track_caller]
+    pub fn failed(self) -> String {
+        assert_eq!((self.code, self.stdout.as_str()), (1, ""), "{self:?}");
+        self.stderr
+    }
+}
+
+/// A server on loopback, gone when dropped.
+pub struct World {
+    pub consul: Embedded,
+    pub address: SocketAddr,
+    pub dir: TempDir,
+    server: JoinHandle<()>,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        let consul = Embedded::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let served = consul.clone();
+        let server = tokio::spawn(async move {
+            serve(listener, served, CONSULS_CONNECTIONS).await;
+        });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("web.yaml"), MANIFEST).unwrap();
+        World { consul, address, dir, server }
+    }
+
+    /// The binary with nothing of this process's environment.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        command(&self.address.to_string(), self.dir.path(), arguments)
+    }
+
+    pub async fn run(&self, arguments: &[&str]) -> Ran {
+        run(self.command(arguments)).await
+    }
+
+    /// Runs with `-o json` and reads the answer.
+    pub async fn json(&self, arguments: &[&str]) -> Value {
+        self.run(&[arguments, &["-o", "json"]].concat()).await.json()
+    }
+
+    /// Starts something that goes on until it is killed.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+    }
+
+    /// Creates a controller of [`MANIFEST`] and gives its id.
+    pub async fn create(&self, more: &[&str]) -> String {
+        let basic = ["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"];
+        self.run(&[&basic, more].concat()).await.ok().trim().to_owned()
+    }
+
+    /// Labels `n1` to `n<count>` with `role=web`.
+    pub async fn nodes(&self, count: usize) {
+        for n in 1..=count {
+            self.put(&format!("labels/node/n{n}"), r#"{"role":"web"}"#).await;
+        }
+    }
+
+    /// Writes a key behind everybody's back.
+    pub async fn put(&self, key: &str, value: &str) {
+        let key = Key::parse(key).unwrap();
+        let value = value.to_owned().into();
+        assert!(self.consul.put(&key, value, 0, PutMode::Set).await.unwrap());
+    }
+
+    /// Writes a pod of a controller as a farm would.
+    pub async fn pod(&self, node: &str, rc: &str) {
+        let labels = format!(r#"{{"pod_id":"web","replication_controller_id":"{rc}"}}"#);
+        self.put(&format!("labels/pod/{node}/web"), &labels).await;
+        self.put(&format!("intent/{node}/web"), MANIFEST).await;
+    }
+
+    /// A key's value, if it is there.
+    pub async fn get(&self, key: &str) -> Option<String> {
+        let key = Key::parse(key).unwrap();
+        let entry = self.consul.get(&key, Query::PLAIN).await.unwrap().value?;
+        Some(String::from_utf8(entry.value.to_vec()).unwrap())
+    }
+
+    /// A key's value as JSON.
+    pub async fn value(&self, key: &str) -> Value {
+        serde_json::from_str(&self.get(key).await.unwrap_or_else(|| panic!("no {key}"))).unwrap()
+    }
+
+    /// Everything that is stored.
+    pub fn everything(&self) -> Vec<String> {
+        let line = |entry: &Arc<rcfarm::store::Entry>| {
+            format!("{}@{}={:?}", entry.key, entry.modify_index, entry.value)
+        };
+        self.consul.inspect(|tables| tables.kv.list("").map(line).collect())
+    }
+
+    /// The events of the log, oldest first.
+    pub async fn events(&self) -> Vec<String> {
+        let log = self.json(&["audit", "list"]).await;
+        let records = log.as_array().unwrap().iter();
+        records.map(|r| r["record"]["event_type"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Nodes that have a pod of a controller.
+    pub async fn pods(&self) -> Vec<String> {
+        let prefix = key::labels(LabelKind::Pod);
+        let keys = self.consul.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
+        keys.iter().map(|key| prefix.tail(key).unwrap().to_owned()).collect()
+    }
+
+    /// A farm on this world, stopped when the guard is dropped.
+    pub fn farm(&self, name: &str, selector: &str) -> FarmGuard {
+        let settings = FarmSettings {
+            name: name.parse().unwrap(),
+            selector: selector.parse::<Selector>().unwrap(),
+            session: SessionSettings::default(),
+            limits: Limits::default(),
+        };
+        let ground = Ground {
+            store: Arc::new(self.consul.clone()),
+            clock: Arc::new(SystemClock),
+            ids: Arc::new(IdSource::from_entropy()),
+        };
+        let farm = Farm::of_all_kinds(settings, ground, by_labels(), Arc::new(NoDiscovery));
+        let shutdown = CancellationToken::new();
+        tokio::spawn(farm.run(shutdown.clone()));
+        FarmGuard(shutdown)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Stops its farm when dropped.
+pub struct FarmGuard(CancellationToken);
+
+impl Drop for FarmGuard {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// The binary in `directory`, with an environment of its own.
+pub fn command(address: &str, directory: &std::path::Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
+    command
+        .args(arguments)
+        .env_clear()
+        .env("CONSUL_HTTP_ADDR", address)
+        .env("USER", "alice")
+        .current_dir(directory)
+        .stdin(Stdio::null());
+    command
+}
+
+pub async fn run(mut command: Command) -> Ran {
+    let output = command.output().await.unwrap();
+    Ran {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
