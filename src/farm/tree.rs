@@ -192,9 +192,12 @@ impl<T: Digest> Tree<T> {
     /// Takes an answer, unless a later read was taken before. Whether anything new came.
     fn take(&self, answer: Answer<Vec<Entry>>, asked: Instant) -> bool {
         let old = self.seen();
-        if old.asked.is_some_and(|then| then > asked) {
+        // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
+        // earlier and shows nothing newer was overtaken.
+        if old.asked.is_some_and(|then| then > asked) && answer.index <= old.index {
             return false;
         }
+        let asked = old.asked.map_or(asked, |then| then.max(asked));
         let first = !old.is_read();
         if !first && answer.index == old.index && !answer.filtered && old.suspicion.is_none() {
             // Nothing changed under the prefix, but it is known to be so as of now.

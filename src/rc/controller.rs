@@ -27,8 +27,8 @@ pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 const HEALTH_DEBOUNCE: Duration = Duration::from_secs(2);
 /// Service discovery that is behind is looked at again after this long.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
-/// A refused transaction is planned anew after this long, so that two sides never spin.
-const AFTER_REFUSAL: Duration = Duration::from_millis(20);
+/// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
@@ -283,8 +283,10 @@ impl RcController {
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.id, ?refusals, "refused: looking again");
-                // Only the record itself changed: its tree brings it.
-                if refusals.iter().any(|refusal| refusal.op != 1) {
+                if refusals.iter().all(|refusal| refusal.op == 1) {
+                    // Only the record itself changed: its tree brings it.
+                    self.post.records.hurry();
+                } else {
                     self.refresh().await?;
                 }
                 Ok(Written::Refused)

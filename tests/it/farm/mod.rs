@@ -4,5 +4,6 @@ mod cluster;
 mod ownership;
 mod scheduling;
 mod transfer;
+mod trees;
 
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
