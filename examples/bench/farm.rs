@@ -1,0 +1,113 @@
+//! The farm under test: a child process.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rcfarm::consul::{Consul, NOISY_TARGETS};
+use rcfarm::farm::kinds::by_labels;
+use rcfarm::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use rcfarm::labels::Selector;
+use rcfarm::schedule::NoDiscovery;
+use rcfarm::store::Limits;
+use rcfarm::telemetry::{self, LogFormat};
+use rcfarm::time::{IdSource, SystemClock};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio_util::sync::CancellationToken;
+
+/// Runs a farm until SIGTERM, or until standard input ends. Each line of input is answered with the requests sent
+/// so far.
+pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
+    telemetry::init(LogFormat::Text, "info", &NOISY_TARGETS).map_err(anyhow::Error::msg)?;
+    let shutdown = CancellationToken::new();
+    let mut terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let stop = shutdown.clone();
+    tokio::spawn(async move {
+        terminated.recv().await;
+        stop.cancel();
+    });
+    let (counted, stop) = (store.clone(), shutdown.clone());
+    std::thread::spawn(move || {
+        for _ in std::io::stdin().lines() {
+            println!("{}", serde_json::json!(counted.requests()));
+        }
+        stop.cancel();
+    });
+    let settings = FarmSettings {
+        name: name.parse()?,
+        selector: Selector::everything(),
+        session: SessionSettings::default(),
+        limits: Limits::default(),
+    };
+    let ids = Arc::new(IdSource::from_entropy());
+    let ground = Ground { store, clock: Arc::new(SystemClock), ids };
+    let farm = Farm::of_all_kinds(settings, ground, by_labels(), Arc::new(NoDiscovery));
+    Ok(farm.run(shutdown).await?)
+}
+
+/// A running farm.
+pub struct FarmProcess {
+    child: Child,
+    questions: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+/// Requests that a farm has sent since its start, by kind.
+pub type Requests = BTreeMap<String, u64>;
+
+impl FarmProcess {
+    pub fn start(address: &str, name: &str, logs: &Path) -> anyhow::Result<FarmProcess> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["farm", address, name])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(logs.join(format!("{name}.log")))?)
+            .kill_on_drop(true)
+            .spawn()?;
+        let questions = child.stdin.take().context("no pipe")?;
+        let answers = BufReader::new(child.stdout.take().context("no pipe")?).lines();
+        Ok(FarmProcess { child, questions, answers })
+    }
+
+    pub fn pid(&self) -> anyhow::Result<u32> {
+        self.child.id().context("the farm has ended")
+    }
+
+    /// Fails when the farm has ended by itself.
+    pub fn must_run(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("the farm has ended ({status}); its log says why (--logs DIR)"),
+            None => Ok(()),
+        }
+    }
+
+    pub async fn requests(&mut self) -> anyhow::Result<Requests> {
+        self.questions.write_all(b"\n").await?;
+        let line = self.answers.next_line().await?.context("the farm has ended")?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// `kill -9`.
+    pub async fn kill(mut self) -> anyhow::Result<()> {
+        Ok(self.child.kill().await?)
+    }
+
+    /// SIGTERM; returns at once.
+    pub fn terminate(&self) -> anyhow::Result<()> {
+        let pid = self.pid()?.to_string();
+        std::process::Command::new("kill").args(["-TERM", &pid]).status()?;
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.terminate()?;
+        tokio::time::timeout(Duration::from_secs(20), self.child.wait()).await??;
+        Ok(())
+    }
+}
