@@ -30,7 +30,7 @@ impl Drop for Blocked {
 }
 
 impl Embedded {
-    /// Carries out a write, as its fate will have it. `request` names it before `act` takes what belongs to it.
+    /// Carries out a write, as its fate will have it.
     pub(super) async fn write<T: Send + 'static>(
         &self,
         fate: Fate,

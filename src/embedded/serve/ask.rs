@@ -8,7 +8,7 @@ use super::answer::Refusal;
 use crate::embedded::duration;
 use crate::store::{Consistency, Index, Query, Wait};
 
-/// How long a read blocks that asks for no time, or none: to Consul, 0 is this.
+/// How long a blocking read waits that does not say it, or says nothing sensible.
 const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
 
 /// The path, percent-decoded once.
@@ -146,13 +146,11 @@ impl<'a> Ask<'a> {
     /// How to read: `index`, `wait`, `stale`, `consistent`.
     pub(super) fn query(&self) -> Result<Query, Refusal> {
         let bad = |text: &str| Refusal::new(StatusCode::BAD_REQUEST, text);
-        let at_most = match self.get("wait") {
-            None | Some("") => Duration::ZERO,
-            Some(text) => {
-                duration::from_nanos(duration::parse(text).map_err(|_| bad("Invalid wait time"))?)
-            }
+        let wait = match self.get("wait") {
+            None | Some("") => 0,
+            Some(text) => duration::parse(text).map_err(|_| bad("Invalid wait time"))?,
         };
-        let at_most = if at_most.is_zero() { DEFAULT_WAIT } else { at_most };
+        let at_most = if wait > 0 { duration::from_nanos(wait) } else { DEFAULT_WAIT };
         let after = match self.get("index") {
             None | Some("") => 0,
             Some(_) => self.number("index").map_err(|_| bad("Invalid index"))?.unwrap_or(0),

@@ -68,6 +68,28 @@ async fn an_emptied_prefix_keeps_its_index_until_its_tombstone_is_reaped() {
     assert_eq!(index_of(&c, "p").await, outside, "from now on table-wide");
 }
 
+/// Seen on 1.8.7: a deleted tree leaves one tombstone, named by its prefix, which is not under a longer prefix.
+/// An older tombstone that is makes the index go back, and the watch of the longer prefix sleeps on.
+#[tokio::test(start_paused = true)]
+async fn the_deletion_of_a_wider_tree_can_go_unnoticed() {
+    let c = consul();
+    set(&c, "p/a/old", "1").await;
+    c.delete(&key("p/a/old"), crate::store::DeleteMode::Always).await.unwrap();
+    let before = index_of(&c, "p/a").await;
+    let live = set(&c, "p/a/new", "1").await.modify_index;
+    assert_eq!(index_of(&c, "p/a").await, live);
+    let start = tokio::time::Instant::now();
+    let watch = tokio::spawn({
+        let c = c.clone();
+        async move { c.list(&prefix("p/a"), Query::after(live, 30 * SEC)).await.unwrap() }
+    });
+    tokio::time::sleep(SEC).await;
+    c.delete_tree(&prefix("p")).await.unwrap();
+    let answer = watch.await.unwrap();
+    assert!(start.elapsed() >= 30 * SEC);
+    assert_eq!((answer.value, answer.index), (Vec::new(), before), "told at the end of the wait");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_index_of_a_prefix_falls_when_its_newest_change_was_a_delete() {
     let c = consul();

@@ -3,6 +3,7 @@
 mod blocking;
 mod faults;
 mod indexes;
+mod properties;
 mod serve;
 mod sessions;
 

@@ -161,6 +161,18 @@ async fn a_session_lock_and_fence_over_http() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_read_that_does_not_say_how_long_waits_five_minutes() {
+    let c = consul();
+    let index = set(&c, "k", "v").await.modify_index;
+    for wait in ["", "&wait=", "&wait=0s", "&wait=-1s"] {
+        let start = Instant::now();
+        fetch(&c, &format!("/v1/kv/k?index={index}{wait}")).await;
+        let took = start.elapsed().as_secs();
+        assert!((300..=319).contains(&took), "{wait}: {took} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_service_and_its_health_over_http() {
     let c = consul();
     let service = json!({
