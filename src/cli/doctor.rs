@@ -276,7 +276,7 @@ async fn records(console: &Console) -> Check {
     if bad.is_empty() && strange.is_empty() {
         return Check::ok(
             "records",
-            format!("{} replication controllers, all readable", records.len()),
+            format!("replication controllers: {}, all readable", records.len()),
         );
     }
     let first = bad.iter().chain(&strange).next().cloned().unwrap_or_default();

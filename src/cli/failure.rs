@@ -86,8 +86,8 @@ fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
         }
         Some(match cause.downcast_ref::<StoreError>()? {
             StoreError::Unreachable { .. } => format!(
-                "tried {address}; is the agent running? Another address: CONSUL_HTTP_ADDR or --http-addr. \
-                 To try things out without Consul: rcfarm dev"
+                "is the agent running at {address}? Name another with CONSUL_HTTP_ADDR or --http-addr; to try things \
+                 out without Consul: rcfarm dev"
             ),
             StoreError::Timeout { .. } | StoreError::NoLeader | StoreError::Overloaded { .. } => {
                 format!("see what ails the cluster behind {address}: rcfarm doctor")

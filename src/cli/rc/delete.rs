@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
 use super::observe::places;
-use super::wait;
 use crate::audit::{ControllerChange, Details};
 use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
-use crate::cli::output::duration;
+use crate::cli::output::{Progress, duration};
 use crate::ids::{NodeName, RcId};
 use crate::rc::plan::Place;
 use crate::store::key::{self, LabelKind};
@@ -30,6 +30,9 @@ pub struct DeleteArgs {
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     timeout: Duration,
 }
+
+/// How often pods are looked for while nobody tells of them.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
     let found = find(console, &args.rc).await?;
@@ -87,17 +90,9 @@ async fn remove_pods(
         return refuse("no farm owns it, so nobody removes them", hint);
     }
     let rc = id.to_string();
-    let changed = set_count(console, &rc, 0).await?;
-    let index = changed.index.unwrap_or(changed.before.entry.modify_index);
-    wait::until(console, id, index, timeout, |status| status.replicas.current == 0).await?;
-    let left = pods_of(console, id).await?;
+    set_count(console, &rc, 0).await?;
+    none_left(console, id, timeout).await?;
     let found = find(console, &rc).await?;
-    if let Some(place) = left.first() {
-        return Err(failure(
-            format!("{title} still has a pod on {}: somebody added it meanwhile", place.node),
-            "try again",
-        ));
-    }
     if found.desired() != Some(0) {
         return Err(failure(
             format!("{title} was scaled by somebody else while its pods were being removed"),
@@ -105,6 +100,32 @@ async fn remove_pods(
         ));
     }
     Ok(found)
+}
+
+/// Waits until no pod is left, whoever removes them: the owner may be a farm of p2, which writes no status.
+async fn none_left(console: &Console, id: RcId, timeout: Duration) -> anyhow::Result<()> {
+    let give_up = Instant::now() + timeout;
+    let mut progress = Progress::default();
+    let mut query = Query::PLAIN;
+    loop {
+        let left = pods_of(console, id).await?.len();
+        if left == 0 {
+            return Ok(());
+        }
+        progress.say(&format!("{left} pods left"));
+        if Instant::now() >= give_up {
+            return Err(failure(
+                format!(
+                    "gave up waiting after {}: {left} pods left",
+                    humantime::format_duration(timeout)
+                ),
+                format!("its count is 0 now; what holds it up: rcfarm rc explain {id}"),
+            ));
+        }
+        // Our own owner tells when it has done something; a look now and then does for others.
+        let answer = console.store.get(&key::rc_status(id), query).await?;
+        query = Query::after(answer.index, LOOK_EVERY);
+    }
 }
 
 /// The record as it was seen, its labels, its status and its bell, all or none.

@@ -91,30 +91,30 @@ pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> 
         "status": status,
     });
     console.out.show(&shown, || {
-        let mut text =
-            fields([("controller", found.title()), ("owner session", or_dash(lock.as_ref()))]);
+        let mut rows = vec![("controller", found.title()), ("session", or_dash(lock.as_ref()))];
         match &status {
-            None => text.push_str("\nno farm has looked at it yet\n"),
-            Some(status) => text.push_str(&status_text(console, status, is_current)),
+            None => {
+                rows.push(("status", "no farm has looked at it yet".to_owned()));
+                fields(rows)
+            }
+            Some(status) => status_text(console, rows, status, is_current),
         }
-        text
     })?;
     Ok(Exit::Ok)
 }
 
-fn status_text(console: &Console, status: &RcStatus, is_current: bool) -> String {
+fn status_text(
+    console: &Console,
+    mut rows: Vec<(&str, String)>,
+    status: &RcStatus,
+    is_current: bool,
+) -> String {
     let now = console.now();
     let replicas = status.replicas;
-    let mut rows = vec![
-        (
-            "owner",
-            or_dash(
-                status
-                    .owner
-                    .as_ref()
-                    .map(|owner| format!("farm {}, for {}", owner.farm, age(owner.since, now))),
-            ),
-        ),
+    let owner = status.owner.as_ref();
+    let owner = owner.map(|owner| format!("farm {}, for {}", owner.farm, age(owner.since, now)));
+    rows.extend([
+        ("owner", or_dash(owner)),
         (
             "pods",
             format!(
@@ -122,7 +122,7 @@ fn status_text(console: &Console, status: &RcStatus, is_current: bool) -> String
                 replicas.current, replicas.desired, replicas.healthy, replicas.eligible
             ),
         ),
-    ];
+    ]);
     if !is_current {
         rows.push(("note", "the record has changed since; the farm has yet to look".to_owned()));
     }

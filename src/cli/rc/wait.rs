@@ -11,8 +11,10 @@ use crate::ids::RcId;
 use crate::rc::status::{ConditionType, RcStatus, Reason};
 use crate::store::{Index, Query, key};
 
-/// One read waits at most this long.
+/// A read waits at most this long.
 const ONE_WAIT: Duration = Duration::from_secs(20);
+/// An owner that has not looked after this long is worth a word.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits until all pods that the record at `index` asks for are scheduled.
 pub(super) async fn scheduled(
@@ -21,28 +23,12 @@ pub(super) async fn scheduled(
     index: Index,
     timeout: Duration,
 ) -> anyhow::Result<()> {
-    until(console, id, index, timeout, |status| {
-        status.replicas.current == status.replicas.desired
-            && status.condition(ConditionType::Scheduled).is_some_and(|condition| condition.status)
-    })
-    .await
-}
-
-/// Waits until the owner has seen the record at `index`, and `done` says so of what it writes.
-pub(super) async fn until(
-    console: &Console,
-    id: RcId,
-    index: Index,
-    timeout: Duration,
-    done: impl Fn(&RcStatus) -> bool,
-) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
+    let status_key = key::rc_status(id);
     let mut progress = Progress::default();
-    let mut after = Index::ZERO;
-    let mut said = "no farm has looked at it yet".to_owned();
+    let mut said = "no farm has looked at the change yet".to_owned();
+    let mut query = Query::PLAIN;
     loop {
-        let query = if after == Index::ZERO { Query::PLAIN } else { Query::after(after, ONE_WAIT) };
-        let status_key = key::rc_status(id);
         let Ok(answer) = timeout_at(give_up, console.store.get(&status_key, query)).await else {
             return Err(failure(
                 format!("gave up waiting after {}: {said}", humantime::format_duration(timeout)),
@@ -50,27 +36,38 @@ pub(super) async fn until(
             ));
         };
         let answer = answer?;
-        after = if answer.index < after { Index::ZERO } else { answer.index };
+        let is_first = query.wait.is_none();
         let status = answer.value.and_then(|entry| RcStatus::decode(&entry.value).ok());
         let seen = status.filter(|status| status.observed_index >= index);
-        if let Some(status) = &seen {
-            said = words(status);
-            progress.say(&said);
-            if done(status) {
-                return Ok(());
+        query = Query::after(answer.index, if seen.is_some() { ONE_WAIT } else { PATIENCE });
+        match seen {
+            Some(status) => {
+                said = words(&status);
+                progress.say(&said);
+                check_valid(&status)?;
+                if is_scheduled(&status) {
+                    return Ok(());
+                }
             }
-            if let Some(invalid) = status
-                .condition(ConditionType::Valid)
-                .filter(|condition| condition.reason == Reason::InvalidRecord)
-            {
-                return Err(failure(
-                    format!("the farm cannot work on the record: {}", invalid.message),
-                    "mend the record, then try again",
-                ));
-            }
-        } else {
-            progress.say(&said);
+            None if is_first => {} // it was only just written
+            None => progress.say(&said),
         }
+    }
+}
+
+fn is_scheduled(status: &RcStatus) -> bool {
+    status.replicas.current == status.replicas.desired
+        && status.condition(ConditionType::Scheduled).is_some_and(|condition| condition.status)
+}
+
+fn check_valid(status: &RcStatus) -> anyhow::Result<()> {
+    let valid = status.condition(ConditionType::Valid);
+    match valid.filter(|condition| condition.reason == Reason::InvalidRecord) {
+        None => Ok(()),
+        Some(invalid) => Err(failure(
+            format!("the farm cannot work on the record: {}", invalid.message),
+            "mend the record, then try again",
+        )),
     }
 }
 

@@ -324,7 +324,10 @@ async fn nothing_waits_for_ever_without_a_farm() {
     let id = world.create(&[]).await;
     let ran = world.run(&["rc", "scale", "web", "2", "--wait", "--timeout", "200ms"]).await;
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("gave up waiting after 200ms: no farm has looked"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("gave up waiting after 200ms: no farm has looked at the change"),
+        "{ran:?}"
+    );
     assert!(ran.stderr.contains(&format!("rc explain {id}")), "{ran:?}");
     assert_eq!(world.value(&format!("replication_controllers/{id}")).await["replicas_desired"], 2);
 }
