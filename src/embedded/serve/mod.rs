@@ -38,10 +38,8 @@ pub const CONSULS_CONNECTIONS: usize = 200;
 
 /// Serves the API until dropped, which also cuts every connection, as a killed agent does.
 ///
-/// `connections` is how many may be open at once, of all clients together.
-///
-/// # Errors
-/// Never ends well or badly: what goes wrong with one connection is that connection's own.
+/// `connections` is how many may be open at once, of all clients together. What goes wrong with one connection
+/// is that connection's own.
 pub async fn serve(listener: TcpListener, consul: Embedded, connections: usize) -> Infallible {
     let mut open = JoinSet::new();
     loop {
