@@ -5,6 +5,7 @@
 mod cli;
 mod consul_server;
 mod contract;
+mod differential;
 mod end_to_end;
 mod farm;
 mod layering;
