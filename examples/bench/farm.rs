@@ -43,6 +43,7 @@ pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
         selector: Selector::everything(),
         session: SessionSettings::default(),
         limits: Limits::default(),
+        node_grace: rcfarm::farm::NODE_GRACE,
     };
     let ids = Arc::new(IdSource::from_entropy());
     let ground = Ground { store, clock: Arc::new(SystemClock), ids };

@@ -122,6 +122,7 @@ fn settings() -> FarmSettings {
         selector: Selector::everything(),
         session: SessionSettings::default(),
         limits: Limits::default(),
+        node_grace: crate::farm::NODE_GRACE,
     }
 }
 

@@ -45,6 +45,9 @@ pub struct RunArgs {
     /// Serve /healthz, /readyz, /metrics and /status on this address
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
+    /// A node whose agent is gone counts as down after this long: its pods are replaced, or reported
+    #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    node_grace: Duration,
     /// Operations per transaction: 64 before Consul 1.14, 128 after
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(16..=128))]
     max_txn_ops: u16,
@@ -141,6 +144,7 @@ impl RunArgs {
             selector: self.selector.clone(),
             session: SessionSettings { check_ttl, session_ttl: self.session_ttl },
             limits: Limits { ops: usize::from(self.max_txn_ops), ..Limits::default() },
+            node_grace: self.node_grace,
         })
     }
 

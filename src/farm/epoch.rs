@@ -376,6 +376,7 @@ impl Days<'_> {
                 id: id.clone(),
                 claim: claim.clone(),
                 records: lot.records.clone(),
+                labels: lot.labels.clone(),
                 locks: lot.locks.clone(),
             };
             let child = Child {

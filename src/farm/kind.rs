@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 
-use super::records::{Locks, Records};
+use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Inbox, Tree};
 use crate::ids::FarmName;
 use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
@@ -67,6 +67,8 @@ pub struct Post {
     pub claim: Claim,
     /// All records of the kind, as last read.
     pub records: Arc<Tree<Records>>,
+    /// Their labels, as last read.
+    pub labels: Arc<Tree<RecordLabels>>,
     /// All locks of the kind, as last read.
     pub locks: Arc<Tree<Locks>>,
 }

@@ -35,7 +35,7 @@ impl Farm {
             ids: ground.ids.clone(),
             limits: settings.limits,
         };
-        let world = World::new(ground.store.clone());
+        let world = World::new(ground.store.clone(), settings.node_grace);
         let placement = Placement { scheduler: scheduler(&world), discovery };
         let kinds: Vec<Arc<dyn Kind>> = vec![Arc::new(RcKind::new(site, world, placement))];
         Farm::new(settings, ground, kinds)

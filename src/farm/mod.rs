@@ -45,7 +45,12 @@ pub struct FarmSettings {
     pub session: SessionSettings,
     /// What fits into one transaction.
     pub limits: Limits,
+    /// A node whose agent is gone counts as down after this long.
+    pub node_grace: std::time::Duration,
 }
+
+/// The grace of a node, unless set otherwise.
+pub const NODE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What a farm runs on.
 #[derive(Clone)]

@@ -90,6 +90,20 @@ impl Digest for Locks {
 pub struct RecordLabels(pub BTreeMap<RecordId, (Index, Option<Arc<Labels>>)>);
 
 impl RecordLabels {
+    /// The labels of `id`; `None` when they cannot be read.
+    #[must_use]
+    pub fn of(&self, id: &RecordId) -> Option<Arc<Labels>> {
+        self.0.get(id).map_or_else(|| Some(Arc::default()), |(_, labels)| labels.clone())
+    }
+
+    /// Records whose labels differ between the two.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> std::collections::BTreeSet<RecordId> {
+        let index = |labels: &Self, id| labels.0.get(id).map(|(index, _)| *index);
+        let ids = old.0.keys().chain(new.0.keys());
+        ids.filter(|id| index(old, id) != index(new, id)).cloned().collect()
+    }
+
     /// Whether `selector` matches the labels of `id`.
     #[must_use]
     pub fn matches(&self, id: &RecordId, selector: &Selector) -> bool {

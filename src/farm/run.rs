@@ -13,7 +13,7 @@ use tracing::{Instrument, error_span, info, warn};
 use super::epoch::Days;
 use super::kind::{Kind, RecordId};
 use super::lot::Lot;
-use super::records::{Bells, Locks, Peers, Records};
+use super::records::{Bells, Locks, Peers, RecordLabels, Records};
 use super::session::Keeper;
 use super::tree::{Event, Inbox, Tree};
 use super::{FarmSettings, Ground, PreflightError, preflight};
@@ -179,8 +179,11 @@ impl Farm {
                     claims();
                 }
             })));
-            let claims = post(Event::Claims);
-            all.push(Box::pin(lot.labels.clone().watch(ids(), move |_, _| claims())));
+            let (claims, inbox_) = (post(Event::Claims), inbox.clone());
+            all.push(Box::pin(lot.labels.clone().watch(ids(), move |old, new| {
+                inbox_.post(Event::Touched(RecordLabels::touched(&old.value, &new.value)));
+                claims();
+            })));
             let (claims, inbox_) = (post(Event::Claims), inbox.clone());
             all.push(Box::pin(lot.locks.clone().watch(ids(), move |old, new| {
                 let other = |locks: &Locks, id| {

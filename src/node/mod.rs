@@ -2,6 +2,7 @@
 //!
 //! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
 
+pub mod record;
 pub mod simulated;
 
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,9 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::events;
-use super::plan::{Finding, Observed, Plan, Step, TransferConditions, TransferPlan, plan};
+use super::plan::{
+    Finding, Observed, Plan, Standing, Step, TransferConditions, TransferPlan, plan,
+};
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
 use super::world::{Known, World};
@@ -109,7 +111,9 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        let spec = match RcSpec::decode(self.id, &record.value) {
+        let labels = self.post.labels.seen().value.of(&self.post.id).unwrap_or_default();
+        let checked = RcSpec::decode(self.id, &record.value);
+        let spec = match checked.and_then(|spec| spec.with_labels(&labels)) {
             Ok(spec) => spec,
             Err(bad) => {
                 self.say_invalid(record.index, &bad).await?;
@@ -133,8 +137,11 @@ impl RcController {
 
     async fn decide(&self, look: &Look) -> Result<Plan, ReconcileError> {
         let spec = &look.spec;
-        let astray = look.pods.keys().any(|place| !look.eligible.contains(&place.node));
-        let discovery_synced = if astray && spec.strategy == Strategy::Dynamic {
+        let standing = |node: &NodeName| self.world.standing(node);
+        let astray = look.pods.keys().any(|place| {
+            !look.eligible.contains(&place.node) || standing(&place.node) != Standing::Ready
+        });
+        let discovery_synced = if astray {
             let healthy = World::healthy_nodes(&look.pods);
             self.placement.discovery.synced(World::service(spec), &healthy).await?
         } else {
@@ -145,6 +152,7 @@ impl RcController {
             spec,
             pods: &look.pods,
             eligible: &look.eligible,
+            standing: &standing,
             occupant: &occupant,
             trust: self.world.trust(),
             transfer: TransferConditions {
@@ -406,6 +414,13 @@ impl RcController {
         );
     }
 
+    /// Whether the transfer under way, if any, is still one that this RC may make.
+    fn may_move(&self, look: &Look) -> bool {
+        let drained = |node: &NodeName| self.world.standing(node) == Standing::Draining;
+        look.spec.strategy == Strategy::Dynamic
+            || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
+    }
+
     /// Nodes that have a pod of the RC.
     pub(super) fn nodes_in_use(look: &Look) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
@@ -425,7 +440,7 @@ impl Controller for RcController {
         if !plan.steps.is_empty() {
             return self.carry_out(look, plan).await;
         }
-        let unwanted = look.spec.disabled || look.spec.strategy == Strategy::Static;
+        let unwanted = look.spec.disabled || !self.may_move(&look);
         match (&plan.transfer, self.status.transfer.is_some()) {
             (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,

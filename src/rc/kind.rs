@@ -1,9 +1,11 @@
 //! What a farm must know to claim RCs and run their tasks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use super::controller::{Placement, RcController};
 use super::world::{Healths, Intents, PodLabels, World};
@@ -53,6 +55,7 @@ impl Kind for RcKind {
     fn trees(&self) -> Vec<Prefix> {
         vec![
             key::labels(LabelKind::Node),
+            key::nodes(),
             key::labels(LabelKind::Pod),
             key::intents(),
             key::healths(),
@@ -78,6 +81,28 @@ impl Kind for RcKind {
                 }
             })
         };
+        let records = {
+            let inbox = inbox.clone();
+            world.records.clone().watch(ids(), move |old, new| {
+                if old.value != new.value {
+                    inbox.post(Event::All);
+                }
+            })
+        };
+        let lost = {
+            let (inbox, world) = (inbox.clone(), world.clone());
+            async move {
+                // A second's delay at most, and no wake-up to miss.
+                let mut pending = None;
+                loop {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    if pending.is_some_and(|at| at <= Instant::now()) {
+                        inbox.post(Event::All);
+                    }
+                    pending = world.next_down();
+                }
+            }
+        };
         let pods = {
             let inbox = inbox.clone();
             world.pods.clone().watch(ids(), move |old, new| {
@@ -98,7 +123,14 @@ impl Kind for RcKind {
                 inbox.post(touched(world.owners(places)));
             })
         };
-        vec![Box::pin(nodes), Box::pin(pods), Box::pin(intents), Box::pin(health)]
+        vec![
+            Box::pin(nodes),
+            Box::pin(records),
+            Box::pin(lost),
+            Box::pin(pods),
+            Box::pin(intents),
+            Box::pin(health),
+        ]
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {

@@ -70,6 +70,17 @@ pub enum Occupant {
     Other,
 }
 
+/// What a node is fit for, besides its labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Pods may be added; also of a node that says nothing of itself, as p2's do.
+    Ready,
+    /// An operator wants it empty: pods of every strategy leave it as their RC's minimum health permits.
+    Draining,
+    /// Its agent's session has been gone for longer than the grace: its pods count as lost.
+    Down,
+}
+
 /// How far the trees that were read can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
@@ -100,12 +111,30 @@ pub struct Observed<'a> {
     pub pods: &'a BTreeMap<Place, Pod>,
     /// Nodes that the scheduler calls eligible.
     pub eligible: &'a BTreeSet<NodeName>,
+    /// What each node is fit for.
+    pub standing: &'a dyn Fn(&NodeName) -> Standing,
     /// Who stands where on the nodes that have no pod of ours.
     pub occupant: &'a dyn Fn(&NodeName) -> Occupant,
     /// What the trees are worth.
     pub trust: Trust,
     /// What bears on a transfer.
     pub transfer: TransferConditions<'a>,
+}
+
+impl Observed<'_> {
+    /// Whether a pod may stay on a node: it is eligible, and neither emptied nor lost.
+    fn fit(&self, node: &NodeName) -> bool {
+        self.eligible.contains(node) && (self.standing)(node) == Standing::Ready
+    }
+
+    /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
+    fn passing(&self, place: &Place, pod: &Pod) -> bool {
+        pod.health == Health::Passing && (self.standing)(&place.node) != Standing::Down
+    }
+
+    fn healthy(&self) -> usize {
+        self.pods.iter().filter(|(place, pod)| self.passing(place, pod)).count()
+    }
 }
 
 /// Why a pod is removed.
@@ -289,7 +318,7 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
     let mut steps = Vec::new();
     let mut taken = 0;
-    for node in seen.eligible.iter().filter(|node| !ours.contains(node)) {
+    for node in seen.eligible.iter().filter(|node| !ours.contains(node) && seen.fit(node)) {
         if steps.len() == wanted {
             break;
         }
@@ -312,33 +341,39 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     (steps, shortage)
 }
 
-/// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods.
+/// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods. A
+/// healthy pod is passed over when the declared minimum would be undercut; an ailing one then goes in its stead.
 fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
     let mut order: Vec<_> = seen
         .pods
         .iter()
         .map(|(place, pod)| {
-            let why = if !seen.eligible.contains(&place.node) {
+            let why = if !seen.fit(&place.node) {
                 RemoveReason::Ineligible
             } else if pod.health != Health::Passing && pod.health != Health::Absent {
                 RemoveReason::Unhealthy
             } else {
                 RemoveReason::Surplus
             };
-            let rank = (why, pod.health == Health::Passing, std::cmp::Reverse(pod.created), place);
-            (rank, pod)
+            let passing = seen.passing(place, pod);
+            ((why, passing, std::cmp::Reverse(pod.created), place), passing, pod)
         })
         .collect();
     order.sort_by(|a, b| a.0.cmp(&b.0));
-    order
-        .into_iter()
-        .take(wanted)
-        .map(|((why, _, _, place), pod)| Step::Remove {
-            place: place.clone(),
-            pod: pod.clone(),
-            why,
-        })
-        .collect()
+    let least = seen.spec.min_health.unwrap_or(0).min(seen.spec.replicas_desired) as usize;
+    let mut healthy = seen.healthy();
+    let mut steps = Vec::new();
+    for ((why, _, _, place), passing, pod) in order {
+        if steps.len() == wanted {
+            break;
+        }
+        if passing && healthy <= least {
+            continue;
+        }
+        healthy -= usize::from(passing);
+        steps.push(Step::Remove { place: place.clone(), pod: pod.clone(), why });
+    }
+    steps
 }
 
 /// Pods that stay, stand on eligible nodes, and are not as the record says.
@@ -365,7 +400,7 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
     };
     seen.pods
         .iter()
-        .filter(|(place, _)| seen.eligible.contains(&place.node) && !going.contains(place))
+        .filter(|(place, _)| seen.fit(&place.node) && !going.contains(place))
         .filter_map(|(place, pod)| {
             let why = drift(place, pod)?;
             Some(Step::Repair { place: place.clone(), pod: pod.clone(), why })
@@ -385,13 +420,18 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     if seen.transfer.under_way.is_some() {
         return TransferPlan::Continue;
     }
-    let Some((leaving, pod)) =
-        seen.pods.iter().find(|(place, _)| !seen.eligible.contains(&place.node))
-    else {
+    // Lost pods first, then those that an operator wants away, then those whose node's labels changed.
+    let astray = seen.pods.iter().filter(|(place, _)| !seen.fit(&place.node));
+    let rank = |place: &Place| std::cmp::Reverse((seen.standing)(&place.node));
+    let Some((leaving, pod)) = astray.min_by_key(|(place, _)| (rank(place), *place)) else {
         return TransferPlan::Nothing;
     };
-    if seen.spec.strategy == Strategy::Static {
-        return TransferPlan::Wait(Reason::IneligibleNodes);
+    let standing = (seen.standing)(&leaving.node);
+    if seen.spec.strategy == Strategy::Static && standing != Standing::Draining {
+        return TransferPlan::Wait(match standing {
+            Standing::Down => Reason::NodeDown,
+            _ => Reason::IneligibleNodes,
+        });
     }
     if seen.trust != Trust::Full {
         return TransferPlan::Wait(Reason::SuspiciousTree);
@@ -399,10 +439,7 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     if !seen.transfer.discovery_synced {
         return TransferPlan::Wait(Reason::DiscoveryNotSynced);
     }
-    // A pod that is down loses nothing by moving; otherwise every pod must be up, so that the move is the only risk.
-    let down = pod.health != Health::Passing;
-    let all_passing = seen.pods.values().all(|pod| pod.health == Health::Passing);
-    if !down && !all_passing {
+    if seen.passing(leaving, pod) && !may_spare_one(seen, standing) {
         return TransferPlan::Wait(Reason::PodsUnhealthy);
     }
     if seen.transfer.lock_held {
@@ -411,12 +448,21 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     TransferPlan::Start(leaving.node.clone())
 }
 
+/// Whether a healthy pod may be taken away for a while. A pod that is down loses nothing by moving; otherwise all
+/// must be up, so that the move is the only risk, unless a minimum was declared and is kept without it.
+fn may_spare_one(seen: &Observed<'_>, standing: Standing) -> bool {
+    match (standing, seen.spec.min_health) {
+        (Standing::Draining, Some(least)) => seen.healthy() > least as usize,
+        _ => seen.healthy() == seen.pods.len(),
+    }
+}
+
 fn counts_after(seen: &Observed<'_>, steps: &[Step]) -> Replicas {
     let removed: BTreeSet<&Place> =
         steps.iter().filter(|step| matches!(step, Step::Remove { .. })).map(Step::place).collect();
     let added = steps.iter().filter(|step| matches!(step, Step::Add { .. })).count();
     let stay = seen.pods.iter().filter(|(place, _)| !removed.contains(place));
-    let healthy = stay.filter(|(_, pod)| pod.health == Health::Passing).count();
+    let healthy = stay.filter(|(place, pod)| seen.passing(place, pod)).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Replicas {
         desired: seen.spec.replicas_desired,
@@ -452,7 +498,7 @@ fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) 
     let astray: Vec<&str> = seen
         .pods
         .keys()
-        .filter(|place| !seen.eligible.contains(&place.node) && !going.contains(place))
+        .filter(|place| !seen.fit(&place.node) && !going.contains(place))
         .map(|place| place.node.as_str())
         .collect();
     let reason = match transfer {
@@ -469,6 +515,6 @@ fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) 
         TransferPlan::Nothing => Reason::IneligibleNodes,
     };
     let some = astray.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-    let message = format!("{} pods on ineligible nodes: {some}", astray.len());
+    let message = format!("{} pods on nodes that they should leave: {some}", astray.len());
     Finding { kind, status: false, reason, message }
 }

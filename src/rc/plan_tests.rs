@@ -22,6 +22,7 @@ struct World {
     eligible: BTreeSet<NodeName>,
     occupied: BTreeMap<NodeName, Occupant>,
     trust: Trust,
+    standing: BTreeMap<NodeName, Standing>,
     synced: bool,
     locked: bool,
 }
@@ -43,6 +44,7 @@ fn spec(desired: u32) -> RcSpec {
         replicas_desired: desired,
         disabled: false,
         strategy: Allocation::Static,
+        min_health: None,
     }
 }
 
@@ -66,9 +68,19 @@ impl World {
             eligible: (0..eligible).map(node).collect(),
             occupied: BTreeMap::new(),
             trust: Trust::Full,
+            standing: BTreeMap::new(),
             synced: true,
             locked: false,
         }
+    }
+
+    fn standing(&self, node: &NodeName) -> Standing {
+        self.standing.get(node).copied().unwrap_or(Standing::Ready)
+    }
+
+    fn healthy(&self) -> usize {
+        let up = |place: &Place| self.standing(&place.node) != Standing::Down;
+        self.pods.iter().filter(|(place, pod)| pod.health == Health::Passing && up(place)).count()
     }
 
     fn plan(&self) -> Plan {
@@ -78,6 +90,7 @@ impl World {
             spec: &self.spec,
             pods: &self.pods,
             eligible: &self.eligible,
+            standing: &|node| self.standing(node),
             occupant: &occupant,
             trust: self.trust,
             transfer: TransferConditions {
@@ -128,6 +141,8 @@ prop_compose! {
         desired in 0u32..12,
         pods in prop::collection::vec(any_pod(), 0..10),
         eligible in prop::collection::btree_set(0usize..10, 0..10),
+        standing in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
+        min_health in prop::option::of(0u32..8),
         occupied in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
         trust in 0usize..4,
         dynamic in prop::bool::ANY,
@@ -151,6 +166,11 @@ prop_compose! {
         world.eligible = eligible.into_iter().map(node).collect();
         world.trust = [Trust::Full, Trust::Full, Trust::NoRemoval, Trust::Nothing][trust];
         world.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
+        world.standing = standing
+            .into_iter()
+            .map(|(n, down)| (node(n), if down { Standing::Down } else { Standing::Draining }))
+            .collect();
+        world.spec.min_health = min_health;
         world.spec.disabled = disabled;
         (world.synced, world.locked) = (synced, locked);
         world
@@ -173,6 +193,7 @@ proptest! {
         for step in &plan.steps {
             if let Step::Add { place, .. } = step {
                 prop_assert!(world.eligible.contains(&place.node));
+                prop_assert_eq!(world.standing(&place.node), Standing::Ready);
                 prop_assert_ne!(world.occupied.get(&place.node), Some(&Occupant::Other));
                 prop_assert!(world.pods.keys().all(|other| other.node != place.node));
             }
@@ -197,10 +218,28 @@ proptest! {
     }
 
     #[test]
+    fn it_never_takes_the_healthy_below_the_declared_minimum(world in any_world()) {
+        let plan = world.plan();
+        let least = world.spec.min_health.unwrap_or(0).min(world.spec.replicas_desired) as usize;
+        prop_assert!(world.after(&plan).healthy() >= least.min(world.healthy()));
+        if let (TransferPlan::Start(leaving), Some(least)) = (&plan.transfer, world.spec.min_health) {
+            let healthy_elsewhere = {
+                let mut without = world.clone();
+                without.pods.retain(|place, _| place.node != *leaving);
+                without.healthy()
+            };
+            let bound = (least as usize).min(world.healthy());
+            prop_assert!(healthy_elsewhere >= bound || healthy_elsewhere + 1 == world.pods.len());
+        }
+    }
+
+    #[test]
     fn a_removed_pod_is_never_worse_off_than_one_that_stays(world in any_world()) {
+        prop_assume!(world.spec.min_health.is_none());
         let plan = world.plan();
         let rank = |place: &Place, pod: &Pod| {
-            let ineligible = !world.eligible.contains(&place.node);
+            let ineligible = !world.eligible.contains(&place.node)
+                || world.standing(&place.node) != Standing::Ready;
             let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
             (!ineligible, ineligible || !ailing)
         };

@@ -181,6 +181,9 @@ pub struct RcSpec {
     pub disabled: bool,
     /// What to do about ineligible nodes.
     pub strategy: Strategy,
+    /// So many pods stay healthy while others are removed or moved, as the RC's label [`MIN_HEALTH`] declares: p2's
+    /// tools would drop an unknown field of the record at their next write.
+    pub min_health: Option<u32>,
 }
 
 impl RcSpec {
@@ -225,7 +228,27 @@ impl RcSpec {
             replicas_desired: check_count(record.replicas_desired)?,
             disabled: record.disabled,
             strategy,
+            min_health: None,
         })
+    }
+
+    /// The same with what the RC's own labels declare.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the label.
+    pub fn with_labels(self, labels: &Labels) -> Result<RcSpec, BadRecord> {
+        let min_health = match labels.get(MIN_HEALTH).map(|text| (text, text.parse())) {
+            None => None,
+            Some((_, Ok(least))) => Some(least),
+            Some((text, Err(_))) => {
+                return Err(BadRecord {
+                    field: "label rcfarm/min_health",
+                    why: format!("{text:?} is no number of pods"),
+                    fix: "set it with `rcfarm label set rc ID rcfarm/min_health=N`",
+                });
+            }
+        };
+        Ok(RcSpec { min_health, ..self })
     }
 
     /// Decodes and checks in one go.
@@ -258,6 +281,8 @@ impl RcSpec {
     }
 }
 
+/// The RC label that declares how many pods stay healthy while others are removed or moved.
+pub const MIN_HEALTH: &str = "rcfarm/min_health";
 /// The pod label that names the RC; the only sign of ownership.
 pub const RC_ID: &str = "replication_controller_id";
 /// The pod label that names the manifest.

@@ -122,6 +122,8 @@ pub enum Reason {
     SuspiciousTree,
     /// Pods stand on ineligible nodes and the strategy is static: an operator moves them.
     IneligibleNodes,
+    /// Pods stand on nodes whose agents are gone and the strategy is static: an operator moves them.
+    NodeDown,
     /// A node transfer is under way.
     TransferUnderWay,
     /// A transfer waits: service discovery is not in step with the pods.

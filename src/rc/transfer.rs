@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer};
 use super::events;
-use super::plan::{Occupant, Place, RemoveReason, Step};
+use super::plan::{Occupant, Place, RemoveReason, Standing, Step};
 use super::status::{ConditionType, Reason, Transfer};
 use super::writes;
 use crate::farm::kind::{Next, ReconcileError};
@@ -85,8 +85,9 @@ impl RcController {
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
-        if look.eligible.contains(&transfer.old_node) {
-            return self.undo_transfer(look, "the old node is eligible again").await;
+        let ready = self.world.standing(&transfer.old_node) == Standing::Ready;
+        if ready && look.eligible.contains(&transfer.old_node) {
+            return self.undo_transfer(look, "the old node is fit again").await;
         }
         match transfer.new_node.clone() {
             None => self.allocate(look, transfer).await,
@@ -100,7 +101,7 @@ impl RcController {
     }
 
     async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
-        let in_use = Self::nodes_in_use(&look);
+        let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
         let asked =
             self.placement.scheduler.allocate_nodes(request(&look), &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::plan::{Intent, Occupant, Place, Pod, Trust};
+use super::plan::{Intent, Occupant, Place, Pod, Standing, Trust};
 use super::spec::{RC_ID, RcSpec};
 use super::status::RcStatus;
 use crate::farm::tree::{Digest, Tree};
@@ -19,6 +19,7 @@ use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::content_hash;
 use crate::node::Health;
+use crate::node::record::{NodeRecord, NodeState};
 use crate::schedule::{NodeLabels, NodeSource};
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
@@ -201,6 +202,48 @@ impl Digest for NodeTree {
     }
 }
 
+/// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
+#[derive(Debug, Clone, PartialEq)]
+struct Said {
+    index: Index,
+    draining: bool,
+    /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
+    gone_since: Option<Instant>,
+}
+
+/// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
+#[derive(Debug, Default, PartialEq)]
+pub struct NodeRecords(BTreeMap<NodeName, Said>);
+
+impl NodeRecords {
+    fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> Standing {
+        match self.0.get(node) {
+            Some(Said { gone_since: Some(since), .. }) if now >= *since + grace => Standing::Down,
+            Some(Said { draining: true, .. }) => Standing::Draining,
+            _ => Standing::Ready,
+        }
+    }
+}
+
+impl Digest for NodeRecords {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let said = |entry: Entry| {
+            let node: NodeName = prefix.tail(&entry.key)?.parse().ok()?;
+            let record = NodeRecord::decode(&entry.value).ok()?;
+            let gone = record.session.is_some() && entry.session.is_none();
+            let since = old.0.get(&node).and_then(|said| said.gone_since);
+            let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
+            let draining = record.state == NodeState::Draining;
+            Some((node, Said { index: entry.modify_index, draining, gone_since }))
+        };
+        NodeRecords(entries.into_iter().filter_map(said).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 /// The selector scheduler's view of the nodes.
 pub struct WatchedNodes(pub Arc<Tree<NodeTree>>);
 
@@ -247,6 +290,10 @@ pub struct World {
     reader: Arc<dyn Reader>,
     /// `labels/node/`
     pub nodes: Arc<Tree<NodeTree>>,
+    /// `rcfarm/nodes/`
+    pub records: Arc<Tree<NodeRecords>>,
+    /// A node whose agent is gone counts as down after this long.
+    node_grace: Duration,
     /// `labels/pod/`
     pub pods: Arc<Tree<PodLabels>>,
     /// `intent/`
@@ -261,10 +308,12 @@ pub struct World {
 impl World {
     /// The trees, not yet read.
     #[must_use]
-    pub fn new(reader: Arc<dyn Reader>) -> Arc<Self> {
+    pub fn new(reader: Arc<dyn Reader>, node_grace: Duration) -> Arc<Self> {
         let labels = |kind| key::labels(kind);
         Arc::new(World {
             nodes: Tree::guarded(reader.clone(), labels(LabelKind::Node), Pace::PROMPT),
+            records: Tree::new(reader.clone(), key::nodes(), Pace::PROMPT),
+            node_grace,
             pods: Tree::new(reader.clone(), labels(LabelKind::Pod), Pace::RESYNC),
             intents: Tree::new(reader.clone(), key::intents(), Pace::RESYNC),
             health: Tree::new(reader.clone(), key::healths(), Pace::RESYNC),
@@ -398,6 +447,30 @@ impl World {
             Intent::Same(index) => Occupant::Ours(index),
             Intent::Differs(_) => Occupant::Other,
         }
+    }
+
+    /// What a node is fit for.
+    #[must_use]
+    pub fn standing(&self, node: &NodeName) -> Standing {
+        self.records.seen().value.standing(node, Instant::now(), self.node_grace)
+    }
+
+    /// Nodes to which no pod is moved.
+    #[must_use]
+    pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
+        let (seen, now) = (self.records.seen(), Instant::now());
+        let unfit =
+            |node: &&NodeName| seen.value.standing(node, now, self.node_grace) != Standing::Ready;
+        seen.value.0.keys().filter(unfit).cloned().collect()
+    }
+
+    /// When the next node counts as down, if none comes back.
+    #[must_use]
+    pub fn next_down(&self) -> Option<Instant> {
+        let (seen, now) = (self.records.seen(), Instant::now());
+        let down_at =
+            seen.value.0.values().filter_map(|said| Some(said.gone_since? + self.node_grace));
+        down_at.filter(|at| *at > now).min()
     }
 
     /// Whether the trees show everything that `known` says, so that it can be forgotten.

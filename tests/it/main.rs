@@ -5,7 +5,6 @@
 mod cli;
 mod consul_server;
 mod contract;
-mod differential;
 mod end_to_end;
 mod farm;
 mod layering;

@@ -7,8 +7,9 @@ use crate::cli::console::Console;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::node::Health;
+use crate::node::record::{NodeRecord, NodeState};
 use crate::rc::plan::{
-    Intent, Observed, Occupant, Place, Plan, Pod, TransferConditions, Trust, plan,
+    Intent, Observed, Occupant, Place, Plan, Pod, Standing, TransferConditions, Trust, plan,
 };
 use crate::rc::spec::{RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
@@ -29,6 +30,8 @@ pub(super) struct Seen {
     pub(super) status: Option<RcStatus>,
     /// Somebody holds the record's mutation or transfer lock.
     pub(super) lock_held: bool,
+    /// Nodes that are being emptied, or whose agent is gone.
+    pub(super) standings: BTreeMap<NodeName, Standing>,
 }
 
 /// Reads everything about a controller.
@@ -83,7 +86,9 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
     let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
     let status = console.get(&key::rc_status(found.id)).await?;
+    let standings = standings(&store.list(&key::nodes(), Query::PLAIN).await?.value);
     Ok(Seen {
+        standings,
         occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
         pods: own.iter().map(pod).collect(),
         status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
@@ -103,6 +108,7 @@ impl Seen {
             spec,
             pods: &self.pods,
             eligible: &self.eligible,
+            standing: &|node| self.standings.get(node).copied().unwrap_or(Standing::Ready),
             occupant: &occupant,
             trust: Trust::Full,
             transfer: TransferConditions {
@@ -112,6 +118,21 @@ impl Seen {
             },
         })
     }
+}
+
+/// The nodes of `rcfarm/nodes/` that are not ready. An agent that is gone counts as down at once here: how long it
+/// has been gone, only a farm that watched it knows.
+fn standings(entries: &[Entry]) -> BTreeMap<NodeName, Standing> {
+    let standing = |entry: &Entry| {
+        let node = key::nodes().tail(&entry.key)?.parse().ok()?;
+        let record = NodeRecord::decode(&entry.value).ok()?;
+        match (record.session.is_some() && entry.session.is_none(), record.state) {
+            (true, _) => Some((node, Standing::Down)),
+            (false, NodeState::Draining) => Some((node, Standing::Draining)),
+            (false, NodeState::Ready) => None,
+        }
+    };
+    entries.iter().filter_map(standing).collect()
 }
 
 /// A pod's labels as stored.

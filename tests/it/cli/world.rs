@@ -162,6 +162,7 @@ impl World {
             selector: selector.parse::<Selector>().unwrap(),
             session: SessionSettings::default(),
             limits: Limits::default(),
+            node_grace: rcfarm::farm::NODE_GRACE,
         };
         let ground = Ground {
             store: Arc::new(self.consul.clone()),

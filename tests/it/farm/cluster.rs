@@ -105,6 +105,7 @@ impl Cluster {
             selector: selector.parse().unwrap(),
             session: SessionSettings::default(),
             limits: Limits::default(),
+            node_grace: rcfarm::farm::NODE_GRACE,
         };
         let ground = Ground {
             store: store.clone(),

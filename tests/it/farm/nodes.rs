@@ -1,0 +1,149 @@
+//! Nodes that are emptied and nodes that die.
+
+use std::collections::BTreeSet;
+
+use super::SECOND;
+use super::cluster::{Cluster, node, rc_id, within};
+use rcfarm::rc::status::{ConditionType, Reason};
+use rcfarm::store::{Behavior, NewSession, PutMode, Store, key};
+use serde_json::json;
+
+fn names(nodes: &[usize]) -> BTreeSet<String> {
+    nodes.iter().map(|n| node(*n).to_string()).collect()
+}
+
+async fn placed(cluster: &Cluster, n: u128) -> Option<Reason> {
+    Some(cluster.status(n).await?.condition(ConditionType::Placed)?.reason)
+}
+
+/// An agent's record, held by a session of its own.
+async fn agent(cluster: &Cluster, n: usize) -> rcfarm::ids::SessionId {
+    let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+    let session = cluster.store.create_session(&new).await.unwrap();
+    let record = json!({"state": "ready", "session": session}).to_string();
+    let mode = PutMode::Acquire(session.clone());
+    assert!(cluster.store.put(&key::node(&node(n)), record.into(), 0, mode).await.unwrap());
+    session
+}
+
+async fn with_strategy(cluster: &Cluster, n: u128, replicas: i64, strategy: &str) {
+    let mut record = cluster.record(n, replicas);
+    record["allocation_strategy"] = json!(strategy);
+    cluster.write_rc(n, &record).await;
+}
+
+/// Whoever is scheduled becomes healthy a moment later.
+async fn keep_healthy(cluster: &Cluster, records: u128, nodes: usize) {
+    for n in 0..records {
+        let on = cluster.nodes_of(n).await;
+        for at in 0..nodes {
+            let key = key::health(&super::cluster::pod_id(n), &node(at));
+            let known = cluster.store.inspect(|t| t.kv.get(key.as_str()).is_some());
+            match (on.contains(node(at).as_str()), known) {
+                (true, false) => cluster.set_health(&node(at), n, "passing").await,
+                (false, true) => cluster.delete(key.as_str()).await,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
+    let cluster = Cluster::new(8).await;
+    for n in 0..5 {
+        with_strategy(&cluster, n, 4, "static_strategy").await;
+        cluster.put(key::rc_labels(rc_id(n)).as_str(), r#"{"rcfarm/min_health":"3"}"#).await;
+    }
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async {
+        cluster.store.inspect(|t| t.kv.list("intent/").count()) == 20
+    })
+    .await;
+    keep_healthy(&cluster, 5, 8).await;
+    tokio::time::sleep(5 * SECOND).await;
+    for n in 0..4 {
+        cluster.put(key::node(&node(n)).as_str(), r#"{"state":"draining"}"#).await;
+    }
+    within(600 * SECOND, "emptied", || async {
+        for n in 0..5u128 {
+            let on = cluster.nodes_of(n).await;
+            assert_eq!(on.len(), 4, "the count holds at any moment");
+            let healthy = on
+                .iter()
+                .filter(|at| {
+                    let key = key::health(&super::cluster::pod_id(n), &at.parse().unwrap());
+                    cluster.store.inspect(|t| t.kv.get(key.as_str()).is_some())
+                })
+                .count();
+            assert!(healthy >= 3, "RC {n} has {healthy} healthy pods");
+        }
+        keep_healthy(&cluster, 5, 8).await;
+        let left = |t: &rcfarm::embedded::Tables| {
+            (0..4).map(|n| t.kv.list(&format!("intent/{}/", node(n))).count()).sum::<usize>()
+        };
+        cluster.store.inspect(left) == 0
+    })
+    .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_nodes_pods_are_replaced_when_dynamic_and_reported_when_static() {
+    let cluster = Cluster::new(4).await;
+    with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
+    with_strategy(&cluster, 2, 2, "static_strategy").await;
+    let session = agent(&cluster, 0).await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async {
+        cluster.nodes_of(1).await.len() == 2 && cluster.nodes_of(2).await.len() == 2
+    })
+    .await;
+    tokio::time::sleep(3 * SECOND).await;
+    cluster.store.kill_session(&session);
+    tokio::time::sleep(9 * SECOND).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]), "not before the grace has passed");
+    within(3 * SECOND, "replaced", || async { cluster.nodes_of(1).await == names(&[1, 2]) }).await;
+    within(3 * SECOND, "reported", || async {
+        placed(&cluster, 2).await == Some(Reason::NodeDown)
+    })
+    .await;
+    assert_eq!(cluster.nodes_of(2).await, names(&[0, 1]));
+    agent(&cluster, 0).await;
+    within(3 * SECOND, "back", || async { placed(&cluster, 2).await == Some(Reason::AsDesired) })
+        .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_new_is_put_on_a_node_that_drains_or_is_down() {
+    let cluster = Cluster::new(3).await;
+    cluster.put(key::node(&node(0)).as_str(), r#"{"state":"draining"}"#).await;
+    let session = agent(&cluster, 1).await;
+    cluster.store.kill_session(&session);
+    let farm = cluster.start("a");
+    tokio::time::sleep(15 * SECOND).await;
+    cluster.create_rc(1, 3).await;
+    within(3 * SECOND, "the one that is ready", || async {
+        cluster.nodes_of(1).await == names(&[2])
+    })
+    .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_minimum_that_is_no_number_is_said_and_changes_nothing() {
+    let cluster = Cluster::new(2).await;
+    cluster.create_rc(1, 1).await;
+    cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":"most"}"#).await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "said so", || async {
+        let status = cluster.status(1).await.unwrap_or_default();
+        status.last_error.is_some_and(|error| error.contains("min_health"))
+    })
+    .await;
+    assert!(cluster.nodes_of(1).await.is_empty());
+    cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":"1"}"#).await;
+    within(3 * SECOND, "mended", || async { cluster.nodes_of(1).await.len() == 1 }).await;
+    farm.stop().await;
+}
