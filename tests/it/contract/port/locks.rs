@@ -162,8 +162,8 @@ async fn delay_ends(p: Port) {
     let delay = NewSession { lock_delay: Duration::from_secs(2), ..NewSession::default() };
     let (s, next) = (p.session_with(delay).await, p.session().await);
     p.put("a", "x", acquire(&s)).await;
-    p.end(&s).await;
     let ended = Instant::now();
+    p.end(&s).await;
     assert!(!p.put("a", "x", acquire(&next)).await);
     while !p.put("a", "x", acquire(&next)).await {
         tokio::time::sleep(Duration::from_millis(50)).await;

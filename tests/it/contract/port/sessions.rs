@@ -71,8 +71,8 @@ async fn ended_twice(p: Port) {
 }
 
 async fn expires(p: Port) {
-    let s = p.session_with(with_ttl(SECOND * 10)).await;
     let from = Instant::now();
+    let s = p.session_with(with_ttl(SECOND * 10)).await;
     assert!(p.put("a", "x", PutMode::Acquire(s.clone())).await);
     let index = p.read("a").await.index;
     let freed = p.watch("a", index).await.await.unwrap();
@@ -154,14 +154,14 @@ async fn check_silent(p: Port) {
 }
 
 async fn check_beaten(p: Port) {
-    let service = p.service(SECOND * 3);
+    let service = p.service(SECOND * 8);
     p.store.register_service(&service).await.unwrap();
     let s = p
         .session_with(NewSession { checks: vec![service.check_id()], ..NewSession::default() })
         .await;
     for beat in 0..20 {
         assert!(p.store.pass_check(&service.check_id(), &format!("beat {beat}")).await.unwrap());
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
     assert!(p.lives(&s).await);
     p.store.deregister_service(&service.id).await.unwrap();

@@ -182,8 +182,8 @@ async fn l34(w: Wire) {
     let next = w.session(json!({})).await;
     let acquire = w.kv(&format!("a?acquire={next}"));
     w.put(&w.kv(&format!("a?acquire={s}")), "x").await;
-    w.put(&format!("/v1/session/destroy/{s}"), "").await;
     let destroyed = std::time::Instant::now();
+    w.put(&format!("/v1/session/destroy/{s}"), "").await;
     w.put(&acquire, "x").await.is(200, "false");
     while w.put(&acquire, "x").await.text() == "false" {
         tokio::time::sleep(Duration::from_millis(100)).await;
