@@ -395,7 +395,7 @@ impl RcController {
             return;
         }
         if let Some(message) = &plan.alert {
-            warn!(alert = true, record = %self.id, message, "the desired count cannot be reached");
+            warn!(alert = true, record = %self.id, why = message, "the desired count cannot be reached");
         }
         self.alerted.clone_from(&plan.alert);
     }
