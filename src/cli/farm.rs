@@ -4,17 +4,14 @@ use serde::Serialize;
 
 use super::console::Console;
 use super::failure::{Exit, failure};
-use super::farm_run::RunArgs;
 use super::output::{age, table};
 use crate::farm::records::Presence;
 use crate::ids::FarmName;
 use crate::store::{PutMode, Query, key};
 
-/// Farms: the daemons that keep controllers as they should be
+/// What farms are told and asked.
 #[derive(clap::Subcommand)]
 pub enum FarmCommand {
-    /// Run a farm, until SIGTERM or SIGINT
-    Run(Box<RunArgs>),
     /// List the farms that are running
     #[command(visible_alias = "ls")]
     List,
@@ -39,7 +36,6 @@ struct Row {
 
 pub(super) async fn run(console: &Console, command: FarmCommand) -> anyhow::Result<Exit> {
     match command {
-        FarmCommand::Run(_) => unreachable!("runs without a console"),
         FarmCommand::List => list(console).await,
         FarmCommand::Confirm(args) => confirm(console, &args.name).await,
     }

@@ -47,7 +47,7 @@ enum Command {
     #[command(subcommand)]
     Audit(audit::AuditCommand),
     #[command(subcommand)]
-    Farm(farm::FarmCommand),
+    Farm(FarmCommand),
     /// Run a store, a farm and simulated nodes in this process, to try things out without Consul
     Dev(dev::DevArgs),
     /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
@@ -57,6 +57,15 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+/// Farms: the daemons that keep controllers as they should be
+#[derive(clap::Subcommand)]
+enum FarmCommand {
+    /// Run a farm, until SIGTERM or SIGINT
+    Run(Box<farm_run::RunArgs>),
+    #[command(flatten)]
+    Other(farm::FarmCommand),
 }
 
 /// Runs the command of this process.
@@ -88,38 +97,40 @@ fn parse() -> Result<Cli, Exit> {
 }
 
 fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
-    if let Command::Completion { shell } = cli.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "rcfarm", &mut script);
-        io::Write::write_all(&mut io::stdout().lock(), &script)?;
-        return Ok(Exit::Ok);
-    }
     let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
-        // A daemon has a client and a log of its own, and no console.
-        let command = match cli.command {
-            Command::Dev(args) => {
-                return dev::run(args, cli.global.listen_address(), cli.global.output()).await;
-            }
-            Command::Farm(farm::FarmCommand::Run(args)) => {
-                let (consul, root) = cli.global.consul()?;
-                *address = Some(consul.address().to_owned());
-                return farm_run::run(*args, consul, root).await;
-            }
-            command => command,
-        };
-        let (store, reached) = cli.global.connect()?;
-        *address = Some(reached.clone());
-        let console = Console::new(store, cli.global.output());
-        match command {
-            Command::Rc(command) => rc::run(&console, command).await,
-            Command::Label(command) => label::run(&console, command).await,
-            Command::Audit(command) => audit::run(&console, command).await,
-            Command::Farm(command) => farm::run(&console, command).await,
-            Command::Doctor => doctor::run(&console, &reached).await,
-            Command::Dev(_) | Command::Completion { .. } => Ok(Exit::Ok),
+    runtime.block_on(dispatch(cli, address))
+}
+
+/// A daemon has a client and a log of its own; every other command a console.
+async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
+    let Cli { global, command } = cli;
+    let mut console = || -> anyhow::Result<Console> {
+        let (store, reached) = global.connect()?;
+        *address = Some(reached);
+        Ok(Console::new(store, global.output()))
+    };
+    match command {
+        Command::Rc(command) => rc::run(&console()?, command).await,
+        Command::Label(command) => label::run(&console()?, command).await,
+        Command::Audit(command) => audit::run(&console()?, command).await,
+        Command::Farm(FarmCommand::Run(args)) => {
+            let (consul, root) = global.consul()?;
+            *address = Some(consul.address().to_owned());
+            farm_run::run(*args, consul, root).await
         }
-    })
+        Command::Farm(FarmCommand::Other(command)) => farm::run(&console()?, command).await,
+        Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
+        Command::Doctor => {
+            let console = console()?;
+            doctor::run(&console, address.as_deref().unwrap_or_default()).await
+        }
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "rcfarm", &mut script);
+            io::Write::write_all(&mut io::stdout().lock(), &script)?;
+            Ok(Exit::Ok)
+        }
+    }
 }
 
 #[cfg(test)]
