@@ -6,6 +6,7 @@
 //! (`p2.md` §7); the signature is not verified here.
 
 mod clearsign;
+mod resources;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::ids::{BadName, PodId};
+
+pub use resources::{BadQuantity, Resources};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -3,12 +3,13 @@
 //! The agent's session holds the key, so that its end is the sign that the agent is gone; the record stays
 //! (behaviour `release`). An operator changes `state` by CAS; the agent keeps what it finds there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::SessionId;
+use crate::ids::{PodId, SessionId};
+use crate::manifest::Resources;
 use crate::time::Timestamp;
 
 /// The record. Unknown fields survive a rewrite.
@@ -17,9 +18,15 @@ pub struct NodeRecord {
     /// Where its pods are reached: a host name or an IP address.
     #[serde(default)]
     pub address: String,
-    /// What it has.
+    /// Where its agent shows its pods and their logs, as `host:port`; `None`: nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<String>,
+    /// The labels that the agent was started with: those that it puts on the node and takes off again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What it has. All zero: nothing was declared.
     #[serde(default)]
-    pub capacity: Capacity,
+    pub capacity: Resources,
     /// What an operator wants.
     #[serde(default)]
     pub state: NodeState,
@@ -35,20 +42,6 @@ pub struct NodeRecord {
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,
-}
-
-/// What a node has for pods.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capacity {
-    /// Thousandths of a core.
-    #[serde(default)]
-    pub cpu_milli: u64,
-    /// Bytes.
-    #[serde(default)]
-    pub memory_bytes: u64,
-    /// Devices by kind, such as `gpu`: how many.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub devices: BTreeMap<String, u32>,
 }
 
 /// What an operator wants of a node. Whether it is down is not written: the lock tells.
@@ -78,6 +71,46 @@ impl NodeRecord {
     }
 }
 
+/// What one pod was promised on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocation {
+    /// For whom: the id of the controller that placed the pod.
+    pub owner: String,
+    /// Thousandths of a processor.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+    /// The numbers of the devices of each kind, from 0.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub devices: BTreeMap<String, BTreeSet<u32>>,
+}
+
+/// `rcfarm/allocations/<node>`: one record per node, so that a CAS on it keeps two placers from promising the same
+/// thing twice. The agent reads the device numbers of its pods here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocations {
+    /// By pod.
+    pub pods: BTreeMap<PodId, Allocation>,
+}
+
+impl Allocations {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the record as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("allocations encode").into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +123,13 @@ mod tests {
         let again: serde_json::Value = serde_json::from_slice(&record.encode()).unwrap();
         assert_eq!(again["rack"], 7);
         assert!(NodeRecord::decode(br#"{"state":"sleepy"}"#).is_err());
+    }
+
+    #[test]
+    fn an_allocation_reads_as_documented() {
+        let text = br#"{"pods":{"train":{"owner":"r","cpu_milli":500,"devices":{"gpu":[0,3]}}}}"#;
+        let read = Allocations::decode(text).unwrap();
+        assert_eq!(read.pods[&"train".parse().unwrap()].devices["gpu"], [0, 3].into());
+        assert_eq!(Allocations::decode(&read.encode()).unwrap(), read);
     }
 }

@@ -256,6 +256,42 @@ pub fn health(service: &PodId, node: &NodeName) -> Key {
     Key::of(format!("health/{service}/{node}"))
 }
 
+/// `status/pods/`
+#[must_use]
+pub fn pod_statuses() -> Prefix {
+    Prefix::fixed("status/pods/")
+}
+
+/// `status/pods/<pod id>/<node>`: what the node's agent says about a pod of a controller.
+///
+/// p2 has pods known by a UUID here, as `status/pods/<uuid>/preparer`. Its programs want exactly four parts and
+/// pass over the last one unless it is `preparer`, so no node may be called that ([`check_node_name`]).
+#[must_use]
+pub fn pod_status(pod: &PodId, node: &NodeName) -> Key {
+    Key::of(format!("status/pods/{pod}/{node}"))
+}
+
+/// The pod and node of a listed `status/pods/…` or `health/…` key; `None` if it has another shape.
+#[must_use]
+pub fn pod_and_node(prefix: &Prefix, key: &str) -> Option<(PodId, NodeName)> {
+    let (pod, node) = prefix.tail(key)?.split_once('/')?;
+    Some((pod.parse().ok()?, node.parse().ok()?))
+}
+
+/// Checks a name that a node is to run under.
+///
+/// # Errors
+/// [`BadName`] for the one legal name that p2's layout already uses.
+pub fn check_node_name(name: &NodeName) -> Result<(), BadName> {
+    match name.as_str() {
+        "preparer" => Err(BadName {
+            text: name.to_string(),
+            why: "square/p2 would read its pods' statuses as its own",
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// `status/replication_controllers/`
 #[must_use]
 pub fn rc_statuses() -> Prefix {
@@ -312,6 +348,18 @@ pub fn node(name: &NodeName) -> Key {
     Key::of(format!("rcfarm/nodes/{name}"))
 }
 
+/// `rcfarm/allocations/`
+#[must_use]
+pub fn allocations() -> Prefix {
+    Prefix::fixed("rcfarm/allocations/")
+}
+
+/// `rcfarm/allocations/<node>`: what is promised on a node, changed only by CAS.
+#[must_use]
+pub fn allocation(node: &NodeName) -> Key {
+    Key::of(format!("rcfarm/allocations/{node}"))
+}
+
 /// `rcfarm/bell/`
 #[must_use]
 pub fn bells() -> Prefix {
@@ -364,6 +412,15 @@ mod tests {
         assert_eq!(Prefix::parse("team/a/").unwrap().as_str(), "team/a/");
         assert_eq!(Prefix::parse("").unwrap().as_str(), "");
         assert!(Prefix::parse("a//").is_err());
+    }
+
+    #[test]
+    fn a_pods_status_has_the_four_parts_that_p2_wants() {
+        let (pod, node) = ("web".parse().unwrap(), "n1".parse().unwrap());
+        let key = pod_status(&pod, &node);
+        assert_eq!(key.as_str().split('/').count(), 4);
+        assert_eq!(pod_and_node(&pod_statuses(), key.as_str()), Some((pod, node)));
+        assert!(check_node_name(&"preparer".parse().unwrap()).is_err());
     }
 
     #[test]
