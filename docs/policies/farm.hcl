@@ -1,0 +1,24 @@
+# What `rcfarm farm run` needs. With --root ROOT, put ROOT/ in front of every key_prefix.
+
+# Records, their labels, nodes and pods' health are read; users and node agents write them.
+key_prefix "replication_controllers/"       { policy = "read" }
+key_prefix "labels/replication_controller/" { policy = "read" }
+key_prefix "labels/node/"                   { policy = "read" }
+key_prefix "health/"                        { policy = "read" }
+key_prefix "rcfarm/nodes/"                  { policy = "read" }
+
+# Pods, statuses and the audit log are the farms'.
+key_prefix "labels/pod/"                     { policy = "write" }
+key_prefix "intent/"                         { policy = "write" }
+key_prefix "status/replication_controllers/" { policy = "write" }
+key_prefix "audit_logs/"                     { policy = "write" }
+
+# Ownership, presence, doorbells, the layout's version.
+key_prefix "lock/replication_controllers/" { policy = "write" }
+key_prefix "rcfarm/farms/"                 { policy = "write" }
+key_prefix "rcfarm/bell/"                  { policy = "write" }
+key        "rcfarm/layout"                 { policy = "write" }
+
+# The session, and the farm's own check. Narrower: session "NODE" and service "rcfarm-farm" on that node's agent.
+session_prefix ""      { policy = "write" }
+service "rcfarm-farm"  { policy = "write" }

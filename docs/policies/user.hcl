@@ -1,0 +1,12 @@
+# What a person or script needs that creates, scales, labels and deletes. With --root ROOT, put ROOT/ in front of
+# every key_prefix.
+
+# Everything can be looked at: viewer.hcl has the list tree by tree.
+key_prefix "" { policy = "read" }
+
+# Records and labels, the audit record of each change, and the doorbell that tells the farm.
+key_prefix "replication_controllers/"       { policy = "write" }
+key_prefix "labels/replication_controller/" { policy = "write" }
+key_prefix "labels/node/"                   { policy = "write" }
+key_prefix "audit_logs/"                    { policy = "write" }
+key_prefix "rcfarm/bell/"                   { policy = "write" }
