@@ -498,10 +498,10 @@ async fn claim_round(
     round.won.extend(adopted);
     let seen = records.seen();
     let created = round.won.iter().filter_map(|id| Some(seen.value.0.get(id)?.created));
-    if let Some(oldest) = created.min() {
-        if let Err(error) = kind.prepare(oldest).await {
-            warn!(%error, "the trees could not be read after claiming; each task reads for itself");
-        }
+    if let Some(oldest) = created.min()
+        && let Err(error) = kind.prepare(oldest).await
+    {
+        warn!(%error, "the trees could not be read after claiming; each task reads for itself");
     }
     Done::Claimed(n, round)
 }

@@ -15,6 +15,10 @@ use crate::store::{Answer, Entry, Index, Prefix, Reader, StoreError};
 use crate::time::{IdSource, backoff};
 
 /// What a tree means to us.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "a length is only ever compared with the one before"
+)]
 pub trait Digest: Default + Send + Sync + 'static {
     /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
     /// decoded again.
