@@ -1,0 +1,16 @@
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY Cargo.toml Cargo.lock ./
+COPY src src
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --release --locked --bin rcfarm && cp target/release/rcfarm /usr/local/bin/
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates libssl3 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --no-create-home --shell /usr/sbin/nologin rcfarm
+COPY --from=build /usr/local/bin/rcfarm /usr/local/bin/
+USER rcfarm
+ENTRYPOINT ["rcfarm"]
+CMD ["help"]
