@@ -9,6 +9,7 @@
 //! whose id begins so.
 
 mod port;
+mod restore;
 mod wire;
 
 use std::collections::BTreeSet;

@@ -47,7 +47,7 @@ pub struct Port {
 }
 
 impl Port {
-    fn new(store: Arc<dyn Store>, case: &str) -> Self {
+    pub fn new(store: Arc<dyn Store>, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let own = format!("{case}-{}", CASES.fetch_add(1, Ordering::Relaxed));
         let store = Rooted::new(store, Prefix::parse(&own).unwrap());
@@ -135,7 +135,7 @@ fn wait(after: Index) -> Query {
     Query::after(after, Duration::from_secs(60))
 }
 
-fn text(entry: &Entry) -> &str {
+pub fn text(entry: &Entry) -> &str {
     std::str::from_utf8(&entry.value).unwrap()
 }
 
@@ -155,7 +155,7 @@ fn rejected<T: std::fmt::Debug>(result: Result<T, StoreError>) {
     assert!(!error.is_retryable() && !error.outcome_unknown());
 }
 
-fn adapter(at: SocketAddr) -> Arc<dyn Store> {
+pub fn adapter(at: SocketAddr) -> Arc<dyn Store> {
     // All cases share it.
     let max_requests = Some(100);
     let config =

@@ -1,0 +1,106 @@
+//! B20: what a restored snapshot does, on a real Consul and on the model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcfarm::embedded::{Embedded, Tables};
+use rcfarm::ids::SessionId;
+use rcfarm::store::watch::TreeWatch;
+use rcfarm::store::{Prefix, PutMode, Reader, Store};
+
+use super::port::{Port, adapter, text};
+use crate::consul_server::ConsulServer;
+
+/// Something whose whole state can be saved and brought back.
+trait Restorable {
+    type Saved;
+    fn store(&self) -> Arc<dyn Store>;
+    async fn save(&self) -> Self::Saved;
+    async fn restore(&self, saved: Self::Saved);
+}
+
+impl Restorable for Embedded {
+    type Saved = Tables;
+
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+
+    async fn save(&self) -> Tables {
+        self.snapshot()
+    }
+
+    async fn restore(&self, saved: Tables) {
+        Embedded::restore(self, saved);
+    }
+}
+
+impl Restorable for ConsulServer {
+    type Saved = bytes::Bytes;
+
+    fn store(&self) -> Arc<dyn Store> {
+        adapter(self.http())
+    }
+
+    async fn save(&self) -> bytes::Bytes {
+        let saved = reqwest::get(format!("http://{}/v1/snapshot", self.http())).await.unwrap();
+        saved.error_for_status().unwrap().bytes().await.unwrap()
+    }
+
+    async fn restore(&self, saved: bytes::Bytes) {
+        let put =
+            reqwest::Client::new().put(format!("http://{}/v1/snapshot", self.http())).body(saved);
+        put.send().await.unwrap().error_for_status().unwrap();
+    }
+}
+
+impl Port {
+    async fn lock(&self, name: &str) -> SessionId {
+        let session = self.session().await;
+        assert!(self.put(name, "", PutMode::Acquire(session.clone())).await);
+        session
+    }
+}
+
+async fn a_restored_snapshot(on: impl Restorable) {
+    let p = Port::new(on.store(), "B20");
+    p.set("tree/a", "old").await;
+    let ended = p.lock("tree/ended").await;
+    let saved = on.save().await;
+    p.end(&ended).await;
+    let lost = p.lock("tree/lost").await;
+    p.set("tree/a", "new").await;
+
+    let reader: Arc<dyn Reader> = p.store.clone();
+    let mut tree = TreeWatch::new(reader, Prefix::parse("tree").unwrap(), Duration::from_secs(2));
+    assert_eq!(tree.next().await.unwrap().value.len(), 2);
+    let before = p.read("tree/a").await;
+    let blocked = p.watch("tree/a", before.index).await;
+    // A read that is not in place yet would wait for the old index to come again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    on.restore(saved).await;
+
+    assert_eq!(blocked.await.unwrap(), before, "a blocked read answers what was before");
+    let after = p.read("tree/a").await;
+    assert!(after.index < before.index);
+    assert_eq!(text(&after.value.unwrap()), "old");
+    assert!(p.store.session(&ended).await.unwrap().value.is_some(), "an ended session is back");
+    assert_eq!(p.entry("tree/ended").await.session, Some(ended), "with its lock");
+    assert!(p.store.session(&lost).await.unwrap().value.is_none(), "a later one is gone");
+    assert!(!p.exists("tree/lost").await);
+
+    // A watch that goes on from the old index would wait for ever; reading anew now and then, it does not.
+    while !tree.next().await.unwrap().value.iter().any(|entry| text(entry) == "old") {}
+    p.set("tree/a", "newest").await;
+    assert!(p.entry("tree/a").await.modify_index > before.index);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_the_model() {
+    a_restored_snapshot(Embedded::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_real_consul() {
+    a_restored_snapshot(ConsulServer::dev().await).await;
+}
