@@ -3,8 +3,12 @@
 //! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
 
 mod cli;
+mod cluster_faults;
 mod consul_server;
 mod contract;
 mod end_to_end;
 mod farm;
+mod faults;
 mod layering;
+mod process;
+mod properties;

@@ -1,0 +1,196 @@
+//! What goes wrong, in an order that the seed decides: one lane of faults for servers, one for farms, side by side.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcfarm::store::Store;
+use rcfarm::time::IdSource;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::cluster::{Cluster, SERVERS};
+use super::farms::Farms;
+
+/// How often each fault was injected.
+pub type Injected = BTreeMap<&'static str, usize>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ServerFault {
+    KillLeader,
+    KillFollower,
+    RestartFollower,
+    /// The leader is in the minority; it wakes up deposed, and does not know it yet.
+    FreezeLeader,
+    FreezeFollower,
+    /// No majority: nobody leads.
+    FreezeTwo,
+}
+
+impl ServerFault {
+    const ALL: [(ServerFault, &'static str); 6] = [
+        (ServerFault::KillLeader, "leader killed"),
+        (ServerFault::FreezeLeader, "leader frozen"),
+        (ServerFault::KillFollower, "follower killed"),
+        (ServerFault::FreezeFollower, "follower frozen"),
+        (ServerFault::RestartFollower, "follower restarted"),
+        (ServerFault::FreezeTwo, "majority frozen"),
+    ];
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FarmFault {
+    Kill,
+    Stop,
+    /// Longer than its check's TTL.
+    Freeze,
+    /// By an operator, while it lives.
+    DestroySession,
+}
+
+impl FarmFault {
+    const ALL: [(FarmFault, &'static str); 4] = [
+        (FarmFault::Kill, "farm killed"),
+        (FarmFault::Freeze, "farm frozen"),
+        (FarmFault::Stop, "farm stopped"),
+        (FarmFault::DestroySession, "session destroyed"),
+    ];
+}
+
+/// Each of `all` once in an order of its own, then all anew.
+struct Bag<'i, T> {
+    all: Vec<T>,
+    left: Vec<T>,
+    ids: &'i IdSource,
+}
+
+impl<'i, T: Copy> Bag<'i, T> {
+    fn new(all: &[T], ids: &'i IdSource) -> Self {
+        Bag { all: all.to_vec(), left: Vec::new(), ids }
+    }
+
+    fn draw(&mut self) -> T {
+        if self.left.is_empty() {
+            self.left.clone_from(&self.all);
+        }
+        self.left.swap_remove(below(self.ids, self.left.len()))
+    }
+}
+
+fn below(ids: &IdSource, n: usize) -> usize {
+    usize::try_from(ids.below(n as u64)).unwrap()
+}
+
+/// Between so many seconds and twice as many.
+fn about(ids: &IdSource, seconds: u64) -> Duration {
+    ids.jitter(Duration::from_secs(seconds), 1.0)
+}
+
+/// Server faults until `end`; each heals before the next begins.
+pub async fn of_servers(cluster: &mut Cluster, ids: &IdSource, end: Instant) -> Injected {
+    let mut injected = Injected::new();
+    let mut bag = Bag::new(&ServerFault::ALL, ids);
+    loop {
+        sleep(about(ids, 2)).await;
+        if Instant::now() >= end {
+            return injected;
+        }
+        let Some(leader) = cluster.leader().await else { continue };
+        let follower = (leader + 1 + below(ids, SERVERS - 1)) % SERVERS;
+        let (fault, name) = bag.draw();
+        match fault {
+            ServerFault::KillLeader | ServerFault::KillFollower => {
+                let n = if fault == ServerFault::KillLeader { leader } else { follower };
+                cluster.kill(n);
+                sleep(about(ids, 2)).await;
+                cluster.start_server(n);
+                cluster.wait_until_ready(n).await;
+            }
+            ServerFault::RestartFollower => {
+                cluster.shut_down(follower).await;
+                cluster.start_server(follower);
+                cluster.wait_until_ready(follower).await;
+            }
+            ServerFault::FreezeLeader => freeze(cluster, ids, &[leader]).await,
+            ServerFault::FreezeFollower => freeze(cluster, ids, &[follower]).await,
+            ServerFault::FreezeTwo => freeze(cluster, ids, &[leader, follower]).await,
+        }
+        *injected.entry(name).or_default() += 1;
+    }
+}
+
+async fn freeze(cluster: &mut Cluster, ids: &IdSource, servers: &[usize]) {
+    for n in servers {
+        cluster.signal(*n, "STOP");
+    }
+    sleep(about(ids, 3)).await;
+    for n in servers {
+        cluster.signal(*n, "CONT");
+    }
+    for n in servers {
+        cluster.wait_until_ready(*n).await;
+    }
+}
+
+/// Farm faults until `end`; each heals before the next begins. Also what farms did that they must not.
+pub async fn of_farms(
+    farms: &mut Farms,
+    stores: &[Arc<dyn Store>],
+    ids: &IdSource,
+    end: Instant,
+) -> (Injected, Vec<String>) {
+    let (mut injected, mut wrong) = (Injected::new(), Vec::new());
+    let mut bag = Bag::new(&FarmFault::ALL, ids);
+    loop {
+        sleep(about(ids, 2)).await;
+        for n in 0..farms.len() {
+            if !farms.runs(n) {
+                wrong.push(format!("farm {} ended by itself", farms.name(n)));
+                farms.start_one(n);
+            }
+        }
+        if Instant::now() >= end {
+            return (injected, wrong);
+        }
+        let n = below(ids, farms.len());
+        let (fault, name) = bag.draw();
+        match fault {
+            FarmFault::Kill => {
+                farms.kill(n);
+                sleep(about(ids, 1)).await;
+                farms.start_one(n);
+            }
+            FarmFault::Stop => {
+                if !farms.stop(n).await {
+                    wrong.push(format!("farm {} was told to stop and failed", farms.name(n)));
+                }
+                farms.start_one(n);
+            }
+            FarmFault::Freeze => {
+                farms.signal(n, "STOP");
+                sleep(about(ids, 4)).await;
+                farms.signal(n, "CONT");
+            }
+            FarmFault::DestroySession => {
+                if !destroy_session(stores, &farms.name(n)).await {
+                    continue;
+                }
+            }
+        }
+        *injected.entry(name).or_default() += 1;
+    }
+}
+
+/// Ends a farm's session as an operator might, at the first server that answers.
+async fn destroy_session(stores: &[Arc<dyn Store>], farm: &str) -> bool {
+    for store in stores {
+        let attempt = async {
+            let sessions = store.sessions().await.ok()?.value;
+            let of_farm = sessions.iter().find(|s| s.name.split(' ').next_back() == Some(farm))?;
+            store.destroy_session(&of_farm.id).await.ok()
+        };
+        if let Ok(Some(())) = timeout(Duration::from_secs(2), attempt).await {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,176 @@
+//! What a recorder sees of the trees that farms write, while they write them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rcfarm::ids::{RcId, SessionId};
+use rcfarm::rc::status::RcStatus;
+use rcfarm::store::key::{self, LabelKind};
+use rcfarm::store::{Consistency, Entry, Index, Prefix, Query, Store, Wait};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// A lock seen held: by whom, and up to which index for certain. Since when is the lock's ModifyIndex.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenure {
+    /// The lock's value.
+    pub farm: String,
+    /// The session.
+    pub session: SessionId,
+    /// The last index at which it is known to have been held so.
+    pub through: Index,
+}
+
+/// Everything seen. Versions are named by their ModifyIndex.
+#[derive(Debug, Default)]
+pub struct History {
+    /// Ownership locks.
+    pub locks: BTreeMap<RcId, BTreeMap<Index, Tenure>>,
+    /// Labels of pods, by key.
+    pub labels: BTreeMap<(String, Index), Bytes>,
+    /// Intents, by key.
+    pub intents: BTreeMap<(String, Index), Bytes>,
+    /// Statuses.
+    pub statuses: BTreeMap<RcId, BTreeMap<Index, RcStatus>>,
+    /// Answers taken down.
+    pub samples: usize,
+    /// What cannot be.
+    pub contradictions: Vec<String>,
+}
+
+/// Who held a lock at an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder<'h> {
+    /// This farm, for certain.
+    Farm(&'h str),
+    /// It was not seen.
+    Unseen,
+}
+
+impl History {
+    /// Who owned a controller when `index` was written.
+    pub fn holder(&self, rc: RcId, index: Index) -> Holder<'_> {
+        let tenures = self.locks.get(&rc);
+        let last = tenures.and_then(|tenures| tenures.range(..=index).next_back());
+        match last {
+            Some((_, tenure)) if index <= tenure.through => Holder::Farm(&tenure.farm),
+            _ => Holder::Unseen,
+        }
+    }
+
+    /// Takes down one lock as it was at `through`.
+    pub fn saw_lock(&mut self, entry: &Entry, through: Index) {
+        let tail = key::rc_locks().tail(&entry.key).and_then(|tail| tail.parse().ok());
+        let (Some(rc), Some(session)) = (tail, entry.session.clone()) else { return };
+        let farm = String::from_utf8_lossy(&entry.value).into_owned();
+        let tenure = Tenure { farm, session, through };
+        let tenures = self.locks.entry(rc).or_default();
+        let seen = tenures.entry(entry.modify_index).or_insert_with(|| tenure.clone());
+        if seen.session != tenure.session {
+            let (a, b, at) = (&seen.session, &tenure.session, entry.modify_index);
+            self.contradictions.push(format!("{} at {at}: held by {a} and by {b}", entry.key));
+        }
+        seen.through = seen.through.max(through);
+    }
+
+    fn saw(&mut self, tree: Tree, entry: Entry, through: Index) {
+        let version = entry.modify_index;
+        match tree {
+            Tree::Locks => self.saw_lock(&entry, through),
+            Tree::Labels => drop(self.labels.insert((entry.key, version), entry.value)),
+            Tree::Intents => drop(self.intents.insert((entry.key, version), entry.value)),
+            Tree::Statuses => {
+                let tail = key::rc_statuses().tail(&entry.key);
+                let rc = tail.and_then(|tail| tail.strip_suffix("/rcfarm")?.parse::<RcId>().ok());
+                match (rc, RcStatus::decode(&entry.value)) {
+                    (Some(rc), Ok(status)) => {
+                        self.statuses.entry(rc).or_default().insert(version, status);
+                    }
+                    _ => self.contradictions.push(format!("{} is no status", entry.key)),
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Tree {
+    Locks,
+    Labels,
+    Intents,
+    Statuses,
+}
+
+impl Tree {
+    const ALL: [Tree; 4] = [Tree::Locks, Tree::Labels, Tree::Intents, Tree::Statuses];
+
+    fn prefix(self) -> Prefix {
+        match self {
+            Tree::Locks => key::rc_locks(),
+            Tree::Labels => key::labels(LabelKind::Pod),
+            Tree::Intents => key::intents(),
+            Tree::Statuses => key::rc_statuses(),
+        }
+    }
+}
+
+/// Watches the trees until it is told to stop.
+pub struct Recorder {
+    seen: Arc<Seen>,
+    watches: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    history: Mutex<History>,
+    /// The newest index that any answer has shown: whatever a consistent read finds after it, held at it.
+    newest: AtomicU64,
+}
+
+impl Recorder {
+    /// Begins to watch.
+    pub fn start(stores: &[Arc<dyn Store>]) -> Recorder {
+        let seen = Arc::new(Seen::default());
+        let mut watches = JoinSet::new();
+        for tree in Tree::ALL {
+            watches.spawn(watch(tree, stores.to_vec(), seen.clone()));
+        }
+        Recorder { seen, watches }
+    }
+
+    /// What was seen.
+    pub async fn stop(mut self) -> History {
+        self.watches.shutdown().await;
+        std::mem::take(&mut *self.seen.history.lock().unwrap())
+    }
+}
+
+/// A short wait: a lock that nobody touches must still be seen to be held, at later and later indexes.
+const WAIT: Duration = Duration::from_millis(500);
+
+async fn watch(tree: Tree, stores: Vec<Arc<dyn Store>>, seen: Arc<Seen>) {
+    let (mut at, mut after) = (0, Index::ZERO);
+    loop {
+        let newest = Index(seen.newest.load(Ordering::SeqCst));
+        let wait = (after > Index::ZERO).then_some(Wait { after, at_most: WAIT });
+        let query = Query { consistency: Consistency::Consistent, wait };
+        let asked = timeout(WAIT * 4, stores[at].list(&tree.prefix(), query)).await;
+        let Ok(Ok(answer)) = asked else {
+            (at, after) = ((at + 1) % stores.len(), Index::ZERO);
+            sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        after = if answer.index < after { Index::ZERO } else { answer.index };
+        let changed = answer.value.iter().map(|entry| entry.modify_index).max();
+        seen.newest.fetch_max(changed.unwrap_or_default().0, Ordering::SeqCst);
+        let through = newest.max(answer.index);
+        let mut history = seen.history.lock().unwrap();
+        history.samples += 1;
+        for entry in answer.value {
+            history.saw(tree, entry, through);
+        }
+    }
+}

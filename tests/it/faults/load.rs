@@ -1,0 +1,330 @@
+//! Users: they scale, switch, create, delete and relabel, each change guarded by what they read, and keep a journal of
+//! what they were told.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rcfarm::audit::{self, Actor, AuditRecord, ControllerChange, Details, LabelsChange};
+use rcfarm::ids::{NodeName, RcId};
+use rcfarm::labels::{Labels, decode_labels, encode_labels};
+use rcfarm::rc::spec::{RcRecord, Strategy};
+use rcfarm::rc::status::RcStatus;
+use rcfarm::store::key::{self, LabelKind};
+use rcfarm::store::{Entry, Index, Key, Op, Prefix, Query, Store, StoreError, Txn, TxnOutcome};
+use rcfarm::time::{IdSource, Timestamp};
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+/// Nodes that there are; at most [`NODES_OUT`] (and one per further user) are out of the pool at a time.
+pub const NODES: usize = 10;
+const NODES_OUT: usize = 2;
+/// So every controller can be scheduled at any time.
+const MOST_REPLICAS: u64 = 6;
+/// Controllers are created and deleted between these.
+const CONTROLLERS: std::ops::RangeInclusive<usize> = 4..=10;
+
+/// A write that a user sent, once.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// What for.
+    pub what: &'static str,
+    /// Its record in the audit log, written in the same transaction: the proof that it was applied.
+    pub audit: Uuid,
+    /// What it does to each key of the users'.
+    pub effects: Vec<Effect>,
+    /// What the user was told.
+    pub told: Told,
+}
+
+/// What a write does to one key.
+#[derive(Debug, Clone)]
+pub struct Effect {
+    /// The key.
+    pub key: Key,
+    /// The version that it replaces; 0: none.
+    pub base: Index,
+    /// What stands there then; `None`: nothing.
+    pub value: Option<Bytes>,
+}
+
+/// What became of a write, as its user was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// Applied at this index.
+    Applied(Index),
+    /// Refused: not applied.
+    Refused,
+    /// Failed, and not applied.
+    NotApplied,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// All writes of all users.
+pub type Journal = Arc<Mutex<Vec<Write>>>;
+
+/// One user. Goes to another server when one fails.
+pub struct User {
+    stores: Vec<Arc<dyn Store>>,
+    at: usize,
+    ids: IdSource,
+    name: String,
+    journal: Journal,
+}
+
+/// A user's request takes no longer; what it did is not known then.
+const LIMIT: Duration = Duration::from_secs(3);
+
+impl User {
+    pub fn new(n: usize, stores: Vec<Arc<dyn Store>>, ids: IdSource, journal: Journal) -> User {
+        User { at: n % stores.len(), stores, ids, name: format!("user-{n}"), journal }
+    }
+
+    /// Works until the task is told to stop, one change after the other.
+    pub async fn work(mut self, stop: tokio_util::sync::CancellationToken) {
+        while !stop.is_cancelled() {
+            if let Err(_elsewhere) = self.change_something().await {
+                self.at = (self.at + 1) % self.stores.len();
+            }
+            sleep(Duration::from_millis(40 + self.ids.below(120))).await;
+        }
+    }
+
+    /// Makes the nodes, all in the pool. The cluster is whole then, so this must succeed.
+    pub async fn make_nodes(&mut self) {
+        for n in 0..NODES {
+            let node: NodeName = format!("n{n:02}").parse().unwrap();
+            while self.read(&key::node_labels(&node)).await.is_ok_and(|entry| entry.is_none()) {
+                let labels = [("pool".to_owned(), "web".to_owned())].into();
+                let _ = self.relabel(&key::node_labels(&node), None, labels).await;
+            }
+        }
+    }
+
+    /// What is left to do when the faults are over: every node in the pool, most controllers enabled.
+    pub async fn tidy_up(&mut self) -> Result<(), StoreError> {
+        for entry in self.list(&key::labels(LabelKind::Node)).await? {
+            let labels = decode_labels(&entry.value).unwrap();
+            if labels["pool"] != "web" {
+                let key = Key::parse(&entry.key).unwrap();
+                let pool = [("pool".to_owned(), "web".to_owned())].into();
+                self.relabel(&key, Some(&entry), pool).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn change_something(&mut self) -> Result<(), StoreError> {
+        let records = self.list(&key::rcs()).await?;
+        let dice = self.ids.below(100);
+        if records.len() < *CONTROLLERS.start() || (dice < 8 && records.len() < *CONTROLLERS.end())
+        {
+            return self.create().await;
+        }
+        let entry = records[self.pick(records.len())].clone();
+        let record = RcRecord::decode(&entry.value).expect("users write it alone");
+        match dice {
+            0..8 => Ok(()),
+            8..50 if record.disabled => self.switch(&entry, record).await,
+            8..50 => self.scale(&entry, record).await,
+            50..58 => self.switch(&entry, record).await,
+            58..75 => self.move_node().await,
+            75..87 => self.relabel_controller(record.id).await,
+            _ if record.replicas_desired == 0 && !record.disabled => {
+                self.delete(&entry, record).await
+            }
+            // First its pods must go.
+            _ if records.len() > *CONTROLLERS.start() && !record.disabled => {
+                self.set_count(&entry, record, 0).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn create(&mut self) -> Result<(), StoreError> {
+        let id = RcId(self.ids.uuid());
+        let strategy = if self.ids.below(2) == 0 { Strategy::Static } else { Strategy::Dynamic };
+        let record = RcRecord {
+            id,
+            // Of its own, so that no two controllers want the same place.
+            manifest: format!("id: pod-{}\n", &id.to_string()[..8]),
+            node_selector: "pool=web".to_owned(),
+            pod_labels: None,
+            replicas_desired: self.count(),
+            disabled: false,
+            allocation_strategy: strategy.as_str().to_owned(),
+            other: serde_json::Map::new(),
+        };
+        let labels: Labels = [("tier".to_owned(), "web".to_owned())].into();
+        let new = |key, value| Effect { key, base: Index::ZERO, value: Some(value) };
+        let effects = vec![
+            new(key::rc(id), record.encode()),
+            new(key::rc_labels(id), encode_labels(&labels)),
+        ];
+        let about = ControllerChange { desired_before: None, ..self.about(&record) };
+        self.commit("create", effects, vec![], Details::ControllerCreated(about)).await
+    }
+
+    async fn scale(&mut self, entry: &Entry, record: RcRecord) -> Result<(), StoreError> {
+        let count = self.count();
+        self.set_count(entry, record, count).await
+    }
+
+    async fn set_count(
+        &mut self,
+        entry: &Entry,
+        mut record: RcRecord,
+        count: i64,
+    ) -> Result<(), StoreError> {
+        let mut about = self.about(&record);
+        record.replicas_desired = count;
+        about.desired_after = Some(count);
+        let effect = replaces(entry, record.encode());
+        self.commit("scale", vec![effect], vec![], Details::ControllerScaled(about)).await
+    }
+
+    async fn switch(&mut self, entry: &Entry, mut record: RcRecord) -> Result<(), StoreError> {
+        record.disabled = !record.disabled;
+        let about = self.about(&record);
+        let details = match record.disabled {
+            true => Details::ControllerDisabled(about),
+            false => Details::ControllerEnabled(about),
+        };
+        self.commit("switch", vec![replaces(entry, record.encode())], vec![], details).await
+    }
+
+    /// As `rcfarm rc delete` does: only a record whose owner says that it has no pods.
+    async fn delete(&mut self, entry: &Entry, record: RcRecord) -> Result<(), StoreError> {
+        let id = record.id;
+        let Some(status) = self.read(&key::rc_status(id)).await? else { return Ok(()) };
+        let status = RcStatus::decode(&status.value).unwrap();
+        if status.observed_index != entry.modify_index || status.replicas.current > 0 {
+            return Ok(());
+        }
+        let Some(labels) = self.read(&key::rc_labels(id)).await? else { return Ok(()) };
+        let gone = |key, entry: &Entry| Effect { key, base: entry.modify_index, value: None };
+        let effects = vec![gone(key::rc(id), entry), gone(key::rc_labels(id), &labels)];
+        let more = vec![Op::Delete { key: key::rc_status(id) }];
+        let about = ControllerChange { desired_after: None, ..self.about(&record) };
+        self.commit("delete", effects, more, Details::ControllerDeleted(about)).await
+    }
+
+    /// Takes a node out of the pool, or puts it back.
+    async fn move_node(&mut self) -> Result<(), StoreError> {
+        let nodes = self.list(&key::labels(LabelKind::Node)).await?;
+        let is_out = |entry: &&Entry| decode_labels(&entry.value).unwrap()["pool"] != "web";
+        let out: Vec<&Entry> = nodes.iter().filter(is_out).collect();
+        let (entry, pool) = if out.len() >= NODES_OUT {
+            (out[self.pick(out.len())], "web")
+        } else {
+            let entry = &nodes[self.pick(nodes.len())];
+            (entry, if is_out(&entry) { "web" } else { "drained" })
+        };
+        let key = Key::parse(&entry.key).unwrap();
+        self.relabel(&key, Some(entry), [("pool".to_owned(), pool.to_owned())].into()).await
+    }
+
+    /// Moves a controller into the part that not every farm claims, or out of it.
+    async fn relabel_controller(&mut self, id: RcId) -> Result<(), StoreError> {
+        let Some(entry) = self.read(&key::rc_labels(id)).await? else { return Ok(()) };
+        let labels = decode_labels(&entry.value).unwrap();
+        let tier = if labels["tier"] == "web" { "batch" } else { "web" };
+        let labels = [("tier".to_owned(), tier.to_owned())].into();
+        self.relabel(&key::rc_labels(id), Some(&entry), labels).await
+    }
+
+    async fn relabel(
+        &mut self,
+        key: &Key,
+        entry: Option<&Entry>,
+        labels: Labels,
+    ) -> Result<(), StoreError> {
+        let base = entry.map_or(Index::ZERO, |entry| entry.modify_index);
+        let value = Some(encode_labels(&labels));
+        let (kind, id) = key.as_str().rsplit_once('/').unwrap();
+        let details = Details::LabelsChanged(LabelsChange {
+            kind: kind.trim_start_matches("labels/").to_owned(),
+            id: id.to_owned(),
+            actor: Actor::User { name: self.name.clone() },
+            reason: "Requested".to_owned(),
+            set: labels,
+            removed: Labels::new(),
+        });
+        let effects = vec![Effect { key: key.clone(), base, value }];
+        self.commit("relabel", effects, vec![], details).await
+    }
+
+    /// Sends a write once and puts down what was answered. It is never sent again: whoever wants the change reads anew.
+    async fn commit(
+        &mut self,
+        what: &'static str,
+        effects: Vec<Effect>,
+        more: Vec<Op>,
+        details: Details,
+    ) -> Result<(), StoreError> {
+        let now = Timestamp::now();
+        let audit = self.ids.ordered_uuid(now);
+        let mut txn = Txn::by_user();
+        txn.extend(effects.iter().map(|Effect { key, base, value }| match value.clone() {
+            Some(value) => Op::Cas { key: key.clone(), value, flags: 0, index: *base },
+            None => Op::DeleteCas { key: key.clone(), index: *base },
+        }));
+        txn.extend(more);
+        txn.push(audit::op(audit, &AuditRecord::new(&details, now)));
+        let place = {
+            let mut journal = self.journal.lock().unwrap();
+            journal.push(Write { what, audit, effects, told: Told::Unknown });
+            journal.len() - 1
+        };
+        let answer = limited(self.stores[self.at].txn(txn.ops())).await;
+        let told = match &answer {
+            Ok(TxnOutcome::Committed { index, .. }) => Told::Applied(*index),
+            Ok(TxnOutcome::Refused(_)) => Told::Refused,
+            Err(error) if error.outcome_unknown() => Told::Unknown,
+            Err(_) => Told::NotApplied,
+        };
+        self.journal.lock().unwrap()[place].told = told;
+        answer.map(drop)
+    }
+
+    fn about(&self, record: &RcRecord) -> ControllerChange {
+        ControllerChange {
+            replication_controller_id: record.id,
+            pod_id: Some(format!("pod-{}", &record.id.to_string()[..8]).parse().unwrap()),
+            availability_zone: String::new(),
+            cluster_name: String::new(),
+            actor: Actor::User { name: self.name.clone() },
+            reason: "Requested".to_owned(),
+            desired_before: Some(record.replicas_desired),
+            desired_after: Some(record.replicas_desired),
+            orphans: Vec::new(),
+        }
+    }
+
+    fn count(&self) -> i64 {
+        i64::try_from(self.ids.below(MOST_REPLICAS + 1)).unwrap()
+    }
+
+    fn pick(&self, n: usize) -> usize {
+        usize::try_from(self.ids.below(n as u64)).unwrap()
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+        Ok(limited(self.stores[self.at].get(key, Query::PLAIN)).await?.value)
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<Entry>, StoreError> {
+        Ok(limited(self.stores[self.at].list(prefix, Query::PLAIN)).await?.value)
+    }
+}
+
+fn replaces(entry: &Entry, value: Bytes) -> Effect {
+    let key = Key::parse(&entry.key).unwrap();
+    Effect { key, base: entry.modify_index, value: Some(value) }
+}
+
+async fn limited<T>(request: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let limit = timeout(LIMIT, request).await;
+    limit.unwrap_or(Err(StoreError::Timeout { after: LIMIT }))
+}

@@ -1,0 +1,248 @@
+//! Faults on a real cluster of Consul servers: what is injected, what is recorded, and what it proves.
+//!
+//! Three servers, three farms (the built program), each farm at a server of its own; two users who change things all
+//! the time, each change guarded by CAS. Two lanes of faults run side by side in an order that a seed decides
+//! ([`chaos`]): servers are killed, restarted and frozen, alone and two at a time; farms are killed, stopped, frozen
+//! beyond the TTL of their check, and lose their sessions. (The seed decides what happens, not when: time is real.)
+//!
+//! # What is proved
+//!
+//! A watch sees coalesced states, so no recorder sees all writes; what Consul itself keeps of every one does:
+//!
+//! - *No lost update.* Each write of a user has its own audit record in the same transaction. At the end every
+//!   acknowledged write is in the log at the index that was acknowledged, none that was said to have failed is, and the
+//!   applied writes of each key form a chain: each one replaced the very version that its user had read, and the last
+//!   one stands in Consul.
+//! - *Atomicity.* Each version of a pod's labels and intent that was seen has the ModifyIndex of an audit record that
+//!   names that pod.
+//! - *The record guard.* Each change by a farm was for the count that the record asked for at that index, and none was
+//!   made for a disabled or deleted record.
+//! - *Ownership* (invariant 1). A lock entry seen with ModifyIndex `m` in an answer that was true at index `t` was held by
+//!   its session from `m` to `t`. Each change by a farm (audit records and statuses name the farm) that falls into such a
+//!   span was made by that holder. The recorder reads consistently, and again after 500 ms without a change, so nearly all
+//!   changes fall into a span; the summary says how many. Each life of a farm process has a name of its own, so two lives
+//!   are told apart.
+//! - *The chain.* Revisions of a status only grow.
+//! - *Audit equality* (invariant 15). `rcfarm audit verify` finds no difference, and at most one record for a change.
+//! - *Liveness* (invariant 27). When the faults are over, every enabled controller gets its pods.
+//!
+//! # What is not
+//!
+//! - Two sessions of one life of a farm cannot be told apart, since records name the farm: a write under its old session
+//!   that was applied while the same process held the same lock under a new one would pass. The fence's own tests
+//!   (contract suite) and the simulator, which sees every operation, cover that.
+//! - Changes for which the holder was not seen are only counted.
+//! - A frozen server is silent, not cut off: packets to it wait in the kernel and are answered when it wakes. Lost
+//!   packets and one-way cuts need network namespaces; the simulator has them.
+
+pub mod chaos;
+pub mod cluster;
+pub mod farms;
+pub mod history;
+pub mod load;
+pub mod verdict;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcfarm::audit::{AuditRecord, Logged};
+use rcfarm::node::simulated;
+use rcfarm::store::key::{self, LabelKind};
+use rcfarm::store::{Entry, Prefix, Query, Store};
+use rcfarm::time::{IdSource, SystemClock};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use chaos::Injected;
+use cluster::{Cluster, SERVERS};
+use farms::Farms;
+use history::Recorder;
+use load::{Journal, User};
+use verdict::{Rest, Verdict, judge, unrest};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Users at work.
+const USERS: usize = 2;
+
+/// A run to be made.
+pub struct Run {
+    /// Decides which faults come in which order.
+    pub seed: u64,
+    /// How long faults are injected.
+    pub length: Duration,
+    /// The built program.
+    pub rcfarm: PathBuf,
+    /// Where the servers' data and all logs go.
+    pub scratch: PathBuf,
+}
+
+/// What a run showed.
+pub struct Report {
+    /// Faults.
+    pub injected: Injected,
+    /// How it is judged.
+    pub verdict: Verdict,
+    /// Answers that the recorder took down.
+    pub samples: usize,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let v = &self.verdict;
+        let faults: Vec<String> = self.injected.iter().map(|(n, c)| format!("{c} {n}")).collect();
+        writeln!(f, "faults: {} ({})", self.injected.values().sum::<usize>(), faults.join(", "))?;
+        writeln!(
+            f,
+            "users' writes: {} acknowledged, {} refused or failed, {} unknown (of which {} applied)",
+            v.applied, v.not_applied, v.unknown, v.unknown_applied
+        )?;
+        writeln!(
+            f,
+            "checked: {} transitions, {} statuses (the holder was seen for {} of both), {} versions of pods' \
+             keys, {} samples",
+            v.transitions, v.statuses, v.holder_seen, v.pods, self.samples
+        )?;
+        write!(f, "violations: {}", v.violations.len())
+    }
+}
+
+impl Run {
+    /// Makes the run. Panics when the machinery fails; what the farm did wrong is in the verdict.
+    pub async fn make(&self) -> Report {
+        let ids = IdSource::from_seed(self.seed);
+        let mut cluster = Cluster::start(&self.scratch, &ids.fork()).await;
+        let stores = cluster.stores();
+        let addresses: Vec<_> = (0..SERVERS).map(|n| cluster.http(n)).collect();
+        let journal = Journal::default();
+        let user = |n: usize| User::new(n, stores.clone(), ids.fork(), journal.clone());
+        let mut first = user(USERS);
+        first.make_nodes().await;
+
+        let recorder = Recorder::start(&stores);
+        let mut farms = Farms::start(&self.rcfarm, &self.scratch, &addresses);
+        let (stop, mut users) = (CancellationToken::new(), JoinSet::new());
+        for n in 0..USERS {
+            users.spawn(user(n).work(stop.clone()));
+        }
+        let nodes = simulated::run(stores[0].clone(), Arc::new(SystemClock), stop.clone());
+        let nodes = tokio::spawn(nodes);
+
+        let end = Instant::now() + self.length;
+        let (server_ids, farm_ids) = (ids.fork(), ids.fork());
+        let (mut injected, (of_farms, wrong)) = tokio::join!(
+            chaos::of_servers(&mut cluster, &server_ids, end),
+            chaos::of_farms(&mut farms, &stores, &farm_ids, end),
+        );
+        injected.extend(of_farms);
+
+        stop.cancel();
+        while let Some(ended) = users.join_next().await {
+            ended.expect("a user panicked");
+        }
+        let start = Instant::now();
+        while first.tidy_up().await.is_err() {
+            assert!(start.elapsed() < PATIENCE, "the cluster does not recover");
+            sleep(Duration::from_millis(200)).await;
+        }
+        come_to_rest(stores[0].as_ref()).await;
+        let mut wrong = wrong;
+        for n in 0..farms.len() {
+            if !farms.stop(n).await {
+                wrong.push(format!("farm {} was told to stop and failed", farms.name(n)));
+            }
+        }
+        let history = recorder.stop().await;
+        nodes.await.expect("the nodes panicked");
+
+        let store = stores[0].as_ref();
+        let writes = journal.lock().unwrap().clone();
+        let mut verdict = judge(&history, &writes, &at_rest(store).await);
+        verdict.violations.extend(wrong);
+        let left = locks_left(store).await;
+        verdict.violations.extend(left.iter().map(|lock| format!("{}: left behind", lock.key)));
+        verdict.violations.extend(self.audit_differs(&addresses[0].to_string()));
+        Report { injected, verdict, samples: history.samples }
+    }
+
+    fn audit_differs(&self, address: &str) -> Option<String> {
+        let mut command = Command::new(&self.rcfarm);
+        command.args(["audit", "verify"]).env("CONSUL_HTTP_ADDR", address);
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        (!output.status.success()).then(|| format!("audit verify: {}: {said}", output.status))
+    }
+}
+
+/// Waits until every controller is as it should be. What is not by then is found by the verdict.
+async fn come_to_rest(store: &dyn Store) {
+    let rest = async {
+        let mut quiet = 0;
+        // Twice: what was done between two of the reads must not look like rest.
+        while quiet < 2 {
+            sleep(Duration::from_millis(250)).await;
+            let labels = list(store, &key::labels(LabelKind::Pod)).await;
+            let statuses = list(store, &key::rc_statuses()).await;
+            let restless = unrest(&of_users(store).await, &labels, &statuses);
+            quiet = if restless.is_empty() { quiet + 1 } else { 0 };
+        }
+    };
+    let _ = timeout(PATIENCE, rest).await;
+}
+
+/// Locks that are still there when all farms are gone. A farm that was killed together with its server's agent leaves its
+/// locks until its session's TTL has passed, twice at the most.
+async fn locks_left(store: &dyn Store) -> Vec<Entry> {
+    let start = Instant::now();
+    loop {
+        let locks = list(store, &key::rc_locks()).await;
+        if locks.is_empty() || start.elapsed() > PATIENCE {
+            return locks;
+        }
+        sleep(Duration::from_millis(250)).await;
+    }
+}
+
+async fn of_users(store: &dyn Store) -> Vec<Entry> {
+    let mut entries = list(store, &key::rcs()).await;
+    entries.extend(list(store, &key::labels(LabelKind::ReplicationController)).await);
+    entries.extend(list(store, &key::labels(LabelKind::Node)).await);
+    entries
+}
+
+async fn at_rest(store: &dyn Store) -> Rest {
+    let logged = |entry: Entry| {
+        let id = key::audit_logs().tail(&entry.key)?.parse().ok()?;
+        let record = AuditRecord::decode(&entry.value).ok()?;
+        Some(Logged { id, index: entry.create_index, record })
+    };
+    let log = list(store, &key::audit_logs()).await;
+    let length = log.len();
+    let mut audit: Vec<Logged> = log.into_iter().filter_map(logged).collect();
+    assert_eq!(audit.len(), length, "only audit records stand in the log");
+    audit.sort_by_key(|logged| (logged.index, logged.id));
+    Rest {
+        of_users: of_users(store).await,
+        labels: list(store, &key::labels(LabelKind::Pod)).await,
+        intents: list(store, &key::intents()).await,
+        statuses: list(store, &key::rc_statuses()).await,
+        audit,
+    }
+}
+
+async fn list(store: &dyn Store, prefix: &Prefix) -> Vec<Entry> {
+    let start = Instant::now();
+    loop {
+        match store.list(prefix, Query::CONSISTENT).await {
+            Ok(answer) => return answer.value,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "the cluster is whole, but: {error}"),
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
