@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
 use crate::manifest::Manifest;
+use crate::store::key;
 
 /// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
 pub const MOST_REPLICAS: u32 = 100_000;
@@ -181,7 +182,7 @@ pub struct RcSpec {
     pub disabled: bool,
     /// What to do about ineligible nodes.
     pub strategy: Strategy,
-    /// So many pods stay healthy while others are removed or moved, as the RC's label [`MIN_HEALTH`] declares: p2's
+    /// So many pods stay healthy while others are removed or moved, as the RC's label [`key::MIN_HEALTH_LABEL`] declares: p2's
     /// tools would drop an unknown field of the record at their next write.
     pub min_health: Option<u32>,
 }
@@ -237,14 +238,14 @@ impl RcSpec {
     /// # Errors
     /// [`BadRecord`] naming the label.
     pub fn with_labels(self, labels: &Labels) -> Result<RcSpec, BadRecord> {
-        let min_health = match labels.get(MIN_HEALTH).map(|text| (text, text.parse())) {
+        let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| (text, text.parse())) {
             None => None,
             Some((_, Ok(least))) => Some(least),
             Some((text, Err(_))) => {
                 return Err(BadRecord {
-                    field: "label rcfarm/min_health",
+                    field: key::MIN_HEALTH_LABEL,
                     why: format!("{text:?} is no number of pods"),
-                    fix: "set it with `rcfarm label set rc ID rcfarm/min_health=N`",
+                    fix: "set that label of the RC with `rcfarm label set rc ID`, or remove it",
                 });
             }
         };
@@ -281,8 +282,6 @@ impl RcSpec {
     }
 }
 
-/// The RC label that declares how many pods stay healthy while others are removed or moved.
-pub const MIN_HEALTH: &str = "rcfarm/min_health";
 /// The pod label that names the RC; the only sign of ownership.
 pub const RC_ID: &str = "replication_controller_id";
 /// The pod label that names the manifest.

@@ -318,6 +318,10 @@ pub fn audit_log(id: Uuid) -> Key {
 
 // ---- ours -------------------------------------------------------------------------------------------
 
+/// The label of a replication controller that declares how many of its pods stay healthy while others are removed or
+/// moved. It stands here because it shares our prefix, although it is no key.
+pub const MIN_HEALTH_LABEL: &str = "rcfarm/min_health";
+
 /// `rcfarm/layout`
 #[must_use]
 pub fn layout() -> Key {
