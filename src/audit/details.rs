@@ -12,6 +12,7 @@ use super::EventType;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::store::Index;
+use crate::time::Timestamp;
 
 /// A retarget lists the whole set of nodes up to this many. Beyond it the difference must do: p2 lists all of
 /// them in each record, so scaling to N writes of the order of N² bytes (`p2.md` §2.4).
@@ -42,6 +43,12 @@ pub enum Details {
     LabelsChanged(LabelsChange),
     /// [`EventType::OrphansRemoved`]
     OrphansRemoved(OrphansRemoved),
+    /// [`EventType::NodeDrained`]
+    NodeDrained(NodeChange),
+    /// [`EventType::NodeUndrained`]
+    NodeUndrained(NodeChange),
+    /// [`EventType::NodeRemoved`]
+    NodeRemoved(NodeChange),
     /// [`EventType::Checkpoint`]
     Checkpoint(Checkpoint),
     /// Anything else, and a retarget by p2: it does not say of which controller.
@@ -194,6 +201,23 @@ pub struct OrphansRemoved {
     pub reason: String,
 }
 
+/// A person drained a node, ended its drain, or removed it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeChange {
+    /// Which.
+    pub node: NodeName,
+    /// Who.
+    pub actor: Actor,
+    /// Why, as a fixed token.
+    pub reason: String,
+    /// Until when a drain is meant to be over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_deadline: Option<Timestamp>,
+    /// Pods on the node then; after a forced removal, those that it leaves behind.
+    #[serde(default)]
+    pub pods: Vec<PodId>,
+}
+
 /// A part of the state that the log stood for when its older records were deleted.
 ///
 /// The parts of a set are written before anything is deleted, in transactions of their own; a set counts only
@@ -265,6 +289,9 @@ details!(
     ControllerDeleted,
     LabelsChanged,
     OrphansRemoved,
+    NodeDrained,
+    NodeUndrained,
+    NodeRemoved,
     Checkpoint
 );
 
@@ -272,7 +299,7 @@ details!(
 const RC_ID: &str = "replication_controller_id";
 
 impl Details {
-    /// The controller that the event is about; `None` for labels, checkpoints and events of p2 without one.
+    /// The controller that the event is about; `None` for labels, nodes, checkpoints and events of p2 without one.
     #[must_use]
     pub fn controller(&self) -> Option<RcId> {
         match self {
@@ -286,7 +313,11 @@ impl Details {
             | Details::ControllerDisabled(d)
             | Details::ControllerDeleted(d) => Some(d.replication_controller_id),
             Details::OrphansRemoved(d) => Some(d.replication_controller_id),
-            Details::LabelsChanged(_) | Details::Checkpoint(_) => None,
+            Details::LabelsChanged(_)
+            | Details::NodeDrained(_)
+            | Details::NodeUndrained(_)
+            | Details::NodeRemoved(_)
+            | Details::Checkpoint(_) => None,
             Details::Other(_, json) => json.get(RC_ID)?.as_str()?.parse().ok(),
         }
     }

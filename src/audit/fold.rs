@@ -189,6 +189,9 @@ impl Folded {
             | Details::NodeTransferCompletion(_)
             | Details::NodeTransferRollback(_)
             | Details::LabelsChanged(_)
+            | Details::NodeDrained(_)
+            | Details::NodeUndrained(_)
+            | Details::NodeRemoved(_)
             | Details::Checkpoint(_)
             | Details::Other(..) => {}
         }

@@ -14,7 +14,7 @@ mod record;
 
 pub use details::{
     Actor, Checkpoint, ControllerChange, Details, FoldedController, LabelsChange, NODES_LISTED,
-    NodeTransfer, OrphansRemoved, Retarget,
+    NodeChange, NodeTransfer, OrphansRemoved, Retarget,
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use prune::{PrunePlan, prune_plan};

@@ -138,6 +138,12 @@ events! {
     LabelsChanged = "LABELS_CHANGED",
     /// Pods whose controller is gone were removed.
     OrphansRemoved = "ORPHANS_REMOVED",
+    /// A node shall become empty.
+    NodeDrained = "NODE_DRAINED",
+    /// It may run pods again.
+    NodeUndrained = "NODE_UNDRAINED",
+    /// Its record and labels were removed.
+    NodeRemoved = "NODE_REMOVED",
     /// What the log said before its older part was pruned.
     Checkpoint = "AUDIT_CHECKPOINT",
 }

@@ -82,6 +82,16 @@ fn change(id: u8, desired_after: Option<i64>) -> ControllerChange {
     }
 }
 
+fn node_change() -> NodeChange {
+    NodeChange {
+        node: node(1),
+        actor: Actor::User { name: "alice".to_owned() },
+        reason: "Requested".to_owned(),
+        drain_deadline: None,
+        pods: Vec::new(),
+    }
+}
+
 fn removed(id: u8, from: &[u8]) -> OrphansRemoved {
     OrphansRemoved {
         replication_controller_id: rc(id),
@@ -141,6 +151,9 @@ fn every_event_type_round_trips() {
             removed: labels,
         }),
         Details::OrphansRemoved(removed(1, &[1, 2])),
+        Details::NodeDrained(NodeChange { drain_deadline: Some(at(9)), ..node_change() }),
+        Details::NodeUndrained(node_change()),
+        Details::NodeRemoved(NodeChange { pods: vec!["web".parse().unwrap()], ..node_change() }),
         Details::Checkpoint(Checkpoint {
             set: Uuid::from_u128(3),
             part: 0,

@@ -269,6 +269,15 @@ fn what(record: &AuditRecord) -> String {
         Details::OrphansRemoved(d) => {
             d.nodes.iter().map(|node| format!("-{node} ")).collect::<String>()
         }
+        Details::NodeDrained(d) => {
+            let until = d.drain_deadline.map(|at| format!(" until {at:.0}")).unwrap_or_default();
+            format!("node {} of {} pods{until}", d.node, d.pods.len())
+        }
+        Details::NodeUndrained(d) => format!("node {}", d.node),
+        Details::NodeRemoved(d) => match d.pods.len() {
+            0 => format!("node {}", d.node),
+            left => format!("node {}, {left} pods left behind", d.node),
+        },
         Details::Checkpoint(d) => {
             format!("{} controllers, through {}", d.controllers.len(), d.through)
         }

@@ -15,6 +15,7 @@ mod failure;
 mod farm;
 mod farm_run;
 mod label;
+mod node;
 mod output;
 mod rc;
 
@@ -44,6 +45,8 @@ enum Command {
     Rc(rc::RcCommand),
     #[command(subcommand)]
     Label(label::LabelCommand),
+    #[command(subcommand)]
+    Node(node::NodeCommand),
     #[command(subcommand)]
     Audit(audit::AuditCommand),
     #[command(subcommand)]
@@ -112,6 +115,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
     match command {
         Command::Rc(command) => rc::run(&console()?, command).await,
         Command::Label(command) => label::run(&console()?, command).await,
+        Command::Node(command) => node::run(&console()?, command).await,
         Command::Audit(command) => audit::run(&console()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {
             let (consul, root) = global.consul()?;

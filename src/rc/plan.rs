@@ -486,7 +486,9 @@ fn scheduled_finding(seen: &Observed<'_>, after: Replicas, shortage: Shortage) -
         let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
         (Reason::PlaceTaken, message)
     } else {
-        let message = format!("{current} of {desired}: {eligible} nodes match {selector}");
+        let unready = seen.eligible.iter().filter(|node| !seen.fit(node)).count();
+        let but = if unready == 0 { "" } else { &format!(", {unready} of them draining or down") };
+        let message = format!("{current} of {desired}: {eligible} nodes match {selector}{but}");
         (Reason::InsufficientNodes, message)
     };
     Finding { kind: ConditionType::Scheduled, status: current == desired, reason, message }

@@ -208,6 +208,12 @@ pub fn pod_labels(node: &NodeName, pod: &PodId) -> Key {
     Key::of(format!("labels/pod/{node}/{pod}"))
 }
 
+/// `labels/pod/<node>/`
+#[must_use]
+pub fn node_pod_labels(node: &NodeName) -> Prefix {
+    Prefix(format!("labels/pod/{node}/").into())
+}
+
 /// `intent/`
 #[must_use]
 pub fn intents() -> Prefix {

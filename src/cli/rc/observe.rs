@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::find::Found;
 use crate::cli::console::Console;
+use crate::cli::node::observe::standings;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::node::Health;
-use crate::node::record::{NodeRecord, NodeState};
 use crate::rc::plan::{
     Intent, Observed, Occupant, Place, Plan, Pod, Standing, TransferConditions, Trust, plan,
 };
-use crate::rc::spec::{RC_ID, RcSpec};
+use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Query};
@@ -31,7 +31,9 @@ pub(super) struct Seen {
     /// Somebody holds the record's mutation or transfer lock.
     pub(super) lock_held: bool,
     /// Nodes that are being emptied, or whose agent is gone.
-    pub(super) standings: BTreeMap<NodeName, Standing>,
+    standings: BTreeMap<NodeName, Standing>,
+    /// The controller's own labels, which declare its minimum health.
+    labels: Option<Entry>,
 }
 
 /// Reads everything about a controller.
@@ -86,9 +88,9 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
     let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
     let status = console.get(&key::rc_status(found.id)).await?;
-    let standings = standings(&store.list(&key::nodes(), Query::PLAIN).await?.value);
     Ok(Seen {
-        standings,
+        labels: console.get(&key::rc_labels(found.id)).await?,
+        standings: standings(console).await?,
         occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
         pods: own.iter().map(pod).collect(),
         status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
@@ -99,6 +101,20 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
 }
 
 impl Seen {
+    /// What a node is fit for, besides its labels.
+    pub(super) fn standing(&self, node: &NodeName) -> Standing {
+        self.standings.get(node).copied().unwrap_or(Standing::Ready)
+    }
+
+    /// `spec` with what the controller's own labels declare; labels that cannot be read declare nothing.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the label.
+    pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, BadRecord> {
+        let labels = self.labels.as_ref().and_then(|entry| decode_labels(&entry.value).ok());
+        spec.with_labels(&labels.unwrap_or_default())
+    }
+
     /// What the owner would do about `spec`, if it saw what was read here and goes by labels.
     pub(super) fn plan(&self, spec: &RcSpec) -> Plan {
         let occupant = |node: &NodeName| {
@@ -108,7 +124,7 @@ impl Seen {
             spec,
             pods: &self.pods,
             eligible: &self.eligible,
-            standing: &|node| self.standings.get(node).copied().unwrap_or(Standing::Ready),
+            standing: &|node| self.standing(node),
             occupant: &occupant,
             trust: Trust::Full,
             transfer: TransferConditions {
@@ -118,21 +134,6 @@ impl Seen {
             },
         })
     }
-}
-
-/// The nodes of `rcfarm/nodes/` that are not ready. An agent that is gone counts as down at once here: how long it
-/// has been gone, only a farm that watched it knows.
-fn standings(entries: &[Entry]) -> BTreeMap<NodeName, Standing> {
-    let standing = |entry: &Entry| {
-        let node = key::nodes().tail(&entry.key)?.parse().ok()?;
-        let record = NodeRecord::decode(&entry.value).ok()?;
-        match (record.session.is_some() && entry.session.is_none(), record.state) {
-            (true, _) => Some((node, Standing::Down)),
-            (false, NodeState::Draining) => Some((node, Standing::Draining)),
-            (false, NodeState::Ready) => None,
-        }
-    };
-    entries.iter().filter_map(standing).collect()
 }
 
 /// A pod's labels as stored.

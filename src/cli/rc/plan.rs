@@ -13,7 +13,7 @@ use crate::cli::output::{age, fields};
 use crate::farm::records::Presence;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::{Labels, Selector, decode_labels};
-use crate::rc::plan::{Drift, Occupant, Plan, RemoveReason, Step, TransferPlan};
+use crate::rc::plan::{Drift, Occupant, Plan, RemoveReason, Standing, Step, TransferPlan};
 use crate::rc::spec::{RcSpec, check_count};
 use crate::store::{Query, key};
 
@@ -59,8 +59,14 @@ pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<E
         )
     })?;
     let seen = observe(console, &found).await?;
+    let spec = seen.with_labels(spec).map_err(|bad| {
+        failure(
+            format!("{}: {}: {}; no farm works on it", found.title(), bad.field, bad.why),
+            bad.fix,
+        )
+    })?;
     let plan = seen.plan(&spec);
-    let changes = changes(&spec, &plan);
+    let changes = changes(&spec, &seen, &plan);
     let shown = json!({
         "id": found.id,
         "pod_id": spec.manifest.id(),
@@ -68,16 +74,30 @@ pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<E
         "replicas": {"before": seen.pods.len(), "after": plan.replicas.current},
         "replicas_desired": spec.replicas_desired,
         "findings": findings(&plan),
+        "unfit_nodes": unfit(&seen, &spec),
     });
     console.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
     Ok(if changes.is_empty() { Exit::Ok } else { Exit::Found })
 }
 
-fn changes(spec: &RcSpec, plan: &Plan) -> Vec<Change> {
+fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {
+    let leaves = |node: &NodeName| match seen.standing(node) {
+        Standing::Down => "its node is down",
+        Standing::Draining => "its node is draining",
+        Standing::Ready => "its node is not eligible",
+    };
     let step = |step: &Step| {
         let (action, reason) = match step {
             Step::Add { .. } => ("add", "wanted"),
-            Step::Remove { why, .. } => ("remove", remove_words(*why)),
+            Step::Remove { why: RemoveReason::Ineligible, place, .. } => {
+                ("remove", leaves(&place.node))
+            }
+            Step::Remove { why: RemoveReason::Unhealthy, .. } => {
+                ("remove", "one too many, and not healthy")
+            }
+            Step::Remove { why: RemoveReason::Surplus, .. } => {
+                ("remove", "one too many, and the newest")
+            }
             Step::Repair { why, .. } => ("repair", repair_words(*why)),
         };
         let place = step.place();
@@ -86,18 +106,10 @@ fn changes(spec: &RcSpec, plan: &Plan) -> Vec<Change> {
     let mut changes: Vec<Change> = plan.steps.iter().map(step).collect();
     if let TransferPlan::Start(node) = &plan.transfer {
         let pod_id = spec.manifest.id().clone();
-        let reason = "its node is not eligible";
+        let reason = leaves(node);
         changes.push(Change { action: "transfer", node: node.clone(), pod_id, reason });
     }
     changes
-}
-
-fn remove_words(why: RemoveReason) -> &'static str {
-    match why {
-        RemoveReason::Ineligible => "its node is not eligible",
-        RemoveReason::Unhealthy => "one too many, and not healthy",
-        RemoveReason::Surplus => "one too many, and the newest",
-    }
 }
 
 fn repair_words(why: Drift) -> &'static str {
@@ -145,6 +157,10 @@ fn plan_text(found: &Found, seen: &Seen, spec: &RcSpec, plan: &Plan, changes: &[
             finding.kind, finding.reason, finding.message
         ));
     }
+    let unready = unfit(seen, spec).into_iter().filter(|unfit| unfit.reason.is_of_the_node());
+    for Unfit { node, why, .. } in unready.take(NODES_SHOWN) {
+        text.push_str(&format!("unfit: {node}: {why}\n"));
+    }
     text
 }
 
@@ -155,17 +171,42 @@ const NODES_SHOWN: usize = 20;
 #[derive(Serialize)]
 struct Unfit {
     node: NodeName,
+    reason: UnfitReason,
     why: String,
+}
+
+/// Why a node cannot take a pod, as a fixed token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum UnfitReason {
+    /// An operator wants it empty.
+    Draining,
+    /// Its agent is gone.
+    Down,
+    /// A pod of the same id stands there and is not the controller's.
+    PlaceTaken,
+    /// Its labels do not match.
+    NotMatching,
+}
+
+impl UnfitReason {
+    /// Whether it is the node itself that is not ready, whatever the controller asks for.
+    fn is_of_the_node(self) -> bool {
+        matches!(self, UnfitReason::Draining | UnfitReason::Down)
+    }
 }
 
 pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit> {
     let found = find(console, rc).await?;
     let seen = observe(console, &found).await?;
-    let spec = found.spec();
+    let spec = found.spec().and_then(|spec| seen.with_labels(spec));
     let plan = spec.as_ref().ok().map(|spec| seen.plan(spec));
     let owner = owner(console, &found).await?;
     let unfit = spec.as_ref().map(|spec| unfit(&seen, spec)).unwrap_or_default();
-    let verdict = verdict(&found, &seen, plan.as_ref());
+    let verdict = match (&spec, &plan) {
+        (Ok(_), Some(plan)) => verdict(&found, &seen, plan),
+        (Err(bad), _) => format!("no farm can work on the record: {bad}"),
+        (Ok(_), None) => String::new(),
+    };
     let shown = json!({
         "id": found.id,
         "pod_id": found.pod_id(),
@@ -190,7 +231,12 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
                 selector => format!("nodes that match {selector}"),
             };
             let (eligible, all) = (seen.eligible.len(), seen.nodes.len());
-            rows.push(("nodes", format!("{eligible} of {all} eligible: {selector}")));
+            let unready = unfit.iter().filter(|unfit| unfit.reason.is_of_the_node()).count();
+            let but = match unready {
+                0 => String::new(),
+                unready => format!(", {unready} of them not ready"),
+            };
+            rows.push(("nodes", format!("{eligible} of {all} eligible: {selector}{but}")));
         }
         rows.push(("unfit", unfit_text(&unfit)));
         fields(rows)
@@ -199,13 +245,7 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
 }
 
 /// The most important thing, in a line.
-fn verdict(found: &Found, seen: &Seen, plan: Option<&Plan>) -> String {
-    let Some(plan) = plan else {
-        return match found.spec() {
-            Err(bad) => format!("no farm can work on the record: {bad}"),
-            Ok(_) => String::new(),
-        };
-    };
+fn verdict(found: &Found, seen: &Seen, plan: &Plan) -> String {
     let (current, desired) = (seen.pods.len(), plan.replicas.desired);
     match plan.findings.iter().find(|finding| !finding.status) {
         Some(finding) => format!("{}: {}", finding.reason, finding.message),
@@ -282,8 +322,20 @@ fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
     words
 }
 
-/// The nodes that cannot take a pod, and why, the eligible ones first.
+/// The nodes that cannot take a pod, and why: those first that match and are not ready, then those where the place
+/// is taken.
 fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
+    let unready = seen.eligible.iter().filter_map(|node| {
+        let (reason, why) = match seen.standing(node) {
+            Standing::Ready => return None,
+            Standing::Draining => (UnfitReason::Draining, "matches, but is draining"),
+            Standing::Down => (UnfitReason::Down, "matches, but is down: its agent is gone"),
+        };
+        let holds = seen.pods.keys().any(|place| place.node == *node);
+        let pod = if holds { "; a pod is still there" } else { "" };
+        Some(Unfit { node: node.clone(), reason, why: format!("{why}{pod}") })
+    });
+    let ready = |node: &NodeName| seen.standing(node) == Standing::Ready;
     let taken = seen.occupants.iter().filter_map(|(node, (occupant, owner))| {
         let pod = spec.manifest.id();
         let why = match (occupant, owner) {
@@ -295,12 +347,14 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
             }
             (Occupant::Nobody | Occupant::Ours(_), _) => return None,
         };
-        Some(Unfit { node: node.clone(), why })
+        let reason = UnfitReason::PlaceTaken;
+        ready(node).then(|| Unfit { node: node.clone(), reason, why })
     });
     let unmatched = seen.nodes.iter().filter_map(|(node, labels)| {
-        Some(Unfit { node: node.clone(), why: spec.node_selector.explain(labels)? })
+        let why = spec.node_selector.explain(labels)?;
+        Some(Unfit { node: node.clone(), reason: UnfitReason::NotMatching, why })
     });
-    taken.chain(unmatched).collect()
+    unready.chain(taken).chain(unmatched).collect()
 }
 
 fn owner_words(id: RcId) -> String {

@@ -4,6 +4,7 @@
 mod audit;
 mod doctor;
 mod label;
+mod node;
 mod rc;
 mod usage;
 mod with_a_farm;

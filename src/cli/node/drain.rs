@@ -1,0 +1,267 @@
+//! `rcfarm node drain`, `undrain`
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::observe::{Node, State, Which, check_readable};
+use super::pods::{NodePod, pods, pods_table, tally};
+use crate::audit::{Details, NodeChange};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{Progress, duration};
+use crate::ids::{NodeName, PodId};
+use crate::node::record::NodeState;
+use crate::store::{Index, Op, Query, StoreError, key};
+use crate::time::Timestamp;
+
+/// Which, and for how long.
+#[derive(clap::Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    which: Which,
+    /// By when it shall be done; then the command reports what is left, and the nodes stay draining
+    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = duration)]
+    deadline: Duration,
+    /// Wait until no pod is left (the default)
+    #[arg(long, overrides_with = "no_wait")]
+    wait: bool,
+    /// Do not wait
+    #[arg(long, overrides_with = "wait")]
+    no_wait: bool,
+}
+
+/// Which.
+#[derive(clap::Args)]
+pub struct UndrainArgs {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// A node after the command.
+#[derive(Serialize)]
+struct Row {
+    name: NodeName,
+    state: State,
+    draining: bool,
+    drain_deadline: Option<Timestamp>,
+    /// Pods that are left, each with what keeps it.
+    pods: Vec<NodePod>,
+}
+
+impl Row {
+    fn of(node: &Node, pods: Vec<NodePod>) -> Row {
+        Row {
+            name: node.name.clone(),
+            state: node.state(),
+            draining: node.is_draining(),
+            drain_deadline: node.record.as_ref().ok().and_then(|record| record.drain_deadline),
+            pods,
+        }
+    }
+}
+
+/// How often a change is tried again because somebody else changed the record meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// How long a wait goes without looking, for what is told in no key that it watches.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The same while the node has no more intents: a watch on nothing wakes on anything.
+const LOOK_SOON: Duration = Duration::from_millis(300);
+
+pub(super) async fn drain(console: &Console, args: &DrainArgs) -> anyhow::Result<Exit> {
+    let give_up = Instant::now() + args.deadline;
+    let deadline = console.now().checked_add(args.deadline).map_err(|_| {
+        failure(
+            format!("--deadline: {} is too long", humantime::format_duration(args.deadline)),
+            "write it like 30m, 2h or 7d",
+        )
+    })?;
+    let nodes = args.which.find(console).await?;
+    let wanted = (NodeState::Draining, Some(deadline));
+    for node in &nodes {
+        change(console, node, wanted, Details::NodeDrained).await?;
+    }
+    let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
+    let waits = args.wait || !args.no_wait;
+    let rows = if waits {
+        emptied(console, &names, give_up).await?
+    } else {
+        look(console, &names).await?
+    };
+    console.out.show(&rows, || drained_text(&rows))?;
+    let left = rows.iter().map(|row| row.pods.len()).sum::<usize>();
+    if left == 0 || !waits {
+        return Ok(Exit::Ok);
+    }
+    let on: Vec<&str> =
+        rows.iter().filter(|row| !row.pods.is_empty()).map(|row| row.name.as_str()).collect();
+    Err(failure(
+        format!(
+            "the deadline of {} has passed with {left} pods left on {} ({}); the drain goes on",
+            humantime::format_duration(args.deadline),
+            on.join(", "),
+            tally(rows.iter().flat_map(|row| &row.pods)),
+        ),
+        format!(
+            "what holds a controller up: rcfarm rc explain RC; to wait again: rcfarm node drain {0}; \
+             to end the drain: rcfarm node undrain {0}",
+            on.join(" ")
+        ),
+    ))
+}
+
+pub(super) async fn undrain(console: &Console, args: &UndrainArgs) -> anyhow::Result<Exit> {
+    let nodes = args.which.find(console).await?;
+    let mut changed = BTreeSet::new();
+    for node in &nodes {
+        if change(console, node, (NodeState::Ready, None), Details::NodeUndrained).await? {
+            changed.insert(node.name.clone());
+        }
+    }
+    let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
+    let rows = look(console, &names).await?;
+    console.out.show(&rows, || {
+        let line = |row: &Row| match changed.contains(&row.name) {
+            true => format!("{}: no longer draining ({})\n", row.name, row.state),
+            false => format!("{}: not draining, as before ({})\n", row.name, row.state),
+        };
+        rows.iter().map(line).collect()
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Writes what an operator wants of a node, guarded by the record's index, with its audit record. The agent's session
+/// goes on holding the key: a plain CAS keeps it (`consul_semantics.md` §0 #4). `false`: it was so before.
+async fn change(
+    console: &Console,
+    seen: &Node,
+    (state, drain_deadline): (NodeState, Option<Timestamp>),
+    details: impl Fn(NodeChange) -> Details,
+) -> anyhow::Result<bool> {
+    for _ in 0..ATTEMPTS {
+        let node = Node::read(console, &seen.name).await?;
+        check_readable(&node)?;
+        let Ok(mut record) = node.record.clone() else { continue };
+        if (record.state, record.drain_deadline) == (state, drain_deadline) {
+            return Ok(false);
+        }
+        (record.state, record.drain_deadline) = (state, drain_deadline);
+        let (index, flags) =
+            node.entry.as_ref().map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
+        let op = Op::Cas { key: key::node(&node.name), value: record.encode(), flags, index };
+        let details = details(NodeChange {
+            node: node.name.clone(),
+            actor: console.actor(),
+            reason: "Requested".to_owned(),
+            drain_deadline,
+            pods: intended(console, &node.name).await?,
+        });
+        match console.commit([op], &details, None).await? {
+            Committed::Applied(_) => return Ok(true),
+            Committed::Refused(_) => {}
+        }
+    }
+    Err(failure(
+        format!(
+            "{} changes all the time: {ATTEMPTS} attempts were too late",
+            key::node(&seen.name)
+        ),
+        "see who writes it: rcfarm audit list --since 10m",
+    ))
+}
+
+/// The pods that are meant to be on a node.
+pub(super) async fn intended(console: &Console, node: &NodeName) -> anyhow::Result<Vec<PodId>> {
+    let prefix = key::node_intents(node);
+    let keys = console.store.keys(&prefix, None, Query::PLAIN).await?.value;
+    Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
+}
+
+async fn look(console: &Console, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for name in names {
+        let node = Node::read(console, name).await?;
+        let pods = pods(console, &node).await?;
+        rows.push(Row::of(&node, pods));
+    }
+    Ok(rows)
+}
+
+/// Waits until no pod is left, the deadline has passed, or somebody has ended the drain.
+async fn emptied(
+    console: &Console,
+    names: &[NodeName],
+    give_up: Instant,
+) -> anyhow::Result<Vec<Row>> {
+    let mut progress = Progress::default();
+    let mut index = Index::ZERO;
+    loop {
+        let rows = match look(console, names).await {
+            Err(error) if is_passing(&error) && Instant::now() < give_up => {
+                progress.say(&format!("{error}; trying again"));
+                sleep(LOOK_EVERY).await;
+                continue;
+            }
+            looked => looked?,
+        };
+        if let Some(row) = rows.iter().find(|row| !row.draining) {
+            return Err(failure(
+                format!("somebody has ended the drain of {} meanwhile", row.name),
+                "see who: rcfarm audit list --since 10m",
+            ));
+        }
+        let left: Vec<&NodePod> = rows.iter().flat_map(|row| &row.pods).collect();
+        if left.is_empty() {
+            return Ok(rows);
+        }
+        progress.say(&format!("{} pods left ({})", left.len(), tally(left.iter().copied())));
+        if Instant::now() >= give_up {
+            return Ok(rows);
+        }
+        let watched = left.iter().find(|pod| pod.intended).map(|pod| pod.node.clone());
+        index = wait(console, watched.as_ref(), index, give_up).await;
+    }
+}
+
+/// Waits until the intents of a node change, though not for long, and never past `give_up`.
+async fn wait(console: &Console, node: Option<&NodeName>, index: Index, give_up: Instant) -> Index {
+    let Some(node) = node else {
+        let _ = timeout_at(give_up, sleep(LOOK_SOON)).await;
+        return Index::ZERO;
+    };
+    let query = Query::after(index, LOOK_EVERY);
+    let intents = key::node_intents(node);
+    match timeout_at(give_up, console.store.keys(&intents, None, query)).await {
+        Ok(Ok(answer)) => answer.index,
+        // The next look says what is wrong, if it still is.
+        Ok(Err(_)) => {
+            let _ = timeout_at(give_up, sleep(LOOK_EVERY)).await;
+            Index::ZERO
+        }
+        Err(_) => Index::ZERO,
+    }
+}
+
+fn is_passing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<StoreError>().is_some_and(StoreError::is_retryable)
+}
+
+fn drained_text(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for Row { name, drain_deadline, pods, .. } in rows {
+        let until = drain_deadline.map(|at| format!(" until {at:.0}")).unwrap_or_default();
+        text.push_str(&match pods.len() {
+            0 => format!("{name}: empty; it takes no pods until: rcfarm node undrain {name}\n"),
+            left => format!("{name}: draining{until}, {left} pods left\n"),
+        });
+    }
+    let left: Vec<&NodePod> = rows.iter().flat_map(|row| &row.pods).collect();
+    if !left.is_empty() {
+        text.push('\n');
+        text.push_str(&pods_table(left));
+    }
+    text
+}

@@ -1,0 +1,154 @@
+//! `rcfarm node list`
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::observe::{Node, State, all, unknown};
+use crate::cli::console::Console;
+use crate::cli::failure::Exit;
+use crate::cli::output::{age, or_dash, table};
+use crate::ids::{NodeName, PodId, SessionId};
+use crate::labels::{Labels, Selector};
+use crate::manifest::Resources;
+use crate::store::{Query, key};
+use crate::time::Timestamp;
+
+/// Which.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// Only nodes whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
+}
+
+/// A node in a list.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub(super) name: NodeName,
+    pub(super) state: State,
+    /// An operator wants it empty; also of a node that is down.
+    pub(super) draining: bool,
+    pub(super) drain_deadline: Option<Timestamp>,
+    /// Pods that are meant to be there.
+    pub(super) pods: usize,
+    pub(super) labels: Labels,
+    pub(super) address: Option<String>,
+    pub(super) capacity: Option<Resources>,
+    pub(super) agent_version: Option<String>,
+    /// The session of the agent, while it runs.
+    pub(super) agent_session: Option<SessionId>,
+    /// When the node last wrote the health of a pod; only changes are written.
+    pub(super) last_heard: Option<Timestamp>,
+    /// What of its record and its labels cannot be read.
+    pub(super) invalid: Vec<String>,
+}
+
+impl Row {
+    pub(super) fn of(node: &Node, pods: usize, last_heard: Option<Timestamp>) -> Row {
+        let record = node.record.as_ref().ok().filter(|_| node.entry.is_some());
+        Row {
+            name: node.name.clone(),
+            state: node.state(),
+            draining: node.is_draining(),
+            drain_deadline: record.and_then(|record| record.drain_deadline),
+            pods,
+            labels: node.labels.clone().unwrap_or_default(),
+            address: record.map(|r| r.address.clone()).filter(|address| !address.is_empty()),
+            capacity: record.map(|r| r.capacity.clone()).filter(|c| !c.is_zero()),
+            agent_version: record.and_then(|record| record.agent_version.clone()),
+            agent_session: node.agent().cloned(),
+            last_heard,
+            invalid: node.invalid(),
+        }
+    }
+
+    /// How old what is known of the node is.
+    pub(super) fn heard(&self, now: Timestamp) -> String {
+        match (&self.agent_session, self.last_heard) {
+            (Some(_), _) => "now".to_owned(),
+            (None, last) => or_dash(last.map(|last| age(last, now))),
+        }
+    }
+}
+
+pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let mut nodes = all(console).await?;
+    let intents = console.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
+    let mut pods: BTreeMap<NodeName, usize> = BTreeMap::new();
+    for (node, _) in intents.iter().filter_map(|key| key::node_and_pod(&key::intents(), key)) {
+        *pods.entry(node).or_default() += 1;
+    }
+    for name in pods.keys().filter(|name| !nodes.contains_key(name)).cloned().collect::<Vec<_>>() {
+        nodes.insert(name.clone(), unknown(name));
+    }
+    if let Some(selector) = &args.selector {
+        nodes.retain(|_, node| node.labels.as_ref().is_ok_and(|labels| selector.matches(labels)));
+    }
+    let heard = last_heard(console).await?;
+    let count = |node: &Node| pods.get(&node.name).copied().unwrap_or(0);
+    let row = |node: &Node| Row::of(node, count(node), heard.get(&node.name).copied());
+    let rows: Vec<(&Node, Row)> = nodes.values().map(|node| (node, row(node))).collect();
+    for why in rows.iter().flat_map(|(_, row)| &row.invalid) {
+        console.out.note(why);
+    }
+    let shown: Vec<&Row> = rows.iter().map(|(_, row)| row).collect();
+    console.out.show(&shown, || {
+        if rows.is_empty() {
+            return "nothing matches".to_owned();
+        }
+        let now = console.now();
+        let columns = rows.iter().map(|(node, row)| {
+            vec![
+                row.name.to_string(),
+                node.state_words(),
+                row.pods.to_string(),
+                or_dash(row.capacity.as_ref()),
+                or_dash(row.agent_version.as_ref()),
+                row.heard(now),
+                label_words(&row.labels),
+            ]
+        });
+        table(&["NODE", "STATE", "PODS", "CAPACITY", "AGENT", "HEARD", "LABELS"], columns)
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// The part of a health record that tells when it was written.
+#[derive(Deserialize)]
+struct Told {
+    #[serde(rename = "Time")]
+    time: Timestamp,
+}
+
+/// When each node last wrote a health record.
+async fn last_heard(console: &Console) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
+    let prefix = key::healths();
+    let mut heard = BTreeMap::new();
+    for entry in console.store.list(&prefix, Query::PLAIN).await?.value {
+        let place = prefix.tail(&entry.key).and_then(|tail| tail.split_once('/'));
+        let node = place.and_then(|(_, node)| node.parse::<NodeName>().ok());
+        let told = serde_json::from_slice::<Told>(&entry.value).ok();
+        if let (Some(node), Some(Told { time })) = (node, told) {
+            let last = heard.entry(node).or_insert(time);
+            *last = time.max(*last);
+        }
+    }
+    Ok(heard)
+}
+
+/// The same of one node, from the health of the pods that are known to be there.
+pub(super) async fn last_heard_of<'p>(
+    console: &Console,
+    node: &NodeName,
+    pods: impl Iterator<Item = &'p PodId>,
+) -> anyhow::Result<Option<Timestamp>> {
+    let read = console.get_many(pods.map(|pod| key::health(pod, node))).await?;
+    let time = |value: &[u8]| serde_json::from_slice::<Told>(value).ok().map(|told| told.time);
+    Ok(read.values().filter_map(|entry| time(&entry.value)).max())
+}
+
+pub(super) fn label_words(labels: &Labels) -> String {
+    let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    if pairs.is_empty() { "-".to_owned() } else { pairs.join(",") }
+}

@@ -1,0 +1,281 @@
+//! Reads what is known of nodes: `rcfarm/nodes/` and `labels/node/`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cli::console::Console;
+use crate::cli::failure::failure;
+use crate::ids::{NodeName, SessionId};
+use crate::labels::{Labels, Selector, decode_labels};
+use crate::node::record::{NodeRecord, NodeState};
+use crate::rc::plan::Standing;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Key, Prefix, Query};
+
+/// A node's state in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    /// Its agent runs, and pods may be added.
+    Ready,
+    /// It is being emptied, or is empty and stays so.
+    Draining,
+    /// Its agent is gone.
+    Down,
+    /// It is known by its labels or its pods alone, as p2's nodes are, and takes pods like a ready one.
+    NoAgent,
+    /// Its record breaks a rule; farms pass over the record, so the node takes pods like a ready one.
+    Unreadable,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            State::Ready => "ready",
+            State::Draining => "draining",
+            State::Down => "down",
+            State::NoAgent => "no agent",
+            State::Unreadable => "unreadable",
+        })
+    }
+}
+
+/// A field of a record that breaks a rule.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct BadField {
+    pub(super) field: String,
+    pub(super) why: String,
+}
+
+/// A node as stored.
+pub(super) struct Node {
+    pub(super) name: NodeName,
+    pub(super) entry: Option<Entry>,
+    pub(super) record: Result<NodeRecord, BadField>,
+    pub(super) label_entry: Option<Entry>,
+    pub(super) labels: Result<Labels, BadField>,
+}
+
+impl Node {
+    fn of(name: NodeName, entry: Option<Entry>, label_entry: Option<Entry>) -> Node {
+        let record = entry.as_ref().map(|entry| decode(&entry.value));
+        let bad_labels = |error| BadField { field: WHOLE.to_owned(), why: format!("{error}") };
+        let labels = label_entry.as_ref().map(|entry| decode_labels(&entry.value));
+        Node {
+            name,
+            record: record.unwrap_or_else(|| Ok(NodeRecord::default())),
+            labels: labels.unwrap_or_else(|| Ok(Labels::new())).map_err(bad_labels),
+            entry,
+            label_entry,
+        }
+    }
+
+    /// Reads one node; one of which there is nothing, too.
+    pub(super) async fn read(console: &Console, name: &NodeName) -> anyhow::Result<Node> {
+        let (record, labels) = (key::node(name), key::node_labels(name));
+        let mut read = console.get_many([record.clone(), labels.clone()]).await?;
+        Ok(Node::of(name.clone(), read.remove(record.as_str()), read.remove(labels.as_str())))
+    }
+
+    /// Whether it has a record or labels.
+    pub(super) fn is_known(&self) -> bool {
+        self.entry.is_some() || self.label_entry.is_some()
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.record.as_ref().is_ok_and(|record| record.state == NodeState::Draining)
+    }
+
+    /// The session of the agent that runs.
+    pub(super) fn agent(&self) -> Option<&SessionId> {
+        self.entry.as_ref().and_then(|entry| entry.session.as_ref())
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        match (&self.record, &self.entry) {
+            (Ok(record), Some(entry)) => standing_of(record, entry),
+            _ => Standing::Ready,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        match (&self.record, self.standing()) {
+            (Err(_), _) => State::Unreadable,
+            (Ok(_), Standing::Down) => State::Down,
+            (Ok(_), Standing::Draining) => State::Draining,
+            (Ok(_), Standing::Ready) if self.agent().is_some() => State::Ready,
+            (Ok(_), Standing::Ready) => State::NoAgent,
+        }
+    }
+
+    /// The state for people: a node may be down while it drains.
+    pub(super) fn state_words(&self) -> String {
+        match self.state() {
+            State::Down if self.is_draining() => "down, draining".to_owned(),
+            state => state.to_string(),
+        }
+    }
+
+    /// What of the node cannot be read, with its key.
+    pub(super) fn invalid(&self) -> Vec<String> {
+        let words = |key: Key, bad: &BadField| format!("{key}: field {}: {}", bad.field, bad.why);
+        let record = self.record.as_ref().err().map(|bad| words(key::node(&self.name), bad));
+        let labels = self.labels.as_ref().err().map(|bad| words(key::node_labels(&self.name), bad));
+        record.into_iter().chain(labels).collect()
+    }
+}
+
+const WHOLE: &str = "(whole value)";
+
+/// Decodes a record; what is wrong is said of the field, which serde does not tell.
+fn decode(value: &[u8]) -> Result<NodeRecord, BadField> {
+    NodeRecord::decode(value).map_err(|error| {
+        let fields = match serde_json::from_slice(value) {
+            Ok(Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let alone = |(field, value): (String, Value)| {
+            let bad = NodeRecord::decode(json!({&field: value}).to_string().as_bytes()).err()?;
+            let text = bad.to_string();
+            let why = text.split(" at line ").next().unwrap_or_default().to_owned();
+            Some(BadField { field, why })
+        };
+        let whole = BadField { field: WHOLE.to_owned(), why: error.to_string() };
+        fields.into_iter().find_map(alone).unwrap_or(whole)
+    })
+}
+
+/// What a node is fit for. An agent that is gone counts as down at once here: how long it has been gone, only a farm
+/// that watched it knows.
+fn standing_of(record: &NodeRecord, entry: &Entry) -> Standing {
+    match (record.session.is_some() && entry.session.is_none(), record.state) {
+        (true, _) => Standing::Down,
+        (false, NodeState::Draining) => Standing::Draining,
+        (false, NodeState::Ready) => Standing::Ready,
+    }
+}
+
+/// The nodes of `rcfarm/nodes/` that are not ready.
+pub(in crate::cli) async fn standings(
+    console: &Console,
+) -> anyhow::Result<BTreeMap<NodeName, Standing>> {
+    let prefix = key::nodes();
+    let entries = by_node(&prefix, console.store.list(&prefix, Query::PLAIN).await?.value);
+    let unfit = |(name, entry): (NodeName, Entry)| {
+        let standing = standing_of(&NodeRecord::decode(&entry.value).ok()?, &entry);
+        (standing != Standing::Ready).then_some((name, standing))
+    };
+    Ok(entries.into_iter().filter_map(unfit).collect())
+}
+
+/// Every node that has a record or labels.
+pub(super) async fn all(console: &Console) -> anyhow::Result<BTreeMap<NodeName, Node>> {
+    let (records, labels) = (key::nodes(), key::labels(LabelKind::Node));
+    let mut entries = by_node(&records, console.store.list(&records, Query::PLAIN).await?.value);
+    let labelled = by_node(&labels, console.store.list(&labels, Query::PLAIN).await?.value);
+    let mut nodes: BTreeMap<NodeName, Node> = labelled
+        .into_iter()
+        .map(|(name, labels)| {
+            let entry = entries.remove(&name);
+            (name.clone(), Node::of(name, entry, Some(labels)))
+        })
+        .collect();
+    let unlabelled = entries.into_iter();
+    nodes.extend(unlabelled.map(|(name, entry)| (name.clone(), Node::of(name, Some(entry), None))));
+    Ok(nodes)
+}
+
+fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
+    let named = |entry: Entry| Some((prefix.tail(&entry.key)?.parse().ok()?, entry));
+    entries.into_iter().filter_map(named).collect()
+}
+
+/// A node of which nothing is known but its name, perhaps by its pods.
+pub(super) fn unknown(name: NodeName) -> Node {
+    Node::of(name, None, None)
+}
+
+/// One or several nodes.
+#[derive(clap::Args)]
+pub(super) struct Which {
+    /// The nodes
+    #[arg(value_name = "NODE", required_unless_present = "selector")]
+    nodes: Vec<NodeName>,
+    /// All nodes whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "nodes")]
+    selector: Option<Selector>,
+}
+
+impl Which {
+    /// The nodes that are meant. Each is known and has a readable record, so that a mistake changes no node at all.
+    pub(super) async fn find(&self, console: &Console) -> anyhow::Result<Vec<Node>> {
+        let mut nodes = Vec::new();
+        if let Some(selector) = &self.selector {
+            let matches = |node: &Node| node.labels.as_ref().is_ok_and(|l| selector.matches(l));
+            nodes.extend(all(console).await?.into_values().filter(matches));
+            if nodes.is_empty() {
+                return Err(failure(
+                    format!("no node matches {selector}"),
+                    "see which nodes there are, with their labels: rcfarm node list",
+                ));
+            }
+        }
+        for name in &self.nodes {
+            nodes.push(find(console, name).await?);
+        }
+        nodes.iter().try_for_each(check_readable)?;
+        Ok(nodes)
+    }
+}
+
+/// A node that has a record, labels or pods: the name is no slip.
+pub(super) async fn find(console: &Console, name: &NodeName) -> anyhow::Result<Node> {
+    let node = Node::read(console, name).await?;
+    let has_intents = async {
+        let keys = console.store.keys(&key::node_intents(name), None, Query::PLAIN).await?;
+        anyhow::Ok(!keys.value.is_empty())
+    };
+    if node.is_known() || has_intents.await? {
+        return Ok(node);
+    }
+    Err(failure(
+        format!("there is no node {name}: it has no record, no labels and no pods"),
+        "see which there are: rcfarm node list",
+    ))
+}
+
+/// A record that cannot be read is not rewritten.
+pub(super) fn check_readable(node: &Node) -> anyhow::Result<()> {
+    let Err(bad) = &node.record else { return Ok(()) };
+    let key = key::node(&node.name);
+    Err(failure(
+        format!("{key}: field {}: {}; nothing was changed", bad.field, bad.why),
+        format!(
+            "mend the field (consul kv get {key}), or forget the node: rcfarm node remove {}",
+            node.name
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_that_breaks_a_rule_is_named() {
+        for (value, field) in [
+            (r#"{"rack":7,"state":"sleepy"}"#, "state"),
+            (r#"{"capacity":{"cpu_milli":-1}}"#, "capacity"),
+            (r#"{"drain_deadline":"soon","state":"draining"}"#, "drain_deadline"),
+            ("[]", WHOLE),
+            ("{", WHOLE),
+        ] {
+            let bad = decode(value.as_bytes()).unwrap_err();
+            assert_eq!(bad.field, field, "{value}");
+            assert!(!bad.why.is_empty());
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The pods of a node, and why those that should leave are still there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::observe::Node;
+use crate::cli::console::Console;
+use crate::cli::output::{or_dash, table};
+use crate::cli::rc::find::{Found, title};
+use crate::cli::rc::observe::places;
+use crate::ids::{NodeName, PodId, RcId};
+use crate::node::Health;
+use crate::rc::plan::Standing;
+use crate::rc::status::{ConditionType, RcStatus, Reason};
+use crate::store::{Prefix, Query, key};
+
+/// A pod on a node.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct NodePod {
+    pub(super) node: NodeName,
+    pub(super) pod_id: PodId,
+    pub(super) replication_controller_id: Option<RcId>,
+    pub(super) health: Health,
+    /// It has an intent.
+    pub(super) intended: bool,
+    /// The node says that it is there.
+    pub(super) real: bool,
+    /// Why it is still there; `None` when it need not leave.
+    pub(super) stays: Option<Stay>,
+}
+
+/// Why a pod that should leave is still there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Stay {
+    /// A fixed token: one of the owner's ([`Reason`]), or one of those below.
+    pub(super) reason: String,
+    /// In words.
+    pub(super) message: String,
+}
+
+impl Stay {
+    fn new(reason: impl ToString, message: impl Into<String>) -> Stay {
+        Stay { reason: reason.to_string(), message: message.into() }
+    }
+}
+
+/// What is known of a controller whose pod is looked at.
+struct Controller {
+    found: Option<Found>,
+    status: Option<RcStatus>,
+    is_owned: bool,
+}
+
+/// Reads the pods of a node: by intent, by label, or because the node says that they are there.
+pub(super) async fn pods(console: &Console, node: &Node) -> anyhow::Result<Vec<NodePod>> {
+    let store = &console.store;
+    let name = &node.name;
+    let intended = pod_ids(console, &key::node_intents(name)).await?;
+    // What a node said last before its agent went is no news.
+    let is_told = node.standing() != Standing::Down;
+    let real = pod_ids(console, &key::node_realities(name)).await?;
+    let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
+    let owners: BTreeMap<PodId, RcId> =
+        labelled.iter().filter_map(|(place, pod)| Some((place.pod.clone(), pod.rc?))).collect();
+    let labelled: BTreeSet<PodId> = labelled.into_keys().map(|place| place.pod).collect();
+    let mut all = &intended | &labelled;
+    if is_told {
+        all.extend(real.iter().cloned());
+    }
+    let healths = console.get_many(all.iter().map(|pod| key::health(pod, name))).await?;
+    let controllers = controllers(console, owners.values().copied().collect()).await?;
+    let pod = |pod_id: PodId| {
+        let rc = owners.get(&pod_id).copied();
+        let health = healths.get(key::health(&pod_id, name).as_str());
+        let is_leaving = !intended.contains(&pod_id) && !labelled.contains(&pod_id);
+        let controller = rc.and_then(|rc| Some((rc, controllers.get(&rc)?)));
+        NodePod {
+            node: name.clone(),
+            replication_controller_id: rc,
+            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+            intended: intended.contains(&pod_id),
+            real: real.contains(&pod_id),
+            stays: stays(node, controller, is_leaving),
+            pod_id,
+        }
+    };
+    Ok(all.into_iter().map(pod).collect())
+}
+
+async fn pod_ids(console: &Console, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
+    let keys = console.store.keys(prefix, None, Query::PLAIN).await?.value;
+    Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
+}
+
+async fn controllers(
+    console: &Console,
+    ids: BTreeSet<RcId>,
+) -> anyhow::Result<BTreeMap<RcId, Controller>> {
+    let keys = ids.iter().flat_map(|id| [key::rc(*id), key::rc_status(*id), key::rc_lock(*id)]);
+    let mut read = console.get_many(keys).await?;
+    let mut controller = |id: RcId| {
+        let status = read.remove(key::rc_status(id).as_str());
+        let lock = read.remove(key::rc_lock(id).as_str());
+        Controller {
+            found: read.remove(key::rc(id).as_str()).map(|entry| Found::of(id, entry)),
+            status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
+            is_owned: lock.is_some_and(|entry| entry.session.is_some()),
+        }
+    };
+    Ok(ids.into_iter().map(|id| (id, controller(id))).collect())
+}
+
+/// Why a pod that should leave `node` is there; `None` when it may stay.
+fn stays(node: &Node, controller: Option<(RcId, &Controller)>, is_leaving: bool) -> Option<Stay> {
+    if is_leaving {
+        return Some(Stay::new("Stopping", "its intent is gone; the node has yet to stop it"));
+    }
+    let is_fit = node.standing() == Standing::Ready;
+    let Some((id, controller)) = controller else {
+        let message = "no controller has it, so nobody moves it";
+        return (!is_fit).then(|| Stay::new("NoController", message));
+    };
+    let Some(found) = &controller.found else {
+        let message = format!("its controller {id} is gone: rcfarm rc orphans");
+        return Some(Stay::new("ControllerGone", message));
+    };
+    let spec = found.spec().ok();
+    let matches = match (&spec, &node.labels) {
+        (Some(spec), Ok(labels)) => spec.node_selector.matches(labels),
+        (Some(_), Err(_)) => false,
+        (None, _) => true,
+    };
+    (!is_fit || !matches).then(|| why(node, found, controller))
+}
+
+/// Why the pod of a controller has not left yet.
+fn why(node: &Node, found: &Found, controller: &Controller) -> Stay {
+    if !controller.is_owned {
+        let message = format!("no farm owns {}: rcfarm rc explain {}", found.title(), found.id);
+        return Stay::new("NoOwner", message);
+    }
+    if found.record.as_ref().is_ok_and(|record| record.disabled) {
+        let message = format!("its controller is disabled: rcfarm rc enable {}", found.id);
+        return Stay::new(Reason::Disabled, message);
+    }
+    let Some(status) = &controller.status else { return unseen() };
+    let failed = |kind| status.condition(kind).filter(|condition| !condition.status);
+    if let Some(invalid) = failed(ConditionType::Valid) {
+        return Stay::new(invalid.reason, invalid.message.clone());
+    }
+    let Some(placed) = failed(ConditionType::Placed) else { return unseen() };
+    let replicas = status.replicas;
+    let mut message = match (placed.reason, &status.transfer) {
+        (_, Some(transfer)) if transfer.old_node == node.name => match &transfer.new_node {
+            Some(to) => format!("it moves to {to}"),
+            None => "a node for it is being chosen".to_owned(),
+        },
+        (_, Some(transfer)) => format!("the one on {} moves first", transfer.old_node),
+        (Reason::PodsUnhealthy, None) => format!(
+            "{} of {} pods are healthy: none can be spared",
+            replicas.healthy, replicas.current
+        ),
+        _ => placed.message.clone(),
+    };
+    if let Some(error) = &status.last_error {
+        message.push_str(&format!("; last error: {error}"));
+    }
+    Stay::new(placed.reason, message)
+}
+
+fn unseen() -> Stay {
+    Stay::new("NotSeenYet", "its owner has yet to look")
+}
+
+/// How many pods there are for each reason, as in `3 TransferUnderWay, 1 NoOwner`.
+pub(super) fn tally<'p>(pods: impl Iterator<Item = &'p NodePod>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for stay in pods.filter_map(|pod| pod.stays.as_ref()) {
+        *counts.entry(&stay.reason).or_default() += 1;
+    }
+    let words: Vec<String> =
+        counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    words.join(", ")
+}
+
+/// Pods for people.
+pub(super) fn pods_table<'p>(pods: impl IntoIterator<Item = &'p NodePod>) -> String {
+    let rows = pods.into_iter().map(|pod| {
+        let controller = pod.replication_controller_id.map(|id| title(Some(&pod.pod_id), id));
+        let (reason, message) = match &pod.stays {
+            Some(stay) => (stay.reason.clone(), stay.message.clone()),
+            None => ("-".to_owned(), String::new()),
+        };
+        vec![
+            pod.node.to_string(),
+            pod.pod_id.to_string(),
+            or_dash(controller),
+            format!("{:?}", pod.health).to_lowercase(),
+            reason,
+            message,
+        ]
+    });
+    table(&["NODE", "POD", "CONTROLLER", "HEALTH", "STAYS", "WHY"], rows)
+}

@@ -1,0 +1,120 @@
+//! `rcfarm node remove`
+
+use serde_json::json;
+
+use super::drain::intended;
+use super::observe::{Node, find};
+use super::pods::{NodePod, pods, pods_table};
+use crate::audit::{Details, NodeChange};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::ids::NodeName;
+use crate::store::{Entry, Key, Op, key};
+
+/// Which, and how.
+#[derive(clap::Args)]
+pub struct RemoveArgs {
+    /// The node
+    #[arg(value_name = "NODE")]
+    node: NodeName,
+    /// Remove record and labels although pods or an agent are there; both are left as they are, and named
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<Exit> {
+    let node = find(console, &args.node).await?;
+    let pods = pods(console, &node).await?;
+    let agent = node.agent().cloned();
+    if !node.is_known() {
+        return Err(failure(
+            format!("{} has neither a record nor labels, only pods; nothing to remove", node.name),
+            format!("see whose they are: rcfarm node get {}", node.name),
+        ));
+    }
+    if !args.force {
+        check_unused(&node, &pods)?;
+    }
+    delete(console, &node, &pods).await?;
+    let shown = json!({
+        "name": node.name,
+        "removed": {"record": node.entry.is_some(), "labels": node.label_entry.is_some()},
+        "left": {"pods": pods, "agent_session": agent},
+    });
+    console.out.show(&shown, || {
+        let mut text = format!("{}: removed\n", node.name);
+        if let Some(session) = &agent {
+            text.push_str(&format!("left: its agent, with session {session}\n"));
+        }
+        if !pods.is_empty() {
+            text.push_str(&format!("left: {} pods\n\n{}", pods.len(), pods_table(&pods)));
+        }
+        text
+    })?;
+    if agent.is_some() {
+        console
+            .out
+            .note("its agent still runs; until it is stopped, it may register the node again");
+    }
+    if pods.is_empty() && !intended(console, &node.name).await?.is_empty() {
+        // Nothing can guard a transaction against a key that is not there yet.
+        console.out.note(&format!(
+            "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
+            node.name
+        ));
+    }
+    Ok(Exit::Ok)
+}
+
+fn check_unused(node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
+    let name = &node.name;
+    let force = format!("or leave them as they are: rcfarm node remove {name} --force");
+    if !pods.is_empty() {
+        let some: Vec<&str> = pods.iter().take(5).map(|pod| pod.pod_id.as_str()).collect();
+        let more = if pods.len() > some.len() { ", …" } else { "" };
+        return Err(failure(
+            format!(
+                "{name} has {} pods ({}{more}); nothing was changed",
+                pods.len(),
+                some.join(", ")
+            ),
+            format!("have them leave first: rcfarm node drain {name}; {force}"),
+        ));
+    }
+    match node.agent() {
+        None => Ok(()),
+        Some(session) => Err(failure(
+            format!("the agent of {name} is running (session {session}); nothing was changed"),
+            format!("stop it on the machine first, {force}"),
+        )),
+    }
+}
+
+/// Record and labels as they were seen, both or neither.
+async fn delete(console: &Console, node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
+    let gone = |key: Key, seen: &Option<Entry>| match seen {
+        Some(entry) => Op::DeleteCas { key, index: entry.modify_index },
+        None => Op::CheckNotExists { key },
+    };
+    let ops = [
+        gone(key::node(&node.name), &node.entry),
+        gone(key::node_labels(&node.name), &node.label_entry),
+    ];
+    let details = Details::NodeRemoved(NodeChange {
+        node: node.name.clone(),
+        actor: console.actor(),
+        reason: "Requested".to_owned(),
+        drain_deadline: None,
+        pods: pods.iter().map(|pod| pod.pod_id.clone()).collect(),
+    });
+    match console.commit(ops, &details, None).await? {
+        Committed::Applied(_) => Ok(()),
+        Committed::Refused(_) => Err(failure(
+            format!(
+                "{}: somebody changed its record or labels meanwhile; nothing was removed",
+                node.name
+            ),
+            format!("look at it, then try again: rcfarm node get {}", node.name),
+        )),
+    }
+}

@@ -1,0 +1,59 @@
+//! `rcfarm node get`
+
+use serde_json::json;
+
+use super::list::{Row, label_words, last_heard_of};
+use super::observe::find;
+use super::pods::{pods, pods_table};
+use crate::cli::console::Console;
+use crate::cli::failure::Exit;
+use crate::cli::output::{age, fields, or_dash};
+use crate::ids::NodeName;
+use crate::time::Timestamp;
+
+/// Which.
+#[derive(clap::Args)]
+pub struct GetArgs {
+    /// The node
+    #[arg(value_name = "NODE")]
+    node: NodeName,
+}
+
+pub(super) async fn run(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+    let node = find(console, &args.node).await?;
+    let pods = pods(console, &node).await?;
+    let heard = last_heard_of(console, &node.name, pods.iter().map(|pod| &pod.pod_id)).await?;
+    let row = Row::of(&node, pods.iter().filter(|pod| pod.intended).count(), heard);
+    let record = node.entry.as_ref().map(|entry| {
+        serde_json::from_slice(&entry.value)
+            .unwrap_or_else(|_| json!(String::from_utf8_lossy(&entry.value)))
+    });
+    let mut shown = serde_json::to_value(&row)?;
+    shown["record"] = json!(record);
+    shown["pods"] = json!(pods);
+    console.out.show(&shown, || {
+        let now = console.now();
+        let mut rows = vec![
+            ("node", row.name.to_string()),
+            ("state", node.state_words()),
+            ("address", or_dash(row.address.as_ref())),
+            ("capacity", or_dash(row.capacity.as_ref())),
+            ("agent", or_dash(row.agent_version.as_ref())),
+            ("session", or_dash(row.agent_session.as_ref())),
+            ("heard", row.heard(now)),
+            ("labels", label_words(&row.labels)),
+        ];
+        rows.extend(row.drain_deadline.map(|at| ("drain until", deadline_words(at, now))));
+        rows.extend(row.invalid.iter().map(|why| ("invalid", why.clone())));
+        if pods.is_empty() {
+            rows.push(("pods", "none".to_owned()));
+            return fields(rows);
+        }
+        format!("{}\n{}", fields(rows), pods_table(&pods))
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn deadline_words(at: Timestamp, now: Timestamp) -> String {
+    if at < now { format!("{at:.0}, over for {}", age(at, now)) } else { format!("{at:.0}") }
+}

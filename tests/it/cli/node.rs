@@ -1,0 +1,330 @@
+//! `rcfarm node …`, with and without a farm.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcfarm::ids::SessionId;
+use rcfarm::node::simulated;
+use rcfarm::store::{Behavior, Key, NewSession, PutMode, Query, Reader, Store};
+use rcfarm::time::SystemClock;
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::world::World;
+
+/// A node with an agent: its record, held by a session of its own.
+async fn agent(world: &World, name: &str) -> SessionId {
+    let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+    let session = world.consul.create_session(&new).await.unwrap();
+    let record = json!({
+        "address": "10.0.0.1", "agent_version": "1.2.3", "session": session, "rack": 7,
+        "capacity": {"cpu_milli": 4000, "memory_bytes": 8u64 << 30, "devices": {"gpu": 2}},
+    });
+    let key = Key::parse(&format!("rcfarm/nodes/{name}")).unwrap();
+    let mode = PutMode::Acquire(session.clone());
+    assert!(world.consul.put(&key, record.to_string().into(), 0, mode).await.unwrap());
+    session
+}
+
+/// Whatever is intended becomes real and healthy, until the guard is dropped.
+fn simulated_nodes(world: &World) -> DropGuard {
+    let (store, shutdown) = (Arc::new(world.consul.clone()), CancellationToken::new());
+    tokio::spawn(simulated::run(store, Arc::new(SystemClock), shutdown.clone()));
+    shutdown.drop_guard()
+}
+
+async fn session_of(world: &World, key: &str) -> Option<SessionId> {
+    let key = Key::parse(key).unwrap();
+    world.consul.get(&key, Query::PLAIN).await.unwrap().value.unwrap().session
+}
+
+fn row<'v>(list: &'v Value, name: &str) -> &'v Value {
+    let rows = list.as_array().unwrap();
+    rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no {name} in {list}"))
+}
+
+#[tokio::test]
+async fn list_tells_what_each_node_is_fit_for() {
+    let world = World::new().await;
+    world.nodes(2).await; // as p2's: known by their labels alone
+    let held = agent(&world, "n2").await;
+    let gone = agent(&world, "n3").await;
+    world.consul.kill_session(&gone);
+    world.put("rcfarm/nodes/n4", r#"{"state":"draining"}"#).await;
+    world.put("rcfarm/nodes/n5", r#"{"state":"sleepy"}"#).await;
+    world.put("intent/n6/web", "id: web").await;
+    let health = r#"{"Status":"passing","Time":"2020-01-01T00:00:00Z"}"#;
+    world.put("health/web/n1", health).await;
+
+    let list = world.json(&["node", "list"]).await;
+    let states: BTreeMap<&str, &str> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["name"].as_str().unwrap(), row["state"].as_str().unwrap()))
+        .collect();
+    let expected = [
+        ("n1", "no_agent"),
+        ("n2", "ready"),
+        ("n3", "down"),
+        ("n4", "draining"),
+        ("n5", "unreadable"),
+        ("n6", "no_agent"),
+    ];
+    assert_eq!(states, BTreeMap::from(expected));
+    assert_eq!(
+        *row(&list, "n2"),
+        json!({
+            "name": "n2", "state": "ready", "draining": false, "drain_deadline": null, "pods": 0,
+            "labels": {"role": "web"}, "address": "10.0.0.1", "agent_version": "1.2.3",
+            "agent_session": held, "last_heard": null, "invalid": [],
+            "capacity": {"cpu_milli": 4000, "memory_bytes": 8u64 << 30, "devices": {"gpu": 2}},
+        })
+    );
+    assert_eq!(row(&list, "n1")["last_heard"], "2020-01-01T00:00:00Z");
+    assert_eq!(row(&list, "n6")["pods"], 1);
+    let ran = world.run(&["node", "ls"]).await;
+    assert!(ran.stderr.contains("rcfarm/nodes/n5: field state: unknown variant"), "{ran:?}");
+    let text = ran.ok();
+    assert!(text.contains("cpu=4,memory=8Gi,gpu=2") && text.contains("no agent"), "{text}");
+    let some = world.json(&["node", "list", "-l", "role=web"]).await;
+    assert_eq!(some.as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_drained_node_becomes_empty_and_no_controller_falls_below_its_minimum() {
+    const PODS: [&str; 5] = ["a", "b", "c", "d", "e"];
+    let world = World::new().await;
+    world.nodes(8).await;
+    let (_farm, _nodes) = (world.farm("f1", ""), simulated_nodes(&world));
+    let session = agent(&world, "n1").await;
+    for pod in PODS {
+        std::fs::write(world.dir.path().join(pod), format!("id: {pod}\n")).unwrap();
+        let which = ["rc", "create", "-f", pod, "--node-selector", "role=web", "--wait"];
+        let how = ["--replicas", "4", "--rc-label", "rcfarm/min_health=3"];
+        world.run(&[&which[..], &how[..]].concat()).await.ok();
+    }
+    let healthy = |pod: &str| {
+        let under = format!("health/{pod}/");
+        world.consul.inspect(|tables| tables.kv.list(&under).count())
+    };
+    while PODS.iter().any(|pod| healthy(pod) < 4) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(row(&world.json(&["node", "list"]).await, "n1")["pods"], 5);
+
+    let mut drain = Box::pin(world.run(&["node", "drain", "n1", "-o", "json"]));
+    let ran = loop {
+        tokio::select! {
+            biased;
+            ran = &mut drain => break ran,
+            () = tokio::time::sleep(Duration::from_millis(5)) => {
+                for pod in PODS {
+                    assert!(healthy(pod) >= 3, "{pod} has {} healthy pods", healthy(pod));
+                }
+            }
+        }
+    };
+    assert!(ran.stderr.contains("5 pods left ("), "{ran:?}");
+    let rows = ran.json();
+    assert_eq!((&rows[0]["state"], &rows[0]["pods"]), (&json!("draining"), &json!([])));
+    assert_eq!(world.value("rcfarm/nodes/n1").await["rack"], 7, "what we do not know stays");
+    assert_eq!(session_of(&world, "rcfarm/nodes/n1").await, Some(session), "the agent's lock");
+    for under in ["intent/n1/", "labels/pod/n1/", "reality/n1/"] {
+        assert_eq!(world.consul.inspect(|tables| tables.kv.list(under).count()), 0, "{under}");
+    }
+    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
+
+    let text = world.run(&["node", "undrain", "n1"]).await.ok();
+    assert_eq!(text, "n1: no longer draining (ready)\n");
+    let record = world.value("rcfarm/nodes/n1").await;
+    assert_eq!((&record["state"], &record["drain_deadline"]), (&json!("ready"), &Value::Null));
+    let log = world.run(&["audit", "list"]).await.ok();
+    assert!(log.contains("NODE_DRAINED") && log.contains("node n1 of 5 pods until "), "{log}");
+    assert!(log.contains("NODE_UNDRAINED") && log.contains("user:alice"), "{log}");
+}
+
+#[tokio::test]
+async fn at_the_deadline_the_pods_that_are_left_are_named_with_their_reasons() {
+    let world = World::new().await;
+    world.nodes(2).await;
+    let (farm, _nodes) = (world.farm("f1", ""), simulated_nodes(&world));
+    let id = world.create(&["--replicas", "2", "--wait"]).await;
+    world.run(&["rc", "disable", "web"]).await.ok();
+    world.put("intent/n1/by-hand", "id: by-hand").await;
+    world.pod("n1", "00000000-0000-4000-8000-000000000000").await;
+    let labels = json!({"pod_id": "web", "replication_controller_id": id}).to_string();
+    world.put("labels/pod/n1/web", &labels).await;
+
+    let ran = world.run(&["node", "drain", "n1", "--deadline", "1s", "-o", "json"]).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stderr.contains("2 pods left on n1 (1 Disabled, 1 NoController)"), "{ran:?}");
+    assert!(ran.stderr.contains("rcfarm node undrain n1"), "{ran:?}");
+    let rows: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let reasons: Vec<&str> = rows[0]["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| pod["stays"]["reason"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (reasons, &rows[0]["state"]),
+        (vec!["NoController", "Disabled"], &json!("draining"))
+    );
+
+    let shown = world.json(&["node", "get", "n1"]).await;
+    assert_eq!((&shown["state"], &shown["pods"][1]["pod_id"]), (&json!("draining"), &json!("web")));
+    assert_eq!(shown["pods"][1]["replication_controller_id"], json!(id));
+    assert_eq!(shown["pods"][1]["stays"]["reason"], "Disabled");
+    assert_eq!(shown["record"]["state"], "draining");
+    assert!(world.value("rcfarm/nodes/n1").await["drain_deadline"].is_string());
+    drop(farm);
+    world.run(&["rc", "enable", "web"]).await.ok();
+    let mut text = String::new();
+    while !text.contains("NoOwner") {
+        text = world.run(&["node", "get", "n1"]).await.ok();
+    }
+    assert!(text.contains("drain until") && text.contains("over for"), "{text}");
+}
+
+#[tokio::test]
+async fn nodes_are_drained_by_label_and_no_wait_only_says_so() {
+    let world = World::new().await;
+    world.nodes(3).await;
+    world.put("labels/node/n3", r#"{"role":"db"}"#).await;
+    world.put("intent/n2/web", "id: web").await;
+    let which = ["node", "drain", "-l", "role=web", "--no-wait", "--deadline", "1h"];
+    let text = world.run(&which).await.ok();
+    assert!(text.contains("n1: empty") && text.contains("n2: draining until 20"), "{text}");
+    assert_eq!(world.value("rcfarm/nodes/n1").await["state"], "draining");
+    assert!(world.get("rcfarm/nodes/n3").await.is_none());
+    assert_eq!(world.events().await, ["NODE_DRAINED", "NODE_DRAINED"]);
+
+    world.run(&["node", "undrain", "n1", "n2"]).await.ok();
+    let before = world.everything();
+    let text = world.run(&["node", "undrain", "n1", "n3"]).await.ok();
+    assert!(text.contains("n3: not draining, as before (no agent)"), "{text}");
+    assert_eq!(world.everything(), before, "what is so already is not written");
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_somebody_ends_the_drain() {
+    let world = World::new().await;
+    world.nodes(1).await;
+    world.put("intent/n1/web", "id: web").await;
+    let mut drain = Box::pin(world.run(&["node", "drain", "n1"]));
+    let ran = loop {
+        tokio::select! {
+            biased;
+            ran = &mut drain => break ran,
+            () = tokio::time::sleep(Duration::from_millis(50)) => {
+                if world.get("rcfarm/nodes/n1").await.is_some_and(|r| r.contains("draining")) {
+                    world.put("rcfarm/nodes/n1", r#"{"state":"ready"}"#).await;
+                }
+            }
+        }
+    };
+    assert!(ran.failed().contains("somebody has ended the drain of n1"));
+}
+
+#[tokio::test]
+async fn remove_refuses_while_pods_or_an_agent_are_there() {
+    let world = World::new().await;
+    world.nodes(3).await;
+    let session = agent(&world, "n1").await;
+    world.put("intent/n2/web", "id: web").await;
+    let before = world.everything();
+    for (node, words) in [("n1", "the agent of n1 is running"), ("n2", "n2 has 1 pods (web)")] {
+        let stderr = world.run(&["node", "remove", node]).await.failed();
+        assert!(stderr.contains(words) && stderr.contains("--force"), "{stderr}");
+    }
+    assert_eq!(world.everything(), before);
+
+    let removed = world.json(&["node", "rm", "n3"]).await;
+    assert_eq!(removed["removed"], json!({"record": false, "labels": true}));
+    assert_eq!(removed["left"], json!({"pods": [], "agent_session": null}));
+    let removed = world.json(&["node", "remove", "n1", "--force"]).await;
+    assert_eq!(removed["left"]["agent_session"], json!(session));
+    let ran = world.run(&["node", "remove", "n2", "--force"]).await;
+    assert!(ran.stdout.contains("left: 1 pods"), "{ran:?}");
+    assert!(world.get("rcfarm/nodes/n1").await.is_none());
+    assert!(world.get("labels/node/n2").await.is_none());
+    assert!(world.get("intent/n2/web").await.is_some());
+    assert_eq!(world.events().await, ["NODE_REMOVED"; 3]);
+    let stderr = world.run(&["node", "remove", "n2", "--force"]).await.failed();
+    assert!(stderr.contains("neither a record nor labels"), "{stderr}");
+}
+
+#[tokio::test]
+async fn mistakes_are_named_and_change_nothing() {
+    let world = World::new().await;
+    world.nodes(2).await;
+    world.put("rcfarm/nodes/n2", r#"{"state":"sleepy"}"#).await;
+    let before = world.everything();
+    for (arguments, words) in [
+        (&["node", "drain"][..], "<NODE>"),
+        (&["node", "drain", "n1", "-l", "role=web"], "cannot be used with"),
+        (&["node", "drain", "n7"], "no node n7"),
+        (&["node", "drain", "n1", "n7"], "no node n7"),
+        (&["node", "drain", "a/b"], "not a legal name"),
+        (&["node", "drain", "n1", "--deadline", "soon"], "15m"),
+        (&["node", "drain", "n1", "--deadline", "99999y"], "too long"),
+        (&["node", "drain", "n1", "n2"], "rcfarm/nodes/n2: field state"),
+        (&["node", "undrain", "n2"], "consul kv get rcfarm/nodes/n2"),
+        (&["node", "drain", "-l", "role=none"], "no node matches role=none"),
+        (&["node", "get", "n7"], "rcfarm node list"),
+        (&["node", "remove", "n7"], "no node n7"),
+    ] {
+        let stderr = world.run(arguments).await.failed();
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+    }
+    assert_eq!(world.everything(), before);
+}
+
+#[tokio::test]
+async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
+    let world = World::new().await;
+    world.nodes(3).await;
+    let id = world.create(&["--replicas", "3", "--strategy", "dynamic"]).await;
+    world.pod("n1", &id).await;
+    world.put("rcfarm/nodes/n1", r#"{"state":"draining"}"#).await;
+    let session = agent(&world, "n2").await;
+    world.consul.kill_session(&session);
+    world.put("labels/node/n4", r#"{"role":"db"}"#).await;
+
+    let why = world.json(&["rc", "explain", "web"]).await;
+    let reasons: BTreeSet<(&str, &str)> = why["unfit_nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|unfit| (unfit["node"].as_str().unwrap(), unfit["reason"].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        reasons,
+        BTreeSet::from([("n1", "Draining"), ("n2", "Down"), ("n4", "NotMatching")])
+    );
+    let text = world.run(&["rc", "explain", "web"]).await.ok();
+    assert!(text.contains("n1: matches, but is draining; a pod is still there"), "{text}");
+    assert!(text.contains("3 nodes match role=web, 2 of them draining or down"), "{text}");
+    assert!(text.contains("3 of 4 eligible") && text.contains("2 of them not ready"), "{text}");
+
+    let plan = world.run(&["rc", "plan", "web", "--replicas", "0"]).await;
+    assert!(plan.stdout.contains("- n1  remove: its node is draining"), "{plan:?}");
+    let plan = world.run(&["rc", "plan", "web"]).await;
+    assert!(plan.stdout.contains("+ n3  add"), "{plan:?}");
+    assert!(plan.stdout.contains("unfit: n2: matches, but is down"), "{plan:?}");
+    assert!(!plan.stdout.contains("n4"), "{plan:?}");
+}
+
+#[tokio::test]
+async fn plan_keeps_the_minimum_that_the_controllers_labels_declare() {
+    let world = World::new().await;
+    world.nodes(1).await;
+    let id = world.create(&["--replicas", "1", "--rc-label", "rcfarm/min_health=most"]).await;
+    world.pod("n1", &id).await;
+    let stderr = world.run(&["rc", "plan", "web"]).await.failed();
+    assert!(stderr.contains("rcfarm/min_health") && stderr.contains("\"most\""), "{stderr}");
+    let why = world.run(&["rc", "explain", "web"]).await.ok();
+    assert!(why.contains("rcfarm/min_health"), "{why}");
+}
