@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::observe::{Node, State, Which, check_readable};
-use super::pods::{NodePod, pods, pods_table, tally};
+use super::pods::{NodePod, pods, pods_table, pods_words, tally};
 use crate::audit::{Details, NodeChange};
 use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
@@ -92,25 +92,33 @@ pub(super) async fn drain(console: &Console, args: &DrainArgs) -> anyhow::Result
         look(console, &names).await?
     };
     console.out.show(&rows, || drained_text(&rows))?;
-    let left = rows.iter().map(|row| row.pods.len()).sum::<usize>();
-    if left == 0 || !waits {
+    if !waits || rows.iter().all(|row| row.pods.is_empty()) {
         return Ok(Exit::Ok);
     }
+    Err(unfinished(&rows, args.deadline))
+}
+
+/// What to say at the deadline while pods are left.
+fn unfinished(rows: &[Row], deadline: Duration) -> anyhow::Error {
     let on: Vec<&str> =
         rows.iter().filter(|row| !row.pods.is_empty()).map(|row| row.name.as_str()).collect();
-    Err(failure(
+    let left: Vec<&NodePod> = rows.iter().flat_map(|row| &row.pods).collect();
+    let first = left.iter().find_map(|pod| pod.replication_controller_id);
+    let explain =
+        first.map(|id| format!("what holds it up: rcfarm rc explain {id}; ")).unwrap_or_default();
+    failure(
         format!(
-            "the deadline of {} has passed with {left} pods left on {} ({}); the drain goes on",
-            humantime::format_duration(args.deadline),
+            "the deadline of {} has passed with {} left on {} ({}); the drain goes on",
+            humantime::format_duration(deadline),
+            pods_words(left.len()),
             on.join(", "),
-            tally(rows.iter().flat_map(|row| &row.pods)),
+            tally(left.iter().copied()),
         ),
         format!(
-            "what holds a controller up: rcfarm rc explain RC; to wait again: rcfarm node drain {0}; \
-             to end the drain: rcfarm node undrain {0}",
+            "{explain}to wait again: rcfarm node drain {0}; to end the drain: rcfarm node undrain {0}",
             on.join(" ")
         ),
-    ))
+    )
 }
 
 pub(super) async fn undrain(console: &Console, args: &UndrainArgs) -> anyhow::Result<Exit> {
@@ -217,7 +225,7 @@ async fn emptied(
         if left.is_empty() {
             return Ok(rows);
         }
-        progress.say(&format!("{} pods left ({})", left.len(), tally(left.iter().copied())));
+        progress.say(&format!("{} left ({})", pods_words(left.len()), tally(left.iter().copied())));
         if Instant::now() >= give_up {
             return Ok(rows);
         }
@@ -255,7 +263,7 @@ fn drained_text(rows: &[Row]) -> String {
         let until = drain_deadline.map(|at| format!(" until {at:.0}")).unwrap_or_default();
         text.push_str(&match pods.len() {
             0 => format!("{name}: empty; it takes no pods until: rcfarm node undrain {name}\n"),
-            left => format!("{name}: draining{until}, {left} pods left\n"),
+            left => format!("{name}: draining{until}, {} left\n", pods_words(left)),
         });
     }
     let left: Vec<&NodePod> = rows.iter().flat_map(|row| &row.pods).collect();

@@ -150,20 +150,19 @@ fn why(node: &Node, found: &Found, controller: &Controller) -> Stay {
         return Stay::new(invalid.reason, invalid.message.clone());
     }
     let Some(placed) = failed(ConditionType::Placed) else { return unseen() };
-    let replicas = status.replicas;
     let mut message = match (placed.reason, &status.transfer) {
         (_, Some(transfer)) if transfer.old_node == node.name => match &transfer.new_node {
             Some(to) => format!("it moves to {to}"),
             None => "a node for it is being chosen".to_owned(),
         },
         (_, Some(transfer)) => format!("the one on {} moves first", transfer.old_node),
-        (Reason::PodsUnhealthy, None) => format!(
-            "{} of {} pods are healthy: none can be spared",
-            replicas.healthy, replicas.current
-        ),
+        // Without numbers: the status tells changes of health alone with a delay.
+        (Reason::PodsUnhealthy, None) => {
+            "too few of its controller's pods are healthy to spare this one".to_owned()
+        }
         _ => placed.message.clone(),
     };
-    if let Some(error) = &status.last_error {
+    if let Some(error) = status.last_error.as_ref().filter(|error| **error != message) {
         message.push_str(&format!("; last error: {error}"));
     }
     Stay::new(placed.reason, message)
@@ -171,6 +170,11 @@ fn why(node: &Node, found: &Found, controller: &Controller) -> Stay {
 
 fn unseen() -> Stay {
     Stay::new("NotSeenYet", "its owner has yet to look")
+}
+
+/// As in `1 pod` and `2 pods`.
+pub(super) fn pods_words(count: usize) -> String {
+    if count == 1 { "1 pod".to_owned() } else { format!("{count} pods") }
 }
 
 /// How many pods there are for each reason, as in `3 TransferUnderWay, 1 NoOwner`.

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::drain::intended;
 use super::observe::{Node, find};
-use super::pods::{NodePod, pods, pods_table};
+use super::pods::{NodePod, pods, pods_table, pods_words};
 use crate::audit::{Details, NodeChange};
 use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
@@ -47,7 +47,7 @@ pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<
             text.push_str(&format!("left: its agent, with session {session}\n"));
         }
         if !pods.is_empty() {
-            text.push_str(&format!("left: {} pods\n\n{}", pods.len(), pods_table(&pods)));
+            text.push_str(&format!("left: {}\n\n{}", pods_words(pods.len()), pods_table(&pods)));
         }
         text
     })?;
@@ -74,8 +74,8 @@ fn check_unused(node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
         let more = if pods.len() > some.len() { ", …" } else { "" };
         return Err(failure(
             format!(
-                "{name} has {} pods ({}{more}); nothing was changed",
-                pods.len(),
+                "{name} has {} ({}{more}); nothing was changed",
+                pods_words(pods.len()),
                 some.join(", ")
             ),
             format!("have them leave first: rcfarm node drain {name}; {force}"),

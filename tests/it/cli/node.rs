@@ -235,7 +235,7 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     let session = agent(&world, "n1").await;
     world.put("intent/n2/web", "id: web").await;
     let before = world.everything();
-    for (node, words) in [("n1", "the agent of n1 is running"), ("n2", "n2 has 1 pods (web)")] {
+    for (node, words) in [("n1", "the agent of n1 is running"), ("n2", "n2 has 1 pod (web)")] {
         let stderr = world.run(&["node", "remove", node]).await.failed();
         assert!(stderr.contains(words) && stderr.contains("--force"), "{stderr}");
     }
@@ -247,7 +247,7 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     let removed = world.json(&["node", "remove", "n1", "--force"]).await;
     assert_eq!(removed["left"]["agent_session"], json!(session));
     let ran = world.run(&["node", "remove", "n2", "--force"]).await;
-    assert!(ran.stdout.contains("left: 1 pods"), "{ran:?}");
+    assert!(ran.stdout.contains("left: 1 pod"), "{ran:?}");
     assert!(world.get("rcfarm/nodes/n1").await.is_none());
     assert!(world.get("labels/node/n2").await.is_none());
     assert!(world.get("intent/n2/web").await.is_some());
