@@ -260,7 +260,7 @@ proptest! {
     fn a_batch_keeps_to_the_limits_and_loses_no_step(
         world in any_world(),
         ops in 16usize..65,
-        bytes in 26_000usize..40_000,
+        bytes in 67_000usize..81_000,
     ) {
         let limits = Limits { ops, bytes };
         let plan = world.plan();

@@ -12,8 +12,8 @@ use crate::store::{Index, Limits, Op, key};
 
 /// Operations that every transaction of an owner has besides its pods': fence, record guard, status, audit.
 pub const FIXED_OPS: usize = 4;
-/// Bytes set aside for these four.
-const FIXED_BYTES: usize = 24 * 1024;
+/// Bytes set aside for these four. The audit record alone may list 128 nodes and name 60 more, 200 bytes each, in base64.
+const FIXED_BYTES: usize = 64 * 1024;
 
 /// The labels that a repaired pod gets: the RC's over what is there.
 fn merged(spec: &RcSpec, labels: &Labels) -> Labels {

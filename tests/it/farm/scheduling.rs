@@ -369,3 +369,20 @@ async fn a_panicking_a_hanging_and_a_failing_plan_harm_only_their_record() {
         farm.stop().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_full_transaction_has_room_for_what_must_be_said_of_long_names() {
+    let cluster = Cluster::new(0).await;
+    // As many nodes as an audit record lists, with the longest names that there may be; and manifests of which as many as
+    // fit leave little room.
+    for n in 0..128 {
+        let node = format!("n{n:03}-{}", "x".repeat(195)).parse().unwrap();
+        cluster.label_node(&node, json!({"pool": "web"})).await;
+    }
+    let mut record = cluster.record(1, 128);
+    record["manifest"] = json!(format!("id: pod-1\n# {}\n", "x".repeat(14_000)));
+    cluster.write_rc(1, &record).await;
+    let farm = cluster.start("a");
+    within(10 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 128 }).await;
+    farm.stop().await;
+}
