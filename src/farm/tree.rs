@@ -62,6 +62,9 @@ pub struct Tree<T> {
     first: Notify,
 }
 
+/// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
+const EMPTY_PAUSE: Duration = Duration::from_millis(500);
+
 /// At least this often a tree is read anew, whatever its watch says.
 const FULL_EVERY: Duration = Duration::from_secs(300);
 
@@ -148,7 +151,7 @@ impl<T: Digest> Tree<T> {
         changed: impl Fn(&Seen<T>, &Seen<T>) + Send,
     ) {
         let mut watch = TreeWatch::new(self.reader.clone(), self.prefix.clone(), FULL_EVERY);
-        let mut failures = 0;
+        let (mut failures, mut was_empty) = (0, false);
         loop {
             let asked = Instant::now();
             let pause = match watch.next().await {
@@ -159,10 +162,13 @@ impl<T: Digest> Tree<T> {
                     failures = 0;
                     let before = self.seen();
                     let woken = Instant::now();
-                    if self.take(answer, asked) {
+                    let empty = answer.value.is_empty();
+                    if self.take(answer, asked) && !(empty && was_empty) {
                         changed(&before, &self.seen());
                     }
-                    self.pace.pause(self.cost(&before, asked, woken))
+                    was_empty = empty;
+                    let pause = self.pace.pause(self.cost(&before, asked, woken));
+                    if empty { pause.max(EMPTY_PAUSE) } else { pause }
                 }
                 Err(error) => {
                     failures += 1;
