@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, error, error_span, info, warn};
 
 use super::child::{Child, Exit, Leash};
@@ -63,18 +64,20 @@ impl Days<'_> {
     /// One session from its first claim to its end; when it returns, no task runs any more.
     pub(super) async fn epoch(
         &mut self,
-        keeper: &Keeper,
-        kept: &Kept,
+        keeper: &Arc<Keeper>,
+        kept: &Arc<Kept>,
         shutdown: &CancellationToken,
     ) {
         let span = error_span!("session", id = %kept.epoch().session());
-        let work = self.work(kept.epoch(), shutdown).instrument(span);
-        tokio::select! {
-            biased;
-            () = work => {}
-            // The keeper ends the epoch; the work sees it and stops its tasks before it returns.
-            () = async { keeper.keep(kept).await; std::future::pending::<()>().await } => {}
-        }
+        // A task of its own: however busy the work is, the heart beats. When the keeper ends the epoch, the work
+        // sees it and stops its tasks before it returns.
+        let keeping = {
+            let (keeper, kept) = (keeper.clone(), kept.clone());
+            async move { keeper.keep(&kept).await }.instrument(span.clone())
+        };
+        let keeping = AbortOnDropHandle::new(tokio::spawn(keeping));
+        self.work(kept.epoch(), shutdown).instrument(span).await;
+        drop(keeping);
     }
 
     async fn work(&mut self, epoch: &Epoch, shutdown: &CancellationToken) {

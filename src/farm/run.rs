@@ -83,12 +83,12 @@ impl Farm {
         for watch in self.watches(&inbox, &peers, &bells, &lots) {
             watches.spawn(watch.instrument(tracing::Span::current()));
         }
-        let keeper = Keeper::new(
+        let keeper = Arc::new(Keeper::new(
             self.ground.store.clone(),
             self.settings.name.clone(),
             &self.ground.ids.uuid(),
             self.settings.session.clone(),
-        );
+        ));
         let mut days =
             Days { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
         let mut failures = 0;
@@ -101,6 +101,7 @@ impl Farm {
             match opened {
                 Ok(kept) => {
                     failures = 0;
+                    let kept = Arc::new(kept);
                     days.epoch(&keeper, &kept, &shutdown).await;
                     keeper.close(&kept, shutdown.is_cancelled()).await;
                     if !shutdown.is_cancelled() {
