@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -46,6 +46,9 @@ pub struct Child {
     pub post: Post,
     /// The farm's end.
     pub leash: Arc<Leash>,
+    /// The right to be at work, of which a kind's children have a few together. Ten thousand at once would hold
+    /// up the heartbeats of the session that they all write under.
+    pub turns: Arc<Semaphore>,
     /// Jitter.
     pub ids: IdSource,
 }
@@ -68,7 +71,7 @@ impl Child {
                 biased;
                 () = self.leash.stop.cancelled() => return Exit::Stopped,
                 () = self.post.claim.lost() => return Exit::ClaimLost,
-                attempt = attempt(controller.as_mut()) => attempt,
+                attempt = self.attempt(controller.as_mut()) => attempt,
             };
             let (hold, wait) = match attempt {
                 Attempt::Done(next) => {
@@ -154,18 +157,19 @@ impl Child {
         // A change of the record may be the cure, so a wake ends the pause after a moment.
         (Duration::from_secs(1), pause)
     }
-}
 
-async fn attempt(controller: &mut dyn Controller) -> Attempt {
-    match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
-        Ok(Ok(next)) => Attempt::Done(next),
-        Ok(Err(error)) => Attempt::Failed(error),
-        Err(panic) => {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned());
-            Attempt::Panicked(text.unwrap_or_else(|| "a panic without a message".to_owned()))
+    async fn attempt(&self, controller: &mut dyn Controller) -> Attempt {
+        let _turn = self.turns.acquire().await;
+        match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
+            Ok(Ok(next)) => Attempt::Done(next),
+            Ok(Err(error)) => Attempt::Failed(error),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned());
+                Attempt::Panicked(text.unwrap_or_else(|| "a panic without a message".to_owned()))
+            }
         }
     }
 }

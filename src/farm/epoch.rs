@@ -386,6 +386,7 @@ impl Days<'_> {
                 kind: lot.kind.clone(),
                 post,
                 leash: leash.clone(),
+                turns: lot.turns.clone(),
                 ids: self.farm.ground.ids.fork(),
             };
             let name = id.clone();

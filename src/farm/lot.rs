@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -15,6 +16,9 @@ use crate::ids::{FarmName, SessionId};
 use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Reader};
 
+/// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
+const AT_WORK: usize = 64;
+
 /// A kind with its trees and its tasks.
 pub(super) struct Lot {
     pub(super) kind: Arc<dyn Kind>,
@@ -22,6 +26,8 @@ pub(super) struct Lot {
     pub(super) labels: Arc<Tree<RecordLabels>>,
     pub(super) locks: Arc<Tree<Locks>>,
     pub(super) children: BTreeMap<RecordId, Running>,
+    /// For [`super::child::Child::turns`].
+    pub(super) turns: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
     pub(super) barred: BTreeMap<RecordId, Instant>,
     pub(super) unowned_since: BTreeMap<RecordId, Instant>,
@@ -50,6 +56,7 @@ impl Lot {
             locks: Tree::new(reader.clone(), kind.locks(), Pace::PROMPT),
             kind,
             children: BTreeMap::new(),
+            turns: Arc::new(Semaphore::new(AT_WORK)),
             claiming: BTreeSet::new(),
             barred: BTreeMap::new(),
             unowned_since: BTreeMap::new(),
