@@ -169,7 +169,9 @@ impl Bench {
             Figure::new(of("RSS, most"), most, "MiB"),
             Figure::new(of("processor"), cpu, "s"),
             Figure::new(of("connections"), connections as f64, ""),
-            Figure::new(of("requests"), total(&requests) as f64, ""),
+            Figure::new(of("transactions sent"), sent(&requests, "transaction"), ""),
+            Figure::new(of("reads sent"), sent(&requests, "read"), ""),
+            Figure::new(of("blocking reads sent"), sent(&requests, "blocking_read"), ""),
         ];
         let bars: &[(usize, f64)] = if count == 1_000 {
             &[(0, 1.5), (6, 80.0), (9, 20.0)]
@@ -265,10 +267,7 @@ impl Bench {
         let last = clock.when(last_of(&fleet::pods(&self.store).await?))?.duration_since(start);
         let after = farm.requests().await?;
         farm.stop().await?;
-        let used = |kind: &str| {
-            let of = |requests: &Requests| requests.get(kind).copied().unwrap_or(0);
-            (of(&after) - of(&before)) as f64
-        };
+        let used = |kind: &str| sent(&after, kind) - sent(&before, kind);
         let of = |what: &str| format!("replicas 100 → 500: {what}");
         Ok(vec![
             Figure::new(of("transactions"), used("transaction"), "")
@@ -291,10 +290,10 @@ impl Bench {
         let (rss, _) = machine::memory(farm.pid()?)?;
         let connections = machine::connections(farm.pid()?)? as f64;
         farm.stop().await?;
-        let sent = (total(&requests) - total(&before.0)) as f64;
+        let all = (total(&requests) - total(&before.0)) as f64;
         let of = |what: &str| format!("at rest, 1000 RCs: {what}");
         Ok(vec![
-            Figure::new(of("requests a second"), sent / seconds, "")
+            Figure::new(of("requests a second"), all / seconds, "")
                 .at_most(3.0)
                 .p2("133 (500 RCs); tuned 0.13"),
             Figure::new(of("processor, farm"), 100.0 * cpu / seconds, "% of a core")
@@ -378,6 +377,10 @@ fn last_of(entries: &[Entry]) -> Index {
 
 fn total(requests: &Requests) -> u64 {
     requests.values().sum()
+}
+
+fn sent(requests: &Requests, kind: &str) -> f64 {
+    requests.get(kind).copied().unwrap_or(0) as f64
 }
 
 /// p50 and p99 in milliseconds.
