@@ -16,7 +16,9 @@ mod farm;
 mod farm_run;
 mod label;
 mod node;
+mod node_run;
 mod output;
+mod pod;
 mod rc;
 
 use std::io;
@@ -46,11 +48,13 @@ enum Command {
     #[command(subcommand)]
     Label(label::LabelCommand),
     #[command(subcommand)]
-    Node(node::NodeCommand),
-    #[command(subcommand)]
     Audit(audit::AuditCommand),
     #[command(subcommand)]
     Farm(FarmCommand),
+    #[command(subcommand)]
+    Node(NodeCommand),
+    #[command(subcommand)]
+    Pod(pod::PodCommand),
     /// Run a store, a farm and simulated nodes in this process, to try things out without Consul
     Dev(dev::DevArgs),
     /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
@@ -69,6 +73,21 @@ enum FarmCommand {
     Run(Box<farm_run::RunArgs>),
     #[command(flatten)]
     Other(farm::FarmCommand),
+}
+
+/// Nodes: the machines that run pods
+#[derive(clap::Subcommand)]
+enum NodeCommand {
+    /// Run this machine's agent, until SIGTERM or SIGINT; its pods go on without it
+    Run(Box<node_run::RunArgs>),
+    /// Stand above one process of a pod; started by agents only
+    #[command(hide = true)]
+    Shim {
+        /// Its directory
+        dir: std::path::PathBuf,
+    },
+    #[command(flatten)]
+    Other(node::NodeCommand),
 }
 
 /// Runs the command of this process.
@@ -100,6 +119,10 @@ fn parse() -> Result<Cli, Exit> {
 }
 
 fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
+    // One for each process on the node, for as long as that runs: it goes without a runtime.
+    if let Command::Node(NodeCommand::Shim { dir }) = &cli.command {
+        return node_run::run_shim(dir);
+    }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(dispatch(cli, address))
 }
@@ -115,7 +138,6 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
     match command {
         Command::Rc(command) => rc::run(&console()?, command).await,
         Command::Label(command) => label::run(&console()?, command).await,
-        Command::Node(command) => node::run(&console()?, command).await,
         Command::Audit(command) => audit::run(&console()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {
             let (consul, root) = global.consul()?;
@@ -123,6 +145,14 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
             farm_run::run(*args, consul, root).await
         }
         Command::Farm(FarmCommand::Other(command)) => farm::run(&console()?, command).await,
+        Command::Node(NodeCommand::Run(args)) => {
+            let (consul, root) = global.consul()?;
+            *address = Some(consul.address().to_owned());
+            node_run::run(*args, consul, root).await
+        }
+        Command::Node(NodeCommand::Shim { dir }) => node_run::run_shim(&dir),
+        Command::Node(NodeCommand::Other(command)) => node::run(&console()?, command).await,
+        Command::Pod(command) => pod::run(&console()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
         Command::Doctor => {
             let console = console()?;

@@ -17,7 +17,7 @@ pub mod plan;
 mod preflight;
 pub mod records;
 mod run;
-mod session;
+pub mod session;
 pub mod tree;
 
 use std::sync::Arc;

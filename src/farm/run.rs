@@ -14,7 +14,7 @@ use super::epoch::Days;
 use super::kind::{Kind, RecordId};
 use super::lot::Lot;
 use super::records::{Bells, Locks, Peers, RecordLabels, Records};
-use super::session::Keeper;
+use super::session::{Keeper, Member};
 use super::tree::{Event, Inbox, Tree};
 use super::{FarmSettings, Ground, PreflightError, preflight};
 use crate::store::key;
@@ -85,8 +85,7 @@ impl Farm {
         }
         let keeper = Arc::new(Keeper::new(
             self.ground.store.clone(),
-            self.settings.name.clone(),
-            &self.ground.ids.uuid(),
+            Member::farm(&self.settings.name, &self.ground.ids.uuid()),
             self.settings.session.clone(),
         ));
         let mut days =

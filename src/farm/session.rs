@@ -14,13 +14,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use crate::ids::FarmName;
 use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 
-/// How a farm proves that it is alive.
+/// How a daemon proves that it is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionSettings {
-    /// The farm's own check; `None`: a plain TTL session.
+    /// The daemon's own check; `None`: a plain TTL session.
     pub check_ttl: Option<Duration>,
     /// Consul's TTL, 10 s to 24 h.
     pub session_ttl: Duration,
@@ -38,12 +37,38 @@ impl Default for SessionSettings {
 /// The name under which all farms register.
 pub const SERVICE: &str = "rcfarm-farm";
 
+/// Who keeps a session: a farm, or a node's agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The service's name, shared by all of a sort.
+    pub service: &'static str,
+    /// The service's id, unique on the Consul agent. A second farm of the same name must not keep the first one's
+    /// check alive.
+    pub service_id: String,
+    /// What it is and what it is called, for the catalog and the session's name.
+    pub meta: (&'static str, String),
+    /// What becomes of its locks.
+    pub behavior: Behavior,
+}
+
+impl Member {
+    /// A farm; `process` tells two processes of one name apart.
+    #[must_use]
+    pub fn farm(name: &crate::ids::FarmName, process: &Uuid) -> Member {
+        let process = process.simple().to_string();
+        Member {
+            service: SERVICE,
+            service_id: format!("{SERVICE}-{name}-{}", &process[..8]),
+            meta: ("farm", name.to_string()),
+            behavior: Behavior::Delete,
+        }
+    }
+}
+
 /// Opens and keeps epochs.
 pub struct Keeper {
     store: Arc<dyn Store>,
-    farm: FarmName,
-    /// Of this process: a second farm of the same name must not keep the first one's check alive.
-    service_id: String,
+    member: Member,
     settings: SessionSettings,
 }
 
@@ -72,27 +97,27 @@ impl Kept {
     pub fn epoch(&self) -> &Epoch {
         &self.epoch
     }
+
+    /// The check that ends the session when it is not beaten.
+    #[must_use]
+    pub fn check(&self) -> Option<String> {
+        self.service.as_ref().map(TtlService::check_id)
+    }
 }
 
 impl Keeper {
-    /// A keeper for `farm`; `process` tells two processes of one name apart.
-    pub fn new(
-        store: Arc<dyn Store>,
-        farm: FarmName,
-        process: &Uuid,
-        settings: SessionSettings,
-    ) -> Self {
-        let process = process.simple().to_string();
-        let service_id = format!("{SERVICE}-{farm}-{}", &process[..8]);
-        Keeper { store, farm, service_id, settings }
+    /// A keeper for `member`.
+    pub fn new(store: Arc<dyn Store>, member: Member, settings: SessionSettings) -> Self {
+        Keeper { store, member, settings }
     }
 
     fn service(&self, ttl: Duration) -> TtlService {
+        let (kind, name) = &self.member.meta;
         TtlService {
-            name: SERVICE.to_owned(),
-            id: self.service_id.clone(),
+            name: self.member.service.to_owned(),
+            id: self.member.service_id.clone(),
             meta: BTreeMap::from([
-                ("farm".to_owned(), self.farm.to_string()),
+                ((*kind).to_owned(), name.clone()),
                 ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ]),
             ttl,
@@ -111,11 +136,11 @@ impl Keeper {
         let session = self
             .store
             .create_session(&NewSession {
-                name: format!("{SERVICE} {}", self.farm),
+                name: format!("{} {}", self.member.service, self.member.meta.1),
                 ttl: Some(session_ttl),
                 // The fence makes a lock-delay unnecessary for safety, and it would delay every take-over.
                 lock_delay: Duration::ZERO,
-                behavior: Behavior::Delete,
+                behavior: self.member.behavior,
                 checks: service.iter().map(TtlService::check_id).collect(),
             })
             .await?;
@@ -136,14 +161,15 @@ impl Keeper {
             Err(error) if error.is_retryable() => return Err(error),
             Err(error) => {
                 let slow = self.settings.session_ttl * 2;
-                warn!(%error, "the agent refuses the farm's check: a plain TTL session is used, and \
-                    the records of a farm that dies are taken over after {slow:?} instead of {ttl:?}; \
-                    grant `service \"{SERVICE}\" {{ policy = \"write\" }}` and talk to a local agent");
+                let service = self.member.service;
+                warn!(%error, "the agent refuses our check: a plain TTL session is used, and our \
+                    death will be noticed after {slow:?} instead of {ttl:?}; \
+                    grant `service \"{service}\" {{ policy = \"write\" }}` and talk to a local agent");
                 return Ok(None);
             }
         }
         if !self.store.pass_check(&service.check_id(), "started").await? {
-            warn!("the agent forgot the farm's check at once: a plain TTL session is used");
+            warn!("the agent forgot our check at once: a plain TTL session is used");
             return Ok(None);
         }
         Ok(Some(service))
@@ -172,7 +198,7 @@ impl Keeper {
             sleep_until(kept.epoch.good_until()).await;
         }
         warn!(session = %kept.epoch.session(), "the session's deadline passed without a word from \
-            Consul: all writing stops, and records are claimed anew");
+            Consul: all writing stops until there is a new one");
     }
 
     async fn beat(&self, kept: &Kept, service: &TtlService) {
@@ -189,7 +215,7 @@ impl Keeper {
                 }
                 Ok(Ok(false)) => {
                     // Its session is most likely gone too; renewal will tell.
-                    warn!("the agent has forgotten the farm's check; it is registered again");
+                    warn!("the agent has forgotten our check; it is registered again");
                     let _ = self.store.register_service(service).await;
                     if let Ok(false) = self.store.renew_session(kept.epoch.session()).await {
                         self.gone(kept);
@@ -231,7 +257,7 @@ impl Keeper {
     }
 
     fn gone(&self, kept: &Kept) {
-        warn!(session = %kept.epoch.session(), "the session is gone: records are claimed anew");
+        warn!(session = %kept.epoch.session(), "the session is gone: a new one is opened");
         kept.epoch.end();
     }
 

@@ -73,7 +73,7 @@ impl Manifest {
     /// [`ManifestError`], with the line and column in the text as given, the PGP frame included.
     pub fn parse(text: &str) -> Result<Manifest, ManifestError> {
         let body = clearsign::body(text).map_err(ManifestError::Clearsign)?;
-        let fields = read(&body)?.unwrap_or_default();
+        let fields: Fields = read(&body)?.unwrap_or_default();
         let id = fields.id.filter(|id| !id.is_empty()).ok_or(ManifestError::NoId)?.parse()?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
         Ok(Manifest {
@@ -87,6 +87,15 @@ impl Manifest {
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Everything in it, for whoever runs the pod.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when it holds something that JSON cannot say, such as a mapping with keys that are lists.
+    pub fn fields(&self) -> Result<serde_json::Value, ManifestError> {
+        let body = clearsign::body(&self.text).map_err(ManifestError::Clearsign)?;
+        Ok(read(&body)?.unwrap_or_default())
     }
 
     /// What the pod is called.
@@ -146,7 +155,7 @@ impl Stanza {
     }
 }
 
-fn read(body: &str) -> Result<Option<Fields>, ManifestError> {
+fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, ManifestError> {
     // As Go's YAML reader has it, which p2 uses: a key given twice counts with its last value.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,

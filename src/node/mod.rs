@@ -2,8 +2,12 @@
 //!
 //! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
 
+pub mod agent;
 pub mod record;
+pub mod shim;
 pub mod simulated;
+pub mod spec;
+pub mod status;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +26,18 @@ pub enum Health {
     /// There is no record: no check, or whoever wrote it is gone.
     #[default]
     Absent,
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Health::Critical => "critical",
+            Health::Unknown => "unknown",
+            Health::Warning => "warning",
+            Health::Passing => "passing",
+            Health::Absent => "absent",
+        })
+    }
 }
 
 /// The part of `health/<service>/<node>` that a farm needs.

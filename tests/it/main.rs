@@ -10,5 +10,6 @@ mod end_to_end;
 mod farm;
 mod faults;
 mod layering;
+mod node;
 mod process;
 mod properties;

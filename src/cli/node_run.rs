@@ -1,0 +1,136 @@
+//! `rcfarm node run`: the agent; and the shim above each of its processes.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::failure::{Exit, failure};
+use super::farm_run::{LogArgs, ground, stop_on_signal};
+use super::output::duration;
+use crate::consul::Consul;
+use crate::farm::SessionSettings;
+use crate::ids::NodeName;
+use crate::labels::{check_label_key, check_label_value};
+use crate::manifest::Resources;
+use crate::node::agent::process::ProcessDriver;
+use crate::node::agent::{Agent, AgentSettings, AtShutdown, serve};
+use crate::node::shim;
+use crate::store::{Limits, Prefix, Rooted, key};
+
+/// How the agent runs.
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// The node's name: pods for it are intended under intent/<NAME>/
+    #[arg(long)]
+    name: NodeName,
+    /// Put this label on the node; may be given often
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
+    labels: Vec<(String, String)>,
+    /// What the node has for pods, as in cpu=4,memory=8Gi,gpu=8
+    #[arg(long, default_value = "", hide_default_value = true)]
+    capacity: Resources,
+    /// Give every process this variable; manifests may use it as ${NAME}; may be given often
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair)]
+    env: Vec<(String, String)>,
+    /// Where pods, their logs and the agent's memory are kept
+    #[arg(long, default_value = "/var/lib/rcfarm", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Where pods on the node can be reached [default: the node's name]
+    #[arg(long, value_name = "HOST")]
+    address: Option<String>,
+    /// Serve the pods' logs on this address, for `rcfarm pod logs`; whoever reaches it can read them
+    #[arg(long, value_name = "HOST:PORT")]
+    http: Option<String>,
+    /// The agent's own check: a node that dies is noticed after this long; 0s goes without
+    #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    check_ttl: Duration,
+    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
+    session_ttl: Duration,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write it like name=value")?;
+    if name.is_empty() {
+        return Err("there is nothing before the =".to_owned());
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Runs until SIGTERM or SIGINT; the pods go on.
+pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::Result<Exit> {
+    args.log.init()?;
+    let settings = args.settings()?;
+    let shutdown = CancellationToken::new();
+    info!(node = %settings.name, consul = consul.address(), version = env!("CARGO_PKG_VERSION"),
+        capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
+    if let Some(address) = &settings.http {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address} (--http)"))?;
+        tokio::spawn(serve::serve(listener, settings.data_dir.clone(), shutdown.clone()));
+    }
+    let store = Rooted::new(Arc::new(consul), root);
+    let agent = Agent::new(settings, ground(store), Arc::new(own_driver()?));
+    tokio::spawn(stop_on_signal(shutdown.clone()));
+    agent.run(shutdown).await.map_err(|why| failure(why, "choose another one with --data-dir"))?;
+    Ok(Exit::Ok)
+}
+
+/// A driver whose shims are this very program.
+pub(super) fn own_driver() -> anyhow::Result<ProcessDriver> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    Ok(ProcessDriver::new(program))
+}
+
+/// Supervises one process; started by agents only.
+pub(super) fn run_shim(dir: &std::path::Path) -> anyhow::Result<Exit> {
+    shim::run(dir).with_context(|| format!("cannot supervise {}", dir.display()))?;
+    Ok(Exit::Ok)
+}
+
+impl RunArgs {
+    fn settings(&self) -> anyhow::Result<AgentSettings> {
+        key::check_node_name(&self.name)
+            .map_err(|error| failure(error.to_string(), "choose another --name"))?;
+        for (label, value) in &self.labels {
+            check_label_key(label).with_context(|| format!("--label {label}={value}"))?;
+            check_label_value(value).with_context(|| format!("--label {label}={value}"))?;
+        }
+        let (least, most) = (Duration::from_secs(10), Duration::from_secs(86_400));
+        if self.session_ttl < least || self.session_ttl > most {
+            return Err(failure(
+                format!("--session-ttl {:?} is out of Consul's range", self.session_ttl),
+                "choose 10s to 24h; 30s outlives a leader election",
+            ));
+        }
+        let check_ttl = (!self.check_ttl.is_zero()).then_some(self.check_ttl);
+        // A single instance is stopped in the last 3 s of the lease, and a beat may be missed once before.
+        if check_ttl.is_some_and(|ttl| ttl < Duration::from_secs(6) || ttl > self.session_ttl) {
+            return Err(failure(
+                format!("--check-ttl {:?} is out of range", self.check_ttl),
+                "choose 6s up to the session's TTL, or 0s for none",
+            ));
+        }
+        Ok(AgentSettings {
+            name: self.name.clone(),
+            address: self.address.clone().unwrap_or_else(|| self.name.to_string()),
+            http: self.http.clone(),
+            labels: BTreeMap::from_iter(self.labels.clone()),
+            capacity: self.capacity.clone(),
+            env: BTreeMap::from_iter(self.env.clone()),
+            data_dir: self.data_dir.clone(),
+            session: SessionSettings { check_ttl, session_ttl: self.session_ttl },
+            limits: Limits::default(),
+            at_shutdown: AtShutdown::LeavePods,
+        })
+    }
+}

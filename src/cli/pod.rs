@@ -1,0 +1,220 @@
+//! `rcfarm pod …`
+
+use std::io::Write;
+
+use anyhow::Context;
+use futures_util::StreamExt;
+use serde::Serialize;
+
+use super::console::Console;
+use super::failure::{Exit, failure};
+use super::output::{age, fields, or_dash, table};
+use crate::ids::{NodeName, PodId};
+use crate::node::record::NodeRecord;
+use crate::node::status::{PodStatus, ProcessStatus};
+use crate::store::{Query, key};
+
+/// Pods: what nodes run, and how it is
+#[derive(clap::Subcommand)]
+pub enum PodCommand {
+    /// List the pods that nodes report
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show a pod: its processes, why it does not run, its restarts
+    Get(WhichArgs),
+    /// Print a pod's log, from its node
+    Logs(LogsArgs),
+}
+
+/// Which.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// Only pods of this node
+    #[arg(long)]
+    node: Option<NodeName>,
+    /// Only pods with this id
+    pod: Option<PodId>,
+}
+
+/// Which.
+#[derive(clap::Args)]
+pub struct WhichArgs {
+    /// The pod's id
+    pod: PodId,
+    /// On which node; needed when it is on several
+    #[arg(long)]
+    node: Option<NodeName>,
+}
+
+/// What of it.
+#[derive(clap::Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    which: WhichArgs,
+    /// Of this launchable; needed when there are several
+    #[arg(long)]
+    launchable: Option<String>,
+    /// Print what is written from now on, too
+    #[arg(short, long)]
+    follow: bool,
+    /// Begin with the last lines; 0 prints everything
+    #[arg(long, default_value_t = 100)]
+    lines: usize,
+}
+
+/// A pod in a list.
+#[derive(Serialize)]
+struct Row {
+    pod: PodId,
+    node: NodeName,
+    #[serde(flatten)]
+    status: PodStatus,
+}
+
+pub(super) async fn run(console: &Console, command: PodCommand) -> anyhow::Result<Exit> {
+    match command {
+        PodCommand::List(args) => list(console, &args).await,
+        PodCommand::Get(args) => get(console, &args).await,
+        PodCommand::Logs(args) => logs(console, &args).await,
+    }
+}
+
+async fn reported(console: &Console) -> anyhow::Result<Vec<Row>> {
+    let prefix = key::pod_statuses();
+    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let row = |entry: &crate::store::Entry| {
+        let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
+        // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
+        (node.as_str() != "preparer").then_some(())?;
+        Some(Row { pod, node, status: PodStatus::decode(&entry.value).ok()? })
+    };
+    Ok(entries.iter().filter_map(row).collect())
+}
+
+async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let mut rows = reported(console).await?;
+    rows.retain(|row| {
+        args.node.as_ref().is_none_or(|node| *node == row.node)
+            && args.pod.as_ref().is_none_or(|pod| *pod == row.pod)
+    });
+    console.out.show(&rows, || {
+        if rows.is_empty() {
+            return "no node reports a pod".to_owned();
+        }
+        let now = console.now();
+        let header = ["POD", "NODE", "STATE", "HEALTH", "RESTARTS", "UP", "MESSAGE"];
+        table(
+            &header,
+            rows.iter().map(|Row { pod, node, status }| {
+                let since = status.processes.iter().filter_map(|process| process.started_at).min();
+                let restarts: u64 = status.processes.iter().map(|process| process.restarts).sum();
+                vec![
+                    pod.to_string(),
+                    node.to_string(),
+                    status.phase.to_string(),
+                    status.health.to_string(),
+                    restarts.to_string(),
+                    or_dash(since.map(|since| age(since, now))),
+                    status.message.clone(),
+                ]
+            }),
+        )
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn find(console: &Console, which: &WhichArgs) -> anyhow::Result<Row> {
+    let mut rows = reported(console).await?;
+    rows.retain(|row| {
+        row.pod == which.pod && which.node.as_ref().is_none_or(|node| *node == row.node)
+    });
+    let nodes: Vec<String> = rows.iter().map(|row| row.node.to_string()).collect();
+    match (rows.pop(), nodes.len()) {
+        (Some(row), 1) => Ok(row),
+        (None, _) => Err(failure(
+            format!("no node reports a pod {}", which.pod),
+            "see which there are: rcfarm pod list",
+        )),
+        (Some(_), _) => Err(failure(
+            format!("{} runs on {}", which.pod, nodes.join(", ")),
+            "choose one with --node",
+        )),
+    }
+}
+
+async fn get(console: &Console, which: &WhichArgs) -> anyhow::Result<Exit> {
+    let row = find(console, which).await?;
+    console.out.show(&row, || {
+        let Row { pod, node, status } = &row;
+        let now = console.now();
+        let mut text = fields([
+            ("pod", pod.to_string()),
+            ("node", node.to_string()),
+            ("state", status.phase.to_string()),
+            ("health", status.health.to_string()),
+            ("why", status.message.clone()),
+            ("owner", or_dash(status.owner)),
+            ("devices", or_dash((!status.devices.is_empty()).then(|| status.devices.join(", ")))),
+            ("notes", or_dash((!status.notes.is_empty()).then(|| status.notes.join("\n")))),
+        ]);
+        text.push('\n');
+        let header = ["LAUNCHABLE", "STATE", "PID", "UP", "RESTARTS", "LAST EXIT", "PROGRAM"];
+        text.push_str(&table(
+            &header,
+            status.processes.iter().map(|process| {
+                vec![
+                    process.launchable_id.clone(),
+                    process.phase.to_string(),
+                    or_dash(process.pid),
+                    or_dash(process.started_at.map(|since| age(since, now))),
+                    process.restarts.to_string(),
+                    or_dash(last_exit(process, now)),
+                    process.entry_point.clone(),
+                ]
+            }),
+        ));
+        text
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<String> {
+    let exit = process.last_exit.as_ref()?;
+    let how = match exit.exit_status {
+        0 => format!("code {}", exit.exit_code),
+        signal => format!("signal {signal}"),
+    };
+    Some(format!("{how}, {} ago", age(exit.time, now)))
+}
+
+async fn logs(console: &Console, args: &LogsArgs) -> anyhow::Result<Exit> {
+    let Row { pod, node, .. } = find(console, &args.which).await?;
+    let entry = console.get(&key::node(&node)).await?;
+    let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
+    let Some(address) = record.http else {
+        return Err(failure(
+            format!("the agent of {node} does not serve logs"),
+            format!("start it with --http HOST:PORT, or look on {node} below its data directory"),
+        ));
+    };
+    let mut url =
+        format!("http://{address}/pods/{pod}/log?lines={}&follow={}", args.lines, args.follow);
+    if let Some(launchable) = &args.launchable {
+        crate::ids::check_segment(launchable).context("--launchable")?;
+        url.push_str(&format!("&launchable={launchable}"));
+    }
+    let answer = reqwest::get(&url).await.map_err(|error| {
+        failure(format!("{node} does not answer on {address}: {error}"), "does its agent run?")
+    })?;
+    if !answer.status().is_success() {
+        let why = answer.text().await.unwrap_or_default();
+        return Err(failure(why.trim().to_owned(), "see what there is: rcfarm pod get"));
+    }
+    let mut news = answer.bytes_stream();
+    while let Some(chunk) = news.next().await {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&chunk.context("the log broke off")?)?;
+        stdout.flush()?;
+    }
+    Ok(Exit::Ok)
+}

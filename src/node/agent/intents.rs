@@ -1,0 +1,204 @@
+//! Reads what is intended for the node, and judges whether to believe it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::run::Event;
+use super::state::DataDir;
+use crate::farm::Ground;
+use crate::farm::emptiness::judge;
+use crate::ids::{NodeName, PodId, RcId};
+use crate::labels::decode_labels;
+use crate::manifest::content_hash;
+use crate::node::record::Allocations;
+use crate::rc::spec::RC_ID;
+use crate::store::watch::TreeWatch;
+use crate::store::{Entry, Query, Reader, StoreError, key};
+use crate::time::backoff;
+
+/// A pod that is intended here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Intended {
+    /// Its manifest.
+    pub manifest: Arc<str>,
+    /// The manifest's hash.
+    pub hash: u64,
+    /// The controller that it belongs to.
+    pub owner: Option<RcId>,
+    /// Devices that it was promised.
+    pub devices: BTreeMap<String, BTreeSet<u32>>,
+}
+
+/// What is intended here, as last read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Intents {
+    /// By pod.
+    pub pods: BTreeMap<PodId, Intended>,
+    /// Pods that are missing in a way that is not believed.
+    pub doubted: BTreeSet<PodId>,
+}
+
+const FULL_EVERY: Duration = Duration::from_secs(300);
+/// A tree that is not believed is looked at again this soon.
+const DOUBT_EVERY: Duration = Duration::from_secs(5);
+
+pub(super) struct IntentWatch {
+    pub(super) ground: Ground,
+    pub(super) node: NodeName,
+    pub(super) data: Arc<DataDir>,
+    pub(super) events: UnboundedSender<Event>,
+    /// What was believed last; at first, what is on disk.
+    pub(super) known: BTreeSet<PodId>,
+}
+
+impl IntentWatch {
+    /// Watches for ever. Only what a successful read said is passed on.
+    pub(super) async fn run(mut self) {
+        let prefix = key::node_intents(&self.node);
+        let reader: Arc<dyn Reader> = self.ground.store.clone();
+        let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
+        let mut last = Intents::default();
+        let mut failures = 0;
+        loop {
+            let read = match watch.next().await {
+                Ok(answer) => self.digest(&last, answer.value, answer.filtered).await,
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(intents) => {
+                    if failures > 0 {
+                        info!(tree = %prefix, failures, "the tree can be read again");
+                    }
+                    failures = 0;
+                    let doubts = !intents.doubted.is_empty();
+                    if doubts && last.doubted != intents.doubted {
+                        warn!(alert = true, tree = %prefix, kept = intents.doubted.len(),
+                            "pods are missing in a way that is not believed; they go on running");
+                    }
+                    last = intents.clone();
+                    if self.events.send(Event::Intents(intents)).is_err() {
+                        return;
+                    }
+                    if doubts {
+                        sleep(DOUBT_EVERY).await;
+                        watch.reset();
+                    }
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 || failures % 20 == 0 {
+                        warn!(tree = %prefix, failures, %error, "cannot read the tree; what runs here goes on");
+                    }
+                    watch.reset();
+                    let pause =
+                        backoff(Duration::from_millis(100), Duration::from_secs(5), failures);
+                    sleep(self.ground.ids.jitter(pause, 0.5)).await;
+                }
+            }
+        }
+    }
+
+    async fn digest(
+        &mut self,
+        last: &Intents,
+        entries: Vec<Entry>,
+        filtered: bool,
+    ) -> Result<Intents, StoreError> {
+        let prefix = key::node_intents(&self.node);
+        let mut pods = BTreeMap::new();
+        let mut is_news = false;
+        for entry in entries {
+            let Some(pod) = prefix.tail(&entry.key).and_then(|pod| pod.parse::<PodId>().ok())
+            else {
+                continue;
+            };
+            let hash = content_hash(&entry.value);
+            let old = last.pods.get(&pod).filter(|old| old.hash == hash);
+            is_news |= old.is_none();
+            let intended = old.cloned().unwrap_or_else(|| Intended {
+                manifest: String::from_utf8_lossy(&entry.value).into(),
+                hash,
+                owner: None,
+                devices: BTreeMap::new(),
+            });
+            pods.insert(pod, intended);
+        }
+        let missing: BTreeSet<PodId> =
+            self.known.iter().filter(|pod| !pods.contains_key(pod)).cloned().collect();
+        let suspicious =
+            judge(self.known.len(), self.known.len() - missing.len(), filtered).is_some();
+        let labels = match is_news || suspicious {
+            true => Some(self.labels().await?),
+            false => None,
+        };
+        if let Some(labels) = labels.as_ref().filter(|_| is_news) {
+            self.complete(&mut pods, labels).await?;
+        }
+        let doubted = match labels.filter(|_| suspicious) {
+            Some(labels) => self.doubted(missing, &labels, filtered).await?,
+            None => BTreeSet::new(),
+        };
+        self.known = pods.keys().chain(&doubted).cloned().collect();
+        Ok(Intents { pods, doubted })
+    }
+
+    /// The owners of the labelled pods of this node.
+    async fn labels(&self) -> Result<BTreeMap<PodId, Option<RcId>>, StoreError> {
+        let prefix = key::node_pod_labels(&self.node);
+        let listed = self.ground.store.list(&prefix, Query::PLAIN).await?.value;
+        let pod = |entry: Entry| {
+            let pod = prefix.tail(&entry.key)?.parse().ok()?;
+            let owner = decode_labels(&entry.value).ok().and_then(|l| l.get(RC_ID)?.parse().ok());
+            Some((pod, owner))
+        };
+        Ok(listed.into_iter().filter_map(pod).collect())
+    }
+
+    async fn complete(
+        &self,
+        pods: &mut BTreeMap<PodId, Intended>,
+        labels: &BTreeMap<PodId, Option<RcId>>,
+    ) -> Result<(), StoreError> {
+        let entry = self.ground.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
+        let promised = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
+        let promised = promised.unwrap_or_default();
+        for (pod, intended) in pods {
+            intended.owner = labels.get(pod).copied().flatten();
+            let allocation = promised.pods.get(pod);
+            intended.devices = allocation.map(|a| a.devices.clone()).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Of pods that vanished together, those that are not believed to be gone. A farm takes a pod's label away with
+    /// its intent, so a pod that still has its label was lost by accident; and a store that was wiped or lies behind
+    /// rights that are gone proves nothing.
+    async fn doubted(
+        &self,
+        missing: BTreeSet<PodId>,
+        labels: &BTreeMap<PodId, Option<RcId>>,
+        filtered: bool,
+    ) -> Result<BTreeSet<PodId>, StoreError> {
+        let probe = key::node_intents(&self.node).key_of("rcfarm-probe");
+        let hidden = match &probe {
+            Some(probe) => match self.ground.store.get(probe, Query::CONSISTENT).await {
+                Ok(_) => false,
+                Err(StoreError::Forbidden { .. }) => true,
+                Err(error) => return Err(error),
+            },
+            None => false,
+        };
+        let record = self.ground.store.get(&key::node(&self.node), Query::CONSISTENT).await?.value;
+        let created = record.map(|entry| entry.create_index);
+        let wiped = created.is_none() || created != self.data.memory().record_created;
+        if hidden || filtered || wiped {
+            return Ok(missing);
+        }
+        Ok(missing.into_iter().filter(|pod| labels.contains_key(pod)).collect())
+    }
+}

@@ -1,0 +1,260 @@
+//! What an agent does next. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+
+use crate::ids::PodId;
+
+/// How a process stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It is to be started, from this moment on.
+    Waiting(Instant),
+    /// It is being started.
+    Starting,
+    /// It runs.
+    Running,
+    /// It is being stopped.
+    Stopping,
+    /// It ended, and is not started again.
+    Ended,
+    /// It cannot be run.
+    Unfit,
+}
+
+impl State {
+    fn is_alive(self) -> bool {
+        matches!(self, State::Starting | State::Running | State::Stopping)
+    }
+}
+
+/// A pod that the agent knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSeen {
+    /// Hash of its manifest.
+    pub hash: u64,
+    /// Never two of it alive.
+    pub single_instance: bool,
+    /// Its processes.
+    pub processes: BTreeMap<String, State>,
+}
+
+/// What the agent sees.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// Pods intended for this node with the hashes of their manifests, as last read; `None` before the first read:
+    /// what was intended when the last agent ran still counts.
+    pub intents: Option<&'a BTreeMap<PodId, u64>>,
+    /// Pods that are missing from the intents in a way that is not believed.
+    pub doubted: &'a BTreeSet<PodId>,
+    /// Pods that the agent knows.
+    pub pods: &'a BTreeMap<PodId, PodSeen>,
+    /// Whether the node can prove that it lives.
+    pub has_lease: bool,
+    /// Now.
+    pub now: Instant,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Take the intended manifest as the pod's.
+    Take(PodId),
+    /// Start a process.
+    Start(PodId, String),
+    /// Stop a process.
+    Stop(PodId, String, &'static str),
+    /// Nothing of the pod lives and nobody wants it: forget it.
+    Forget(PodId),
+}
+
+/// What to do, and when to look again even if nothing happens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Plan {
+    /// In order.
+    pub actions: Vec<Action>,
+    /// The end of the next pause.
+    pub again_at: Option<Instant>,
+}
+
+/// Decides.
+pub fn plan(seen: Seen<'_>) -> Plan {
+    let mut plan = Plan::default();
+    for (id, pod) in seen.pods {
+        let wanted = match seen.intents {
+            None => Some(pod.hash),
+            Some(_) if seen.doubted.contains(id) => Some(pod.hash),
+            Some(intents) => intents.get(id).copied(),
+        };
+        match wanted {
+            Some(hash) if hash == pod.hash => keep(&mut plan, seen, id, pod),
+            Some(_) => replace(&mut plan, id, pod, "its manifest has changed", Action::Take),
+            None => replace(&mut plan, id, pod, "it is no longer intended here", Action::Forget),
+        }
+    }
+    let new = seen.intents.into_iter().flat_map(BTreeMap::keys);
+    plan.actions.extend(new.filter(|id| !seen.pods.contains_key(id)).cloned().map(Action::Take));
+    plan
+}
+
+/// Starts what is due.
+fn keep(plan: &mut Plan, seen: Seen<'_>, id: &PodId, pod: &PodSeen) {
+    for (name, state) in &pod.processes {
+        match state {
+            State::Waiting(_) if pod.single_instance && !seen.has_lease => {}
+            State::Waiting(at) if *at <= seen.now => {
+                plan.actions.push(Action::Start(id.clone(), name.clone()));
+            }
+            State::Waiting(at) => {
+                plan.again_at = Some(plan.again_at.map_or(*at, |other| other.min(*at)));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Stops what runs; when nothing lives any more, goes on to `then`.
+fn replace(
+    plan: &mut Plan,
+    id: &PodId,
+    pod: &PodSeen,
+    why: &'static str,
+    then: impl FnOnce(PodId) -> Action,
+) {
+    let running = pod.processes.iter().filter(|(_, state)| **state == State::Running);
+    plan.actions.extend(running.map(|(name, _)| Action::Stop(id.clone(), name.clone(), why)));
+    if !pod.processes.values().any(|state| state.is_alive()) {
+        plan.actions.push(then(id.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(n: u8) -> PodId {
+        format!("p{n}").parse().unwrap()
+    }
+
+    fn pod(hash: u64, states: &[State]) -> PodSeen {
+        let processes = states.iter().enumerate().map(|(n, state)| (n.to_string(), *state));
+        PodSeen { hash, single_instance: false, processes: processes.collect() }
+    }
+
+    fn decide(
+        intents: Option<&[(u8, u64)]>,
+        doubted: &[u8],
+        pods: &[(u8, PodSeen)],
+        has_lease: bool,
+        now: Instant,
+    ) -> Plan {
+        let intents: Option<BTreeMap<PodId, u64>> =
+            intents.map(|intents| intents.iter().map(|(n, hash)| (id(*n), *hash)).collect());
+        let doubted = doubted.iter().map(|n| id(*n)).collect();
+        let pods = pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
+        let intents = intents.as_ref();
+        plan(Seen { intents, doubted: &doubted, pods: &pods, has_lease, now })
+    }
+
+    #[test]
+    fn what_is_intended_is_taken_started_stopped_and_forgotten() {
+        use Action::{Forget, Start, Stop, Take};
+        let now = Instant::now();
+        let due = State::Waiting(now);
+        let first = || "0".to_owned();
+        let actions =
+            |intents, doubted: &[u8], pod| decide(intents, doubted, &[(1, pod)], true, now).actions;
+        assert_eq!(decide(Some(&[(1, 7)]), &[], &[], true, now).actions, [Take(id(1))]);
+        assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[due])), [Start(id(1), first())]);
+        assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[State::Running])), []);
+        let gone = "it is no longer intended here";
+        assert_eq!(
+            actions(Some(&[]), &[], pod(7, &[State::Running])),
+            [Stop(id(1), first(), gone)]
+        );
+        assert_eq!(actions(Some(&[]), &[], pod(7, &[State::Stopping])), []);
+        assert_eq!(actions(Some(&[]), &[], pod(7, &[due, State::Ended])), [Forget(id(1))]);
+        let changed = "its manifest has changed";
+        assert_eq!(
+            actions(Some(&[(1, 8)]), &[], pod(7, &[State::Running, State::Ended])),
+            [Stop(id(1), first(), changed)]
+        );
+        assert_eq!(actions(Some(&[(1, 8)]), &[], pod(7, &[State::Unfit])), [Take(id(1))]);
+        // Nothing was read, or what was read is not believed: nothing stops, and what ended is started again.
+        assert_eq!(actions(None, &[], pod(7, &[State::Running, due])), [Start(id(1), "1".into())]);
+        assert_eq!(actions(Some(&[]), &[1], pod(7, &[State::Running])), []);
+    }
+
+    #[test]
+    fn pauses_are_waited_for_and_single_instances_need_a_lease() {
+        let now = Instant::now();
+        let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
+        let waiting = pod(7, &[State::Waiting(later), State::Waiting(soon)]);
+        let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
+        assert_eq!((plan.actions, plan.again_at), (vec![], Some(soon)));
+        let single = PodSeen { single_instance: true, ..pod(7, &[State::Waiting(now)]) };
+        let pods = [(1, single)];
+        assert_eq!(decide(Some(&[(1, 7)]), &[], &pods, false, now).actions, []);
+        assert_eq!(decide(Some(&[(1, 7)]), &[], &pods, true, now).actions.len(), 1);
+    }
+
+    proptest! {
+        /// A plan is idle for what it has just done, and never stops what may not be stopped.
+        #[test]
+        fn nothing_is_stopped_without_a_reason_or_forgotten_alive(
+            intents in prop::option::of(prop::collection::btree_map(0u8..4, 0u64..2, 0..4)),
+            doubted in prop::collection::btree_set(0u8..4, 0..2),
+            pods in prop::collection::btree_map(
+                0u8..4,
+                (0u64..2, prop::collection::vec(0usize..6, 0..3)),
+                0..4,
+            ),
+            has_lease: bool,
+        ) {
+            let now = Instant::now();
+            let states = [
+                State::Waiting(now), State::Starting, State::Running, State::Stopping,
+                State::Ended, State::Unfit,
+            ];
+            let pods: Vec<(u8, PodSeen)> = pods
+                .into_iter()
+                .map(|(n, (hash, picks))| {
+                    let picked: Vec<State> = picks.iter().map(|pick| states[*pick]).collect();
+                    (n, pod(hash, &picked))
+                })
+                .collect();
+            let read: Option<Vec<(u8, u64)>> =
+                intents.as_ref().map(|intents| intents.iter().map(|(n, h)| (*n, *h)).collect());
+            let unsure: Vec<u8> = doubted.iter().copied().collect();
+            let plan = decide(read.as_deref(), &unsure, &pods, has_lease, now);
+            let known: BTreeMap<PodId, PodSeen> =
+                pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
+            let hash_of = |wanted: &PodId| {
+                let intents = intents.as_ref()?;
+                intents.iter().find(|(n, _)| id(**n) == *wanted).map(|(_, hash)| *hash)
+            };
+            for action in &plan.actions {
+                match action {
+                    Action::Stop(pod, ..) | Action::Forget(pod) => {
+                        prop_assert!(intents.is_some());
+                        prop_assert!(!doubted.iter().any(|n| id(*n) == *pod));
+                        prop_assert_ne!(hash_of(pod), Some(known[pod].hash));
+                    }
+                    Action::Take(pod) => prop_assert!(hash_of(pod).is_some()),
+                    Action::Start(pod, name) => {
+                        prop_assert_eq!(known[pod].processes[name], State::Waiting(now));
+                    }
+                }
+                if let Action::Forget(pod) = action {
+                    prop_assert!(!known[pod].processes.values().any(|state| state.is_alive()));
+                }
+            }
+        }
+    }
+}

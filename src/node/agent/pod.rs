@@ -1,0 +1,389 @@
+//! One pod as the agent holds it in memory: its processes, and what follows from their ends and answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::driver::{Exit, Found, Launch, Running};
+use super::health::Verdict;
+use super::intents::Intended;
+use super::plan::{PodSeen, State};
+use super::report::Report;
+use super::state::{DataDir, Kept, read};
+use super::{AgentSettings, cgroup};
+use crate::ids::{NodeName, PodId};
+use crate::manifest::Manifest;
+use crate::node::Health;
+use crate::node::spec::{Launchable, PodSpec, Process as ProcessSpec, expand};
+use crate::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
+
+/// See the module.
+pub(super) struct Pod {
+    pub(super) id: PodId,
+    pub(super) intended: Intended,
+    /// What the manifest means, or why it means nothing.
+    pub(super) spec: Result<PodSpec, String>,
+    pub(super) processes: BTreeMap<String, Process>,
+    pub(super) notes: Vec<String>,
+}
+
+/// A process of a pod.
+pub(super) struct Process {
+    pub(super) state: State,
+    pub(super) running: Option<Running>,
+    /// How often it was started; it tells one start from another.
+    pub(super) attempt: u64,
+    failures: u32,
+    last_exit: Option<Exit>,
+    pub(super) verdict: Option<Verdict>,
+    pub(super) answer: String,
+    /// The task that asks for its health.
+    pub(super) checker: Option<AbortHandle>,
+}
+
+impl Process {
+    fn new(state: State, attempt: u64) -> Process {
+        Process {
+            state,
+            running: None,
+            attempt,
+            failures: 0,
+            last_exit: None,
+            verdict: None,
+            answer: String::new(),
+            checker: None,
+        }
+    }
+
+    fn stop_checking(&mut self) {
+        self.verdict = None;
+        self.answer.clear();
+        if let Some(checker) = self.checker.take() {
+            checker.abort();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop_checking();
+    }
+}
+
+impl Pod {
+    /// A pod that was intended, nothing of it running.
+    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> Pod {
+        let spec = match Manifest::parse(&intended.manifest) {
+            Ok(manifest) if *manifest.id() != id => {
+                Err(format!("the manifest says id {}, but the intent is for {id}", manifest.id()))
+            }
+            Ok(manifest) => PodSpec::read(&manifest).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let launchables = spec.iter().flat_map(|spec| &spec.launchables);
+        let process = |(name, launchable): (&String, &Launchable)| {
+            let state = match launchable {
+                Launchable::Process(_) => State::Waiting(now),
+                Launchable::Unfit(_) => State::Unfit,
+            };
+            let last = read::<Launch>(&data.launchable(&id, name).join("launch.json"));
+            (name.clone(), Process::new(state, last.map_or(0, |launch| launch.attempt)))
+        };
+        let processes = launchables.map(process).collect();
+        Pod { id, intended, spec, processes, notes: Vec::new() }
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        Kept {
+            manifest: self.intended.manifest.to_string(),
+            owner: self.intended.owner,
+            devices: self.intended.devices.clone(),
+        }
+    }
+
+    pub(super) fn seen(&self) -> PodSeen {
+        let processes = self.processes.iter();
+        PodSeen {
+            hash: self.intended.hash,
+            single_instance: self.spec.as_ref().is_ok_and(|spec| spec.single_instance),
+            processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
+        }
+    }
+
+    pub(super) fn process_spec(&self, name: &str) -> Option<&ProcessSpec> {
+        match self.spec.as_ref().ok()?.launchables.get(name)? {
+            Launchable::Process(process) => Some(process),
+            Launchable::Unfit(_) => None,
+        }
+    }
+
+    /// Takes over what the last agent left of a process.
+    pub(super) fn adopt(&mut self, name: &str, found: Found, now: Instant) {
+        match found {
+            Found::Running(running) => self.started(name, running),
+            Found::Exited(exit) => self.ended(name, exit, now),
+            Found::Nothing => {}
+        }
+    }
+
+    /// A process runs.
+    pub(super) fn started(&mut self, name: &str, running: Running) {
+        let check = self.process_spec(name).and_then(|spec| spec.health.clone());
+        let Some(process) = self.processes.get_mut(name) else { return };
+        process.state = State::Running;
+        process.attempt = process.attempt.max(running.attempt);
+        process.verdict = check.map(|check| Verdict::new(check.thresholds));
+        process.running = Some(running);
+    }
+
+    /// A process has ended, or could not be started.
+    pub(super) fn ended(&mut self, name: &str, exit: Exit, now: Instant) {
+        let policy = self.process_spec(name).map(|spec| spec.restart).unwrap_or_default();
+        let Some(process) = self.processes.get_mut(name) else { return };
+        process.stop_checking();
+        let ran = process.running.take().map_or(Duration::ZERO, |running| {
+            exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
+        });
+        let was_stopped = process.state == State::Stopping;
+        process.failures = policy.failures(process.failures, ran);
+        let pause = policy.pause(&exit, process.failures.saturating_sub(1));
+        process.state = match pause {
+            Some(_) if was_stopped => State::Waiting(now),
+            Some(pause) => State::Waiting(now + pause),
+            None => State::Ended,
+        };
+        process.last_exit = Some(exit);
+    }
+
+    /// Everything that the start of a process needs.
+    pub(super) fn launch(
+        &mut self,
+        name: &str,
+        settings: &AgentSettings,
+        data: &DataDir,
+    ) -> Result<Launch, String> {
+        let spec = self.spec.clone()?;
+        let process = self.process_spec(name).cloned().ok_or("it is no process")?;
+        let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
+        self.notes.clear();
+        let cgroup = match spec.limits == Default::default() {
+            true => None,
+            false => match cgroup::make(&self.id, spec.limits) {
+                Ok(group) => Some(group),
+                Err(why) => {
+                    self.notes.push(why);
+                    None
+                }
+            },
+        };
+        for (device, count) in &spec.resources.devices {
+            if *count > 0 && !self.intended.devices.contains_key(device) {
+                self.notes
+                    .push(format!("it asks for {device}={count}, but none was promised to it"));
+            }
+        }
+        let env = self.env(name, &process, &spec, settings, data);
+        let home = data.pod(&self.id);
+        Ok(Launch {
+            attempt,
+            command: process.command.iter().map(|word| expand(word, &env)).collect(),
+            cwd: process.cwd.as_ref().map_or_else(|| home.clone(), |cwd| expand(cwd, &env).into()),
+            log: home.join(format!("{name}.log")),
+            run_as: spec.run_as.as_deref().map(user).transpose()?,
+            cgroup,
+            lease: spec.single_instance.then(|| data.lease()),
+            stop_signal: process.stop_signal,
+            env,
+        })
+    }
+
+    /// The environment of a process. The agent's own is not passed on: it may hold its token.
+    fn env(
+        &self,
+        name: &str,
+        process: &ProcessSpec,
+        spec: &PodSpec,
+        settings: &AgentSettings,
+        data: &DataDir,
+    ) -> BTreeMap<String, String> {
+        let inherited = ["PATH", "HOME", "LANG", "TZ"];
+        let inherited = inherited
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+        let mut env: BTreeMap<String, String> = inherited.collect();
+        env.extend(settings.env.clone());
+        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
+        set("RCFARM_NODE", settings.name.to_string());
+        set("RCFARM_NODE_ADDRESS", settings.address.clone());
+        set("RCFARM_POD", self.id.to_string());
+        set("RCFARM_LAUNCHABLE", name.to_owned());
+        set("POD_HOME", data.pod(&self.id).display().to_string());
+        if spec.config.is_some() {
+            set("CONFIG_PATH", data.pod(&self.id).join("config.yaml").display().to_string());
+        }
+        let devices = self.devices();
+        if !devices.is_empty() {
+            set("RCFARM_DEVICES", devices.join(","));
+        }
+        if let Some(gpus) = self.intended.devices.get("gpu") {
+            let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
+            set("CUDA_VISIBLE_DEVICES", numbers.join(","));
+        }
+        for (name, value) in &process.env {
+            let value = expand(value, &env);
+            env.insert(name.clone(), value);
+        }
+        env
+    }
+
+    fn devices(&self) -> Vec<String> {
+        let kinds = self.intended.devices.iter();
+        kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
+    }
+
+    /// Whether a first start has not come to its end yet, so that there is nothing to tell.
+    pub(super) fn is_settling(&self) -> bool {
+        self.processes.values().any(|process| match process.state {
+            State::Starting => true,
+            State::Waiting(_) => process.last_exit.is_none(),
+            _ => false,
+        })
+    }
+
+    /// What is to be known of it.
+    pub(super) fn report(&self) -> Report {
+        let mut statuses = Vec::new();
+        let (mut phase, mut health, mut messages) = (None, None, Vec::new());
+        for (name, process) in &self.processes {
+            let one = self.process_status(name, process);
+            let well = self.health_of(process);
+            if one.phase != Phase::Running || well != Health::Passing {
+                messages.push(format!("{name}: {}", one.message));
+            }
+            phase = phase.min(Some(one.phase)).or(Some(one.phase));
+            health = health.min(Some(well)).or(Some(well));
+            statuses.push(one);
+        }
+        if let Err(why) = &self.spec {
+            phase = Some(Phase::Unfit);
+            messages.push(why.clone());
+        } else if self.processes.is_empty() {
+            phase = Some(Phase::Unfit);
+            messages.push("the manifest has no launchables, so there is nothing to run".to_owned());
+        }
+        let was_started =
+            |status: &ProcessStatus| status.started_at.is_some() || status.last_exit.is_some();
+        let launched = !statuses.is_empty() && statuses.iter().all(was_started);
+        let status = PodStatus {
+            status: if launched { "launched" } else { "failed" }.to_owned(),
+            phase: phase.unwrap_or(Phase::Unfit),
+            message: messages.join("; "),
+            owner: self.intended.owner,
+            health: health.unwrap_or(Health::Critical),
+            processes: statuses,
+            notes: self.notes.clone(),
+            devices: self.devices(),
+        };
+        let reality = launched.then(|| Arc::clone(&self.intended.manifest));
+        Report { reality, status }
+    }
+
+    fn health_of(&self, process: &Process) -> Health {
+        match process.state {
+            State::Running => process.verdict.map_or(Health::Passing, |verdict| verdict.health()),
+            State::Starting => Health::Unknown,
+            State::Waiting(_) if process.last_exit.is_none() => Health::Unknown,
+            _ => Health::Critical,
+        }
+    }
+
+    fn process_status(&self, name: &str, process: &Process) -> ProcessStatus {
+        let ended = process.last_exit.as_ref().map(Exit::in_words);
+        let phase = match process.state {
+            State::Waiting(_) if process.last_exit.is_some() => Phase::Backoff,
+            State::Waiting(_) | State::Starting => Phase::Starting,
+            State::Running => Phase::Running,
+            State::Stopping => Phase::Stopping,
+            State::Ended => Phase::Ended,
+            State::Unfit => Phase::Unfit,
+        };
+        let unfit = match self.spec.as_ref().ok().and_then(|spec| spec.launchables.get(name)) {
+            Some(Launchable::Unfit(why)) => Some(why.clone()),
+            _ => None,
+        };
+        let message = match phase {
+            Phase::Unfit => unfit.unwrap_or_default(),
+            Phase::Running => process.answer.clone(),
+            Phase::Backoff | Phase::Ended => ended.unwrap_or_default(),
+            Phase::Starting => "it is being started".to_owned(),
+            Phase::Stopping => "it is being stopped".to_owned(),
+        };
+        let last_exit = process.last_exit.as_ref().filter(|exit| exit.attempt > 0);
+        ProcessStatus {
+            launchable_id: name.to_owned(),
+            entry_point: self.process_spec(name).map(|s| s.command[0].clone()).unwrap_or_default(),
+            phase,
+            pid: process.running.as_ref().map(|running| running.pid),
+            started_at: process.running.as_ref().map(|running| running.started_at),
+            restarts: process.attempt.saturating_sub(1),
+            last_exit: last_exit.map(|exit| LastExit {
+                time: exit.at,
+                exit_code: exit.code.unwrap_or(-1),
+                exit_status: exit.signal.unwrap_or(0),
+            }),
+            message,
+        }
+    }
+}
+
+/// The ids of a user: a name of `/etc/passwd`, or numbers as `uid` or `uid:gid`.
+fn user(name: &str) -> Result<(u32, u32), String> {
+    let numbers = name.split_once(':').unwrap_or((name, name));
+    if let (Ok(uid), Ok(gid)) = (numbers.0.parse(), numbers.1.parse()) {
+        return Ok((uid, gid));
+    }
+    let passwd = std::fs::read_to_string("/etc/passwd")
+        .map_err(|error| format!("run_as: /etc/passwd cannot be read: {error}"))?;
+    let ids = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then_some(())?;
+        Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
+    });
+    ids.ok_or_else(|| format!("run_as: this node has no user {name:?} in /etc/passwd"))
+}
+
+/// What is kept of a pod as it would be intended.
+pub(super) fn intended(kept: Kept) -> Intended {
+    Intended {
+        hash: crate::manifest::content_hash(kept.manifest.as_bytes()),
+        manifest: kept.manifest.into(),
+        owner: kept.owner,
+        devices: kept.devices,
+    }
+}
+
+/// Writes what the processes of a pod will read, unless it is there.
+pub(super) fn prepare(
+    data: &DataDir,
+    pod: &PodId,
+    kept: &Kept,
+    config: Option<&serde_json::Value>,
+    node: &NodeName,
+) -> Result<(), String> {
+    let say = |error: std::io::Error| format!("node {node} cannot keep the pod: {error}");
+    let path = data.pod(pod).join("pod.json");
+    if read::<Kept>(&path).as_ref() != Some(kept) {
+        data.keep(pod, kept).map_err(say)?;
+    }
+    let path = data.pod(pod).join("config.yaml");
+    if let Some(config) = config {
+        let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
+        if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            super::state::replace(&path, text.as_bytes()).map_err(say)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! What an agent writes about its pods, and how seldom. Pure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::ids::{NodeName, PodId, RcId, SessionId};
+use crate::node::Health;
+use crate::node::status::PodStatus;
+use crate::store::{Op, key};
+use crate::time::Timestamp;
+
+/// What is to be known of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// The manifest that is real; `None`: nothing of it was started.
+    pub reality: Option<Arc<str>>,
+    /// Its status.
+    pub status: PodStatus,
+}
+
+impl Report {
+    /// The operations that make it known. Health is a lock of `session`, so that it goes with the agent.
+    #[must_use]
+    pub fn ops(
+        &self,
+        node: &NodeName,
+        pod: &PodId,
+        session: &SessionId,
+        now: Timestamp,
+    ) -> Vec<Op> {
+        let reality = key::reality(node, pod);
+        let reality = match &self.reality {
+            Some(text) => {
+                Op::Set { key: reality, value: Bytes::from(text.as_bytes().to_vec()), flags: 0 }
+            }
+            None => Op::Delete { key: reality },
+        };
+        // p2 sets the end of a record that is bound to a session a hundred years ahead.
+        let health = json!({
+            "Id": pod, "Node": node, "Service": pod, "Status": self.status.health,
+            "Time": now, "Expires": now + Duration::from_secs(100 * 365 * 86_400),
+        });
+        vec![
+            reality,
+            Op::Set { key: key::pod_status(pod, node), value: self.status.encode(), flags: 0 },
+            Op::Lock {
+                key: key::health(pod, node),
+                value: health.to_string().into(),
+                session: session.clone(),
+            },
+        ]
+    }
+}
+
+/// The operations that make a pod's end known.
+#[must_use]
+pub fn removal(node: &NodeName, pod: &PodId) -> Vec<Op> {
+    [key::reality(node, pod), key::pod_status(pod, node), key::health(pod, node)]
+        .map(|key| Op::Delete { key })
+        .to_vec()
+}
+
+/// The owner's doorbell. `value` is new each time: the same value would wake nobody.
+#[must_use]
+pub fn bell(owner: RcId, value: &str) -> Op {
+    Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
+}
+
+/// Keeps the writes of a pod that flaps rare, as p2 does: 4 a minute, 16 at once; once they are used up, the pod's
+/// health is said to be unknown, and nothing more until 4 have come together (`p2.md` §1.10).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bucket {
+    tokens: f64,
+    at: Instant,
+    is_resting: bool,
+}
+
+/// What a bucket says about a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// Write.
+    Write,
+    /// Write that it flaps, and then no more for a while.
+    WriteFlapping,
+    /// Nothing before this moment.
+    Wait(Instant),
+}
+
+impl Bucket {
+    const SIZE: f64 = 16.0;
+    const PER_SECOND: f64 = 4.0 / 60.0;
+    const RESUME: f64 = 4.0;
+
+    /// A full one.
+    #[must_use]
+    pub fn full(now: Instant) -> Bucket {
+        Bucket { tokens: Self::SIZE, at: now, is_resting: false }
+    }
+
+    /// Asks for a write.
+    pub fn take(&mut self, now: Instant) -> Leave {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens = (self.tokens + passed * Self::PER_SECOND).min(Self::SIZE);
+        self.at = now;
+        if self.is_resting && self.tokens < Self::RESUME {
+            let missing = (Self::RESUME - self.tokens) / Self::PER_SECOND;
+            return Leave::Wait(now + Duration::from_secs_f64(missing.max(0.001)));
+        }
+        self.is_resting = false;
+        self.tokens -= 1.0;
+        if self.tokens >= 1.0 {
+            return Leave::Write;
+        }
+        self.is_resting = true;
+        Leave::WriteFlapping
+    }
+}
+
+/// The report of a pod that changes too often to be followed.
+#[must_use]
+pub fn flapping(report: &Report) -> Report {
+    let mut report = report.clone();
+    report.status.health = Health::Unknown;
+    report.status.message = "it changes too often to be followed; its log tells more".to_owned();
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_flaps_for_an_hour_costs_few_writes_and_its_last_state_comes_through() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(start);
+        let (mut writes, mut flapping) = (0, 0);
+        for second in 0..3_600 {
+            match bucket.take(start + Duration::from_secs(second)) {
+                Leave::Write => writes += 1,
+                Leave::WriteFlapping => flapping += 1,
+                Leave::Wait(until) => assert!(until > start + Duration::from_secs(second)),
+            }
+        }
+        assert!((200..=256).contains(&(writes + flapping)), "{writes} and {flapping}");
+        assert!(flapping > 0);
+        let quiet = start + Duration::from_secs(3_600 + 60);
+        assert_ne!(bucket.take(quiet), Leave::Wait(quiet), "after a minute there are four again");
+        assert!(!matches!(bucket.take(quiet), Leave::Wait(_)));
+    }
+}

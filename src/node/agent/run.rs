@@ -1,0 +1,552 @@
+//! The agent's loop: events in, plan, actions out, reports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::driver::{Driver, Exit, Found, Running};
+use super::health::{Verdict, ask};
+use super::intents::{IntentWatch, Intents};
+use super::plan::{Action, PodSeen, Seen, State, plan};
+use super::pod::{Pod, intended, prepare};
+use super::presence::{Presence, Standing};
+use super::report::{Bucket, Leave, Report, bell, flapping, removal};
+use super::state::DataDir;
+use super::{AgentSettings, AtShutdown, cgroup};
+use crate::farm::Ground;
+use crate::ids::PodId;
+use crate::node::Health;
+use crate::store::{Commit, Op, Query, StoreError, Txn, Writer, key};
+
+/// What happened.
+pub(super) enum Event {
+    /// The node has a session, and may write.
+    Standing(Standing),
+    /// It has none any more.
+    Lost,
+    /// What is intended here was read.
+    Intents(Intents),
+    /// A start has come to its end.
+    Started(PodId, String, Result<Running, String>),
+    /// A process has ended.
+    Exited(PodId, String, Exit),
+    /// A health check was answered.
+    Answer { pod: PodId, launchable: String, attempt: u64, health: Health, words: String },
+    /// The pods that the store believes to be real here.
+    Real(BTreeSet<PodId>),
+    /// A transaction of reports has come to its end.
+    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<Report>>),
+}
+
+/// An agent, set up but not yet running.
+pub struct Agent {
+    settings: Arc<AgentSettings>,
+    ground: Ground,
+    driver: Arc<dyn Driver>,
+}
+
+/// How long the pods get to stop when they are to go with the agent, besides their own grace.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Agent {
+    /// An agent.
+    #[must_use]
+    pub fn new(settings: AgentSettings, ground: Ground, driver: Arc<dyn Driver>) -> Self {
+        Agent { settings: Arc::new(settings), ground, driver }
+    }
+
+    /// Runs until `shutdown`.
+    ///
+    /// # Errors
+    /// In words, when the data directory cannot be used. Failures of the store are waited out.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), String> {
+        let data = Arc::new(DataDir::open(&self.settings.data_dir)?);
+        let (events, inbox) = unbounded_channel();
+        let mut work = Work {
+            writer: Writer::new(self.ground.store.clone()),
+            agent: self,
+            data,
+            events,
+            tasks: JoinSet::new(),
+            pods: BTreeMap::new(),
+            intents: None,
+            standing: None,
+            written: BTreeMap::new(),
+            buckets: BTreeMap::new(),
+            is_reporting: false,
+            report_after: None,
+            failures: 0,
+            is_watching: false,
+        };
+        work.adopt().await;
+        work.serve(inbox, shutdown).await;
+        Ok(())
+    }
+}
+
+struct Work {
+    agent: Agent,
+    writer: Writer,
+    data: Arc<DataDir>,
+    events: UnboundedSender<Event>,
+    tasks: JoinSet<()>,
+    pods: BTreeMap<PodId, Pod>,
+    /// `None` before the first read.
+    intents: Option<Intents>,
+    standing: Option<Standing>,
+    /// What the store was told; `None`: that there is no such pod.
+    written: BTreeMap<PodId, Option<Report>>,
+    buckets: BTreeMap<PodId, Bucket>,
+    is_reporting: bool,
+    /// Nothing is reported before this moment.
+    report_after: Option<Instant>,
+    failures: u32,
+    is_watching: bool,
+}
+
+impl Work {
+    /// Takes over what the last agent left running.
+    async fn adopt(&mut self) {
+        let now = Instant::now();
+        for (id, kept) in self.data.pods() {
+            let mut pod = Pod::new(id.clone(), intended(kept), &self.data, now);
+            let names: Vec<String> = pod.processes.keys().cloned().collect();
+            for name in names {
+                let dir = self.data.launchable(&id, &name);
+                let found = self.agent.driver.adopt(&dir).await;
+                let runs = matches!(found, Found::Running(_));
+                pod.adopt(&name, found, now);
+                if runs {
+                    self.watch_over(&mut pod, &name);
+                }
+            }
+            self.pods.insert(id, pod);
+        }
+        if !self.pods.is_empty() {
+            info!(pods = self.pods.len(), "pods of the last agent were taken over");
+        }
+    }
+
+    async fn serve(&mut self, mut inbox: UnboundedReceiver<Event>, shutdown: CancellationToken) {
+        let presence = Presence {
+            ground: self.agent.ground.clone(),
+            settings: self.agent.settings.clone(),
+            data: self.data.clone(),
+            events: self.events.clone(),
+        };
+        let present = CancellationToken::new();
+        self.tasks.spawn(presence.run(present.clone()));
+        loop {
+            let again_at = self.act();
+            let report_at = self.report();
+            let next = [again_at, report_at].into_iter().flatten().min();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                Some(event) = inbox.recv() => {
+                    self.hear(event);
+                    while let Ok(event) = inbox.try_recv() {
+                        self.hear(event);
+                    }
+                }
+                Some(_) = self.tasks.join_next() => {}
+                () = wait_until(next) => {}
+            }
+        }
+        if self.agent.settings.at_shutdown == AtShutdown::StopPods {
+            self.stop_everything(&mut inbox).await;
+        }
+        present.cancel();
+        self.tasks.shutdown().await;
+        info!("stopped");
+    }
+
+    fn hear(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Standing(standing) => {
+                // Of pods that are gone it is still to be told.
+                let pods = &self.pods;
+                self.written.retain(|id, _| !pods.contains_key(id));
+                self.report_after = None;
+                self.read_reality();
+                self.standing = Some(standing);
+                self.remember();
+                if !self.is_watching {
+                    self.is_watching = true;
+                    self.watch_intents();
+                }
+            }
+            Event::Lost => self.standing = None,
+            Event::Intents(intents) => {
+                for (id, intended) in &intents.pods {
+                    if let Some(pod) = self.pods.get_mut(id)
+                        && pod.intended.hash == intended.hash
+                    {
+                        pod.intended = intended.clone();
+                    }
+                }
+                self.intents = Some(intents);
+                self.remember();
+            }
+            Event::Started(pod, name, started) => self.started(&pod, &name, started, now),
+            Event::Exited(pod, name, exit) => {
+                if let Some(pod) = self.pods.get_mut(&pod) {
+                    info!(pod = %pod.id, launchable = name, how = exit.in_words(), "a process has ended");
+                    pod.ended(&name, exit, now);
+                }
+            }
+            Event::Answer { pod, launchable, attempt, health, words } => {
+                let pod = self.pods.get_mut(&pod);
+                let process = pod.and_then(|pod| pod.processes.get_mut(&launchable));
+                if let Some(process) = process.filter(|process| process.attempt == attempt) {
+                    let before = process.verdict;
+                    process.verdict = before.map(|verdict| verdict.after(health));
+                    if process.verdict.map(|v| v.health()) != before.map(|v| v.health()) {
+                        process.answer = words;
+                    }
+                }
+            }
+            Event::Real(pods) => {
+                for pod in pods {
+                    // A pod of which we know nothing is told to be gone; of the others everything is told anyway.
+                    self.written
+                        .entry(pod)
+                        .or_insert(Some(Report { reality: None, status: Default::default() }));
+                }
+            }
+            Event::Reported(outcome, reports) => self.reported(outcome, reports, now),
+        }
+    }
+
+    /// Notes that the intents were believed under this record of the node.
+    fn remember(&self) {
+        let believed = self.intents.as_ref().is_some_and(|intents| intents.doubted.is_empty());
+        if let (Some(standing), true) = (&self.standing, believed) {
+            let created = Some(standing.created);
+            if let Err(error) = self.data.remember(|memory| memory.record_created = created) {
+                warn!(%error, "the data directory cannot be written");
+            }
+        }
+    }
+
+    fn watch_intents(&mut self) {
+        let watch = IntentWatch {
+            ground: self.agent.ground.clone(),
+            node: self.agent.settings.name.clone(),
+            data: self.data.clone(),
+            events: self.events.clone(),
+            known: self.pods.keys().cloned().collect(),
+        };
+        self.tasks.spawn(watch.run());
+    }
+
+    fn read_reality(&mut self) {
+        let (store, events) = (self.agent.ground.store.clone(), self.events.clone());
+        let prefix = key::node_realities(&self.agent.settings.name);
+        self.tasks.spawn(async move {
+            if let Ok(keys) = store.keys(&prefix, None, Query::CONSISTENT).await {
+                let pods = keys.value.iter().filter_map(|key| prefix.tail(key)?.parse().ok());
+                let _ = events.send(Event::Real(pods.collect()));
+            }
+        });
+    }
+
+    /// Does what is to be done. When to look again.
+    fn act(&mut self) -> Option<Instant> {
+        let seen: BTreeMap<PodId, PodSeen> =
+            self.pods.iter().map(|(id, pod)| (id.clone(), pod.seen())).collect();
+        let hashes: Option<BTreeMap<PodId, u64>> = self.intents.as_ref().map(|intents| {
+            intents.pods.iter().map(|(id, intended)| (id.clone(), intended.hash)).collect()
+        });
+        let nothing = BTreeSet::new();
+        let plan = plan(Seen {
+            intents: hashes.as_ref(),
+            doubted: self.intents.as_ref().map_or(&nothing, |intents| &intents.doubted),
+            pods: &seen,
+            has_lease: self.standing.as_ref().is_some_and(|s| s.claim.epoch().is_live()),
+            now: Instant::now(),
+        });
+        let is_over = plan.actions.is_empty();
+        for action in plan.actions {
+            match action {
+                Action::Take(id) => self.take(id),
+                Action::Start(id, name) => self.start(&id, &name),
+                Action::Stop(id, name, why) => self.stop(&id, &name, why),
+                Action::Forget(id) => self.forget(&id),
+            }
+        }
+        // What was taken is to be started, what could not be started to be tried again.
+        if is_over { plan.again_at } else { self.act() }
+    }
+
+    fn take(&mut self, id: PodId) {
+        let intended = self.intents.as_ref().and_then(|intents| intents.pods.get(&id));
+        if let Some(intended) = intended.cloned() {
+            info!(pod = %id, "a pod is intended here");
+            let pod = Pod::new(id.clone(), intended, &self.data, Instant::now());
+            if let Err(why) = &pod.spec {
+                warn!(pod = %id, why, "the pod cannot be run");
+                // Kept all the same, so that its status is taken away when the intent is.
+                let _ = self.data.keep(&id, &pod.kept());
+            }
+            self.pods.insert(id, pod);
+        }
+    }
+
+    fn start(&mut self, id: &PodId, name: &str) {
+        let Some(pod) = self.pods.get_mut(id) else { return };
+        let launch = pod.launch(name, &self.agent.settings, &self.data);
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        process.state = State::Starting;
+        process.attempt += 1;
+        let (driver, data, events) =
+            (self.agent.driver.clone(), self.data.clone(), self.events.clone());
+        let (kept, node) = (pod.kept(), self.agent.settings.name.clone());
+        let config = pod.spec.as_ref().ok().and_then(|spec| spec.config.clone());
+        let (id, name) = (id.clone(), name.to_owned());
+        self.tasks.spawn(async move {
+            let dir = data.launchable(&id, &name);
+            let started = match launch {
+                Ok(launch) => match prepare(&data, &id, &kept, config.as_ref(), &node) {
+                    Ok(()) => driver.start(&dir, &launch).await,
+                    Err(why) => Err(why),
+                },
+                Err(why) => Err(why),
+            };
+            let _ = events.send(Event::Started(id, name, started));
+        });
+    }
+
+    fn started(&mut self, id: &PodId, name: &str, started: Result<Running, String>, now: Instant) {
+        let Some(mut pod) = self.pods.remove(id) else { return };
+        match started {
+            Ok(running) => {
+                info!(pod = %id, launchable = name, pid = running.pid, "a process runs");
+                pod.started(name, running);
+                self.watch_over(&mut pod, name);
+            }
+            Err(why) => {
+                warn!(pod = %id, launchable = name, why, "a process cannot be started");
+                let at = self.agent.ground.clock.wall();
+                pod.ended(name, Exit { at, ..Exit::unknown(&why) }, now);
+            }
+        }
+        self.pods.insert(id.clone(), pod);
+    }
+
+    /// Waits for a process's end, and asks for its health.
+    fn watch_over(&mut self, pod: &mut Pod, name: &str) {
+        let check = pod.process_spec(name).and_then(|spec| spec.health.clone());
+        let env = pod.launch(name, &self.agent.settings, &self.data).ok().map(|launch| launch.env);
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        let Some(running) = process.running.clone() else { return };
+        let (id, name) = (pod.id.clone(), name.to_owned());
+        let (driver, events) = (self.agent.driver.clone(), self.events.clone());
+        let dir = self.data.launchable(&id, &name);
+        let attempt = process.attempt;
+        if let (Some(check), Some(env)) = (check, env) {
+            let (pod, launchable, events) = (id.clone(), name.clone(), self.events.clone());
+            let home = self.data.pod(&id);
+            let checker = self.tasks.spawn(async move {
+                let mut verdict = Verdict::new(check.thresholds);
+                loop {
+                    let (health, words) = ask(&check, &env, &home).await;
+                    let (pod, launchable) = (pod.clone(), launchable.clone());
+                    let _ = events.send(Event::Answer { pod, launchable, attempt, health, words });
+                    verdict = verdict.after(health);
+                    // A process that comes up is waited for more closely than one that runs.
+                    let closely = check.interval.min(Duration::from_millis(500));
+                    let young = verdict.health() == Health::Unknown;
+                    sleep(if young { closely } else { check.interval }).await;
+                }
+            });
+            process.checker = Some(checker);
+        }
+        self.tasks.spawn(async move {
+            let exit = driver.exited(&dir, &running).await;
+            let _ = events.send(Event::Exited(id, name, exit));
+        });
+    }
+
+    fn stop(&mut self, id: &PodId, name: &str, why: &str) {
+        let Some(pod) = self.pods.get_mut(id) else { return };
+        let (signal, grace) = pod.process_spec(name).map_or_else(
+            || ("TERM".to_owned(), Duration::from_secs(10)),
+            |spec| (spec.stop_signal.clone(), spec.grace),
+        );
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        let Some(running) = process.running.clone() else { return };
+        info!(pod = %id, launchable = name, why, "a process is stopped");
+        process.state = State::Stopping;
+        let driver = self.agent.driver.clone();
+        self.tasks.spawn(async move { driver.stop(&running, &signal, grace).await });
+    }
+
+    fn forget(&mut self, id: &PodId) {
+        info!(pod = %id, "the pod is gone");
+        self.pods.remove(id);
+        self.buckets.remove(id);
+        cgroup::remove(id);
+        // What was never told is taken back all the same: an agent before this one may have told it.
+        self.written
+            .entry(id.clone())
+            .or_insert(Some(Report { reality: None, status: Default::default() }));
+    }
+
+    /// Tells the store what has changed, one transaction at a time. When to try again.
+    fn report(&mut self) -> Option<Instant> {
+        let standing = self.standing.as_ref().filter(|standing| standing.claim.is_live())?;
+        let now = Instant::now();
+        if self.is_reporting {
+            return None;
+        }
+        if let Some(after) = self.report_after.filter(|after| *after > now) {
+            return Some(after);
+        }
+        let mut txn = Txn::under(&standing.claim);
+        let mut told = BTreeMap::new();
+        let mut again_at: Option<Instant> = None;
+        let gone: Vec<PodId> =
+            self.written.keys().filter(|id| !self.pods.contains_key(*id)).cloned().collect();
+        let node = &self.agent.settings.name;
+        let wall = self.agent.ground.clock.wall();
+        let value = self.agent.ground.ids.ordered_uuid(wall).to_string();
+        let fits = |txn: &Txn<_>, ops: &[Op]| txn.fits(ops, self.agent.settings.limits);
+        for id in gone {
+            let ops = removal(node, &id);
+            if !fits(&txn, &ops) {
+                break;
+            }
+            txn.extend(ops);
+            told.insert(id, None);
+        }
+        for (id, pod) in &self.pods {
+            if pod.is_settling() {
+                continue;
+            }
+            let mut report = pod.report();
+            let known = self.written.get(id);
+            if known.is_some_and(|known| known.as_ref() == Some(&report)) {
+                continue;
+            }
+            let mut ops = report.ops(node, id, &standing.health, wall);
+            ops.extend(pod.intended.owner.map(|owner| bell(owner, &value)));
+            if !fits(&txn, &ops) {
+                break;
+            }
+            let bucket = self.buckets.entry(id.clone()).or_insert_with(|| Bucket::full(now));
+            match bucket.take(now) {
+                Leave::Write => {}
+                Leave::WriteFlapping => {
+                    // Not what is known of it, so that the truth is written as soon as it may be.
+                    report = flapping(&report);
+                    let rare = report.ops(node, id, &standing.health, wall);
+                    ops.splice(..rare.len(), rare);
+                }
+                Leave::Wait(at) => {
+                    again_at = Some(again_at.map_or(at, |other: Instant| other.min(at)));
+                    continue;
+                }
+            }
+            txn.extend(ops);
+            told.insert(id.clone(), Some(report));
+        }
+        if told.is_empty() {
+            return again_at;
+        }
+        self.is_reporting = true;
+        let (writer, events) = (self.writer.clone(), self.events.clone());
+        self.tasks.spawn(async move {
+            let outcome = writer.commit(txn).await;
+            let _ = events.send(Event::Reported(outcome, told));
+        });
+        None
+    }
+
+    fn reported(
+        &mut self,
+        outcome: Result<Commit, StoreError>,
+        told: BTreeMap<PodId, Option<Report>>,
+        now: Instant,
+    ) {
+        self.is_reporting = false;
+        let failed = match outcome {
+            Ok(Commit::Applied(_)) => None,
+            Ok(Commit::ClaimLost) => {
+                if let Some(standing) = self.standing.take() {
+                    // The fence was refused: the session is not what it was taken for.
+                    standing.claim.epoch().end();
+                }
+                return;
+            }
+            Ok(Commit::Refused(refusals)) => {
+                Some(refusals.iter().map(|r| format!("{r:?}")).collect::<Vec<_>>().join("; "))
+            }
+            // It may have been applied: everything in it can be written again.
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = failed {
+            self.failures += 1;
+            if self.failures == 1 || self.failures % 20 == 0 {
+                warn!(why, failures = self.failures, "the pods' states cannot be written");
+            }
+            let base = Duration::from_millis(200);
+            let pause = crate::time::backoff(base, Duration::from_secs(5), self.failures);
+            self.report_after = Some(now + self.agent.ground.ids.jitter(pause, 0.5));
+            return;
+        }
+        self.failures = 0;
+        for (id, report) in told {
+            match report {
+                Some(report) => drop(self.written.insert(id, Some(report))),
+                None => {
+                    self.written.remove(&id);
+                    if !self.pods.contains_key(&id)
+                        && let Err(error) = self.data.forget(&id)
+                    {
+                        warn!(pod = %id, %error, "what is left of the pod cannot be removed");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stops every pod, waits, and says so.
+    async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<Event>) {
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        self.intents = Some(Intents::default());
+        loop {
+            self.act();
+            self.report();
+            if self.pods.is_empty() && (self.written.is_empty() || self.standing.is_none()) {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = sleep_until(until) => {
+                    warn!(pods = self.pods.len(), "pods are left running: they did not stop in time");
+                    return;
+                }
+                Some(event) = inbox.recv() => {
+                    if !matches!(event, Event::Intents(_)) {
+                        self.hear(event);
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn wait_until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,102 @@
+//! Agents come and go; pods stay.
+
+use std::collections::BTreeMap;
+
+use rcfarm::node::status::Phase;
+use rcfarm::store::key;
+
+use super::host::{Host, eventually, id, is_alive};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
+    let mut host = Host::new();
+    host.start();
+    let pods: Vec<String> = (0..50).map(|n| format!("p{n}")).collect();
+    for pod in &pods {
+        host.intend_script(pod, "exec sleep 600", "").await;
+    }
+    let mut pids = BTreeMap::new();
+    for pod in &pods {
+        let status = host.until(pod, |status| status.phase == Phase::Running).await;
+        pids.insert(pod.clone(), status.processes[0].pid);
+    }
+    let before = host.record().await.unwrap().0.session;
+    host.kill().await;
+    host.start();
+    // The new agent has registered, and has told everything anew.
+    for pod in &pods {
+        let health = key::health(&id(pod), &host.node());
+        for _ in 0.. {
+            let held = host.get(&health).await.is_some_and(|entry| entry.session.is_some());
+            if held && host.record().await.unwrap().0.session != before {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let status = host.status(pod).await.unwrap();
+        assert_eq!((status.phase, status.processes[0].pid), (Phase::Running, pids[pod]), "{pod}");
+        assert_eq!(status.processes[0].restarts, 0, "{pod}");
+    }
+    host.end().await;
+    assert!(pids.values().flatten().all(|pid| !is_alive(*pid)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_ended_while_no_agent_ran_is_learnt_from_its_shim() {
+    let mut host = Host::new();
+    host.start();
+    let wait = "while ! [ -e go ]; do sleep 0.05; done; exit 42";
+    host.intend_script("job", wait, "    restart: never\n").await;
+    host.until("job", |status| status.phase == Phase::Running).await;
+    host.kill().await;
+    let home = host.settings.data_dir.join("pods/job");
+    std::fs::write(home.join("go"), "").unwrap();
+    eventually("the exit record", || home.join("main/exit.json").exists()).await;
+    host.start();
+    let status = host.until("job", |status| status.phase == Phase::Ended).await;
+    assert_eq!(status.processes[0].last_exit.as_ref().unwrap().exit_code, 42);
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_intent_that_went_while_no_agent_ran_ends_its_pod() {
+    let mut host = Host::new();
+    host.start();
+    host.intend_script("old", "exec sleep 600", "").await;
+    let status = host.until("old", |status| status.phase == Phase::Running).await;
+    host.kill().await;
+    host.unintend("old").await;
+    host.start();
+    host.until_gone("old").await;
+    assert!(!is_alive(status.processes[0].pid.unwrap()));
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_shim_was_killed_runs_on_and_its_end_is_seen() {
+    let mut host = Host::new();
+    host.start();
+    host.intend_script("web", "exec sleep 600", "    restart: never\n").await;
+    let status = host.until("web", |status| status.phase == Phase::Running).await;
+    let path = host.settings.data_dir.join("pods/web/main/running.json");
+    let running: rcfarm::node::agent::driver::Running =
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    kill(running.shim);
+    eventually("the shim's end", || !is_alive(running.shim)).await;
+    assert!(is_alive(status.processes[0].pid.unwrap()));
+    kill(running.pid);
+    let status = host.until("web", |status| status.phase == Phase::Ended).await;
+    assert!(status.message.contains("shim was killed"), "{}", status.message);
+    host.end().await;
+}
+
+fn kill(pid: i32) {
+    assert!(
+        std::process::Command::new("kill")
+            .arg("-9")
+            .arg(pid.to_string())
+            .status()
+            .unwrap()
+            .success()
+    );
+}

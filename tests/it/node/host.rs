@@ -1,0 +1,204 @@
+//! One machine: a data directory, an agent that can be killed, and the store that it works for.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcfarm::embedded::Embedded;
+use rcfarm::farm::{Ground, SessionSettings};
+use rcfarm::ids::{NodeName, PodId, RcId};
+use rcfarm::node::agent::process::ProcessDriver;
+use rcfarm::node::agent::state::DataDir;
+use rcfarm::node::agent::{Agent, AgentSettings, AtShutdown};
+use rcfarm::node::record::NodeRecord;
+use rcfarm::node::status::PodStatus;
+use rcfarm::store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store, key};
+use rcfarm::time::{IdSource, SystemClock};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Long enough for a machine under load; nothing waits so long when it works.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Host {
+    pub store: Embedded,
+    _directory: tempfile::TempDir,
+    pub settings: AgentSettings,
+    agent: Option<(JoinHandle<Result<(), String>>, CancellationToken)>,
+}
+
+impl Host {
+    pub fn new() -> Host {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = AgentSettings {
+            name: "n1".parse().unwrap(),
+            address: "127.0.0.1".to_owned(),
+            http: None,
+            labels: BTreeMap::from([("pool".to_owned(), "test".to_owned())]),
+            capacity: "cpu=4,gpu=2".parse().unwrap(),
+            env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
+            data_dir: directory.path().join("data"),
+            session: SessionSettings {
+                check_ttl: Some(Duration::from_secs(10)),
+                session_ttl: Duration::from_secs(30),
+            },
+            limits: Default::default(),
+            at_shutdown: AtShutdown::LeavePods,
+        };
+        Host { store: Embedded::default(), settings, _directory: directory, agent: None }
+    }
+
+    pub fn node(&self) -> NodeName {
+        self.settings.name.clone()
+    }
+
+    /// Starts the agent, on `store` if it is not to be the plain one.
+    pub fn start_on(&mut self, store: Embedded) {
+        let ground = Ground {
+            store: Arc::new(store),
+            clock: Arc::new(SystemClock),
+            ids: Arc::new(IdSource::from_entropy()),
+        };
+        let driver = Arc::new(ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm"))));
+        let agent = Agent::new(self.settings.clone(), ground, driver);
+        let shutdown = CancellationToken::new();
+        self.agent = Some((tokio::spawn(agent.run(shutdown.clone())), shutdown));
+    }
+
+    pub fn start(&mut self) {
+        self.start_on(self.store.clone());
+    }
+
+    /// As `kill -9`: it does and says nothing more.
+    pub async fn kill(&mut self) {
+        let (task, _) = self.agent.take().unwrap();
+        task.abort();
+        let _ = task.await;
+        // What it had begun ends a moment later; a killed process holds nothing any more.
+        let data = &self.settings.data_dir;
+        eventually("the agent's end", || DataDir::open(data).is_ok()).await;
+    }
+
+    /// Stops the agent as SIGTERM does.
+    pub async fn stop(&mut self) -> Result<(), String> {
+        let (task, shutdown) = self.agent.take().unwrap();
+        shutdown.cancel();
+        task.await.unwrap()
+    }
+
+    /// Stops the agent with all pods.
+    pub async fn end(mut self) {
+        if self.agent.is_some() {
+            self.kill().await;
+        }
+        self.settings.at_shutdown = AtShutdown::StopPods;
+        self.start();
+        // Pods are taken over before the agent looks at anything else.
+        self.stop().await.unwrap();
+    }
+
+    pub async fn put(&self, key: &Key, value: &str) {
+        let value = value.to_owned().into();
+        assert!(self.store.put(key, value, 0, PutMode::Set).await.unwrap());
+    }
+
+    pub async fn get(&self, key: &Key) -> Option<Entry> {
+        self.store.get(key, Query::PLAIN).await.unwrap().value
+    }
+
+    pub async fn intend(&self, pod: &str, manifest: &str) {
+        self.put(&key::intent(&self.node(), &id(pod)), manifest).await;
+    }
+
+    /// Intends a pod whose one process is `sh -c script`, with more lines for the launchable.
+    pub async fn intend_script(&self, pod: &str, script: &str, more: &str) {
+        self.intend(pod, &manifest(pod, script, more)).await;
+    }
+
+    pub async fn own(&self, pod: &str, rc: RcId) {
+        let labels = format!("{{\"replication_controller_id\":\"{rc}\"}}");
+        self.put(&key::pod_labels(&self.node(), &id(pod)), &labels).await;
+    }
+
+    pub async fn unintend(&self, pod: &str) {
+        let key = key::intent(&self.node(), &id(pod));
+        self.store.delete(&key, DeleteMode::Always).await.unwrap();
+    }
+
+    pub async fn status(&self, pod: &str) -> Option<PodStatus> {
+        let entry = self.get(&key::pod_status(&id(pod), &self.node())).await?;
+        Some(PodStatus::decode(&entry.value).unwrap())
+    }
+
+    pub async fn record(&self) -> Option<(NodeRecord, Entry)> {
+        let entry = self.get(&key::node(&self.node())).await?;
+        Some((NodeRecord::decode(&entry.value).unwrap(), entry))
+    }
+
+    /// Waits until the pod's status is as wanted.
+    pub async fn until(&self, pod: &str, wanted: impl Fn(&PodStatus) -> bool) -> PodStatus {
+        let mut last = None;
+        for _ in 0..PATIENCE.as_millis() / 20 {
+            last = self.status(pod).await;
+            if let Some(status) = last.as_ref().filter(|status| wanted(status)) {
+                return status.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{pod} never came to be as wanted, but {last:#?}");
+    }
+
+    /// Waits until nothing is said of the pod any more.
+    pub async fn until_gone(&self, pod: &str) {
+        let keys = [
+            key::pod_status(&id(pod), &self.node()),
+            key::reality(&self.node(), &id(pod)),
+            key::health(&id(pod), &self.node()),
+        ];
+        for _ in 0..PATIENCE.as_millis() / 20 {
+            let mut left = 0;
+            for key in &keys {
+                left += usize::from(self.get(key).await.is_some());
+            }
+            if left == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{pod} never went");
+    }
+
+    /// What the pod's process has written.
+    pub fn log(&self, pod: &str) -> String {
+        let path = self.settings.data_dir.join("pods").join(pod).join("main.log");
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+}
+
+pub fn id(pod: &str) -> PodId {
+    pod.parse().unwrap()
+}
+
+pub fn manifest(pod: &str, script: &str, more: &str) -> String {
+    let script = serde_json::to_string(script).unwrap();
+    format!(
+        "id: {pod}\nlaunchables:\n  main:\n    launchable_type: process\n    \
+         command: [sh, -c, {script}]\n{more}"
+    )
+}
+
+/// Waits until `wanted`.
+pub async fn eventually(what: &str, wanted: impl Fn() -> bool) {
+    for _ in 0..PATIENCE.as_millis() / 20 {
+        if wanted() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{what} never happened");
+}
+
+pub fn is_alive(pid: i32) -> bool {
+    rcfarm::node::shim::start_ticks(pid).is_some()
+}

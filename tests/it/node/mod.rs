@@ -1,0 +1,7 @@
+//! The node agent with real processes, on the embedded store.
+
+mod adoption;
+mod health;
+mod host;
+mod pods;
+mod trust;

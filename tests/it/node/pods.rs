@@ -1,0 +1,132 @@
+//! Pods come, run, fail and go.
+
+use rcfarm::ids::RcId;
+use rcfarm::node::Health;
+use rcfarm::node::record::{Allocation, Allocations};
+use rcfarm::node::status::Phase;
+use rcfarm::store::key;
+use uuid::Uuid;
+
+use super::host::{Host, eventually, id, is_alive, manifest};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
+    let mut host = Host::new();
+    host.start();
+    let rc = RcId(Uuid::from_u128(7));
+    host.own("web", rc).await;
+    host.intend_script("web", "echo port $NODE_PORT pod $RCFARM_POD; exec sleep 600", "").await;
+    let status = host.until("web", |status| status.phase == Phase::Running).await;
+    assert_eq!((status.owner, status.health), (Some(rc), Health::Passing));
+    let pid = status.processes[0].pid.unwrap();
+    assert!(is_alive(pid));
+    eventually("the first line", || host.log("web") == "port 12345 pod web\n").await;
+
+    let node = host.node();
+    let reality = host.get(&key::reality(&node, &id("web"))).await.unwrap();
+    let intent = host.get(&key::intent(&node, &id("web"))).await.unwrap();
+    let bell = host.get(&key::rc_bell(rc)).await.unwrap();
+    let health = host.get(&key::health(&id("web"), &node)).await.unwrap();
+    assert_eq!(reality.value, intent.value);
+    assert_eq!(bell.modify_index, reality.modify_index, "one transaction");
+    assert_eq!(health.modify_index, reality.modify_index, "one transaction");
+    assert!(health.session.is_some(), "health goes with the agent");
+    let (record, entry) = host.record().await.unwrap();
+    assert_eq!(record.session, entry.session);
+    assert_eq!(record.capacity.to_string(), "cpu=4,memory=0,gpu=2");
+    let labels = host.get(&key::node_labels(&node)).await.unwrap();
+    assert_eq!(labels.value, r#"{"pool":"test"}"#);
+
+    host.unintend("web").await;
+    host.until_gone("web").await;
+    assert!(!is_alive(pid));
+    eventually("the directory's end", || !host.settings.data_dir.join("pods/web").exists()).await;
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_pods_say_what_is_wrong_and_hurt_no_other() {
+    let mut host = Host::new();
+    host.start();
+    host.intend("yaml", "id: [").await;
+    host.intend("other", "id: another\n").await;
+    host.intend("empty", "id: empty\n").await;
+    host.intend("docker", "id: docker\nlaunchables: {a: {launchable_type: docker}}\n").await;
+    let missing =
+        "id: missing\nlaunchables:\n  main: {launchable_type: process, command: /no/such}\n";
+    host.intend("missing", missing).await;
+    host.intend("user", &(manifest("user", "true", "") + "run_as: nobody-at-all\n")).await;
+    host.intend_script("cwd", "true", "    cwd: /no/such/dir\n").await;
+    host.intend_script("good", "exec sleep 600", "").await;
+    for (pod, phase, words) in [
+        ("yaml", Phase::Unfit, "manifest is not valid"),
+        ("other", Phase::Unfit, "the intent is for other"),
+        ("empty", Phase::Unfit, "no launchables"),
+        ("docker", Phase::Unfit, "\"docker\" cannot be run"),
+        ("missing", Phase::Backoff, "/no/such cannot be started"),
+        ("user", Phase::Backoff, "nobody-at-all"),
+        ("cwd", Phase::Backoff, "/no/such/dir does not exist"),
+    ] {
+        let status = host.until(pod, |status| status.message.contains(words)).await;
+        assert_eq!((status.phase, status.status.as_str()), (phase, "failed"), "{pod}");
+        assert_eq!(host.get(&key::reality(&host.node(), &id(pod))).await, None, "{pod}");
+    }
+    host.until("good", |status| status.phase == Phase::Running).await;
+    host.unintend("yaml").await;
+    host.until_gone("yaml").await;
+    host.intend_script("docker", "exec sleep 600", "").await;
+    host.until("docker", |status| status.phase == Phase::Running).await;
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_ends_is_started_again_as_its_policy_says() {
+    let mut host = Host::new();
+    host.start();
+    host.intend_script("always", "exit 3", "    restart: {policy: always, backoff: 10ms}\n").await;
+    host.intend_script("once", "exit 0", "    restart: on_failure\n").await;
+    let status = host.until("always", |s| s.processes[0].restarts >= 2).await;
+    assert_eq!(status.processes[0].last_exit.as_ref().unwrap().exit_code, 3);
+    let status = host.until("once", |status| status.phase == Phase::Ended).await;
+    assert_eq!(status.message, "main: exited with 0");
+    assert_eq!((status.health, status.processes[0].restarts), (Health::Critical, 0));
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_manifest_replaces_the_process_and_a_stubborn_one_is_killed_with_its_children() {
+    let mut host = Host::new();
+    host.start();
+    let stubborn = "trap '' TERM; sleep 600 & echo $!; while :; do sleep 0.1; done";
+    host.intend_script("web", stubborn, "    grace: 200ms\n").await;
+    let first = host.until("web", |status| status.phase == Phase::Running).await;
+    eventually("the child", || host.log("web").ends_with('\n')).await;
+    let child: i32 = host.log("web").trim().parse().unwrap();
+    host.intend_script("web", "exec sleep 601", "").await;
+    let pid = first.processes[0].pid;
+    let second =
+        host.until("web", |s| s.phase == Phase::Running && s.processes[0].pid != pid).await;
+    assert!(!is_alive(pid.unwrap()) && !is_alive(child));
+    assert!(is_alive(second.processes[0].pid.unwrap()));
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_finds_its_configuration_and_its_devices_and_not_the_agents_environment() {
+    let mut host = Host::new();
+    let gpus =
+        Allocation { devices: [("gpu".to_owned(), [0, 1].into())].into(), ..Default::default() };
+    let allocations = Allocations { pods: [(id("train"), gpus)].into() };
+    let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
+    host.put(&key::allocation(&host.node()), &text).await;
+    host.start();
+    let script = "cat $CONFIG_PATH; echo $RCFARM_DEVICES $CUDA_VISIBLE_DEVICES \
+                  ${CARGO_MANIFEST_DIR-none}; exec sleep 600";
+    let more = "config: {greeting: hello}\nresources: {gpu: 2}\n";
+    host.intend("train", &manifest("train", script, more)).await;
+    let status = host.until("train", |status| status.phase == Phase::Running).await;
+    assert_eq!(status.devices, ["gpu:0", "gpu:1"]);
+    let wanted = "greeting: hello\ngpu:0,gpu:1 0,1 none\n";
+    eventually(&format!("{wanted:?}"), || host.log("train") == wanted).await;
+    host.end().await;
+}

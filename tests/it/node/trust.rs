@@ -1,0 +1,107 @@
+//! What an agent believes, and what it does without Consul.
+
+use std::time::Duration;
+
+use rcfarm::ids::RcId;
+use rcfarm::node::agent::AtShutdown;
+use rcfarm::node::status::Phase;
+use rcfarm::store::{Prefix, Store, key};
+use uuid::Uuid;
+
+use super::host::{Host, eventually, is_alive};
+
+async fn six(host: &mut Host) -> Vec<i32> {
+    host.start();
+    let mut pids = Vec::new();
+    for n in 0..6 {
+        let pod = format!("p{n}");
+        host.own(&pod, RcId(Uuid::from_u128(n))).await;
+        host.intend_script(&pod, "exec sleep 600", "").await;
+        let status = host.until(&pod, |status| status.phase == Phase::Running).await;
+        pids.push(status.processes[0].pid.unwrap());
+    }
+    pids
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn intents_that_vanish_without_their_labels_are_not_believed_and_with_them_they_are() {
+    let mut host = Host::new();
+    let pids = six(&mut host).await;
+    host.store.delete_tree(&key::node_intents(&host.node())).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(pids.iter().all(|pid| is_alive(*pid)), "the labels say that they are wanted");
+    host.store.delete_tree(&key::node_pod_labels(&host.node())).await.unwrap();
+    eventually("the end of all", || !pids.iter().any(|pid| is_alive(*pid))).await;
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wiped_store_stops_nothing() {
+    let mut host = Host::new();
+    let pids = six(&mut host).await;
+    host.store.delete_tree(&Prefix::parse("").unwrap()).await.unwrap();
+    // It registers again, and has read the empty tree since.
+    let again = host.record().await;
+    assert!(again.is_none());
+    for _ in 0.. {
+        if host.record().await.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_agent_of_the_name_starts_nothing() {
+    let mut first = Host::new();
+    first.start();
+    first.intend_script("web", "exec sleep 600", "").await;
+    first.until("web", |status| status.phase == Phase::Running).await;
+    let mut second = Host::new();
+    second.start_on(first.store.clone());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!second.settings.data_dir.join("pods/web").exists());
+    second.settings.at_shutdown = AtShutdown::LeavePods;
+    second.kill().await;
+    first.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_instance_ends_with_the_lease_even_without_an_agent_and_others_go_on() {
+    let mut host = Host::new();
+    host.start();
+    let single = super::host::manifest("single", "exec sleep 600", "") + "single_instance: true\n";
+    host.intend("single", &single).await;
+    host.intend_script("other", "exec sleep 600", "").await;
+    let single = host.until("single", |status| status.phase == Phase::Running).await;
+    let other = host.until("other", |status| status.phase == Phase::Running).await;
+    let [single, other] = [single, other].map(|status| status.processes[0].pid.unwrap());
+    host.kill().await;
+    // The store knows the session until its check has not been beaten for its whole TTL.
+    let session = host.record().await.unwrap().1.session;
+    assert!(session.is_some());
+    eventually("the end of the single instance", || !is_alive(single)).await;
+    assert_eq!(host.record().await.unwrap().1.session, session, "others may not start it yet");
+    assert!(is_alive(other));
+    host.end().await;
+    assert!(!is_alive(other));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_directory_that_cannot_be_written_is_said_in_the_pods_status() {
+    let mut host = Host::new();
+    host.start();
+    host.intend_script("first", "exec sleep 600", "").await;
+    host.until("first", |status| status.phase == Phase::Running).await;
+    // A file where the pod's directory would be: as good as a full disk, for root, too.
+    std::fs::write(host.settings.data_dir.join("pods/second"), "").unwrap();
+    host.intend_script("second", "exec sleep 600", "").await;
+    let status = host.until("second", |status| status.phase == Phase::Backoff).await;
+    assert!(status.message.contains("cannot keep the pod"), "{}", status.message);
+    std::fs::remove_file(host.settings.data_dir.join("pods/second")).unwrap();
+    host.until("second", |status| status.phase == Phase::Running).await;
+    host.end().await;
+}
