@@ -1,0 +1,144 @@
+//! A scheduler over HTTP, small enough to start from: it knows its machines from a file, keeps pods off those that are
+//! cordoned, and spreads what it allocates. `docs/scheduler.md` describes the JSON.
+//!
+//!     cargo run --example scheduler_server -- 127.0.0.1:7000 examples/fleet.json
+//!     rcfarm farm run --scheduler http://127.0.0.1:7000
+//!
+//! The file is read again for each request, so that it can be edited while all this runs. Reservations are kept in
+//! memory; a scheduler that matters keeps them, and the tokens, where a restart finds them again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::{Json, Router};
+use rcfarm::labels::{Labels, Selector};
+use serde::{Deserialize, Serialize};
+
+/// One machine in the file.
+#[derive(Deserialize)]
+struct Machine {
+    #[serde(default)]
+    labels: Labels,
+    /// Takes no new pods; those that it has shall leave.
+    #[serde(default)]
+    cordoned: bool,
+}
+
+/// What every request says; `allocate_nodes` and `deallocate_nodes` say more.
+#[derive(Deserialize)]
+struct Ask {
+    replication_controller_id: String,
+    node_selector: Selector,
+    #[serde(default)]
+    current_nodes: BTreeSet<String>,
+    #[serde(default)]
+    nodes: Vec<String>,
+    #[serde(default)]
+    count: usize,
+    #[serde(default)]
+    token: String,
+}
+
+#[derive(Serialize)]
+struct Nodes {
+    nodes: Vec<String>,
+}
+
+/// What was promised.
+#[derive(Default)]
+struct Book {
+    /// Controllers by node.
+    reserved: BTreeMap<String, BTreeSet<String>>,
+    /// What was answered to a token: asked again, it gets the same answer.
+    answered: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Clone)]
+struct Scheduler {
+    fleet: PathBuf,
+    book: Arc<Mutex<Book>>,
+}
+
+/// Anything but 2xx and 409 makes the farm ask again later.
+type Answer<T> = Result<T, (StatusCode, String)>;
+
+/// The service over the machines in the file `fleet`.
+pub fn router(fleet: PathBuf) -> Router {
+    Router::new()
+        .route("/eligible_nodes", post(eligible_nodes))
+        .route("/allocate_nodes", post(allocate_nodes))
+        .route("/deallocate_nodes", post(deallocate_nodes))
+        .with_state(Scheduler { fleet, book: Arc::default() })
+}
+
+impl Scheduler {
+    /// Machines that match and are not cordoned, in name order.
+    fn fitting(&self, selector: &Selector) -> Answer<BTreeSet<String>> {
+        let unusable = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, why);
+        let text = std::fs::read(&self.fleet).map_err(|e| unusable(e.to_string()))?;
+        let fleet: BTreeMap<String, Machine> =
+            serde_json::from_slice(&text).map_err(|e| unusable(e.to_string()))?;
+        let fits = |machine: &Machine| !machine.cordoned && selector.matches(&machine.labels);
+        Ok(fleet.into_iter().filter(|(_, m)| fits(m)).map(|(name, _)| name).collect())
+    }
+
+    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn eligible_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) -> Answer<Json<Nodes>> {
+    Ok(Json(Nodes { nodes: scheduler.fitting(&ask.node_selector)?.into_iter().collect() }))
+}
+
+/// The machines with the fewest reservations, then by name.
+async fn allocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) -> Answer<Json<Nodes>> {
+    let fitting = scheduler.fitting(&ask.node_selector)?;
+    let mut book = scheduler.book();
+    if let Some(nodes) = book.answered.get(&ask.token) {
+        return Ok(Json(Nodes { nodes: nodes.clone() }));
+    }
+    let load = |node: &String| book.reserved.get(node).map_or(0, BTreeSet::len);
+    let mut free: Vec<String> = fitting.difference(&ask.current_nodes).cloned().collect();
+    free.sort_by_key(|node| (load(node), node.clone()));
+    if free.len() < ask.count {
+        let why = format!("{} of {} machines are free", free.len(), ask.count);
+        return Err((StatusCode::CONFLICT, why));
+    }
+    free.truncate(ask.count);
+    for node in &free {
+        let controllers = book.reserved.entry(node.clone()).or_default();
+        controllers.insert(ask.replication_controller_id.clone());
+    }
+    book.answered.insert(ask.token.clone(), free.clone());
+    Ok(Json(Nodes { nodes: free }))
+}
+
+/// Giving back what is not reserved is fine: it makes a repeated call harmless.
+async fn deallocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) -> StatusCode {
+    let mut book = scheduler.book();
+    for node in &ask.nodes {
+        if let Some(controllers) = book.reserved.get_mut(node) {
+            controllers.remove(&ask.replication_controller_id);
+        }
+    }
+    StatusCode::NO_CONTENT
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(address), Some(fleet)) = (arguments.next(), arguments.next()) else {
+        anyhow::bail!("usage: scheduler_server HOST:PORT FLEET.json");
+    };
+    let listener = tokio::net::TcpListener::bind(&address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
+    println!("a scheduler on http://{}", listener.local_addr()?);
+    Ok(axum::serve(listener, router(fleet.into())).await?)
+}
