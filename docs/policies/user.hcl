@@ -10,3 +10,12 @@ key_prefix "labels/replication_controller/" { policy = "write" }
 key_prefix "labels/node/"                   { policy = "write" }
 key_prefix "audit_logs/"                    { policy = "write" }
 key_prefix "rcfarm/bell/"                   { policy = "write" }
+
+# `rc delete` takes the record's status with it.
+key_prefix "status/replication_controllers/" { policy = "write" }
+
+# To empty nodes by hand, add:
+#   key_prefix "rcfarm/nodes/" { policy = "write" }
+# To remove orphans, and to change labels of pods, add:
+#   key_prefix "labels/pod/" { policy = "write" }
+#   key_prefix "intent/"     { policy = "write" }

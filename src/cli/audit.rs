@@ -212,7 +212,7 @@ fn columns(logged: &Logged) -> Vec<String> {
     let field = |name: &str| record.event_details.get(name).and_then(|value| value.as_str());
     let controller = field("replication_controller_id").map(|id| id.get(..8).unwrap_or(id));
     let by = match (field("actor"), field("farm")) {
-        (Some("farm"), Some(farm)) => Some(farm),
+        (Some("farm") | None, Some(farm)) => Some(farm),
         (actor, _) => actor,
     };
     vec![

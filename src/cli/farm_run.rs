@@ -30,10 +30,11 @@ pub struct RunArgs {
     /// Claim only records whose labels match, as in tier=web,env!=test [default: all]
     #[arg(long, default_value = "", hide_default_value = true)]
     selector: Selector,
-    /// The farm's own check: a farm that dies is replaced after this long; 0s goes without
+    /// The farm's own check: a farm whose process dies is replaced after this long; 0s goes without
     #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
     check_ttl: Duration,
-    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election
+    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election. A farm whose machine dies is replaced
+    /// after twice this long
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     session_ttl: Duration,
     /// Who chooses nodes: `labels`, or the address of a scheduler over HTTP (docs/scheduler.md)

@@ -1,0 +1,111 @@
+//! The example of a scheduler over HTTP, as a farm uses it.
+
+#[path = "../../examples/scheduler_server.rs"]
+#[allow(dead_code)]
+mod server;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rcfarm::embedded::Embedded;
+use rcfarm::farm::{Farm, FarmSettings, Ground, NODE_GRACE, SessionSettings};
+use rcfarm::ids::RcId;
+use rcfarm::labels::Selector;
+use rcfarm::manifest::Manifest;
+use rcfarm::schedule::{NoDiscovery, RemoteScheduler, Request, ScheduleError, Scheduler};
+use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store, key};
+use rcfarm::time::{IdSource, SystemClock};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// A server on loopback over a file of machines.
+async fn serve(fleet: &Path) -> RemoteScheduler {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, server::router(fleet.to_owned())).into_future());
+    RemoteScheduler::new(&format!("http://{address}")).unwrap()
+}
+
+fn write(fleet: &Path, cordoned: &[&str]) {
+    let machine =
+        |name: &str| json!({"labels": {"role": "web"}, "cordoned": cordoned.contains(&name)});
+    let machines = json!({"n1": machine("n1"), "n2": machine("n2"), "n3": machine("n3")});
+    std::fs::write(fleet, machines.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_repeated_call_gets_the_same_machines() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = dir.path().join("fleet.json");
+    write(&fleet, &["n3"]);
+    let scheduler = serve(&fleet).await;
+    let (manifest, selector) = (Manifest::parse("id: web").unwrap(), "role=web".parse().unwrap());
+    let rc = RcId(Uuid::from_u128(1));
+    let request = Request { rc, manifest: &manifest, selector: &selector };
+    let eligible = scheduler.eligible_nodes(request).await.unwrap();
+    assert_eq!(eligible.iter().map(|node| node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+
+    let none = [].into();
+    let (first, second) = (Uuid::from_u128(2), Uuid::from_u128(3));
+    let once = scheduler.allocate_nodes(request, &none, 1, false, first).await.unwrap();
+    let again = scheduler.allocate_nodes(request, &none, 1, false, first).await.unwrap();
+    assert_eq!(once, again, "the same token");
+    let other = scheduler.allocate_nodes(request, &none, 1, false, second).await.unwrap();
+    assert_ne!(once, other, "the machine with fewer reservations");
+    scheduler.deallocate_nodes(request, &once, first).await.unwrap();
+    scheduler.deallocate_nodes(request, &once, first).await.unwrap();
+    let many = scheduler.allocate_nodes(request, &none, 3, true, Uuid::from_u128(4)).await;
+    assert!(matches!(many, Err(ScheduleError::Exhausted(_))), "{many:?}");
+}
+
+/// Nodes with an intent.
+async fn scheduled(consul: &Embedded) -> Vec<String> {
+    let keys = consul.keys(&key::intents(), None, Query::PLAIN).await.unwrap().value;
+    keys.iter().map(|key| key.split('/').nth(1).unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = dir.path().join("fleet.json");
+    write(&fleet, &[]);
+    let scheduler = serve(&fleet).await;
+    let consul = Embedded::default();
+    let id = RcId(Uuid::from_u128(1));
+    let record = json!({
+        "id": id, "manifest": "id: web", "node_selector": "role=web", "pod_labels": null,
+        "replicas_desired": 1, "allocation_strategy": "dynamic_strategy",
+    });
+    put(&consul, &key::rc(id), &record.to_string()).await;
+    let settings = FarmSettings {
+        name: "f1".parse().unwrap(),
+        selector: Selector::everything(),
+        session: SessionSettings::default(),
+        limits: Limits::default(),
+        node_grace: NODE_GRACE,
+    };
+    let ground = Ground {
+        store: Arc::new(consul.clone()),
+        clock: Arc::new(SystemClock),
+        ids: Arc::new(IdSource::from_entropy()),
+    };
+    let scheduler: Arc<dyn Scheduler> = Arc::new(scheduler);
+    let farm = Farm::of_all_kinds(settings, ground, Box::new(|_| scheduler), Arc::new(NoDiscovery));
+    let shutdown = CancellationToken::new();
+    let _stop = shutdown.clone().drop_guard();
+    tokio::spawn(farm.run(shutdown));
+    while scheduled(&consul).await != ["n1"] {
+        tokio::task::yield_now().await;
+    }
+    write(&fleet, &["n1"]);
+    // The farm does not know that the scheduler has changed its mind: somebody rings.
+    put(&consul, &key::rc_bell(id), "cordoned").await;
+    while scheduled(&consul).await != ["n2"] {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn put(consul: &Embedded, key: &Key, value: &str) {
+    assert!(consul.put(key, value.to_owned().into(), 0, PutMode::Set).await.unwrap());
+}
