@@ -151,8 +151,13 @@ impl Child {
         let pause = self.ids.jitter(pause, 0.2);
         error!(alert = true, record = %self.post.id, failures, why, ?pause, "quarantined");
         let report = AssertUnwindSafe(controller.report_quarantine(why, pause)).catch_unwind();
-        if let Ok(Err(error)) = report.await {
-            warn!(record = %self.post.id, %error, "the quarantine could not be reported");
+        tokio::select! {
+            biased;
+            () = self.leash.stop.cancelled() => {}
+            () = self.post.claim.lost() => {}
+            reported = report => if let Ok(Err(error)) = reported {
+                warn!(record = %self.post.id, %error, "the quarantine could not be reported");
+            }
         }
         // A change of the record may be the cure, so a wake ends the pause after a moment.
         (Duration::from_secs(1), pause)

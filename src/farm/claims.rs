@@ -133,6 +133,14 @@ impl Claims {
         }
     }
 
+    /// Gives up another lock of a record than the one that says who owns it.
+    pub async fn release_stray(&self, kind: &dyn Kind, id: &RecordId, lock: &str) {
+        let Some(key) = kind.locks().key_of(&format!("{id}/{lock}")) else { return };
+        let (value, session) = (Bytes::new(), self.epoch.session().clone());
+        let unlock = Op::Unlock { key: key.clone(), value, session };
+        self.part(&[unlock, Op::Delete { key }], 1).await;
+    }
+
     async fn part(&self, ops: &[Op], records: usize) {
         match self.store.txn(ops).await {
             Ok(TxnOutcome::Committed { .. }) => {}
@@ -169,3 +177,6 @@ pub async fn announce(
 
 /// How long a record that somebody else took is left alone.
 pub const BUSY_PAUSE: Duration = Duration::from_millis(200);
+
+/// The same when it is refused again and again though nobody is seen to hold it: a lock-delay, for the most part.
+pub const LONGEST_BUSY_PAUSE: Duration = Duration::from_secs(2);

@@ -155,7 +155,7 @@ impl Days<'_> {
     async fn take_name(&mut self, e: &mut Epochal) {
         let mut warned = false;
         loop {
-            let presence = self.presence(e, false);
+            let presence = self.presence(e);
             let farm = &self.farm.settings.name;
             let store = self.farm.ground.store.as_ref();
             match announce(store, farm, e.epoch.session(), &presence).await {
@@ -174,7 +174,7 @@ impl Days<'_> {
         }
     }
 
-    fn presence(&self, e: &Epochal, leaving: bool) -> Presence {
+    fn presence(&self, e: &Epochal) -> Presence {
         let settings = &self.farm.settings;
         let unusable = self.lots.iter().flat_map(|lot| {
             lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
@@ -191,7 +191,7 @@ impl Days<'_> {
                 .collect(),
             suspicions: self.suspicions(),
             unusable_keys: unusable.collect(),
-            leaving,
+            leaving: false,
         }
     }
 
@@ -203,11 +203,15 @@ impl Days<'_> {
         records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
     }
 
-    /// Renews the presence if it has something new to say; when it will, if it may not yet.
+    /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
+    /// yet.
     fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
-        let presence = self.presence(e, false);
+        let presence = self.presence(e);
         let (said, at) = e.announced.as_ref()?;
-        if *said == presence {
+        let peers = self.peers.seen();
+        let shown = peers.value.0.get(&self.farm.settings.name);
+        let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
+        if *said == presence && (shown || !peers.is_read()) {
             return None;
         }
         let due = *at + PRESENCE_EVERY;
@@ -331,6 +335,8 @@ impl Days<'_> {
         let lot = &mut self.lots[n];
         if !plan.claim.is_empty() || !plan.adopt.is_empty() {
             lot.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
+            let new =
+                plan.adopt.is_empty() && plan.claim.iter().all(|id| !lot.had_owner.contains(id));
             e.beside.push(Box::pin(claim_round(
                 e.claims.clone(),
                 n,
@@ -338,7 +344,17 @@ impl Days<'_> {
                 lot.records.clone(),
                 plan.claim,
                 plan.adopt,
+                new,
             )));
+        }
+        for (id, lock) in plan.stray {
+            info!(kind = lot.kind.name(), record = %id, lock, "a lock left behind is given up");
+            lot.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            let (claims, kind) = (e.claims.clone(), lot.kind.clone());
+            e.beside.push(Box::pin(async move {
+                claims.release_stray(kind.as_ref(), &id, &lock).await;
+                Done::Sent
+            }));
         }
         let release = plan.release.into_iter().map(|id| (id, Parting::Release));
         let drop = plan.drop.into_iter().map(|id| (id, Parting::Drop));
@@ -362,15 +378,16 @@ impl Days<'_> {
     fn claimed(&mut self, e: &mut Epochal, n: usize, round: Round) {
         let lot = &mut self.lots[n];
         let now = Instant::now();
-        for id in round.busy.iter().chain(&round.unknown) {
-            lot.claiming.remove(id);
-            lot.barred.insert(id.clone(), now + BUSY_PAUSE);
+        for id in round.busy.into_iter().chain(round.unknown) {
+            lot.claiming.remove(&id);
+            lot.bar(id, now);
         }
         if !round.won.is_empty() {
             info!(kind = lot.kind.name(), records = round.won.len(), "claimed");
         }
         for id in round.won {
             lot.claiming.remove(&id);
+            lot.refused.remove(&id);
             let Some(lock) = lock_key(lot.kind.as_ref(), &id) else { continue };
             let claim = Claim::new(lock, e.epoch.clone());
             let leash =
@@ -489,7 +506,8 @@ async fn wait_until(at: Option<Instant>) {
     }
 }
 
-/// Claims what is free, then brings the kind up to date once for all that are ours now.
+/// Claims what is free, then brings the kind up to date once for all that are ours now. `new`: none of them was
+/// ever seen with an owner.
 async fn claim_round(
     claims: Claims,
     n: usize,
@@ -497,13 +515,14 @@ async fn claim_round(
     records: Arc<Tree<Records>>,
     free: Vec<RecordId>,
     adopted: Vec<RecordId>,
+    new: bool,
 ) -> Done {
     let mut round = claims.take(kind.clone(), free).await;
     round.won.extend(adopted);
     let seen = records.seen();
     let created = round.won.iter().filter_map(|id| Some(seen.value.0.get(id)?.created));
     if let Some(oldest) = created.min()
-        && let Err(error) = kind.prepare(oldest).await
+        && let Err(error) = kind.prepare(if new { oldest } else { Index::ZERO }).await
     {
         warn!(%error, "the trees could not be read after claiming; each task reads for itself");
     }

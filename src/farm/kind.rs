@@ -101,8 +101,8 @@ pub trait Kind: Send + Sync + 'static {
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;
 
     /// Called after records were claimed and before their controllers start: brings what the kind knows up to
-    /// date, once for all of them. `oldest` is the smallest CreateIndex among them; what was read after that
-    /// index can hold nothing of theirs yet.
+    /// date, once for all of them. `oldest` is the smallest CreateIndex among them, or 0 when one of them had an
+    /// owner before; what was read before that index can hold nothing of theirs.
     ///
     /// # Errors
     /// Any [`StoreError`]; the controllers start all the same and find out by themselves.

@@ -9,12 +9,14 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::child::Leash;
+use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
 use super::kind::{Kind, RecordId};
 use super::records::{Locks, RecordLabels, Records};
 use super::tree::Tree;
 use crate::ids::{FarmName, SessionId};
 use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Reader};
+use crate::time::backoff;
 
 /// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
 const AT_WORK: usize = 64;
@@ -30,6 +32,10 @@ pub(super) struct Lot {
     pub(super) turns: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
     pub(super) barred: BTreeMap<RecordId, Instant>,
+    /// How often each record without an owner has been refused us in a row.
+    pub(super) refused: BTreeMap<RecordId, u32>,
+    /// Records that have been seen with an owner, so that something may be known of them in the store.
+    pub(super) had_owner: BTreeSet<RecordId>,
     pub(super) unowned_since: BTreeMap<RecordId, Instant>,
     pub(super) unusable: BTreeSet<RecordId>,
 }
@@ -59,6 +65,8 @@ impl Lot {
             turns: Arc::new(Semaphore::new(AT_WORK)),
             claiming: BTreeSet::new(),
             barred: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            had_owner: BTreeSet::new(),
             unowned_since: BTreeMap::new(),
             unusable: BTreeSet::new(),
         }
@@ -66,6 +74,14 @@ impl Lot {
 
     pub(super) fn is_read(&self) -> bool {
         self.records.seen().is_read() && self.labels.seen().is_read() && self.locks.seen().is_read()
+    }
+
+    /// Bars a record that was refused us, for longer each time.
+    pub(super) fn bar(&mut self, id: RecordId, now: Instant) {
+        let times = self.refused.entry(id.clone()).or_default();
+        let pause = backoff(BUSY_PAUSE, LONGEST_BUSY_PAUSE, *times);
+        *times = times.saturating_add(1);
+        self.barred.insert(id, now + pause);
     }
 
     /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
@@ -76,9 +92,13 @@ impl Lot {
         self.unowned_since.retain(|id, _| records.value.0.contains_key(id) && !owned(id));
         self.barred.retain(|_, until| *until > now);
         self.unusable.retain(|id| records.value.0.contains_key(id));
+        self.refused.retain(|id, _| records.value.0.contains_key(id) && !owned(id));
+        self.had_owner.retain(|id| records.value.0.contains_key(id));
         for id in records.value.0.keys() {
             if !owned(id) {
                 self.unowned_since.entry(id.clone()).or_insert(now);
+            } else if !self.had_owner.contains(id) {
+                self.had_owner.insert(id.clone());
             }
             let Err(why) = self.kind.check_name(id.as_str()) else { continue };
             if self.unusable.insert(id.clone()) {

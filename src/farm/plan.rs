@@ -61,6 +61,8 @@ pub struct ClaimPlan {
     pub drop: Vec<RecordId>,
     /// Stop these tasks and give their locks to the farm, in one transaction.
     pub hand_over: Vec<(RecordId, FarmName, SessionId)>,
+    /// Other locks of ours (a record's name, the lock's) on records that are not ours any more: give them up.
+    pub stray: Vec<(RecordId, String)>,
     /// Plan again then at the latest.
     pub again_at: Option<Instant>,
 }
@@ -101,7 +103,27 @@ pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
         let gone = seen.held.iter().filter(|id| !seen.records.0.contains_key(id));
         plan.release.extend(gone.cloned());
     }
+    left_behind(seen, &mut plan);
     plan
+}
+
+/// Locks that our session still holds although no task of ours works on their record: a task was stopped in the
+/// middle of something, or giving up failed. Whoever owns the record now waits for them.
+fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
+    for (id, locks) in seen.locks.0.iter().filter(|(id, _)| !seen.held.contains(id)) {
+        let owned = locks.owner.as_ref() == Some(seen.session);
+        let gone = !seen.suspicious && !seen.records.0.contains_key(id);
+        let others = locks.others.iter().filter(|(_, session)| *session == seen.session);
+        let others: Vec<&String> = others.map(|(name, _)| name).collect();
+        if (others.is_empty() || owned) && !(owned && gone) {
+            continue;
+        }
+        match seen.barred.get(id).filter(|until| **until > seen.now) {
+            Some(until) => plan.look_again(*until),
+            None if owned => plan.release.push(id.clone()),
+            None => plan.stray.extend(others.into_iter().map(|name| (id.clone(), name.clone()))),
+        }
+    }
 }
 
 fn keep_or_part(seen: &Observed<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
@@ -312,6 +334,23 @@ mod tests {
         assert_eq!(world.plan("a").release, vec![id(0)]);
         world.suspicious = true;
         assert!(world.plan("a").release.is_empty(), "an unbelievable tree releases nothing");
+    }
+
+    #[test]
+    fn locks_left_behind_are_given_up() {
+        let mut world = World::new(2, &["a"]);
+        for n in 0..3 {
+            world.own(&id(n), if n == 1 { "x" } else { "a" });
+            let session = SessionId::from("a");
+            let locks = world.locks.0.get_mut(&id(n)).unwrap();
+            locks.others.insert("update".to_owned(), session);
+        }
+        world.held.insert(id(0));
+        let plan = world.plan("a");
+        assert_eq!(plan.stray, [(id(1), "update".to_owned())], "the first is at work with it");
+        assert_eq!(plan.release, [id(2)], "there is no such record any more");
+        world.suspicious = true;
+        assert!(world.plan("a").release.is_empty());
     }
 
     #[test]

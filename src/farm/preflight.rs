@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LAYOUT;
 use super::kind::Kind;
-use crate::store::{Key, PutMode, Query, Store, StoreError, key};
+use crate::store::{Key, Prefix, PutMode, Query, Reader, Store, StoreError, key};
 
 /// Why a farm does not start.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,17 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// A single read is refused without rights where a list would just be empty.
+/// Whether the token may read what stands under a prefix: a single read is refused without rights where a list
+/// would just be empty (`consul_semantics.md` §0 #13).
+pub(super) async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<bool, StoreError> {
+    let Some(probe) = prefix.key_of("rcfarm-probe") else { return Ok(true) };
+    match reader.get(&probe, Query::PLAIN).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::Forbidden { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 async fn check_rights(
     store: &dyn Store,
     kinds: &[std::sync::Arc<dyn Kind>],
@@ -79,11 +89,8 @@ async fn check_rights(
         .chain(own);
     let mut hidden = Vec::new();
     for prefix in prefixes {
-        let Some(probe) = prefix.key_of("rcfarm-probe") else { continue };
-        match store.get(&probe, Query::PLAIN).await {
-            Ok(_) => {}
-            Err(StoreError::Forbidden { .. }) => hidden.push(prefix.to_string()),
-            Err(error) => return Err(error.into()),
+        if !may_read(store, &prefix).await? {
+            hidden.push(prefix.to_string());
         }
     }
     if hidden.is_empty() { Ok(()) } else { Err(PreflightError::Hidden(hidden)) }

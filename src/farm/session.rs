@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use crate::ids::SessionId;
 use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 
 /// How a daemon proves that it is alive.
@@ -70,6 +71,9 @@ pub struct Keeper {
     store: Arc<dyn Store>,
     member: Member,
     settings: SessionSettings,
+    /// Sessions of ours whose end is not certain. The check that we go on beating keeps them alive, and with them
+    /// every lock of theirs.
+    unclosed: Mutex<Vec<SessionId>>,
 }
 
 /// When each of the two proofs runs out.
@@ -108,7 +112,7 @@ impl Kept {
 impl Keeper {
     /// A keeper for `member`.
     pub fn new(store: Arc<dyn Store>, member: Member, settings: SessionSettings) -> Self {
-        Keeper { store, member, settings }
+        Keeper { store, member, settings, unclosed: Mutex::default() }
     }
 
     fn service(&self, ttl: Duration) -> TtlService {
@@ -125,11 +129,13 @@ impl Keeper {
         }
     }
 
-    /// Registers the check, if the agent lets us, and makes the session.
+    /// Ends what is left of earlier sessions, registers the check, if the agent lets us, and makes the session.
     ///
     /// # Errors
     /// Any [`StoreError`] of making the session; a refused check is only a warning.
     pub async fn open(&self) -> Result<Kept, StoreError> {
+        self.close_earlier().await?;
+        let beaten = Instant::now();
         let service = self.register().await?;
         let asked = Instant::now();
         let session_ttl = self.settings.session_ttl;
@@ -145,12 +151,29 @@ impl Keeper {
             })
             .await?;
         let deadlines = Deadlines {
-            check: service.as_ref().map(|service| asked + service.ttl),
+            check: service.as_ref().map(|service| beaten + service.ttl),
             session: asked + session_ttl,
         };
         let epoch = Epoch::new(session, deadlines.earlier());
         info!(session = %epoch.session(), check = service.is_some(), "session opened");
         Ok(Kept { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
+    }
+
+    async fn close_earlier(&self) -> Result<(), StoreError> {
+        let next = || self.unclosed().last().cloned();
+        while let Some(session) = next() {
+            match self.store.destroy_session(&session).await {
+                Err(error) if error.is_retryable() => return Err(error),
+                Err(error) => warn!(%session, %error, "an earlier session cannot be closed"),
+                Ok(()) => info!(%session, "an earlier session is closed, its locks are given up"),
+            }
+            self.unclosed().pop();
+        }
+        Ok(())
+    }
+
+    fn unclosed(&self) -> std::sync::MutexGuard<'_, Vec<SessionId>> {
+        self.unclosed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn register(&self) -> Result<Option<TtlService>, StoreError> {
@@ -271,11 +294,17 @@ impl Keeper {
     pub async fn close(&self, kept: &Kept, deregister: bool) {
         kept.epoch.end();
         let limit = Duration::from_secs(3);
-        let destroyed = self.store.destroy_session(kept.epoch.session());
-        match timeout(limit, destroyed).await {
-            Ok(Ok(())) => info!(session = %kept.epoch.session(), "session closed, locks given up"),
-            Ok(Err(error)) => warn!(%error, "the session could not be closed; it will expire"),
-            Err(_) => warn!("no answer to closing the session; it will expire"),
+        let session = kept.epoch.session();
+        match timeout(limit, self.store.destroy_session(session)).await {
+            Ok(Ok(())) => info!(%session, "session closed, locks given up"),
+            Ok(Err(error)) => {
+                warn!(%session, %error, "the session could not be closed");
+                self.unclosed().push(session.clone());
+            }
+            Err(_) => {
+                warn!(%session, "no answer to closing the session");
+                self.unclosed().push(session.clone());
+            }
         }
         if let Some(service) = kept.service.as_ref().filter(|_| deregister) {
             let _ = timeout(limit, self.store.deregister_service(&service.id)).await;

@@ -10,8 +10,9 @@ use tracing::{info, warn};
 
 use super::emptiness::{Suspicion, judge};
 use super::kind::RecordId;
+use super::preflight::may_read;
 use crate::store::watch::{Pace, TreeWatch};
-use crate::store::{Answer, Entry, Index, Prefix, Reader, StoreError};
+use crate::store::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use crate::time::{IdSource, backoff};
 
 /// What a tree means to us.
@@ -41,6 +42,8 @@ pub struct Seen<T> {
     pub suspicion: Option<Suspicion>,
     /// The size it had when it was last trusted.
     trusted_len: usize,
+    /// The size of the answer.
+    entries: usize,
 }
 
 impl<T> Seen<T> {
@@ -48,6 +51,13 @@ impl<T> Seen<T> {
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.asked.is_some()
+    }
+
+    /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
+    fn says_the_same_as(&self, then: &Arc<Self>) -> bool {
+        std::ptr::eq(self, Arc::as_ptr(then))
+            || (then.is_read() && self.suspicion == then.suspicion)
+                && (self.entries, then.entries) == (0, 0)
     }
 }
 
@@ -58,6 +68,8 @@ pub struct Tree<T> {
     pace: Pace,
     guarded: bool,
     seen: Mutex<Arc<Seen<T>>>,
+    /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
+    taking: Mutex<()>,
     read_at_once: Notify,
     first: Notify,
 }
@@ -88,6 +100,7 @@ impl<T: Digest> Tree<T> {
             pace,
             guarded,
             seen: Mutex::default(),
+            taking: Mutex::default(),
             read_at_once: Notify::new(),
             first: Notify::new(),
         })
@@ -105,14 +118,15 @@ impl<T: Digest> Tree<T> {
         self.lock().clone()
     }
 
-    /// Reads the tree now. What comes back was read after this call began.
+    /// Reads the tree now. What comes back was read after this call began, and confirmed by the leader.
     ///
     /// # Errors
     /// Any [`StoreError`].
     pub async fn read_now(&self) -> Result<Arc<Seen<T>>, StoreError> {
         let asked = Instant::now();
-        let answer = self.reader.list(&self.prefix, crate::store::Query::PLAIN).await?;
-        self.take(answer, asked);
+        let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
+        let (answer, _) = self.believed(answer, true).await?;
+        self.take(answer, asked, true);
         Ok(self.seen())
     }
 
@@ -129,6 +143,7 @@ impl<T: Digest> Tree<T> {
 
     /// A person says that the tree is meant to be as small as it is.
     pub fn confirm(&self) {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = self.lock();
         *seen = Arc::new(Seen {
             value: seen.value.clone(),
@@ -136,6 +151,7 @@ impl<T: Digest> Tree<T> {
             asked: seen.asked,
             suspicion: None,
             trusted_len: seen.value.len(),
+            entries: seen.entries,
         });
     }
 
@@ -144,33 +160,44 @@ impl<T: Digest> Tree<T> {
         self.read_at_once.notify_one();
     }
 
-    /// Watches for ever; `changed` is called with what was and what is, when a value has changed.
+    /// Watches for ever; `changed` is called with what was told last and what is, when something has changed,
+    /// whoever read it.
     pub async fn watch(
         self: Arc<Self>,
         ids: IdSource,
         changed: impl Fn(&Seen<T>, &Seen<T>) + Send,
     ) {
         let mut watch = TreeWatch::new(self.reader.clone(), self.prefix.clone(), FULL_EVERY);
-        let (mut failures, mut was_empty) = (0, false);
+        let mut told = Arc::new(Seen::default());
+        let mut failures = 0;
         loop {
             let asked = Instant::now();
-            let pause = match watch.next().await {
-                Ok(answer) => {
+            let answer = match watch.next().await {
+                Ok(answer) => self.believed(answer, watch.is_confirmed()).await,
+                Err(error) => Err(error),
+            };
+            let pause = match answer {
+                Ok((answer, confirmed)) => {
                     if failures > 0 {
                         info!(tree = %self.prefix, failures, "the tree can be read again");
                     }
                     failures = 0;
                     let before = self.seen();
                     let woken = Instant::now();
-                    let empty = answer.value.is_empty();
-                    if self.take(answer, asked) && !(empty && was_empty) {
-                        changed(&before, &self.seen());
+                    if !self.take(answer, asked, confirmed) {
+                        watch.reset();
                     }
-                    was_empty = empty;
+                    let seen = self.seen();
+                    if !seen.says_the_same_as(&told) {
+                        changed(&told, &seen);
+                    }
+                    let empty = seen.entries == 0;
+                    told = seen;
                     let pause = self.pace.pause(self.cost(&before, asked, woken));
                     if empty { pause.max(EMPTY_PAUSE) } else { pause }
                 }
                 Err(error) => {
+                    watch.reset();
                     failures += 1;
                     if failures == 1 || failures % 20 == 0 {
                         warn!(tree = %self.prefix, failures, %error, "cannot read the tree");
@@ -199,19 +226,43 @@ impl<T: Digest> Tree<T> {
         if before.is_read() { digestion + by_size } else { digestion + waited }
     }
 
-    /// Takes an answer, unless a later read was taken before. Whether anything new came.
-    fn take(&self, answer: Answer<Vec<Entry>>, asked: Instant) -> bool {
+    /// Looks twice at a tree that shrank suspiciously: without rights a list is cut silently, while a read of one
+    /// key is refused; with rights, what a list then shows is true. Whether the leader confirmed it is passed on.
+    async fn believed(
+        &self,
+        mut answer: Answer<Vec<Entry>>,
+        confirmed: bool,
+    ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
+        let trusted = self.seen().trusted_len;
+        if judge(trusted, answer.value.len(), answer.filtered).is_none() {
+            return Ok((answer, confirmed));
+        }
+        if may_read(self.reader.as_ref(), &self.prefix).await? {
+            return Ok((self.reader.list(&self.prefix, Query::CONSISTENT).await?, true));
+        }
+        answer.filtered = true;
+        Ok((answer, confirmed))
+    }
+
+    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one
+    /// and nobody confirmed it, so it may be the past as a deposed leader remembers it.
+    fn take(&self, answer: Answer<Vec<Entry>>, asked: Instant, confirmed: bool) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.seen();
         // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
         // earlier and shows nothing newer was overtaken.
         if old.asked.is_some_and(|then| then > asked) && answer.index <= old.index {
+            return true;
+        }
+        if answer.index < old.index && !confirmed {
             return false;
         }
         let asked = old.asked.map_or(asked, |then| then.max(asked));
-        let first = !old.is_read();
-        if !first && answer.index == old.index && !answer.filtered && old.suspicion.is_none() {
-            // Nothing changed under the prefix, but it is known to be so as of now.
-            return false;
+        let (first, entries) = (!old.is_read(), answer.value.len());
+        // Rights that come or go change what is shown, and no index.
+        let same = answer.index == old.index && entries == old.entries && !answer.filtered;
+        if !first && same && old.suspicion.is_none() {
+            return true;
         }
         let value = T::digest(&old.value, &self.prefix, answer.value);
         let suspicion = if self.guarded {
@@ -230,7 +281,8 @@ impl<T: Digest> Tree<T> {
         }
         let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
         let value = Arc::new(value);
-        let seen = Seen { value, index: answer.index, asked: Some(asked), suspicion, trusted_len };
+        let (index, asked) = (answer.index, Some(asked));
+        let seen = Seen { value, index, asked, suspicion, trusted_len, entries };
         *self.lock() = Arc::new(seen);
         if first {
             self.first.notify_waiters();

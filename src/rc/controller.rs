@@ -21,7 +21,7 @@ use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::ids::{NodeName, RcId};
 use crate::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
 use crate::store::{Commit, Index, Op, Txn, key};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, backoff};
 
 /// No scheduler is waited for longer than this.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +31,8 @@ const HEALTH_DEBOUNCE: Duration = Duration::from_secs(2);
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// The same after many refusals in a row: what stands in the way is not to be seen.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
@@ -52,11 +54,17 @@ pub struct RcController {
     pub(super) status: RcStatus,
     pub(super) status_index: Index,
     pub(super) known: Option<Known>,
+    /// The status or the trees may be older than what was last written: they are read before the next plan.
+    behind: bool,
+    /// Transactions refused since the last that was applied.
+    refused: u32,
     owner: Owner,
     alerted: Option<String>,
     health_changed: Option<Instant>,
     /// Failed attempts of the present transfer step, and when the next may be made.
     pub(super) transfer_attempts: u32,
+    /// Transfers undone since the last that was done.
+    pub(super) transfers_failed: u32,
     pub(super) transfer_not_before: Option<Instant>,
 }
 
@@ -86,7 +94,9 @@ impl RcController {
         world: Arc<World>,
         placement: Placement,
     ) -> RcController {
-        let (status_index, status) = world.take_status(id);
+        let read = world.take_status(id);
+        let behind = read.is_none();
+        let (status_index, status) = read.unwrap_or_default();
         let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
         RcController {
             site,
@@ -97,10 +107,13 @@ impl RcController {
             status,
             status_index,
             known: None,
+            behind,
+            refused: 0,
             owner,
             alerted: None,
             health_changed: None,
             transfer_attempts: 0,
+            transfers_failed: 0,
             transfer_not_before: None,
         }
     }
@@ -111,9 +124,12 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        let labels = self.post.labels.seen().value.of(&self.post.id).unwrap_or_default();
+        if self.behind {
+            self.refresh().await?;
+        }
+        let labels = self.post.labels.seen().value.of(&self.post.id);
         let checked = RcSpec::decode(self.id, &record.value);
-        let spec = match checked.and_then(|spec| spec.with_labels(&labels)) {
+        let spec = match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
             Ok(spec) => spec,
             Err(bad) => {
                 self.say_invalid(record.index, &bad).await?;
@@ -142,7 +158,7 @@ impl RcController {
             !look.eligible.contains(&place.node) || standing(&place.node) != Standing::Ready
         });
         let discovery_synced = if astray {
-            let healthy = World::healthy_nodes(&look.pods);
+            let healthy = self.world.healthy_nodes(&look.pods);
             self.placement.discovery.synced(World::service(spec), &healthy).await?
         } else {
             true
@@ -198,7 +214,7 @@ impl RcController {
                     self.learn(&mut look, batch, index);
                     rest = after;
                 }
-                Written::Refused => return Ok(Next::After(AFTER_REFUSAL)),
+                Written::Refused => return Ok(self.after_refusal()),
             }
         }
         self.log_changes(&look, &plan);
@@ -233,7 +249,7 @@ impl RcController {
         Replicas {
             desired: look.spec.replicas_desired,
             current: count(pods.len()),
-            healthy: count(World::healthy_nodes(pods).len()),
+            healthy: count(self.world.healthy_nodes(pods).len()),
             eligible: count(look.eligible.len()),
         }
     }
@@ -291,6 +307,7 @@ impl RcController {
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.id, ?refusals, "refused: looking again");
+                self.refused = self.refused.saturating_add(1);
                 if refusals.iter().all(|refusal| refusal.op == 1) {
                     // Only the record itself changed: its tree brings it.
                     self.post.records.hurry();
@@ -302,14 +319,13 @@ impl RcController {
             Err(error) if error.outcome_unknown() => {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
+                self.behind = true;
                 let (index, found) = self.world.read_status(self.id).await?;
                 if found == status {
                     info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
+                    self.behind = false;
                     return Ok(self.took_place(status, index));
                 }
-                (self.status_index, self.status) = (index, found);
-                self.known = None;
-                self.world.catch_up().await?;
                 Err(error.into())
             }
             Err(error) => Err(error.into()),
@@ -319,13 +335,25 @@ impl RcController {
     fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
         (self.status, self.status_index) = (status, index);
         self.health_changed = None;
+        self.refused = 0;
         Written::At(index)
     }
 
+    /// Reads the status and then the pods, in this order: an older view of the pods than the status is of would
+    /// let a plan pass that nobody checked against the last one.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
-        (self.status_index, self.status) = self.world.read_status(self.id).await?;
+        self.behind = true;
         self.known = None;
-        Ok(self.world.catch_up().await?)
+        (self.status_index, self.status) = self.world.read_status(self.id).await?;
+        self.world.catch_up().await?;
+        self.behind = false;
+        Ok(())
+    }
+
+    /// Plans anew in a moment, or when what changed is seen; later and later if that is refused too.
+    fn after_refusal(&self) -> Next {
+        let again = self.refused.saturating_sub(1);
+        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
     }
 
     /// Writes the status alone, when it would say something new.
@@ -367,7 +395,7 @@ impl RcController {
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
             Written::At(_) => Ok(Next::OnChange),
-            Written::Refused => Ok(Next::After(AFTER_REFUSAL)),
+            Written::Refused => Ok(self.after_refusal()),
         }
     }
 
@@ -459,20 +487,26 @@ impl Controller for RcController {
         error: &str,
         pause: Duration,
     ) -> Result<(), ReconcileError> {
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
-        let mut status = self.status.clone();
-        let now = self.site.clock.wall();
-        let (kind, reason) = (ConditionType::Valid, Reason::Quarantined);
-        status.set_condition(kind, false, reason, error.to_owned(), now);
-        status.observed_index = record.index;
-        status.last_error = Some(error.to_owned());
-        status.quarantined_until = now.checked_add(pause).ok();
-        match self.commit(record.index, Vec::new(), status.clone(), Vec::new()).await? {
-            Written::At(_) => Ok(()),
-            Written::Refused => {
-                self.commit(record.index, Vec::new(), status, Vec::new()).await.map(drop)
+        for _ in 0..2 {
+            let seen = self.post.records.seen();
+            let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+            if self.behind {
+                self.refresh().await?;
+            }
+            // After a refusal or a panic this is another status than before: what it says of a transfer stays.
+            let mut status = self.status.clone();
+            let now = self.site.clock.wall();
+            let (kind, reason) = (ConditionType::Valid, Reason::Quarantined);
+            status.set_condition(kind, false, reason, error.to_owned(), now);
+            status.observed_index = record.index;
+            status.last_error = Some(error.to_owned());
+            status.quarantined_until = now.checked_add(pause).ok();
+            if let Written::At(_) =
+                self.commit(record.index, Vec::new(), status, Vec::new()).await?
+            {
+                break;
             }
         }
+        Ok(())
     }
 }

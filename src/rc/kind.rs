@@ -64,10 +64,17 @@ impl Kind for RcKind {
     }
 
     fn check_name(&self, tail: &str) -> Result<(), String> {
-        tail.parse::<RcId>().map(drop).map_err(|_| {
-            "it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
-                .to_owned()
-        })
+        match tail.parse::<RcId>() {
+            Err(_) => {
+                Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
+                    .to_owned())
+            }
+            Ok(id) if id.to_string() != tail => Err(format!(
+                "it is not how keys spell a UUID: write the record under {}",
+                key::rc(id)
+            )),
+            Ok(_) => Ok(()),
+        }
     }
 
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
@@ -134,7 +141,10 @@ impl Kind for RcKind {
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        // Unread, these would show no node, no drain and no healthy pod.
         self.world.nodes.first_read().await;
+        self.world.records.first_read().await;
+        self.world.health.first_read().await;
         self.world.prepare(oldest).await
     }
 

@@ -316,9 +316,11 @@ fn count_steps(seen: &Observed<'_>) -> (Vec<Step>, Shortage) {
 
 fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
+    let promised = seen.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
+    let free = |node: &NodeName| !ours.contains(node) && promised != Some(node) && seen.fit(node);
     let mut steps = Vec::new();
     let mut taken = 0;
-    for node in seen.eligible.iter().filter(|node| !ours.contains(node) && seen.fit(node)) {
+    for node in seen.eligible.iter().filter(|node| free(node)) {
         if steps.len() == wanted {
             break;
         }
@@ -417,8 +419,11 @@ fn pending_transfer(seen: &Observed<'_>) -> TransferPlan {
 }
 
 fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
-    if seen.transfer.under_way.is_some() {
-        return TransferPlan::Continue;
+    match (seen.transfer.under_way, seen.trust) {
+        (None, _) => {}
+        (Some(_), Trust::Full) => return TransferPlan::Continue,
+        // Its old or its new place may only seem to be gone.
+        (Some(_), _) => return TransferPlan::Wait(Reason::SuspiciousTree),
     }
     // Lost pods first, then those that an operator wants away, then those whose node's labels changed.
     let astray = seen.pods.iter().filter(|(place, _)| !seen.fit(&place.node));

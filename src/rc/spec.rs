@@ -233,11 +233,18 @@ impl RcSpec {
         })
     }
 
-    /// The same with what the RC's own labels declare.
+    /// The same with what the RC's own labels declare; `None`: they cannot be read.
     ///
     /// # Errors
     /// [`BadRecord`] naming the label.
-    pub fn with_labels(self, labels: &Labels) -> Result<RcSpec, BadRecord> {
+    pub fn with_labels(self, labels: Option<&Labels>) -> Result<RcSpec, BadRecord> {
+        let Some(labels) = labels else {
+            return Err(BadRecord {
+                field: "labels",
+                why: "its own labels are not an object of strings".to_owned(),
+                fix: "write them like {\"key\": \"value\"}, or delete them",
+            });
+        };
         let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| (text, text.parse())) {
             None => None,
             Some((_, Ok(least))) => Some(least),

@@ -20,8 +20,9 @@ pub struct RcStatus {
     pub revision: u64,
     /// Counts.
     pub replicas: Replicas,
-    /// What holds and why, one per type, in the order of [`ConditionType`].
-    #[serde(default)]
+    /// What holds and why, one per type, in the order of [`ConditionType`]. Those of a newer program that this one
+    /// does not know are dropped, and only they: above all a transfer under way survives.
+    #[serde(default, deserialize_with = "known_conditions")]
     pub conditions: Vec<Condition>,
     /// Who owns the RC.
     pub owner: Option<Owner>,
@@ -34,6 +35,16 @@ pub struct RcStatus {
     /// The farm leaves the record alone until then, because it kept failing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
+}
+
+fn known_conditions<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Condition>, D::Error> {
+    let all = Vec::<serde_json::Value>::deserialize(deserializer)?;
+    Ok(all.into_iter().filter_map(|one| serde_json::from_value(one).ok()).collect())
 }
 
 /// Counts of pods and nodes.
@@ -67,9 +78,9 @@ pub struct Transfer {
     pub old_node: NodeName,
     /// The node to go to, once the scheduler has named it.
     pub new_node: Option<NodeName>,
-    /// Attempts of the current step so far.
-    #[serde(default)]
-    pub attempts: u32,
+    /// Why it is being undone: from then on nobody goes on with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undoing: Option<String>,
 }
 
 /// One statement about the record.
@@ -221,5 +232,21 @@ mod tests {
         status.set_condition(ConditionType::Valid, true, Reason::AsDesired, "x".into(), at(1));
         assert_eq!(RcStatus::decode(&status.encode()).unwrap(), status);
         assert!(!status.is_settled(), "two conditions are missing");
+    }
+
+    #[test]
+    fn what_a_newer_program_wrote_costs_no_transfer() {
+        let text = r#"{"observed_index":7,"revision":3,"replicas":{"desired":1,"current":1,"healthy":0,
+            "eligible":2},"conditions":[
+            {"type":"Scheduled","status":true,"reason":"AsDesired","message":"","last_transition_time":"2026-01-01T00:00:00Z"},
+            {"type":"Placed","status":false,"reason":"Unheard","message":"","last_transition_time":"2026-01-01T00:00:00Z"},
+            {"type":"Shiny","status":true,"reason":"AsDesired","message":"","last_transition_time":"2026-01-01T00:00:00Z"}],
+            "owner":{"farm":"a","since":"2026-01-01T00:00:00Z"},"surge":2,
+            "transfer":{"id":"f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0","old_node":"n1","new_node":"n2","step":4}}"#;
+        let status = RcStatus::decode(text.as_bytes()).unwrap();
+        assert_eq!(status.transfer.as_ref().unwrap().new_node.as_ref().unwrap().as_str(), "n2");
+        assert_eq!(status.conditions.len(), 1);
+        let again: serde_json::Value = serde_json::from_slice(&status.encode()).unwrap();
+        assert_eq!(again["surge"], 2);
     }
 }

@@ -6,7 +6,8 @@
 //! 3. The scheduler deallocates the old node.
 //! 4. One transaction swaps the pods, clears the record and gives the lock back.
 //!
-//! When a step fails for good, what was allocated is given back, and the record is cleared: membership unchanged.
+//! When a step fails for good, the transfer is marked as being undone, so that no later owner goes on with it; then
+//! what was allocated is given back, and the record is cleared: membership unchanged.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::schedule::{Request, ScheduleError};
 use crate::store::{Index, Op, key};
 use crate::time::backoff;
 
-/// Attempts to deallocate the old node before the transfer is undone.
+/// Attempts to deallocate the old node before the transfer is undone, and the new one before a person is told.
 const ATTEMPTS: u32 = 5;
 /// After a transfer was undone, the next is begun this much later, and ever later while it keeps failing.
 const HOLD_OFF: Duration = Duration::from_secs(30);
@@ -56,7 +57,7 @@ impl RcController {
             return Ok(Next::After(wait));
         }
         let id = self.site.ids.uuid();
-        let transfer = Transfer { id, old_node, new_node: None, attempts: 0 };
+        let transfer = Transfer { id, old_node, new_node: None, undoing: None };
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
         let message = format!("from {}", transfer.old_node);
@@ -81,6 +82,9 @@ impl RcController {
             return Ok(Next::After(wait));
         }
         let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
+        if let Some(why) = &transfer.undoing {
+            return self.undo_transfer(look, why).await;
+        }
         let old = look.pods.keys().find(|place| place.node == transfer.old_node).cloned();
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
@@ -185,6 +189,7 @@ impl RcController {
                 self.learn(&mut look, &steps, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
+                self.transfers_failed = 0;
                 Ok(Next::After(Duration::ZERO))
             }
             Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
@@ -199,12 +204,25 @@ impl RcController {
         why: &str,
     ) -> Result<Next, ReconcileError> {
         let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
-        let allocated: Vec<NodeName> = transfer.new_node.iter().cloned().collect();
+        if transfer.undoing.is_none() {
+            let mut status = self.status.clone();
+            status.transfer = Some(Transfer { undoing: Some(why.to_owned()), ..transfer.clone() });
+            match self.commit(look.record_index, Vec::new(), status, Vec::new()).await? {
+                Written::At(_) => self.transfer_attempts = 0,
+                Written::Refused => return Ok(self.try_later("refused")),
+            }
+        }
+        let in_use = Self::nodes_in_use(&look);
+        let allocated: Vec<NodeName> =
+            transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
         let asked =
             self.placement.scheduler.deallocate_nodes(request(&look), &allocated, transfer.id);
         if let Err(error) =
             timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
         {
+            if self.transfer_attempts < ATTEMPTS {
+                return Ok(self.try_later(&error.to_string()));
+            }
             let node = transfer.new_node.as_ref().map_or("?", NodeName::as_str);
             warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
                 "what a failed transfer allocated could not be given back: deallocate it by hand");
@@ -220,10 +238,10 @@ impl RcController {
         match self.commit(look.record_index, ops, status, vec![record]).await? {
             Written::At(_) => {
                 info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
-                let attempts = self.transfer_attempts;
-                self.transfer_not_before =
-                    Some(Instant::now() + backoff(HOLD_OFF, HOLD_OFF * 20, attempts.min(5)));
-                Ok(Next::After(HOLD_OFF))
+                let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);
+                self.transfers_failed = self.transfers_failed.saturating_add(1);
+                self.transfer_not_before = Some(Instant::now() + hold_off);
+                Ok(Next::After(hold_off))
             }
             Written::Refused => Ok(self.try_later("refused")),
         }

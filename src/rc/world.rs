@@ -205,7 +205,6 @@ impl Digest for NodeTree {
 /// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
 #[derive(Debug, Clone, PartialEq)]
 struct Said {
-    index: Index,
     draining: bool,
     /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
     gone_since: Option<Instant>,
@@ -234,7 +233,7 @@ impl Digest for NodeRecords {
             let since = old.0.get(&node).and_then(|said| said.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
             let draining = record.state == NodeState::Draining;
-            Some((node, Said { index: entry.modify_index, draining, gone_since }))
+            Some((node, Said { draining, gone_since }))
         };
         NodeRecords(entries.into_iter().filter_map(said).collect())
     }
@@ -278,7 +277,7 @@ impl Known {
     }
 }
 
-/// The statuses as read when records were last claimed.
+/// The statuses as read when records were last claimed; index 0 while they, or the pods with them, are not read.
 #[derive(Default)]
 struct Book {
     index: Index,
@@ -301,8 +300,12 @@ pub struct World {
     /// `health/`
     pub health: Arc<Tree<Healths>>,
     book: Mutex<Book>,
+    /// Held while pods and intents are read.
     reading: tokio::sync::Mutex<()>,
-    reads: AtomicU64,
+    /// Readings begun.
+    begun: AtomicU64,
+    /// The last reading that came to a good end.
+    finished: AtomicU64,
 }
 
 impl World {
@@ -320,7 +323,8 @@ impl World {
             reader,
             book: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
-            reads: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
         })
     }
 
@@ -334,21 +338,26 @@ impl World {
         if read > Index::ZERO && oldest > read {
             return Ok(());
         }
-        let answer = self.reader.list(&key::rc_statuses(), Query::PLAIN).await?;
+        // Until all is read, whoever asks for a status gets none and has to look for himself.
+        *self.book() = Book::default();
+        let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let status = |entry: &Entry| {
             let tail = key::rc_statuses().tail(&entry.key)?.strip_suffix("/rcfarm")?.to_owned();
             let status = RcStatus::decode(&entry.value).unwrap_or_default();
             Some((tail.parse().ok()?, (entry.modify_index, status)))
         };
         let statuses = answer.value.iter().filter_map(status).collect();
-        *self.book() = Book { index: answer.index, statuses };
-        self.catch_up().await
+        self.catch_up().await?;
+        *self.book() = Book { index: answer.index.max(Index(1)), statuses };
+        Ok(())
     }
 
-    /// The status of an RC as of the last [`World::prepare`]; each is given out once.
+    /// The status of an RC as of the last [`World::prepare`]; each is given out once. `None`: it failed, so that
+    /// the trees may show nothing yet, or what was long ago.
     #[must_use]
-    pub fn take_status(&self, id: RcId) -> (Index, RcStatus) {
-        self.book().statuses.remove(&id).unwrap_or_default()
+    pub fn take_status(&self, id: RcId) -> Option<(Index, RcStatus)> {
+        let mut book = self.book();
+        (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
     }
 
     /// Reads an RC's status now.
@@ -362,20 +371,22 @@ impl World {
         }))
     }
 
-    /// Reads pods and intents now; callers at the same time share one reading.
+    /// Reads pods and intents now; whoever asks meanwhile is served by the next reading, if it succeeds.
     ///
     /// # Errors
     /// Any [`StoreError`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
-        let before = self.reads.load(Ordering::SeqCst);
+        let begun = self.begun.load(Ordering::SeqCst);
         let _reading = self.reading.lock().await;
-        if self.reads.load(Ordering::SeqCst) > before {
+        if self.finished.load(Ordering::SeqCst) > begun {
             return Ok(());
         }
-        self.reads.fetch_add(1, Ordering::SeqCst);
+        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let pods = async { self.pods.read_now().await.map(drop) };
         let intents = async { self.intents.read_now().await.map(drop) };
-        futures_util::future::try_join(pods, intents).await.map(drop)
+        futures_util::future::try_join(pods, intents).await?;
+        self.finished.store(this, Ordering::SeqCst);
+        Ok(())
     }
 
     /// How far the trees can be believed.
@@ -486,10 +497,12 @@ impl World {
         places.filter_map(|place| labels.value.owner(place)).collect()
     }
 
-    /// Nodes of `pods` whose pods are healthy.
+    /// Nodes of `pods` whose pods are healthy; not those that are down, whatever was last heard of their pods.
     #[must_use]
-    pub fn healthy_nodes(pods: &BTreeMap<Place, Pod>) -> BTreeSet<NodeName> {
-        let healthy = pods.iter().filter(|(_, pod)| pod.health == Health::Passing);
+    pub fn healthy_nodes(&self, pods: &BTreeMap<Place, Pod>) -> BTreeSet<NodeName> {
+        let healthy = pods.iter().filter(|(place, pod)| {
+            pod.health == Health::Passing && self.standing(&place.node) != Standing::Down
+        });
         healthy.map(|(place, _)| place.node.clone()).collect()
     }
 

@@ -42,7 +42,11 @@ fn label_op(place: &Place, labels: &Labels, index: Index) -> Op {
 fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
     let label = key::pod_labels(&place.node, &place.pod);
     let intent = key::intent(&place.node, &place.pod);
-    let mut ops = vec![Op::DeleteCas { key: label, index: pod.label_index }];
+    // Alone, `delete-cas` passes when the labels are gone: then the pod is not ours any more, but its owner's.
+    let mut ops = vec![
+        Op::CheckIndex { key: label.clone(), index: pod.label_index },
+        Op::Delete { key: label },
+    ];
     if pod.intent != Intent::Missing {
         ops.push(Op::DeleteCas { key: intent, index: pod.intent.index() });
     }

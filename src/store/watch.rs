@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
+use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
 
 /// How long a blocking read may wait. A dropped one keeps its connection slot at the agent until then.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -28,11 +28,12 @@ impl Position {
     }
 
     /// The query to send now. Once in a while it is a read from scratch: after a restored snapshot a blocked
-    /// query shows old data under an index that never comes again.
+    /// query shows old data under an index that never comes again. Such a read is one that the leader confirms:
+    /// a deposed one would answer with the past (`consul_semantics.md` §0 #3).
     #[must_use]
     pub fn query(&self, now: Instant) -> Query {
         if self.after == Index::ZERO || now >= self.full_at {
-            return Query::PLAIN;
+            return Query::CONSISTENT;
         }
         let rest = self.full_at.saturating_duration_since(now);
         Query::after(self.after, LONGEST_WAIT.min(rest).max(Duration::from_secs(1)))
@@ -89,6 +90,7 @@ pub struct TreeWatch {
     prefix: Prefix,
     position: Position,
     full_every: Duration,
+    confirmed: bool,
 }
 
 impl TreeWatch {
@@ -96,13 +98,19 @@ impl TreeWatch {
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
         let position = Position::start(Instant::now(), full_every);
-        TreeWatch { reader, prefix, position, full_every }
+        TreeWatch { reader, prefix, position, full_every, confirmed: false }
     }
 
     /// The prefix.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
+    }
+
+    /// Whether the last answer was one that the leader confirmed.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
     }
 
     /// Makes the next read answer at once.
@@ -116,6 +124,7 @@ impl TreeWatch {
     /// Any [`StoreError`]; the next call then reads from the start. The caller paces itself.
     pub async fn next(&mut self) -> Result<Answer<Vec<Entry>>, StoreError> {
         let query = self.position.query(Instant::now());
+        self.confirmed = query.consistency == Consistency::Consistent;
         match self.reader.list(&self.prefix, query).await {
             Ok(answer) => {
                 self.position = self.position.answered(answer.index, Instant::now());
@@ -140,7 +149,7 @@ mod tests {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(40));
-        assert_eq!(p.answered(Index(39), now).query(now), Query::PLAIN);
+        assert_eq!(p.answered(Index(39), now).query(now), Query::CONSISTENT);
     }
 
     #[test]
@@ -154,7 +163,7 @@ mod tests {
     fn now_and_then_everything_is_read_anew() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now);
-        assert_eq!(p.query(now + EVERY), Query::PLAIN);
+        assert_eq!(p.query(now + EVERY), Query::CONSISTENT);
         let p = p.answered(Index(40), now + EVERY);
         assert_eq!(p.query(now + EVERY).wait.unwrap().at_most, LONGEST_WAIT);
     }
@@ -163,7 +172,7 @@ mod tests {
     fn after_an_error_the_next_read_answers_at_once() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now).failed();
-        assert_eq!(p.query(now), Query::PLAIN);
+        assert_eq!(p.query(now), Query::CONSISTENT);
     }
 
     #[test]

@@ -106,13 +106,14 @@ impl Seen {
         self.standings.get(node).copied().unwrap_or(Standing::Ready)
     }
 
-    /// `spec` with what the controller's own labels declare; labels that cannot be read declare nothing.
+    /// `spec` with what the controller's own labels declare.
     ///
     /// # Errors
-    /// [`BadRecord`] naming the label.
+    /// [`BadRecord`] naming the label, or all of them when they cannot be read.
     pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, BadRecord> {
-        let labels = self.labels.as_ref().and_then(|entry| decode_labels(&entry.value).ok());
-        spec.with_labels(&labels.unwrap_or_default())
+        let none = Ok(Labels::new());
+        let labels = self.labels.as_ref().map_or(none, |entry| decode_labels(&entry.value));
+        spec.with_labels(labels.ok().as_ref())
     }
 
     /// What the owner would do about `spec`, if it saw what was read here and goes by labels.

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use rcfarm::embedded::{Embedded, Settings};
 use rcfarm::embedded::{Fate, Faults, Request};
 use rcfarm::farm::kinds::{MakeScheduler, by_labels};
+use rcfarm::farm::records::Presence;
 use rcfarm::farm::{Farm, FarmReport, FarmSettings, Ground, PreflightError, SessionSettings};
 use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm::rc::status::RcStatus;
@@ -97,6 +98,15 @@ impl Cluster {
         let counter = Arc::new(Counter::default());
         let store = self.store.with_faults(counter.clone());
         (self.start_on(name, "", Arc::new(store)), counter)
+    }
+
+    /// A farm whose requests meet with `faults`.
+    pub fn start_faulty(
+        &self,
+        name: &str,
+        faults: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static,
+    ) -> RunningFarm {
+        self.start_on(name, "", Arc::new(self.store.with_faults(Arc::new(faults))))
     }
 
     pub fn start_on(&self, name: &str, selector: &str, store: Arc<dyn Store>) -> RunningFarm {
@@ -195,6 +205,12 @@ impl Cluster {
         let key = key::health(&pod_id(n), node);
         let value = json!({"Id": pod_id(n), "Node": node, "Service": pod_id(n), "Status": status});
         self.put(key.as_str(), value.to_string()).await;
+    }
+
+    pub async fn presence(&self, farm: &str) -> Option<Presence> {
+        let key = key::farm(&farm.parse().unwrap());
+        let entry = self.store.get(&key, Query::PLAIN).await.unwrap().value?;
+        Some(serde_json::from_slice(&entry.value).unwrap())
     }
 
     pub async fn audit(&self) -> Vec<rcfarm::audit::AuditRecord> {

@@ -1,11 +1,16 @@
 //! Nodes that are emptied and nodes that die.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::SECOND;
 use super::cluster::{Cluster, node, rc_id, within};
+use async_trait::async_trait;
+use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::ids::{NodeName, PodId};
 use rcfarm::rc::status::{ConditionType, Reason};
-use rcfarm::store::{Behavior, NewSession, PutMode, Store, key};
+use rcfarm::schedule::Discovery;
+use rcfarm::store::{Behavior, NewSession, PutMode, Store, StoreError, key};
 use serde_json::json;
 
 fn names(nodes: &[usize]) -> BTreeSet<String> {
@@ -145,5 +150,75 @@ async fn a_minimum_that_is_no_number_is_said_and_changes_nothing() {
     assert!(cluster.nodes_of(1).await.is_empty());
     cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":"1"}"#).await;
     within(3 * SECOND, "mended", || async { cluster.nodes_of(1).await.len() == 1 }).await;
+    farm.stop().await;
+}
+
+/// Clients are sent to these nodes.
+struct Shown(BTreeSet<NodeName>);
+
+#[async_trait]
+impl Discovery for Shown {
+    async fn synced(&self, _: &PodId, healthy: &BTreeSet<NodeName>) -> Result<bool, StoreError> {
+        Ok(healthy.is_subset(&self.0))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_nodes_last_words_do_not_hold_its_replacement_back() {
+    let mut cluster = Cluster::new(3).await;
+    cluster.discovery = Arc::new(Shown([node(1), node(2)].into()));
+    with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
+    let session = agent(&cluster, 0).await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await == names(&[0, 1]) }).await;
+    for n in 0..2 {
+        cluster.set_health(&node(n), 1, "passing").await;
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    cluster.store.kill_session(&session);
+    within(15 * SECOND, "replaced", || async { cluster.nodes_of(1).await == names(&[1, 2]) }).await;
+    within(5 * SECOND, "counted right", || async {
+        cluster.status(1).await.unwrap().replicas.healthy == 1
+    })
+    .await;
+    farm.stop().await;
+}
+
+/// Fails all reads of a tree for the first ten seconds.
+fn late(prefix: &'static str) -> impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static {
+    let start = tokio::time::Instant::now();
+    move |request: &Request<'_>| match request {
+        Request::List(asked) if *asked == prefix && start.elapsed() < 10 * SECOND => {
+            Fate::of(Outcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_that_cannot_yet_see_which_nodes_drain_adds_nothing() {
+    let cluster = Cluster::new(2).await;
+    cluster.put(key::node(&node(0)).as_str(), r#"{"state":"draining"}"#).await;
+    cluster.create_rc(1, 1).await;
+    let farm = cluster.start_faulty("a", late("rcfarm/nodes/"));
+    within(20 * SECOND, "scheduled", || async { !cluster.nodes_of(1).await.is_empty() }).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[1]));
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_that_cannot_yet_see_who_is_healthy_removes_nothing() {
+    let cluster = Cluster::new(4).await;
+    cluster.create_rc(1, 4).await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 4 }).await;
+    for n in 0..4 {
+        cluster.set_health(&node(n), 1, if n < 2 { "passing" } else { "critical" }).await;
+    }
+    farm.stop().await;
+    cluster.create_rc(1, 2).await;
+    let farm = cluster.start_faulty("b", late("health/"));
+    within(20 * SECOND, "scaled", || async { cluster.nodes_of(1).await.len() == 2 }).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]), "the healthy ones stay");
     farm.stop().await;
 }

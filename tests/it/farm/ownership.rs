@@ -1,9 +1,12 @@
 //! Who owns what: claims, take-over, hand-over, release.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, rc_id, within};
+use rcfarm::embedded::{Fate, Request};
 use rcfarm::store::key;
 
 async fn owned_by_somebody(cluster: &Cluster, records: u128) -> bool {
@@ -165,4 +168,31 @@ async fn an_idle_farm_hardly_asks() {
     let rate = (counted.requests() - before) as f64 / 100.0;
     assert!(rate <= 3.0, "{rate} requests/s at rest");
     farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_take_over_reads_the_statuses_together() {
+    let cluster = Cluster::new(5).await;
+    cluster.create_rc(100, 1).await;
+    let one_by_one = Arc::new(AtomicU64::new(0));
+    let count = one_by_one.clone();
+    let b = cluster.start_faulty("b", move |request| {
+        if matches!(request, Request::Get(key) if key.ends_with("/rcfarm")) {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        Fate::DELIVER
+    });
+    within(3 * SECOND, "claimed", || async { b.claims() == 1 }).await;
+    let a = cluster.start("a");
+    tokio::time::sleep(3 * SECOND).await;
+    for n in 0..100 {
+        cluster.create_rc(n, 1).await;
+    }
+    within(10 * SECOND, "shared", || async { a.claims() > 20 && b.claims() > 20 }).await;
+    tokio::time::sleep(5 * SECOND).await;
+    a.kill().await;
+    within(5 * SECOND, "taken over", || async { b.claims() == 101 }).await;
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(one_by_one.load(Ordering::SeqCst), 0);
+    b.stop().await;
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
 use async_trait::async_trait;
+use rcfarm::embedded::{Fate, Outcome, Request as Asked};
 use rcfarm::ids::{NodeName, PodId};
 use rcfarm::rc::status::{ConditionType, Reason};
 use rcfarm::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
@@ -21,6 +22,7 @@ struct Books {
     returned: Mutex<BTreeSet<NodeName>>,
     refuse_allocation: Mutex<bool>,
     refuse_return_of: Mutex<Option<NodeName>>,
+    panics: Mutex<bool>,
 }
 
 #[async_trait]
@@ -55,6 +57,8 @@ impl Scheduler for Books {
         nodes: &[NodeName],
         _: Uuid,
     ) -> Result<(), ScheduleError> {
+        let panics = *self.panics.lock().unwrap();
+        assert!(!panics, "a fault of the scheduler's client");
         let refused = self.refuse_return_of.lock().unwrap().clone();
         if refused.is_some_and(|node| nodes.contains(&node)) {
             return Err(ScheduleError::Unreachable("down".to_owned()));
@@ -257,4 +261,144 @@ async fn a_transfer_survives_the_death_of_its_farm() {
     assert_eq!(books.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
     assert!(cluster.intent(&node(0), 1).await.is_none(), "{}", pod_id(1));
     next.stop().await;
+}
+
+/// Starts a transfer that stands still after its second step: n50 is allocated, n0 cannot be given back.
+async fn half_done(cluster: &Cluster, books: &Books) -> Uuid {
+    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+    scheduled(cluster).await;
+    forbid_n0(cluster, books).await;
+    within(5 * SECOND, "half done", || async {
+        cluster.status(1).await.unwrap().transfer.is_some_and(|t| t.new_node.is_some())
+    })
+    .await;
+    cluster.status(1).await.unwrap().transfer.unwrap().id
+}
+
+fn mutation_lock(cluster: &Cluster) -> bool {
+    let key = key::rc_mutation_lock(rc_id(1));
+    cluster.store.inspect(|tables| tables.kv.get(key.as_str()).is_some())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transfer_stands_still_while_the_trees_are_not_believed() {
+    let (cluster, books) = cluster().await;
+    let farm = cluster.start("a");
+    half_done(&cluster, &books).await;
+    for n in 0..2 {
+        cluster.delete(key::node_labels(&node(n)).as_str()).await;
+    }
+    tokio::time::sleep(SECOND / 10).await;
+    *books.refuse_return_of.lock().unwrap() = None;
+    tokio::time::sleep(100 * SECOND).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    for n in 0..2 {
+        cluster.label_node(&node(n), json!({"pool": "drained"})).await;
+    }
+    within(60 * SECOND, "goes on", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_goes_to_another_farm_takes_its_transfer_along() {
+    let (cluster, books) = cluster().await;
+    let labels = key::rc_labels(rc_id(1));
+    cluster.put(labels.as_str(), r#"{"tier":"a"}"#).await;
+    let (a, b) = (cluster.start_selecting("a", "tier=a"), cluster.start_selecting("b", "tier=b"));
+    let id = half_done(&cluster, &books).await;
+    cluster.put(labels.as_str(), r#"{"tier":"b"}"#).await;
+    within(5 * SECOND, "the other's", || async { b.claims() == 1 }).await;
+    *books.refuse_return_of.lock().unwrap() = None;
+    within(30 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
+        .await;
+    assert_eq!(books.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
+    assert!(!mutation_lock(&cluster));
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_deleted_during_its_transfer_leaves_no_lock() {
+    let (cluster, books) = cluster().await;
+    let farm = cluster.start("a");
+    half_done(&cluster, &books).await;
+    assert!(mutation_lock(&cluster));
+    cluster.delete(key::rc(rc_id(1)).as_str()).await;
+    within(5 * SECOND, "given up", || async { !mutation_lock(&cluster) }).await;
+    assert_eq!(cluster.owner(1).await, None);
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_of_a_transfer_is_not_taken_by_a_higher_count() {
+    let (cluster, books) = cluster().await;
+    let farm = cluster.start("a");
+    half_done(&cluster, &books).await;
+    let mut record = cluster.record(1, 3);
+    record["allocation_strategy"] = json!("dynamic_strategy");
+    cluster.write_rc(1, &record).await;
+    tokio::time::sleep(SECOND).await;
+    *books.refuse_return_of.lock().unwrap() = None;
+    within(30 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    assert_eq!(*books.returned.lock().unwrap(), [node(0)].into(), "n50 was never given back");
+    farm.stop().await;
+}
+
+/// The crash point between giving the new node back and saying so.
+#[tokio::test(start_paused = true)]
+async fn a_transfer_that_is_being_undone_is_not_finished_by_the_next_owner() {
+    let (cluster, books) = cluster().await;
+    let seen = books.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Asked::Txn(_) if seen.returned.lock().unwrap().contains(&node(50)) => {
+            Fate::of(Outcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    half_done(&cluster, &books).await;
+    within(120 * SECOND, "given back", || async {
+        books.returned.lock().unwrap().contains(&node(50))
+    })
+    .await;
+    farm.kill().await;
+    *books.refuse_return_of.lock().unwrap() = None;
+    let next = cluster.start("b");
+    within(120 * SECOND, "moved once", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
+        .await;
+    assert!(books.eligible.lock().unwrap().contains(&node(50)), "allocated anew");
+    next.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transfer_that_keeps_failing_is_tried_ever_more_rarely() {
+    let (cluster, books) = cluster().await;
+    *books.refuse_allocation.lock().unwrap() = true;
+    let farm = cluster.start("a");
+    scheduled(&cluster).await;
+    forbid_n0(&cluster, &books).await;
+    tokio::time::sleep(3600 * SECOND).await;
+    let audit = cluster.audit().await;
+    let begun = audit.iter().filter(|r| r.event_type.as_str() == "NODE_TRANSFER_START").count();
+    assert!((3..=15).contains(&begun), "{begun} times in an hour");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quarantine_does_not_forget_the_transfer() {
+    let (cluster, books) = cluster().await;
+    let farm = cluster.start("a");
+    let id = half_done(&cluster, &books).await;
+    *books.panics.lock().unwrap() = true;
+    within(60 * SECOND, "quarantined", || async {
+        cluster.status(1).await.unwrap().quarantined_until.is_some()
+    })
+    .await;
+    let status = cluster.status(1).await.unwrap();
+    assert_eq!(status.transfer.map(|t| t.id), Some(id));
+    assert_eq!(status.replicas.current, 2);
+    *books.panics.lock().unwrap() = false;
+    *books.refuse_return_of.lock().unwrap() = None;
+    within(60 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
+        .await;
+    farm.stop().await;
 }

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, node};
-use rcfarm::embedded::{Fate, Request};
-use rcfarm::farm::tree::Tree;
-use rcfarm::rc::world::NodeTree;
+use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::farm::tree::{Digest, Tree};
+use rcfarm::rc::world::{NodeTree, World};
 use rcfarm::store::key::{self, LabelKind};
 use rcfarm::store::watch::Pace;
+use rcfarm::store::{Entry, Prefix};
 use serde_json::json;
 
 fn names(tree: &Tree<NodeTree>) -> BTreeSet<String> {
@@ -39,4 +41,128 @@ async fn a_read_between_does_not_hide_what_a_slower_watch_brings() {
     tokio::time::sleep(3 * SECOND).await;
     assert_eq!(names(&tree).len(), 3);
     watch.abort();
+}
+
+/// Whoever waits while another reads is served by a reading that began later than he asked, and only if it
+/// came to a good end.
+#[tokio::test(start_paused = true)]
+async fn a_reading_that_failed_serves_nobody() {
+    let cluster = Cluster::new(0).await;
+    let asked = AtomicU64::new(0);
+    let faults = move |request: &Request<'_>| match request {
+        Request::List("labels/pod/") => match asked.fetch_add(1, Ordering::SeqCst) {
+            0 => Fate { after: SECOND, ..Fate::DELIVER },
+            1 => Fate::of(Outcome::Lose),
+            _ => Fate::DELIVER,
+        },
+        _ => Fate::DELIVER,
+    };
+    let world = World::new(Arc::new(cluster.store.with_faults(Arc::new(faults))), SECOND);
+    let first = tokio::spawn({
+        let world = world.clone();
+        async move { world.catch_up().await }
+    });
+    tokio::time::sleep(SECOND / 2).await;
+    cluster.put("labels/pod/n0000/web", "{}").await;
+    let (second, third) = tokio::join!(world.catch_up(), world.catch_up());
+    assert!(first.await.unwrap().is_ok() && second.is_err() && third.is_ok());
+    assert_eq!(world.pods.seen().value.len(), 1, "the third was told that it sees everything");
+}
+
+/// Reads at most every five seconds.
+const SLOW: Pace = Pace { floor: Duration::from_secs(5), ..Pace::RESYNC };
+
+/// A deposed leader answers plain reads with the past (`consul_semantics.md` §0 #3).
+#[tokio::test(start_paused = true)]
+async fn the_past_is_not_taken_for_news() {
+    let cluster = Cluster::new(1).await;
+    let deposed = Arc::new(AtomicBool::new(false));
+    let now = deposed.clone();
+    let faults = move |_: &Request<'_>| match now.load(Ordering::SeqCst) {
+        true => Fate::of(Outcome::Stale(1)),
+        false => Fate::DELIVER,
+    };
+    let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
+    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), SLOW);
+    let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
+    tree.first_read().await;
+    for n in 1..3 {
+        cluster.label_node(&node(n), json!({"pool": "web"})).await;
+    }
+    tree.read_now().await.unwrap();
+    deposed.store(true, Ordering::SeqCst);
+    for _ in 0..100 {
+        tokio::time::sleep(SECOND / 5).await;
+        assert_eq!(names(&tree).len(), 3, "what the watch was told");
+    }
+    assert!(tree.read_now().await.is_err());
+    assert_eq!(names(&tree).len(), 3, "what a read was told");
+    deposed.store(false, Ordering::SeqCst);
+    cluster.label_node(&node(3), json!({"pool": "web"})).await;
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!(names(&tree).len(), 4);
+    watch.abort();
+}
+
+/// One record's task reads a tree for itself; what it sees of others must still wake them.
+#[tokio::test(start_paused = true)]
+async fn what_a_read_between_has_shown_is_still_told() {
+    let cluster = Cluster::new(1).await;
+    let store = Arc::new(cluster.store.clone());
+    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), SLOW);
+    let told = Arc::new(AtomicU64::new(0));
+    let tell = told.clone();
+    let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), move |old, new| {
+        assert!(old.value.len() < new.value.len());
+        tell.store(new.value.len() as u64, Ordering::SeqCst);
+    }));
+    tree.first_read().await;
+    tokio::time::sleep(SECOND).await;
+    cluster.label_node(&node(1), json!({"pool": "web"})).await;
+    tree.read_now().await.unwrap();
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!(told.load(Ordering::SeqCst), 2);
+    watch.abort();
+}
+
+static DIGESTING: AtomicBool = AtomicBool::new(false);
+static LATER_IS_IN: AtomicBool = AtomicBool::new(false);
+
+/// Takes its time over a single entry: until the later answer is in, or has shown that it waits.
+#[derive(Default)]
+struct Slow(usize);
+
+impl Digest for Slow {
+    fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
+        DIGESTING.store(entries.len() == 1, Ordering::SeqCst);
+        for _ in 0..100 {
+            if entries.len() != 1 || LATER_IS_IN.load(Ordering::SeqCst) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Slow(entries.len())
+    }
+
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+/// Several tasks read one tree, on several threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_digestion_does_not_overwrite_a_later_answer() {
+    let cluster = Cluster::new(1).await;
+    let store = Arc::new(cluster.store.clone());
+    let tree = Tree::<Slow>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    let read = |tree: Arc<Tree<Slow>>| async move { tree.read_now().await.map(drop).unwrap() };
+    let earlier = tokio::spawn(read(tree.clone()));
+    while !DIGESTING.load(Ordering::SeqCst) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    cluster.label_node(&node(1), json!({"pool": "web"})).await;
+    tokio::spawn(read(tree.clone())).await.unwrap();
+    LATER_IS_IN.store(true, Ordering::SeqCst);
+    earlier.await.unwrap();
+    assert_eq!(tree.seen().value.0, 2);
 }
