@@ -171,7 +171,7 @@ impl Model {
         let Tables { kv, sessions, .. } = &mut self.tables;
         let mut performed = perform_all(kv.draft(index), sessions, &ops);
         let changes = std::mem::take(&mut performed.changes);
-        let reply = Ok(performed.outcome(index));
+        let reply = Ok(performed.outcome());
         Step { reply, applied: self.kv_applied(now, index, ops, changes) }
     }
 

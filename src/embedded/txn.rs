@@ -146,7 +146,7 @@ pub(super) fn perform_all(mut draft: Draft<'_>, sessions: &Sessions, ops: &[KvOp
     let mut performed = Performed::default();
     for (op, step) in ops.iter().enumerate() {
         match perform(&mut draft, sessions, step) {
-            Ok(entries) => performed.entries.extend(entries),
+            Ok(entries) => performed.took_place(&step.verb, entries),
             Err(no) => performed.refusals.push(Refusal { op, what: no.what() }),
         }
     }
@@ -163,21 +163,27 @@ pub(super) fn perform_all(mut draft: Draft<'_>, sessions: &Sessions, ops: &[KvOp
 pub(super) struct Performed {
     entries: Vec<Entry>,
     refusals: Vec<Refusal>,
+    /// The greatest index of the keys that it wrote.
+    written: Index,
     /// What it changed.
     pub(super) changes: Vec<super::kv::Change>,
 }
 
 impl Performed {
-    /// In the port's words. `index` is what the changes carry.
-    pub(super) fn outcome(self, index: Index) -> TxnOutcome {
+    fn took_place(&mut self, verb: &Verb, entries: Vec<Entry>) {
+        if matches!(verb, Verb::Set | Verb::Cas | Verb::Lock | Verb::Unlock) {
+            let newest = entries.iter().map(|e| e.modify_index).max();
+            self.written = self.written.max(newest.unwrap_or_default());
+        }
+        self.entries.extend(entries);
+    }
+
+    /// In the port's words.
+    pub(super) fn outcome(self) -> TxnOutcome {
         if !self.refusals.is_empty() {
             return TxnOutcome::Refused(self.refusals);
         }
-        let new = self.entries.iter().any(|e| e.modify_index == index);
-        TxnOutcome::Committed {
-            index: if new { index } else { Index::ZERO },
-            entries: self.entries,
-        }
+        TxnOutcome::Committed { index: self.written, entries: self.entries }
     }
 }
 

@@ -91,7 +91,8 @@ pub enum TxnOutcome {
     /// Applied. `entries` are what the operations returned, in order; deletes return nothing and trees return
     /// many, so look entries up by key.
     Committed {
-        /// The index that all changes share; 0 when nothing was changed by an operation that returns an entry.
+        /// The greatest index of the keys that it wrote: what all changes share, or an older one if every key had
+        /// its value already. 0 when no operation that writes returns an entry.
         index: Index,
         /// Returned entries; only `get` and `get-tree` carry values.
         entries: Vec<Entry>,

@@ -7,6 +7,7 @@ mod cluster_faults;
 mod consul_server;
 mod contract;
 mod documents;
+mod differential;
 mod end_to_end;
 mod farm;
 mod faults;

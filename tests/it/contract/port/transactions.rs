@@ -36,6 +36,7 @@ pub const CASES: &[Case<Port>] = cases! {
     pT43 Shared "what fits the limits by our count is never too large" => fits;
     pT44 Shared "the index of a transaction that only checks and deletes is 0" => no_entry;
     pT45 Shared "entries are named below the root" => rooted;
+    pT47 Shared "a transaction that changes nothing names the index that its keys have" => changes_nothing;
     pT46 Shared "a read-only transaction commits at 0" => read_only;
 };
 
@@ -343,4 +344,10 @@ async fn read_only(p: Port) {
     p.set("a", "x").await;
     let (index, entries) = p.commit(&[get_op("a")]).await;
     assert_eq!((index, entries.len()), (Index::ZERO, 1));
+}
+
+async fn changes_nothing(p: Port) {
+    let (first, _) = p.commit(&[set("a", "x")]).await;
+    p.set("b", "x").await;
+    assert_eq!(p.commit(&[set("a", "x"), get_op("b")]).await.0, first);
 }
