@@ -80,6 +80,11 @@ impl Console {
                     // An absent key fails the transaction; all of them are named.
                     TxnOutcome::Refused(refusals) => {
                         let absent: BTreeSet<usize> = refusals.iter().map(|r| r.op).collect();
+                        if absent.is_empty() {
+                            let what = "a refused read that names no operation".to_owned();
+                            let detail = "no OpIndex in Errors".to_owned();
+                            return Err(StoreError::Decode { what, detail });
+                        }
                         let rest = ops.iter().enumerate().filter(|(at, _)| !absent.contains(at));
                         ops = rest.map(|(_, op)| op.clone()).collect();
                     }

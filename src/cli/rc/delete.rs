@@ -15,7 +15,7 @@ use crate::cli::output::{Progress, duration};
 use crate::ids::{NodeName, RcId};
 use crate::rc::plan::Place;
 use crate::store::key::{self, LabelKind};
-use crate::store::{Op, Query};
+use crate::store::{Op, Query, StoreError};
 
 /// Which, and how.
 #[derive(clap::Args)]
@@ -128,21 +128,38 @@ async fn none_left(console: &Console, id: RcId, timeout: Duration) -> anyhow::Re
     }
 }
 
-/// The record as it was seen, its labels, its status and its bell, all or none.
+/// The record as it was seen, its labels, its bell and its status, all or none.
+///
+/// Users may lack the right to write statuses, which are the farms'. Then the status stays.
 async fn delete_record(console: &Console, found: &Found, orphans: &[Place]) -> anyhow::Result<()> {
     let orphans = orphans.iter().map(|place| place.node.clone()).collect();
     let change = ControllerChange { orphans, ..about(console, found, None) };
-    let ops = [
+    let details = Details::ControllerDeleted(change);
+    let mut ops = vec![
         Op::DeleteCas { key: key::rc(found.id), index: found.entry.modify_index },
         Op::Delete { key: key::rc_labels(found.id) },
-        Op::Delete { key: key::rc_status(found.id) },
         Op::Delete { key: key::rc_bell(found.id) },
+        Op::Delete { key: key::rc_status(found.id) },
     ];
-    match console.commit(ops, &Details::ControllerDeleted(change), None).await? {
+    let committed = match console.commit(ops.clone(), &details, None).await {
+        Err(error) if is_forbidden(&error) => {
+            ops.pop();
+            let committed = console.commit(ops, &details, None).await?;
+            let status = key::rc_status(found.id);
+            console.out.note(&format!("{status} stays: the token may not delete it"));
+            committed
+        }
+        committed => committed?,
+    };
+    match committed {
         Committed::Applied(_) => Ok(()),
         Committed::Refused(_) => Err(failure(
             format!("{}: somebody changed the record meanwhile; it is not deleted", found.title()),
             "look at it, then try again",
         )),
     }
+}
+
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Forbidden { .. }))
 }

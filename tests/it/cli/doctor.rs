@@ -49,6 +49,15 @@ acl {
 "#;
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 const VIEWER: &str = r#"key_prefix "" { policy = "read" } session_prefix "" { policy = "read" }"#;
+/// What a user of the command line needs: farms alone write pods and statuses.
+const USER: &str = r#"
+key_prefix "" { policy = "read" }
+key_prefix "replication_controllers/" { policy = "write" }
+key_prefix "labels/replication_controller/" { policy = "write" }
+key_prefix "labels/node/" { policy = "write" }
+key_prefix "audit_logs/" { policy = "write" }
+key_prefix "rcfarm/bell/" { policy = "write" }
+"#;
 const BLIND: &str = r#"key_prefix "" { policy = "deny" } key_prefix "rcfarm/" { policy = "read" }"#;
 
 /// Rights as a real Consul grants and refuses them.
@@ -92,6 +101,30 @@ async fn rights_are_told_apart_tree_by_tree() {
     let arguments = ["label", "set", "node", "n1", "role=web", "--token", &viewer];
     let stderr = run(command(&address, dir.path(), &arguments)).await.failed();
     assert!(stderr.contains("ermission denied") && stderr.contains("rcfarm doctor"), "{stderr}");
+}
+
+/// A user's token, which may write neither pods nor statuses.
+#[tokio::test]
+async fn a_users_rights_are_enough_for_a_controllers_life() {
+    let consul = ConsulServer::with_config(ACL).await;
+    let (address, dir) = (consul.http().to_string(), tempfile::tempdir().unwrap());
+    std::fs::write(dir.path().join("web.yaml"), super::world::MANIFEST).unwrap();
+    let user = token(&address, USER).await;
+    let rcfarm = async |arguments: &[&str]| {
+        run(command(&address, dir.path(), &[arguments, &["--token", &user]].concat())).await
+    };
+    rcfarm(&["label", "set", "node", "n1", "role=web"]).await.ok();
+    let created = rcfarm(&["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"]).await;
+    let id = created.ok().trim().to_owned();
+    rcfarm(&["rc", "scale", "web", "2"]).await.ok();
+    rcfarm(&["audit", "verify"]).await.ok();
+    let ran = rcfarm(&["rc", "delete", "web"]).await;
+    assert!(
+        ran.stderr.contains(&format!("status/replication_controllers/{id}/rcfarm stays")),
+        "{ran:?}"
+    );
+    assert!(ran.ok().contains("deleted"));
+    assert_eq!(rcfarm(&["rc", "list"]).await.ok(), "there are no replication controllers\n");
 }
 
 /// A token with these rules.
