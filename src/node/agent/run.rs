@@ -494,7 +494,7 @@ impl Work {
         };
         if let Some(why) = failed {
             self.failures += 1;
-            if self.failures == 1 || self.failures % 20 == 0 {
+            if self.failures == 1 || self.failures.is_multiple_of(20) {
                 warn!(why, failures = self.failures, "the pods' states cannot be written");
             }
             let base = Duration::from_millis(200);
