@@ -1,8 +1,8 @@
 //! Pod manifests: what a node is asked to run. Pure.
 //!
 //! A manifest is kept byte for byte, because it may be signed and because square/p2's preparer compares it by
-//! hash. Of its contents only the pod's id and, for display, the launchables are read; everything else is the
-//! business of whoever runs the pod. A manifest may be wrapped in a PGP clear signature, as p2's are
+//! hash. Of its contents only the pod's id, its request for resources and, for display, the launchables are read;
+//! everything else is the business of whoever runs the pod. A manifest may be wrapped in a PGP clear signature, as p2's are
 //! (`p2.md` §7); the signature is not verified here.
 
 mod clearsign;
@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::ids::{BadName, PodId};
 
@@ -24,6 +25,7 @@ pub struct Manifest {
     text: Arc<str>,
     id: PodId,
     launchables: Arc<[Launchable]>,
+    resources: Resources,
 }
 
 /// One thing that a pod starts, for display.
@@ -57,6 +59,14 @@ pub enum ManifestError {
     /// The `id` cannot be a segment of a key.
     #[error("field \"id\" of the manifest: {0}")]
     BadId(#[from] BadName),
+    /// A pod's request cannot be read.
+    #[error("field \"resources.{word}\" of the manifest: {why}")]
+    BadResources {
+        /// Of what.
+        word: String,
+        /// Why, and how it is written.
+        why: BadQuantity,
+    },
     /// A PGP frame that does not close.
     #[error("the manifest begins as a PGP signed message, but {0}")]
     Clearsign(&'static str),
@@ -76,7 +86,13 @@ impl Manifest {
         let fields: Fields = read(&body)?.unwrap_or_default();
         let id = fields.id.filter(|id| !id.is_empty()).ok_or(ManifestError::NoId)?.parse()?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
+        let mut resources = Resources::default();
+        for (word, amount) in fields.resources.unwrap_or_default() {
+            let set = resources.set(&word, &plain(&amount));
+            set.map_err(|why| ManifestError::BadResources { word, why })?;
+        }
         Ok(Manifest {
+            resources,
             text: text.into(),
             id,
             launchables: launchables.map(|(name, stanza)| stanza.launchable(name)).collect(),
@@ -102,6 +118,12 @@ impl Manifest {
     #[must_use]
     pub fn id(&self) -> &PodId {
         &self.id
+    }
+
+    /// What the pod asks for (`resources:`), to be promised to it where it is placed.
+    #[must_use]
+    pub fn resources(&self) -> &Resources {
+        &self.resources
     }
 
     /// What the pod starts, by name.
@@ -134,6 +156,15 @@ pub fn content_hash(bytes: &[u8]) -> u64 {
 struct Fields {
     id: Option<String>,
     launchables: Option<BTreeMap<String, Stanza>>,
+    resources: Option<BTreeMap<String, Value>>,
+}
+
+/// A scalar as it was written.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
 }
 
 #[derive(Deserialize)]

@@ -58,6 +58,23 @@ impl Resources {
         Ok(())
     }
 
+    /// Thousandths of a processor as text: `2`, `500m`.
+    #[must_use]
+    pub fn cpu_in_words(milli: u64) -> String {
+        match milli % 1000 {
+            0 => (milli / 1000).to_string(),
+            _ => format!("{milli}m"),
+        }
+    }
+
+    /// Bytes as text, in the largest binary unit that divides them: `8Gi`.
+    #[must_use]
+    pub fn memory_in_words(bytes: u64) -> String {
+        let unit =
+            UNITS[..4].iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
+        unit.map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
+    }
+
     /// Whether nothing is asked for.
     #[must_use]
     pub fn is_zero(&self) -> bool {
@@ -87,11 +104,8 @@ impl FromStr for Resources {
 
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpu = match self.cpu_milli % 1000 {
-            0 => (self.cpu_milli / 1000).to_string(),
-            _ => format!("{}m", self.cpu_milli),
-        };
-        write!(f, "cpu={cpu},memory={}", in_binary_units(self.memory_bytes))?;
+        let cpu = Resources::cpu_in_words(self.cpu_milli);
+        write!(f, "cpu={cpu},memory={}", Resources::memory_in_words(self.memory_bytes))?;
         self.devices.iter().try_for_each(|(device, count)| write!(f, ",{device}={count}"))
     }
 }
@@ -128,11 +142,6 @@ fn bytes(text: &str) -> Option<u64> {
         .unwrap_or((text, 1));
     let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| number.parse::<u64>().ok()?.checked_mul(unit))?
-}
-
-fn in_binary_units(bytes: u64) -> String {
-    let unit = UNITS[..4].iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
 }
 
 #[cfg(test)]

@@ -53,6 +53,16 @@ fn id_and_launchables_are_read_and_the_text_is_kept() {
 }
 
 #[test]
+fn a_request_is_read_and_a_bad_one_names_its_field() {
+    let text = "id: a\nresources: {cpu: 0.5, memory: 1Gi, gpu: 2}\n";
+    assert_eq!(Manifest::parse(text).unwrap().resources().to_string(), "cpu=500m,memory=1Gi,gpu=2");
+    assert!(Manifest::parse(PLAIN).unwrap().resources().is_zero());
+    let why = error("id: a\nresources: {cpu: x}\n");
+    assert!(why.contains("resources.cpu") && why.contains("500m"), "{why}");
+    assert!(error("id: a\nresources: [1]\n").contains("resources"));
+}
+
+#[test]
 fn little_is_required() {
     for text in
         ["id: a", "{\"id\": \"a\"}", "---\nid: a\n", "id: a\nlaunchables:\n", "id: x\nid: a\n"]

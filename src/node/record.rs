@@ -3,12 +3,12 @@
 //! The agent's session holds the key, so that its end is the sign that the agent is gone; the record stays
 //! (behaviour `release`). An operator changes `state` by CAS; the agent keeps what it finds there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PodId, SessionId};
+use crate::ids::SessionId;
 use crate::manifest::Resources;
 use crate::time::Timestamp;
 
@@ -71,46 +71,6 @@ impl NodeRecord {
     }
 }
 
-/// What one pod was promised on a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Allocation {
-    /// For whom: the id of the controller that placed the pod.
-    pub owner: String,
-    /// Thousandths of a processor.
-    pub cpu_milli: u64,
-    /// Bytes.
-    pub memory_bytes: u64,
-    /// The numbers of the devices of each kind, from 0.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub devices: BTreeMap<String, BTreeSet<u32>>,
-}
-
-/// `rcfarm/allocations/<node>`: one record per node, so that a CAS on it keeps two placers from promising the same
-/// thing twice. The agent reads the device numbers of its pods here.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Allocations {
-    /// By pod.
-    pub pods: BTreeMap<PodId, Allocation>,
-}
-
-impl Allocations {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("allocations encode").into()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,13 +83,5 @@ mod tests {
         let again: serde_json::Value = serde_json::from_slice(&record.encode()).unwrap();
         assert_eq!(again["rack"], 7);
         assert!(NodeRecord::decode(br#"{"state":"sleepy"}"#).is_err());
-    }
-
-    #[test]
-    fn an_allocation_reads_as_documented() {
-        let text = br#"{"pods":{"train":{"owner":"r","cpu_milli":500,"devices":{"gpu":[0,3]}}}}"#;
-        let read = Allocations::decode(text).unwrap();
-        assert_eq!(read.pods[&"train".parse().unwrap()].devices["gpu"], [0, 3].into());
-        assert_eq!(Allocations::decode(&read.encode()).unwrap(), read);
     }
 }

@@ -118,11 +118,6 @@ impl PodSpec {
                 .unwrap_or_else(|why| Launchable::Unfit(format!("launchables.{name}: {why}")));
             launchables.insert(name, launchable);
         }
-        let mut resources = Resources::default();
-        for (what, amount) in object(&mut fields, "resources")?.unwrap_or_default() {
-            let set = resources.set(&what, &plain(&amount));
-            set.map_err(|error| bad(&format!("resources.{what}"), &error.to_string()))?;
-        }
         let single_instance = match fields.remove("single_instance") {
             None | Some(Value::Null) => false,
             Some(Value::Bool(yes)) => yes,
@@ -133,7 +128,7 @@ impl PodSpec {
             config: fields.remove("config").filter(|config| !config.is_null()),
             run_as: fields.remove("run_as").filter(|user| !user.is_null()).map(|user| plain(&user)),
             limits: limits(&mut fields)?,
-            resources,
+            resources: manifest.resources().clone(),
             single_instance,
         })
     }
@@ -428,7 +423,6 @@ mod tests {
             assert!(why.contains(words) && why.contains("launchables.l"), "{stanza}: {why}");
         }
         for (text, words) in [
-            ("id: a\nresources: {cpu: x}\n", "resources.cpu"),
             ("id: a\nsingle_instance: maybe\n", "true or false"),
             ("id: a\nlaunchables: {a/b: {}}\n", "allowed"),
         ] {

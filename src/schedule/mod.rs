@@ -3,6 +3,7 @@
 //! A scheduler says *where* pods of a controller may run. It does not write: the controller does, under its
 //! fence. Keys read: `labels/node/` (the selector scheduler). Keys written: none.
 
+pub mod capacity;
 mod discovery;
 mod remote;
 mod selector;
@@ -17,6 +18,7 @@ pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
 pub use remote::RemoteScheduler;
 pub use selector::{NodeLabels, NodeSource, SelectorScheduler};
 
+use self::capacity::{Decision, Gang};
 use crate::ids::{NodeName, RcId};
 use crate::labels::Selector;
 use crate::manifest::Manifest;
@@ -47,6 +49,9 @@ pub enum ScheduleError {
     /// It has not enough nodes.
     #[error("the scheduler has no more nodes: {0}")]
     Exhausted(String),
+    /// It does not know this verb.
+    #[error("the scheduler does not do that: {0}")]
+    Unsupported(String),
 }
 
 /// Chooses nodes.
@@ -78,4 +83,13 @@ pub trait Scheduler: Send + Sync + 'static {
         nodes: &[NodeName],
         token: Uuid,
     ) -> Result<(), ScheduleError>;
+
+    /// Finds room for all pods of a gang, or says why there is none. Nothing is reserved: the caller promises what it
+    /// got in the transaction that writes the pods ([`capacity::Books`]), and asks again when that was refused.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]; [`ScheduleError::Unsupported`] of a scheduler that places no gangs.
+    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
+        Err(ScheduleError::Unsupported(format!("it places no gangs such as {}", gang.name)))
+    }
 }

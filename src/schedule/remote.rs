@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::capacity::{Decision, Gang};
 use super::{Nodes, Request, ScheduleError, Scheduler};
 use crate::ids::NodeName;
 
@@ -20,6 +21,9 @@ pub struct RemoteScheduler {
 
 /// No call takes longer than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The verb that a server may do without.
+const PLACE: &str = "place";
 
 #[derive(Serialize)]
 struct Ask<'a> {
@@ -77,7 +81,7 @@ impl RemoteScheduler {
         Ok(RemoteScheduler { base, client })
     }
 
-    async fn call(&self, verb: &str, ask: &Ask<'_>) -> Result<bytes::Bytes, ScheduleError> {
+    async fn call(&self, verb: &str, ask: &impl Serialize) -> Result<bytes::Bytes, ScheduleError> {
         let url = self.base.join(verb).map_err(|e| ScheduleError::BadAnswer(e.to_string()))?;
         let lost = |e: reqwest::Error| ScheduleError::Unreachable(e.without_url().to_string());
         let response = self.client.post(url).json(ask).send().await.map_err(lost)?;
@@ -87,6 +91,9 @@ impl RemoteScheduler {
         match status.as_u16() {
             200..=299 => Ok(body),
             409 => Err(ScheduleError::Exhausted(text())),
+            404 | 405 | 501 if verb == PLACE => {
+                Err(ScheduleError::Unsupported(format!("{verb} answered {status}")))
+            }
             _ => Err(ScheduleError::Unreachable(format!("{verb} answered {status}: {}", text()))),
         }
     }
@@ -141,5 +148,14 @@ impl Scheduler for RemoteScheduler {
     ) -> Result<(), ScheduleError> {
         let ask = Ask { nodes: Some(nodes), token: Some(token), ..Ask::of(request) };
         self.call("deallocate_nodes", &ask).await.map(drop)
+    }
+    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
+        let body = self.call(PLACE, gang).await?;
+        let decision: Decision =
+            serde_json::from_slice(&body).map_err(|e| ScheduleError::BadAnswer(e.to_string()))?;
+        if let Decision::Bind(placement) = &decision {
+            placement.check(gang).map_err(ScheduleError::BadAnswer)?;
+        }
+        Ok(decision)
     }
 }

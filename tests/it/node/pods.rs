@@ -2,8 +2,8 @@
 
 use rcfarm::ids::RcId;
 use rcfarm::node::Health;
-use rcfarm::node::record::{Allocation, Allocations};
 use rcfarm::node::status::Phase;
+use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::key;
 use uuid::Uuid;
 
@@ -116,7 +116,7 @@ async fn a_pod_finds_its_configuration_and_its_devices_and_not_the_agents_enviro
     let mut host = Host::new();
     let gpus =
         Allocation { devices: [("gpu".to_owned(), [0, 1].into())].into(), ..Default::default() };
-    let allocations = Allocations { pods: [(id("train"), gpus)].into() };
+    let allocations = Allocations { pods: [(id("train"), gpus)].into(), ..Default::default() };
     let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
     host.put(&key::allocation(&host.node()), &text).await;
     host.start();

@@ -1,0 +1,64 @@
+//! What nodes have, what of it is promised, and where something fits. Pure.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`record`] | `rcfarm/allocations/<node>`: what is promised on a node, and to whom |
+//! | [`room`] | one node: what is free, why something does not fit, promises and releases |
+//! | [`books`] | changes of several nodes that go into one transaction |
+//! | [`gang`], [`place`] | pods that are placed together or not at all |
+//!
+//! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that
+//! writes the pods. The operation is a CAS on the node's record, so any number of farms may place at once and a
+//! node is never promised twice; a refused one means that somebody else was quicker: look again.
+//!
+//! Placing a gang, from the question to the transaction:
+//!
+//! ```
+//! use rcfarm::labels::Selector;
+//! use rcfarm::schedule::capacity::{Books, Decision, Fleet, Gang, Owner, Packing, Room, Task, place};
+//! # use rcfarm::schedule::NodeLabels;
+//! # let mut fleet = Fleet::default();
+//! # let labels = [("pool".to_owned(), "gpu".to_owned())].into();
+//! # fleet.labels = std::sync::Arc::new(NodeLabels { nodes: [("n1".parse().unwrap(), labels)].into() });
+//! # let capacity = "cpu=8,memory=64Gi,gpu=8".parse().unwrap();
+//! # fleet.rooms.insert("n1".parse().unwrap(), Room { capacity, ..Room::default() });
+//! let gang = Gang {
+//!     name: "default/mnist".to_owned(),
+//!     packing: Packing::BinPack,
+//!     tasks: vec![Task {
+//!         name: "worker".to_owned(),
+//!         count: 4,
+//!         resources: "cpu=1,memory=4Gi,gpu=2".parse().unwrap(),
+//!         selector: "pool=gpu".parse().unwrap(),
+//!         max_per_node: None,
+//!     }],
+//! };
+//! // The fleet comes from the farm's world; a farm asks its scheduler: `scheduler.place(&gang).await?`.
+//! let Decision::Bind(placement) = place(&gang, &fleet) else { panic!("it waits") };
+//! assert_eq!(placement.tasks["worker"].len(), 4);
+//!
+//! // The promises, in the same transaction as the pods. Devices get their numbers here.
+//! let owner: Owner = "job/default/mnist/5f0c".parse().unwrap();
+//! let mut books = Books::on(&fleet.rooms);
+//! for (task, n, node) in placement.pods(&gang) {
+//!     let pod = format!("mnist-{}-{n}", task.name).parse().unwrap();
+//!     books.promise(node, &pod, &owner, &task.resources).expect("it was just seen to fit");
+//! }
+//! let operations: Vec<_> = books.bookings().iter().map(|booking| booking.op()).collect();
+//! assert_eq!(operations.len(), 1, "one per node, however many pods it gets");
+//! ```
+
+pub mod books;
+pub mod gang;
+pub mod place;
+pub mod record;
+pub mod room;
+
+pub use books::{Booking, Books, Rooms};
+pub use gang::{Decision, Fleet, Gang, Packing, Placement, Task, Wait, WaitReason};
+pub use place::place;
+pub use record::{Allocation, Allocations, Owner};
+pub use room::{Lack, Room, Short};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! `rcfarm/allocations/<node>`: what is promised on a node, and to whom.
+//!
+//! One record per node, so that a CAS on it keeps two placers from promising the same thing twice. It is written in
+//! the transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::ids::{PodId, RcId};
+use crate::manifest::Resources;
+
+/// For whom something is promised. In JSON a text: `rc/<uuid>`, or what another kind of record calls itself, such
+/// as `job/<namespace>/<name>/<uid>`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Owner {
+    /// A replication controller.
+    Rc(RcId),
+    /// A record of another kind, by its own words. It keeps its own books: nobody else frees what it was promised.
+    Other(String),
+}
+
+impl Default for Owner {
+    /// Nobody that is known.
+    fn default() -> Self {
+        Owner::Other(String::new())
+    }
+}
+
+impl FromStr for Owner {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rc = text.strip_prefix("rc/").and_then(|id| id.parse().ok());
+        Ok(rc.map_or_else(|| Owner::Other(text.to_owned()), Owner::Rc))
+    }
+}
+
+impl From<String> for Owner {
+    fn from(text: String) -> Self {
+        text.parse().unwrap_or_default()
+    }
+}
+
+impl From<Owner> for String {
+    fn from(owner: Owner) -> String {
+        owner.to_string()
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Rc(id) => write!(f, "rc/{id}"),
+            Owner::Other(text) => f.pad(text),
+        }
+    }
+}
+
+/// What one pod was promised on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocation {
+    /// For whom.
+    pub owner: Owner,
+    /// Thousandths of a processor.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+    /// The numbers of the devices of each kind, from 0.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub devices: BTreeMap<String, BTreeSet<u32>>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl Allocation {
+    /// How much it is.
+    #[must_use]
+    pub fn amounts(&self) -> Resources {
+        let count = |set: &BTreeSet<u32>| u32::try_from(set.len()).unwrap_or(u32::MAX);
+        Resources {
+            cpu_milli: self.cpu_milli,
+            memory_bytes: self.memory_bytes,
+            devices: self.devices.iter().map(|(kind, set)| (kind.clone(), count(set))).collect(),
+        }
+    }
+}
+
+/// The record. Unknown fields survive a rewrite.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocations {
+    /// By pod.
+    pub pods: BTreeMap<PodId, Allocation>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl Allocations {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the record as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("allocations encode").into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_reads_as_documented_and_keeps_what_we_do_not_know() {
+        let text = br#"{"pods":{"train":{"owner":"job/default/mnist/5f0c","cpu_milli":500,
+            "devices":{"gpu":[0,3]},"cell":"c1"}},"epoch":7}"#;
+        let read = Allocations::decode(text).unwrap();
+        let train = &read.pods[&"train".parse().unwrap()];
+        assert_eq!(train.devices["gpu"], [0, 3].into());
+        assert_eq!(train.amounts().to_string(), "cpu=500m,memory=0,gpu=2");
+        assert_eq!(train.owner.to_string(), "job/default/mnist/5f0c");
+        let again: Value = serde_json::from_slice(&read.encode()).unwrap();
+        assert_eq!((&again["epoch"], &again["pods"]["train"]["cell"]), (&7.into(), &"c1".into()));
+    }
+
+    #[test]
+    fn an_owner_is_known_by_its_text() {
+        let text = "rc/f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
+        let owner: Owner = text.parse().unwrap();
+        assert!(matches!(owner, Owner::Rc(_)));
+        assert_eq!(owner.to_string(), text);
+        let Ok(other) = "rc/nonsense".parse::<Owner>();
+        assert_eq!(other, Owner::Other("rc/nonsense".to_owned()));
+    }
+}
