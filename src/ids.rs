@@ -100,6 +100,58 @@ name!(
     FarmName
 );
 
+name!(
+    /// The `<ns>` of `rcfarm/jobs/<ns>/<name>`: what a team owns.
+    Namespace
+);
+name!(
+    /// The `<name>` of a record within its namespace.
+    ObjectName
+);
+
+/// A record of a namespace, written `<namespace>/<name>`: a job, a PodGroup.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Namespaced {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The name.
+    pub name: ObjectName,
+}
+
+/// The namespace of records that name none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+impl FromStr for Namespaced {
+    type Err = BadName;
+    /// A text without a slash is a name in [`DEFAULT_NAMESPACE`].
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let (namespace, name) = text.split_once('/').unwrap_or((DEFAULT_NAMESPACE, text));
+        Ok(Namespaced { namespace: namespace.parse()?, name: name.parse()? })
+    }
+}
+impl TryFrom<String> for Namespaced {
+    type Error = BadName;
+    fn try_from(text: String) -> Result<Self, BadName> {
+        text.parse()
+    }
+}
+impl From<Namespaced> for String {
+    fn from(id: Namespaced) -> String {
+        id.to_string()
+    }
+}
+impl fmt::Display for Namespaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}/{}", self.namespace, self.name))
+    }
+}
+
+name!(
+    /// A queue: the `<name>` of `rcfarm/queues/<name>`.
+    QueueName
+);
+
 /// A replication controller's id: the UUID of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

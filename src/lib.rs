@@ -9,6 +9,7 @@
 //! | [`embedded`] | a model of Consul in memory, and Consul's HTTP API in front of it |
 //! | [`farm`] | the daemon: session keeper, claims, supervision of the tasks |
 //! | [`rc`] | replication controllers: record, plan, controller |
+//! | [`queue`], [`pod_group`] | who may use how much, and pods that start together: records, machines |
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |
@@ -34,6 +35,8 @@ pub mod ids;
 pub mod labels;
 pub mod manifest;
 pub mod node;
+pub mod pod_group;
+pub mod queue;
 pub mod rc;
 pub mod schedule;
 pub mod store;

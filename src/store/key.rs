@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::ids::{BadName, FarmName, NodeName, PodId, RcId, check_segment};
+use crate::ids::{
+    BadName, FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId, check_segment,
+};
 
 /// A key that we may write: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -368,6 +370,98 @@ pub fn allocations() -> Prefix {
 #[must_use]
 pub fn allocation(node: &NodeName) -> Key {
     Key::of(format!("rcfarm/allocations/{node}"))
+}
+
+/// `rcfarm/queues/`
+#[must_use]
+pub fn queues() -> Prefix {
+    Prefix::fixed("rcfarm/queues/")
+}
+
+/// `rcfarm/queues/<name>`
+#[must_use]
+pub fn queue(name: &QueueName) -> Key {
+    Key::of(format!("rcfarm/queues/{name}"))
+}
+
+/// `rcfarm/queue_status/`
+#[must_use]
+pub fn queue_statuses() -> Prefix {
+    Prefix::fixed("rcfarm/queue_status/")
+}
+
+/// `rcfarm/queue_status/<name>`: what the scheduler's owner says of a queue.
+#[must_use]
+pub fn queue_status(name: &QueueName) -> Key {
+    Key::of(format!("rcfarm/queue_status/{name}"))
+}
+
+/// `rcfarm/pod_groups/`
+#[must_use]
+pub fn pod_groups() -> Prefix {
+    Prefix::fixed("rcfarm/pod_groups/")
+}
+
+/// `rcfarm/pod_groups/<ns>/<name>`
+#[must_use]
+pub fn pod_group(id: &Namespaced) -> Key {
+    Key::of(format!("rcfarm/pod_groups/{id}"))
+}
+
+/// `rcfarm/pod_group_status/`
+#[must_use]
+pub fn pod_group_statuses() -> Prefix {
+    Prefix::fixed("rcfarm/pod_group_status/")
+}
+
+/// `rcfarm/pod_group_status/<ns>/<name>`: what the scheduler's owner says of a PodGroup; also the write-ahead record
+/// of its placement.
+#[must_use]
+pub fn pod_group_status(id: &Namespaced) -> Key {
+    Key::of(format!("rcfarm/pod_group_status/{id}"))
+}
+
+/// `rcfarm/schedulers/`
+#[must_use]
+pub fn schedulers() -> Prefix {
+    Prefix::fixed("rcfarm/schedulers/")
+}
+
+/// `rcfarm/schedulers/<name>`
+#[must_use]
+pub fn scheduler(name: &ObjectName) -> Key {
+    Key::of(format!("rcfarm/schedulers/{name}"))
+}
+
+/// `rcfarm/scheduler_status/`
+#[must_use]
+pub fn scheduler_statuses() -> Prefix {
+    Prefix::fixed("rcfarm/scheduler_status/")
+}
+
+/// `rcfarm/scheduler_status/<name>`: what its owner farm says of it.
+#[must_use]
+pub fn scheduler_status(name: &ObjectName) -> Key {
+    Key::of(format!("rcfarm/scheduler_status/{name}"))
+}
+
+/// `lock/rcfarm/schedulers/`
+#[must_use]
+pub fn scheduler_locks() -> Prefix {
+    Prefix::fixed("lock/rcfarm/schedulers/")
+}
+
+/// `labels/scheduler/`: labels of schedulers, which a farm's selector looks at.
+#[must_use]
+pub fn scheduler_labels() -> Prefix {
+    Prefix::fixed("labels/scheduler/")
+}
+
+/// The namespace and name of a listed key below `prefix`; `None` if it has another shape.
+#[must_use]
+pub fn namespaced(prefix: &Prefix, key: &str) -> Option<Namespaced> {
+    prefix.tail(key)?.split_once('/')?;
+    prefix.tail(key)?.parse().ok()
 }
 
 /// `rcfarm/bell/`

@@ -1,0 +1,340 @@
+//! The PodGroup record: the value of `rcfarm/pod_groups/<ns>/<name>`. Field names are Volcano's (`volcano.md`
+//! §1.4) where it has the field.
+//!
+//! Volcano's scheduler looks at the pods of a group. Here a group's pods exist only once it has a place, so the
+//! record says what they will be: `spec.tasks`. What became of them the group's owner says beside it: `members`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::status::Reason;
+use crate::ids::{BadName, Namespaced, ObjectName, PodId, QueueName};
+use crate::labels::Selector;
+use crate::queue::amounts::{Amounts, PODS};
+use crate::queue::spec::{BadField, DEFAULT_QUEUE, decode_record};
+
+/// More members than this are taken for a slip of the hand.
+pub const MOST_MEMBERS: u64 = 100_000;
+
+/// A group's namespace and name: `<ns>/<name>`; a job's group is called as the job.
+pub type GroupId = Namespaced;
+
+/// The stored record. Unknown fields survive a rewrite.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodGroupRecord {
+    /// What is wanted.
+    pub spec: PodGroupSpec,
+    /// What its owner says has become of its pods.
+    #[serde(default, skip_serializing_if = "Members::is_zero")]
+    pub members: Members,
+    /// Fields that we do not know, such as a manifest's `apiVersion`.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+/// What is wanted of a group. Absent fields have their defaults.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodGroupSpec {
+    /// It starts with no fewer members than this; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_member: Option<u32>,
+    /// And with no fewer of each task than this; absent: whatever `minMember` takes, in the order of `tasks`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub min_task_member: BTreeMap<String, u32>,
+    /// The queue in which it waits.
+    pub queue: QueueName,
+    /// The name of its priority, for people; `priority` counts.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub priority_class_name: String,
+    /// Within its queue, higher goes first.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub priority: i64,
+    /// What it needs at the least, for people: what is charged is what its tasks ask for.
+    #[serde(skip_serializing_if = "Amounts::is_empty")]
+    pub min_resources: Amounts,
+    /// What its members are.
+    pub tasks: Vec<Task>,
+    /// Whose it is; a group that a person wrote has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerRef>,
+    /// Raised to have all members placed anew; the admission stays. Their pods must be gone before.
+    #[serde(skip_serializing_if = "is_zero_round")]
+    pub round: u64,
+    /// An admitted group that has no place after this long goes back to its queue; absent: the scheduler's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule_timeout_seconds: Option<u64>,
+    /// Why it is not to be admitted now; an admitted one gives its place back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+    /// Fields that we do not know; [`PodGroupSpec::ignored`] names them.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
+
+fn is_zero_round(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Default for PodGroupSpec {
+    fn default() -> Self {
+        PodGroupSpec {
+            min_member: None,
+            min_task_member: BTreeMap::new(),
+            queue: DEFAULT_QUEUE.parse().expect("a legal name"),
+            priority_class_name: String::new(),
+            priority: 0,
+            min_resources: Amounts::default(),
+            tasks: Vec::new(),
+            owner: None,
+            round: 0,
+            schedule_timeout_seconds: None,
+            hold: None,
+            other: Map::new(),
+        }
+    }
+}
+
+/// Members that are alike. The pod of each is called `<group>-<task>-<index>`, from index 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Task {
+    /// Its name in the group.
+    pub name: String,
+    /// How many.
+    pub replicas: u32,
+    /// What each asks for.
+    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    pub resources: Amounts,
+    /// Which nodes may run them; empty: all.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node_selector: String,
+}
+
+/// Whose a group is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerRef {
+    /// The kind, such as `Job`.
+    pub kind: String,
+    /// Its name in the group's namespace.
+    pub name: String,
+    /// Its uid: a group of another uid is another owner's.
+    pub uid: String,
+}
+
+/// Why a group is not to be admitted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// `Suspended` or `WaitingForDependency`.
+    pub reason: Reason,
+    /// For people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// What has become of a group's pods, counted by its owner (`volcano.md` §2.5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Members {
+    /// Without a node; those that are being removed and had none are among them.
+    pub pending: u32,
+    /// With a node, not yet running.
+    pub bound: u32,
+    /// Running.
+    pub running: u32,
+    /// Ended well.
+    pub succeeded: u32,
+    /// Ended badly.
+    pub failed: u32,
+    /// On a node and being removed.
+    pub releasing: u32,
+}
+
+impl Members {
+    /// Whether nothing is said.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        *self == Members::default()
+    }
+}
+
+impl PodGroupRecord {
+    /// A record of this spec.
+    #[must_use]
+    pub fn new(spec: PodGroupSpec) -> Self {
+        PodGroupRecord { spec, members: Members::default(), other: Map::new() }
+    }
+
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// [`BadField`] with the path of the first field that has the wrong shape.
+    pub fn decode(value: &[u8]) -> Result<Self, BadField> {
+        decode_record(value, "docs/queues.md")
+    }
+
+    /// Encodes the record as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a PodGroup encodes").into()
+    }
+}
+
+/// How many members of each task, by its name.
+pub type Counts<'s> = BTreeMap<&'s str, u32>;
+
+impl PodGroupSpec {
+    /// All members.
+    #[must_use]
+    pub fn all(&self) -> Counts<'_> {
+        self.tasks.iter().map(|task| (task.name.as_str(), task.replicas)).collect()
+    }
+
+    /// The fewest members with which it may start: `minTaskMember` of each task, then, in the order of the tasks, as
+    /// many more as `minMember` takes.
+    #[must_use]
+    pub fn least(&self) -> Counts<'_> {
+        let Some(min_member) = self.min_member else { return self.all() };
+        let floor = |task: &Task| self.min_task_member.get(&task.name).copied().unwrap_or(0);
+        let mut least: Counts<'_> = self
+            .tasks
+            .iter()
+            .map(|task| (task.name.as_str(), floor(task).min(task.replicas)))
+            .collect();
+        let mut missing = min_member.saturating_sub(least.values().sum());
+        for task in &self.tasks {
+            let Some(count) = least.get_mut(task.name.as_str()) else { continue };
+            let more = missing.min(task.replicas - *count);
+            *count += more;
+            missing -= more;
+        }
+        least
+    }
+
+    /// What so many members are charged.
+    #[must_use]
+    pub fn charge(&self, counts: &Counts<'_>) -> Amounts {
+        let of = |task: &Task| {
+            let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
+            Amounts::of_pods(&task.resources, count.into())
+        };
+        Amounts::sum(&self.tasks.iter().map(of).collect::<Vec<_>>())
+    }
+
+    /// The pod of a member of the group called `name`.
+    ///
+    /// # Errors
+    /// [`BadName`], when the name would be too long; [`PodGroupSpec::check`] finds it first.
+    pub fn pod_id(name: &ObjectName, task: &str, index: u32) -> Result<PodId, BadName> {
+        format!("{name}-{task}-{index}").parse()
+    }
+
+    /// Fields that nothing here acts upon: said by name, never passed over in silence.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        self.other.keys().map(|field| format!("spec.{field}")).collect()
+    }
+
+    /// Everything that is wrong with the group (`volcano.md` §6).
+    #[must_use]
+    pub fn check(&self, id: &GroupId) -> Vec<BadField> {
+        let mut bad = Vec::new();
+        if self.tasks.is_empty() {
+            let fix = "say what the members are: name, replicas, resources, nodeSelector";
+            bad.push(BadField::new("spec.tasks", "there is none", fix));
+        }
+        let mut names = BTreeSet::new();
+        for (n, task) in self.tasks.iter().enumerate() {
+            bad.extend(task.check(&format!("spec.tasks[{n}]"), id));
+            if !names.insert(&task.name) {
+                let why = format!("another task is called {:?}, too", task.name);
+                bad.push(BadField::new(
+                    format!("spec.tasks[{n}].name"),
+                    why,
+                    "name it differently",
+                ));
+            }
+        }
+        bad.extend(self.check_counts());
+        if let Some(hold) = &self.hold
+            && !matches!(hold.reason, Reason::Suspended | Reason::WaitingForDependency)
+        {
+            let why = format!("{} is no reason to hold a group", hold.reason);
+            bad.push(BadField::new(
+                "spec.hold.reason",
+                why,
+                "write Suspended or WaitingForDependency",
+            ));
+        }
+        bad
+    }
+
+    fn check_counts(&self) -> Vec<BadField> {
+        let mut bad = Vec::new();
+        let all: u64 = self.tasks.iter().map(|task| u64::from(task.replicas)).sum();
+        if all > MOST_MEMBERS {
+            let why = format!("{all} members are absurd: at most {MOST_MEMBERS}");
+            bad.push(BadField::new("spec.tasks", why, "lower replicas"));
+        }
+        if let Some(least) = self.min_member.filter(|least| u64::from(*least) > all) {
+            let why = format!("{least} is more than the {all} members of all tasks");
+            bad.push(BadField::new("spec.minMember", why, "lower it, or raise replicas"));
+        }
+        for (name, least) in &self.min_task_member {
+            let path = format!("spec.minTaskMember.{name}");
+            match self.tasks.iter().find(|task| task.name == *name) {
+                None => {
+                    bad.push(BadField::new(path, "there is no such task", "name one of spec.tasks"))
+                }
+                Some(task) if *least > task.replicas => {
+                    let why = format!("{least} is more than its replicas, {}", task.replicas);
+                    bad.push(BadField::new(path, why, "lower it, or raise replicas"));
+                }
+                Some(_) => {}
+            }
+        }
+        bad
+    }
+}
+
+impl Task {
+    /// The selector of its nodes.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn selector(&self) -> Result<Selector, String> {
+        self.node_selector.parse::<Selector>().map_err(|error| error.to_string())
+    }
+
+    fn check(&self, path: &str, id: &GroupId) -> Option<BadField> {
+        if let Err(error) = crate::ids::check_segment(&self.name) {
+            return Some(BadField::new(format!("{path}.name"), error.to_string(), "rename it"));
+        }
+        let last = self.replicas.saturating_sub(1);
+        if let Err(error) = PodGroupSpec::pod_id(&id.name, &self.name, last) {
+            let why = format!("its pods' names are none: {error}");
+            return Some(BadField::new(
+                format!("{path}.name"),
+                why,
+                "shorten it, or the group's name",
+            ));
+        }
+        if self.resources.of(PODS).is_some() {
+            let path = format!("{path}.resources.{PODS}");
+            return Some(BadField::new(path, "a member is one pod", "leave it out"));
+        }
+        let why = self.selector().err()?;
+        Some(BadField::new(
+            format!("{path}.nodeSelector"),
+            why,
+            "write it like pool=gpu,zone in (a,b)",
+        ))
+    }
+}

@@ -1,0 +1,460 @@
+//! The Queue record: the value of `rcfarm/queues/<name>`. Field names are Volcano's (`volcano.md` §1.3) where it
+//! has the field.
+//!
+//! [`QueueRecord`] is what is stored, unknown fields kept. [`QueueSpec::check`] and [`check_family`] tell
+//! everything that is wrong with it; command line and daemon use the same two.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::amounts::Amounts;
+use crate::ids::{ObjectName, QueueName};
+
+/// The queue of whatever names none; the farm makes it when it is missing.
+pub const DEFAULT_QUEUE: &str = "default";
+/// The scheduler of queues that name none.
+pub const DEFAULT_SCHEDULER: &str = "default";
+/// What Volcano calls the queue above all queues. Here it is nobody's name: leave `parent` out instead.
+pub const ROOT: &str = "root";
+/// Queues nest at most so deep (Volcano's `max-queue-depth`).
+pub const MAX_DEPTH: usize = 5;
+/// The greatest weight.
+pub const MAX_WEIGHT: i64 = 65_535;
+
+/// One thing that is wrong with a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BadField {
+    /// The field's path in the record, such as `spec.capability.cpu`.
+    pub path: String,
+    /// What is wrong with it.
+    pub why: String,
+    /// What to do.
+    pub fix: String,
+}
+
+impl BadField {
+    /// A finding.
+    pub fn new(path: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        BadField { path: path.into(), why: why.into(), fix: fix.into() }
+    }
+
+    /// All findings in one line.
+    #[must_use]
+    pub fn list(all: &[BadField]) -> String {
+        all.iter().map(BadField::to_string).collect::<Vec<_>>().join(" · ")
+    }
+}
+
+impl fmt::Display for BadField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "field {}: {}; {}", self.path, self.why, self.fix)
+    }
+}
+impl std::error::Error for BadField {}
+
+/// Decodes a record of ours; names the path of what does not fit.
+///
+/// # Errors
+/// One [`BadField`].
+pub fn decode_record<T: DeserializeOwned>(value: &[u8], page: &str) -> Result<T, BadField> {
+    let fix = format!("compare with {page}");
+    let whole = |why: String| BadField::new("(whole value)", why, fix.clone());
+    let value: Value =
+        serde_json::from_slice(value).map_err(|e| whole(format!("not JSON: {e}")))?;
+    if !value.is_object() {
+        return Err(whole("not a JSON object".to_owned()));
+    }
+    serde_path_to_error::deserialize(value).map_err(|e| {
+        let path = e.path().to_string();
+        let path = if path == "." { "(whole value)".to_owned() } else { path };
+        BadField::new(path, e.into_inner().to_string(), fix.clone())
+    })
+}
+
+/// The stored record. Unknown fields survive a rewrite.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueRecord {
+    /// What is wanted.
+    #[serde(default)]
+    pub spec: QueueSpec,
+    /// Fields that we do not know, such as a manifest's `apiVersion`.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+/// Whether a queue takes work: what its owner wants.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Desired {
+    /// It does.
+    #[default]
+    Open,
+    /// It does not; what was admitted goes on to its end.
+    Closed,
+}
+
+/// In which order a queue's groups are admitted when the first does not fit.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Strict: nothing is admitted before it.
+    #[serde(alias = "StrictFIFO")]
+    Fifo,
+    /// Best effort: what fits goes ahead.
+    #[default]
+    #[serde(alias = "BestEffortFIFO")]
+    Traverse,
+}
+
+/// A guarantee, in Volcano's shape.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guarantee {
+    /// Kept free for the queue in its parent.
+    #[serde(default)]
+    pub resource: Amounts,
+}
+
+/// What is wanted of a queue. Absent fields have their defaults.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct QueueSpec {
+    /// 1 to 65,535: its share beside other queues, once there are fair shares.
+    pub weight: i64,
+    /// From 0; queues of higher priority are served first.
+    pub priority: i64,
+    /// What its admitted groups, and those of the queues below it, may use together; absent words: no limit.
+    #[serde(skip_serializing_if = "Amounts::is_empty")]
+    pub capability: Amounts,
+    /// What its siblings leave free for it in their parent's capability.
+    #[serde(skip_serializing_if = "is_default")]
+    pub guarantee: Guarantee,
+    /// Whether others may take back what it has borrowed, once there is borrowing.
+    pub reclaimable: bool,
+    /// The queue above it; absent (or `root`): none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<QueueName>,
+    /// Whether it takes work.
+    pub state: Desired,
+    /// `fifo` (strict) or `traverse` (best effort).
+    pub dequeue_strategy: Strategy,
+    /// Who orders it: the name of a record under `rcfarm/schedulers/`.
+    #[serde(skip_serializing_if = "is_default_scheduler")]
+    pub scheduler: ObjectName,
+    /// Fields that we do not know; [`QueueSpec::ignored`] names them.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_default_scheduler(name: &ObjectName) -> bool {
+    name.as_str() == DEFAULT_SCHEDULER
+}
+
+impl Default for QueueSpec {
+    fn default() -> Self {
+        QueueSpec {
+            weight: 1,
+            priority: 0,
+            capability: Amounts::default(),
+            guarantee: Guarantee::default(),
+            reclaimable: true,
+            parent: None,
+            state: Desired::Open,
+            dequeue_strategy: Strategy::default(),
+            scheduler: DEFAULT_SCHEDULER.parse().expect("a legal name"),
+            other: Map::new(),
+        }
+    }
+}
+
+impl QueueRecord {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// [`BadField`] with the path of the first field that has the wrong shape.
+    pub fn decode(value: &[u8]) -> Result<Self, BadField> {
+        decode_record(value, "docs/queues.md")
+    }
+
+    /// Encodes the record as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a queue encodes").into()
+    }
+}
+
+impl QueueSpec {
+    /// The queue above it.
+    #[must_use]
+    pub fn parent(&self) -> Option<&QueueName> {
+        self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
+    }
+
+    /// Fields that nothing here acts upon: said by name, never passed over in silence.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        self.other.keys().map(|field| format!("spec.{field}")).collect()
+    }
+
+    /// Everything that is wrong with the queue by itself (`volcano.md` §6).
+    #[must_use]
+    pub fn check(&self, name: &QueueName) -> Vec<BadField> {
+        let mut bad = Vec::new();
+        let mut find = |path: &str, why: String, fix: &str| bad.push(BadField::new(path, why, fix));
+        if name.as_str() == ROOT {
+            find("(name)", format!("{ROOT} is the name of all queues together"), "choose another");
+        }
+        if !(1..=MAX_WEIGHT).contains(&self.weight) {
+            let why = format!("{} is no weight", self.weight);
+            find("spec.weight", why, "write a number from 1 to 65535");
+        }
+        if self.priority < 0 {
+            let why = format!("{} is negative", self.priority);
+            find("spec.priority", why, "write a number from 0 up");
+        }
+        if self.parent() == Some(name) {
+            find(
+                "spec.parent",
+                "it is the queue itself".to_owned(),
+                "name another, or leave it out",
+            );
+        }
+        for (what, kept) in self.guarantee.resource.iter() {
+            if let Some(limit) = self.capability.of(what).filter(|limit| kept > *limit) {
+                let why = format!(
+                    "{} is more than the capability, {}",
+                    Amounts::spell(what, kept),
+                    Amounts::spell(what, limit)
+                );
+                find(
+                    &format!("spec.guarantee.resource.{what}"),
+                    why,
+                    "lower it, or raise the other",
+                );
+            }
+        }
+        bad
+    }
+}
+
+/// Everything that is wrong with a queue's place among the others (`volcano.md` §6): a missing parent, a circle,
+/// too deep a place, amounts that do not fit into those above. `queues` holds all queues that can be read,
+/// itself among them.
+#[must_use]
+pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -> Vec<BadField> {
+    let Some(spec) = queues.get(name) else { return Vec::new() };
+    let Some(parent) = spec.parent() else { return Vec::new() };
+    let mut bad = Vec::new();
+    let above = match ancestors(name, queues) {
+        Ok(above) => above,
+        Err(why) => {
+            return vec![BadField::new(
+                "spec.parent",
+                why,
+                "name a queue that exists, or leave it out",
+            )];
+        }
+    };
+    if above.len() >= MAX_DEPTH {
+        let why = format!(
+            "{} queues stand above it, and queues nest at most {MAX_DEPTH} deep",
+            above.len()
+        );
+        bad.push(BadField::new("spec.parent", why, "name one that is higher up"));
+    }
+    if queues[parent].scheduler != spec.scheduler {
+        let why = format!("{}, but {parent} has {}", spec.scheduler, queues[parent].scheduler);
+        bad.push(BadField::new(
+            "spec.scheduler",
+            why,
+            "one scheduler orders a whole family: use its",
+        ));
+    }
+    for (what, amount) in spec.capability.iter() {
+        let limit = above.iter().find_map(|q| Some((q, queues[*q].capability.of(what)?)));
+        if let Some((which, limit)) = limit.filter(|(_, limit)| amount > *limit) {
+            let (amount, limit) = (Amounts::spell(what, amount), Amounts::spell(what, limit));
+            let why = format!("{amount} is more than {which} has, {limit}");
+            bad.push(BadField::new(
+                format!("spec.capability.{what}"),
+                why,
+                "lower it, or raise the other",
+            ));
+        }
+    }
+    let siblings = queues.values().filter(|q| q.parent() == Some(parent));
+    let kept = Amounts::sum(siblings.map(|q| &q.guarantee.resource));
+    for (what, _) in spec.guarantee.resource.iter() {
+        let (all, limit) = (kept.of(what).unwrap_or(0), queues[parent].capability.of(what));
+        if let Some(limit) = limit.filter(|limit| all > *limit) {
+            let (all, limit) = (Amounts::spell(what, all), Amounts::spell(what, limit));
+            let why = format!(
+                "the queues below {parent} are guaranteed {all} together, and it has {limit}"
+            );
+            bad.push(BadField::new(format!("spec.guarantee.resource.{what}"), why, "lower it"));
+        }
+    }
+    bad
+}
+
+/// The queues above one, the nearest first.
+///
+/// # Errors
+/// A parent that does not exist, or a circle, in words.
+pub fn ancestors<'q>(
+    name: &'q QueueName,
+    queues: &'q BTreeMap<QueueName, QueueSpec>,
+) -> Result<Vec<&'q QueueName>, String> {
+    let (mut above, mut seen) = (Vec::new(), BTreeSet::from([name]));
+    let mut at = name;
+    while let Some(parent) = queues.get(at).and_then(QueueSpec::parent) {
+        if !queues.contains_key(parent) {
+            return Err(format!("there is no queue {parent}, which {at} names"));
+        }
+        if !seen.insert(parent) {
+            return Err(format!("the queues above {name} run in a circle, at {parent}"));
+        }
+        above.push(parent);
+        at = parent;
+    }
+    Ok(above)
+}
+
+/// The queues that name this one as their parent.
+pub fn children<'q>(
+    name: &'q QueueName,
+    queues: &'q BTreeMap<QueueName, QueueSpec>,
+) -> impl Iterator<Item = &'q QueueName> {
+    queues.iter().filter(move |(_, q)| q.parent() == Some(name)).map(|(child, _)| child)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn name(text: &str) -> QueueName {
+        text.parse().unwrap()
+    }
+
+    fn spec(value: Value) -> QueueSpec {
+        QueueRecord::decode(json!({"spec": value}).to_string().as_bytes()).unwrap().spec
+    }
+
+    fn family(all: &[(&str, Value)]) -> BTreeMap<QueueName, QueueSpec> {
+        all.iter().map(|(queue, value)| (name(queue), spec(value.clone()))).collect()
+    }
+
+    fn paths(bad: &[BadField]) -> Vec<&str> {
+        bad.iter().map(|bad| bad.path.as_str()).collect()
+    }
+
+    #[test]
+    fn a_record_by_hand_needs_little_and_keeps_what_we_do_not_know() {
+        let text = br#"{"apiVersion":"scheduling.volcano.sh/v1beta1","spec":{"weight":2,"state":"Closed","affinity":{}}}"#;
+        let record = QueueRecord::decode(text).unwrap();
+        assert_eq!((record.spec.weight, record.spec.state), (2, Desired::Closed));
+        assert!(record.spec.reclaimable && record.spec.parent().is_none());
+        assert_eq!(record.spec.ignored(), ["spec.affinity"]);
+        let again: Value = serde_json::from_slice(&record.encode()).unwrap();
+        assert_eq!(again["apiVersion"], "scheduling.volcano.sh/v1beta1");
+        assert!(again["spec"]["affinity"].is_object());
+        assert_eq!(QueueRecord::decode(b"{}").unwrap().spec, QueueSpec::default());
+    }
+
+    #[test]
+    fn a_field_of_the_wrong_shape_is_named_by_its_path() {
+        for (text, path) in [
+            (r#"{"spec":{"weight":"two"}}"#, "spec.weight"),
+            (r#"{"spec":{"state":"Closing"}}"#, "spec.state"),
+            (r#"{"spec":{"capability":{"cpu":"four"}}}"#, "spec.capability"),
+            (r#"{"spec":{"parent":"a/b"}}"#, "spec.parent"),
+            (r#"{"spec":{"dequeueStrategy":"lifo"}}"#, "spec.dequeueStrategy"),
+            (r#"{"spec":7}"#, "spec"),
+            ("[]", "(whole value)"),
+            ("{", "(whole value)"),
+        ] {
+            let bad = QueueRecord::decode(text.as_bytes()).unwrap_err();
+            assert!(bad.path.starts_with(path), "{text}: {bad}");
+        }
+    }
+
+    #[test]
+    fn each_rule_of_a_queue_by_itself_is_told() {
+        for (queue, value, path) in [
+            ("q", json!({"weight": 0}), "spec.weight"),
+            ("q", json!({"weight": 65_536}), "spec.weight"),
+            ("q", json!({"priority": -1}), "spec.priority"),
+            ("q", json!({"parent": "q"}), "spec.parent"),
+            ("root", json!({}), "(name)"),
+            (
+                "q",
+                json!({"capability": {"cpu": 1}, "guarantee": {"resource": {"cpu": 2}}}),
+                "spec.guarantee.resource.cpu",
+            ),
+        ] {
+            assert_eq!(paths(&spec(value.clone()).check(&name(queue))), [path], "{value}");
+        }
+        let fine =
+            json!({"weight": 65_535, "parent": "root", "guarantee": {"resource": {"cpu": 2}}});
+        assert!(spec(fine).check(&name("q")).is_empty());
+    }
+
+    #[test]
+    fn each_rule_of_a_family_is_told() {
+        let queues = family(&[
+            ("a", json!({"capability": {"cpu": 4}})),
+            ("b", json!({"parent": "a"})),
+            ("c", json!({"parent": "b", "capability": {"cpu": 5}})),
+            ("d", json!({"parent": "nowhere"})),
+            ("e", json!({"parent": "a", "guarantee": {"resource": {"cpu": 3}}})),
+            ("f", json!({"parent": "a", "guarantee": {"resource": {"cpu": 2}}})),
+            ("g", json!({"parent": "a", "scheduler": "other"})),
+            ("x", json!({"parent": "y"})),
+            ("y", json!({"parent": "x"})),
+        ]);
+        for (queue, want) in [
+            ("a", &[][..]),
+            ("b", &[]),
+            ("c", &["spec.capability.cpu"]),
+            ("d", &["spec.parent"]),
+            ("e", &["spec.guarantee.resource.cpu"]),
+            ("g", &["spec.scheduler"]),
+            ("x", &["spec.parent"]),
+        ] {
+            assert_eq!(paths(&check_family(&name(queue), &queues)), want, "{queue}");
+        }
+        let deep: Vec<(String, Value)> = (0..=MAX_DEPTH)
+            .map(|n| {
+                (
+                    format!("q{n}"),
+                    if n == 0 { json!({}) } else { json!({"parent": format!("q{}", n - 1)}) },
+                )
+            })
+            .collect();
+        let deep: Vec<(&str, Value)> = deep.iter().map(|(q, v)| (q.as_str(), v.clone())).collect();
+        let queues = family(&deep);
+        assert!(check_family(&name("q4"), &queues).is_empty());
+        assert_eq!(paths(&check_family(&name("q5"), &queues)), ["spec.parent"]);
+    }
+}
