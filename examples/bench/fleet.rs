@@ -1,5 +1,6 @@
 //! What the user of the benchmark has: nodes and records, written as people and p2's tools write them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::bail;
@@ -7,7 +8,9 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use rcfarm::consul::Consul;
 use rcfarm::ids::{NodeName, RcId};
 use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Entry, Op, Prefix, PutMode, Query, Reader as _, Store as _, TxnOutcome};
+use rcfarm::store::{
+    DeleteMode, Entry, Index, Op, Prefix, PutMode, Query, Reader as _, Store as _, TxnOutcome,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -86,6 +89,11 @@ impl Rc {
         }
         Ok(())
     }
+
+    pub async fn delete(self, store: &Consul) -> anyhow::Result<()> {
+        store.delete(&key::rc(self.id), DeleteMode::Always).await?;
+        Ok(())
+    }
 }
 
 async fn write_all(store: &Arc<Consul>, ops: Vec<Op>) -> anyhow::Result<()> {
@@ -126,6 +134,19 @@ pub async fn make_rcs(
 /// All pods, as labelled.
 pub async fn pods(store: &Consul) -> anyhow::Result<Vec<Entry>> {
     Ok(store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value)
+}
+
+/// When each record got its first pod.
+pub async fn first_pods(store: &Consul) -> anyhow::Result<BTreeMap<RcId, Index>> {
+    let mut first = BTreeMap::new();
+    for pod in pods(store).await? {
+        let labels: serde_json::Value = serde_json::from_slice(&pod.value)?;
+        let rc = labels["replication_controller_id"].as_str().and_then(|id| id.parse().ok());
+        let Some(rc) = rc else { continue };
+        let index = first.entry(rc).or_insert(pod.create_index);
+        *index = pod.create_index.min(*index);
+    }
+    Ok(first)
 }
 
 /// How many pods are intended.

@@ -1,4 +1,5 @@
-//! What the same Consul sustains with the same transactions and no farm.
+//! What the same Consul gives with the same requests and no farm: how many transactions a second, and how fast
+//! one is answered by another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +9,11 @@ use anyhow::bail;
 use rcfarm::consul::Consul;
 use rcfarm::ids::{PodId, RcId};
 use rcfarm::store::{
-    Behavior, Claim, Commit, Epoch, Index, NewSession, Op, PutMode, Query, Reader as _, Store as _,
-    Txn, Writer, key,
+    Behavior, Claim, Commit, Entry, Epoch, Index, NewSession, Op, PutMode, Query, Reader as _,
+    Store as _, Txn, TxnOutcome, Writer, key,
 };
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -26,10 +27,8 @@ const CONNECTIONS: usize = 8;
 /// Transactions per second of `pods` pods each: fence, check-index of the record, status cas, per pod label cas
 /// and intent cas, audit set; values as long as a farm's.
 pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
-    let session = store
-        .create_session(&NewSession { behavior: Behavior::Delete, ..NewSession::default() })
-        .await?;
-    let epoch = Epoch::new(session.clone(), Instant::now() + Duration::from_secs(3600));
+    let epoch = epoch(store).await?;
+    let session = epoch.session().clone();
     let rc = Rc::new(0);
     let lock = key::rc_lock(rc.id);
     store.put(&lock, "bench".into(), 0, PutMode::Acquire(session.clone())).await?;
@@ -63,6 +62,85 @@ pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
     store.destroy_session(&session).await?;
     crate::fleet::wipe(store).await?;
     Ok(rate)
+}
+
+async fn epoch(store: &Consul) -> anyhow::Result<Epoch> {
+    let session = NewSession { behavior: Behavior::Delete, ..NewSession::default() };
+    let session = store.create_session(&session).await?;
+    Ok(Epoch::new(session, Instant::now() + Duration::from_secs(3600)))
+}
+
+/// The requests that a farm cannot do without, and nothing else: a blocking read of all records, and for each that
+/// has changed a lock, if it is new, and a transaction that writes one pod. How fast a farm could be.
+pub struct Echo {
+    epoch: Epoch,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Echo {
+    pub async fn start(store: Arc<Consul>) -> anyhow::Result<Echo> {
+        let epoch = epoch(&store).await?;
+        let known = store.list(&key::rcs(), Query::PLAIN).await?;
+        let ids: Vec<RcId> = known.value.iter().filter_map(id).collect();
+        for ids in ids.chunks(64) {
+            lock(&store, &epoch, ids).await?;
+        }
+        let task = tokio::spawn(echo(store, epoch.clone(), known.index, known.value));
+        Ok(Echo { epoch, task })
+    }
+
+    pub async fn stop(self, store: &Consul) -> anyhow::Result<()> {
+        if self.task.is_finished() {
+            self.task.await??;
+            bail!("the echo has ended");
+        }
+        self.task.abort();
+        store.destroy_session(self.epoch.session()).await?;
+        Ok(())
+    }
+}
+
+fn id(record: &Entry) -> Option<RcId> {
+    key::rcs().tail(&record.key)?.parse().ok()
+}
+
+async fn lock(store: &Consul, epoch: &Epoch, rcs: &[RcId]) -> anyhow::Result<()> {
+    let session = epoch.session();
+    let lock = |rc: &RcId| Op::Lock {
+        key: key::rc_lock(*rc),
+        value: "bench".into(),
+        session: session.clone(),
+    };
+    match store.txn(&rcs.iter().map(lock).collect::<Vec<_>>()).await? {
+        TxnOutcome::Committed { .. } => Ok(()),
+        TxnOutcome::Refused(why) => bail!("no lock: {why:?}"),
+    }
+}
+
+async fn echo(
+    store: Arc<Consul>,
+    epoch: Epoch,
+    mut index: Index,
+    mut known: Vec<Entry>,
+) -> anyhow::Result<()> {
+    let writer = Writer::new(store.clone());
+    for n in 0.. {
+        let query = Query::after(index, Duration::from_secs(60));
+        let answer = store.list(&key::rcs(), query).await?;
+        for record in answer.value.iter().filter(|record| record.modify_index > index) {
+            let Some(rc) = id(record) else { continue };
+            if !known.iter().any(|old| old.key == record.key) {
+                lock(&store, &epoch, &[rc]).await?;
+            }
+            let claim = Claim::new(key::rc_lock(rc), epoch.clone());
+            match writer.commit(transaction(&claim, (rc, record.modify_index), n, 1)).await? {
+                Commit::Applied(_) => {}
+                other => bail!("refused: {other:?}"),
+            }
+        }
+        (index, known) = (answer.index, answer.value);
+    }
+    Ok(())
 }
 
 fn transaction(

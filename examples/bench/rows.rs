@@ -14,8 +14,9 @@ use tokio::time::{Instant, sleep};
 use crate::clock::IndexClock;
 use crate::farm::{FarmProcess, Requests};
 use crate::fleet::{self, Rc};
+use crate::machine;
+use crate::raw::{self, Echo};
 use crate::report::Figure;
-use crate::{machine, raw};
 
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -26,7 +27,7 @@ pub enum Row {
     /// 10,000 records of 3 replicas wait, 2,000 nodes; the farm starts.
     #[value(name = "cold-10000")]
     Cold10000,
-    /// A record is created while the farm is idle.
+    /// A record is created while the farm is idle, and taken away again.
     Create,
     /// Records arrive at 20 a second, 500 are there.
     Arrivals,
@@ -191,55 +192,97 @@ impl Bench {
     }
 
     async fn create(&self) -> anyhow::Result<Vec<Figure>> {
-        let (farm, _) = self.settled(200, 0, 1).await?;
+        let (farm, _) = self.settled(200, 1, 1).await?;
+        let ours = percentiles(self.creations(true).await?);
+        farm.stop().await?;
+        let echo = Echo::start(self.store.clone()).await?;
+        let floor = percentiles(self.creations(false).await?);
+        echo.stop(&self.store).await?;
+        let of = "RC created → first intent";
+        let mut figures = latencies(of, ours, floor);
+        figures[0] = figures[0].clone().at_most(5.0).p2("9.1 ms");
+        figures[1] = figures[1].clone().at_most(10.0).p2("15.5 ms");
+        Ok(figures)
+    }
+
+    /// Records are created, one after the other, and taken away again.
+    async fn creations(&self, by_farm: bool) -> anyhow::Result<Vec<Duration>> {
         let clock = IndexClock::blocking(self.store.clone(), key::intents()).await?;
+        let others = fleet::intents(&self.store).await?;
         let mut times = Vec::new();
         for n in 0..300 {
-            sleep(gap(40, 80)).await;
+            let rc = Rc::new(1_000 + n);
             let before = clock.latest();
             let start = Instant::now();
-            Rc::new(n).write(&self.store, 1).await?;
+            rc.write(&self.store, 1).await?;
             times.push(clock.beyond(before, PATIENCE).await?.duration_since(start));
+            if by_farm {
+                rc.write(&self.store, 0).await?;
+                while fleet::intents(&self.store).await? > others {
+                    sleep(Duration::from_millis(10)).await;
+                }
+            }
+            rc.delete(&self.store).await?;
+            sleep(gap(40, 80)).await;
         }
-        farm.stop().await?;
-        let (p50, p99) = percentiles(times);
-        Ok(vec![
-            Figure::new("RC created → first intent, p50", p50, "ms").at_most(5.0).p2("9.1 ms"),
-            Figure::new("RC created → first intent, p99", p99, "ms").at_most(10.0).p2("15.5 ms"),
-        ])
+        Ok(times)
     }
 
     async fn arrivals(&self) -> anyhow::Result<Vec<Figure>> {
-        let (farm, _) = self.settled(200, 500, 3).await?;
+        let (farm, rcs) = self.settled(200, 500, 3).await?;
+        let (ours, more) = self.arrive(10_000).await?;
+        farm.stop().await?;
+        for rc in more {
+            rc.delete(&self.store).await?;
+        }
+        let echo = Echo::start(self.store.clone()).await?;
+        let (floor, _) = self.arrive(20_000).await?;
+        echo.stop(&self.store).await?;
+        let of = format!("RCs arriving at 20/s, {} present → first intent", rcs.len());
+        let mut figures = latencies(&of, percentiles(ours), percentiles(floor));
+        figures[0] = figures[0].clone().p2("568 ms");
+        figures[1] = figures[1].clone().at_most(50.0).p2("1125 ms");
+        Ok(figures)
+    }
+
+    /// Records come at random instants, 20 a second.
+    async fn arrive(&self, from: usize) -> anyhow::Result<(Vec<Duration>, Vec<Rc>)> {
         let clock = IndexClock::blocking(self.store.clone(), key::intents()).await?;
+        let pods = fleet::intents(&self.store).await?;
         let mut written = Vec::new();
         for n in 0..300 {
             let u: f64 = rand::rng().random();
             sleep(Duration::from_secs_f64(-(1.0 - u).ln() / 20.0)).await;
-            let (rc, store) = (Rc::new(10_000 + n), self.store.clone());
+            let (rc, store) = (Rc::new(from + n), self.store.clone());
             let start = Instant::now();
             written.push((rc, start, tokio::spawn(async move { rc.write(&store, 1).await })));
         }
-        self.wait_for_pods(500 * 3 + written.len()).await?;
-        let pods = fleet::pods(&self.store).await?;
-        let mut times = Vec::new();
+        self.wait_for_pods(pods + written.len()).await?;
+        let first = fleet::first_pods(&self.store).await?;
+        let (mut times, mut rcs) = (Vec::new(), Vec::new());
         for (rc, start, write) in written {
             write.await??;
-            let id = format!("/bench-{:05}", rc.number);
-            let pod = pods.iter().find(|pod| pod.key.ends_with(&id)).context("no pod")?;
-            times.push(clock.when(pod.create_index)?.duration_since(start));
+            let created = first.get(&rc.id).context("no pod")?;
+            times.push(clock.when(*created)?.duration_since(start));
+            rcs.push(rc);
         }
-        farm.stop().await?;
-        let (p50, p99) = percentiles(times);
-        let of = |what: &str| format!("RCs arriving at 20/s, 500 present → first intent, {what}");
-        Ok(vec![
-            Figure::new(of("p50"), p50, "ms").p2("568 ms"),
-            Figure::new(of("p99"), p99, "ms").at_most(50.0).p2("1125 ms"),
-        ])
+        Ok((times, rcs))
     }
 
     async fn scale_one(&self) -> anyhow::Result<Vec<Figure>> {
         let (farm, rcs) = self.settled(200, 100, 3).await?;
+        let ours = percentiles(self.scalings(&rcs).await?);
+        farm.stop().await?;
+        let echo = Echo::start(self.store.clone()).await?;
+        let floor = percentiles(self.scalings(&rcs).await?);
+        echo.stop(&self.store).await?;
+        let mut figures = latencies("replicas +1, 100 RCs present → intent", ours, floor);
+        figures[0] = figures[0].clone().p2("16.9 ms");
+        figures[1] = figures[1].clone().at_most(10.0).p2("34 ms");
+        Ok(figures)
+    }
+
+    async fn scalings(&self, rcs: &[Rc]) -> anyhow::Result<Vec<Duration>> {
         let clock = IndexClock::blocking(self.store.clone(), key::intents()).await?;
         let mut times = Vec::new();
         for n in 0..300 {
@@ -249,12 +292,7 @@ impl Bench {
             rcs[n % rcs.len()].write(&self.store, 4 + n / rcs.len()).await?;
             times.push(clock.beyond(before, PATIENCE).await?.duration_since(start));
         }
-        farm.stop().await?;
-        let (p50, p99) = percentiles(times);
-        Ok(vec![
-            Figure::new("replicas +1, 100 RCs present, p50", p50, "ms").p2("16.9 ms"),
-            Figure::new("replicas +1, 100 RCs present, p99", p99, "ms").at_most(10.0).p2("34 ms"),
-        ])
+        Ok(times)
     }
 
     async fn scale_500(&self) -> anyhow::Result<Vec<Figure>> {
@@ -381,6 +419,18 @@ fn total(requests: &Requests) -> u64 {
 
 fn sent(requests: &Requests, kind: &str) -> f64 {
     requests.get(kind).copied().unwrap_or(0) as f64
+}
+
+/// A latency, what the same requests take without a farm, and how many times that it is.
+fn latencies(of: &str, ours: (f64, f64), floor: (f64, f64)) -> Vec<Figure> {
+    vec![
+        Figure::new(format!("{of}, p50"), ours.0, "ms"),
+        Figure::new(format!("{of}, p99"), ours.1, "ms"),
+        Figure::new(format!("{of}, no farm, p50"), floor.0, "ms"),
+        Figure::new(format!("{of}, no farm, p99"), floor.1, "ms"),
+        Figure::new(format!("{of}, p50, times that"), ours.0 / floor.0, "×"),
+        Figure::new(format!("{of}, p99, times that"), ours.1 / floor.1, "×"),
+    ]
 }
 
 /// p50 and p99 in milliseconds.

@@ -12,7 +12,7 @@ use super::child::Leash;
 use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
 use super::kind::{Kind, RecordId};
 use super::records::{Locks, RecordLabels, Records};
-use super::tree::Tree;
+use super::tree::{Seen, Tree};
 use crate::ids::{FarmName, SessionId};
 use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Reader};
@@ -38,7 +38,11 @@ pub(super) struct Lot {
     pub(super) had_owner: BTreeSet<RecordId>,
     pub(super) unowned_since: BTreeMap<RecordId, Instant>,
     pub(super) unusable: BTreeSet<RecordId>,
+    /// What the books were last made from.
+    stock: Option<Stock>,
 }
+
+type Stock = (Arc<Seen<Records>>, Arc<Seen<Locks>>);
 
 pub(super) struct Running {
     pub(super) leash: Arc<Leash>,
@@ -69,6 +73,7 @@ impl Lot {
             had_owner: BTreeSet::new(),
             unowned_since: BTreeMap::new(),
             unusable: BTreeSet::new(),
+            stock: None,
         }
     }
 
@@ -86,20 +91,32 @@ impl Lot {
 
     /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
     pub(super) fn take_stock(&mut self, now: Instant) {
-        let (records, locks) = (self.records.seen(), self.locks.seen());
-        let owned =
-            |id: &RecordId| locks.value.0.get(id).is_some_and(|locks| locks.owner.is_some());
-        self.unowned_since.retain(|id, _| records.value.0.contains_key(id) && !owned(id));
         self.barred.retain(|_, until| *until > now);
-        self.unusable.retain(|id| records.value.0.contains_key(id));
-        self.refused.retain(|id, _| records.value.0.contains_key(id) && !owned(id));
-        self.had_owner.retain(|id| records.value.0.contains_key(id));
-        for id in records.value.0.keys() {
-            if !owned(id) {
-                self.unowned_since.entry(id.clone()).or_insert(now);
-            } else if !self.had_owner.contains(id) {
-                self.had_owner.insert(id.clone());
+        let seen = (self.records.seen(), self.locks.seen());
+        let stocked =
+            |(records, locks): &Stock| Arc::ptr_eq(&seen.0, records) && Arc::ptr_eq(&seen.1, locks);
+        if !self.stock.as_ref().is_some_and(stocked) {
+            self.count(&seen.0.value, &seen.1.value, now);
+            self.stock = Some(seen);
+        }
+        let never = now + Duration::from_secs(3600);
+        self.barred.extend(self.unusable.iter().map(|id| (id.clone(), never)));
+    }
+
+    fn count(&mut self, records: &Records, locks: &Locks, now: Instant) {
+        let owned = |id: &RecordId| locks.0.get(id).is_some_and(|locks| locks.owner.is_some());
+        self.unowned_since.retain(|id, _| records.0.contains_key(id) && !owned(id));
+        self.refused.retain(|id, _| records.0.contains_key(id) && !owned(id));
+        self.unusable.retain(|id| records.0.contains_key(id));
+        self.had_owner.retain(|id| records.0.contains_key(id));
+        for id in records.0.keys() {
+            if owned(id) {
+                if !self.had_owner.contains(id) {
+                    self.had_owner.insert(id.clone());
+                }
+                continue;
             }
+            self.unowned_since.entry(id.clone()).or_insert(now);
             let Err(why) = self.kind.check_name(id.as_str()) else { continue };
             if self.unusable.insert(id.clone()) {
                 warn!(
@@ -110,8 +127,6 @@ impl Lot {
                 );
             }
         }
-        let never = now + Duration::from_secs(3600);
-        self.barred.extend(self.unusable.iter().map(|id| (id.clone(), never)));
     }
 }
 

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::emptiness::{Suspicion, judge};
 use super::kind::RecordId;
 use super::preflight::may_read;
-use crate::store::watch::{Pace, TreeWatch};
+use crate::store::watch::{Debt, Pace, TreeWatch};
 use crate::store::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use crate::time::{IdSource, backoff};
 
@@ -169,6 +169,7 @@ impl<T: Digest> Tree<T> {
     ) {
         let mut watch = TreeWatch::new(self.reader.clone(), self.prefix.clone(), FULL_EVERY);
         let mut told = Arc::new(Seen::default());
+        let (mut debt, mut last_read) = (Debt::default(), Instant::now());
         let mut failures = 0;
         loop {
             let asked = Instant::now();
@@ -193,7 +194,10 @@ impl<T: Digest> Tree<T> {
                     }
                     let empty = seen.entries == 0;
                     told = seen;
-                    let pause = self.pace.pause(self.cost(&before, asked, woken));
+                    let rested = woken.duration_since(last_read);
+                    debt = debt.after_read(self.pace, rested, self.cost(&before, asked, woken));
+                    last_read = Instant::now();
+                    let pause = debt.pause(self.pace);
                     if empty { pause.max(EMPTY_PAUSE) } else { pause }
                 }
                 Err(error) => {

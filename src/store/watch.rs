@@ -56,31 +56,55 @@ impl Position {
 }
 
 /// How a watch spaces its reads, so that a large tree that changes often does not drown Consul.
+///
+/// Each read leaves a debt of `times_cost` times what it cost; time pays it back, and the next read waits until no
+/// more than `burst` of it is left. So single changes, however large the tree, are read at once, and under
+/// unceasing ones reading takes at most the share `1 / (1 + times_cost)` of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// At least this long from one answer to the next request.
     pub floor: Duration,
-    /// At least this many times what the last answer cost to transfer.
+    /// What a read costs is owed this many times.
     pub times_cost: u32,
+    /// So much may be owed.
+    pub burst: Duration,
     /// Never longer than this.
     pub ceiling: Duration,
 }
 
 impl Pace {
-    /// For small trees on which latency depends.
-    pub const PROMPT: Pace =
-        Pace { floor: Duration::ZERO, times_cost: 2, ceiling: Duration::from_secs(5) };
+    /// For trees on which latency depends.
+    pub const PROMPT: Pace = Pace {
+        floor: Duration::ZERO,
+        times_cost: 2,
+        burst: Duration::from_millis(100),
+        ceiling: Duration::from_secs(5),
+    };
     /// For large trees that are only looked at to check what is already known.
     pub const RESYNC: Pace = Pace {
         floor: Duration::from_millis(500),
-        times_cost: 30,
+        times_cost: 60,
+        burst: Duration::ZERO,
         ceiling: Duration::from_secs(60),
     };
+}
 
-    /// The pause after an answer that took `cost` to transfer and digest.
+/// What a watch owes for its reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Debt(Duration);
+
+impl Debt {
+    /// The debt after a read that cost `cost` to transfer and digest, `rested` after the one before.
     #[must_use]
-    pub fn pause(&self, cost: Duration) -> Duration {
-        self.floor.max(cost * self.times_cost).min(self.ceiling)
+    pub fn after_read(self, pace: Pace, rested: Duration, cost: Duration) -> Debt {
+        let owed = self.0.saturating_sub(rested).saturating_add(cost * pace.times_cost);
+        Debt(owed.min(pace.ceiling.saturating_add(pace.burst)))
+    }
+
+    /// How long the next read waits.
+    #[must_use]
+    pub fn pause(self, pace: Pace) -> Duration {
+        pace.floor.max(self.0.saturating_sub(pace.burst)).min(pace.ceiling)
     }
 }
 
@@ -178,10 +202,27 @@ mod tests {
     #[test]
     fn a_costly_tree_is_read_less_often() {
         let ms = Duration::from_millis;
-        assert_eq!(Pace::PROMPT.pause(ms(0)), ms(0));
-        assert_eq!(Pace::PROMPT.pause(ms(10)), ms(20));
-        assert_eq!(Pace::RESYNC.pause(ms(1)), ms(500));
-        assert_eq!(Pace::RESYNC.pause(ms(300)), ms(9_000));
-        assert_eq!(Pace::RESYNC.pause(ms(30_000)), ms(60_000));
+        let alone = |pace: Pace, cost| Debt::default().after_read(pace, ms(0), cost).pause(pace);
+        assert_eq!(alone(Pace::RESYNC, ms(1)), ms(500));
+        assert_eq!(alone(Pace::RESYNC, ms(300)), ms(18_000));
+        assert_eq!(alone(Pace::RESYNC, ms(30_000)), ms(60_000));
+        assert_eq!(alone(Pace::PROMPT, ms(10)), ms(0));
+        assert_eq!(alone(Pace::PROMPT, ms(100)), ms(100));
+    }
+
+    #[test]
+    fn changes_now_and_then_are_read_at_once_and_unceasing_ones_are_not() {
+        let ms = Duration::from_millis;
+        let pace = Pace::PROMPT;
+        let pauses = |every: Duration| {
+            let mut debt = Debt::default();
+            (0..1_000).map(move |_| {
+                let before = debt.pause(pace);
+                debt = debt.after_read(pace, before.max(every), ms(10));
+                debt.pause(pace)
+            })
+        };
+        assert_eq!(pauses(ms(50)).max(), Some(ms(0)));
+        assert_eq!(pauses(ms(0)).skip(100).max(), Some(ms(20)));
     }
 }
