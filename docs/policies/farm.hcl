@@ -13,6 +13,9 @@ key_prefix "intent/"                         { policy = "write" }
 key_prefix "status/replication_controllers/" { policy = "write" }
 key_prefix "audit_logs/"                     { policy = "write" }
 
+# What nodes have promised: written with the pods that ask for resources.
+key_prefix "rcfarm/allocations/"             { policy = "write" }
+
 # Ownership, presence, doorbells, the layout's version.
 key_prefix "lock/replication_controllers/" { policy = "write" }
 key_prefix "rcfarm/farms/"                 { policy = "write" }

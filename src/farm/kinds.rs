@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::kind::{Kind, Site};
 use super::{Farm, FarmSettings, Ground};
-use crate::rc::world::{WatchedNodes, World};
+use crate::rc::world::World;
 use crate::rc::{Placement, RcKind};
 use crate::schedule::{Discovery, Scheduler, SelectorScheduler};
 use crate::store::Writer;
@@ -12,10 +12,10 @@ use crate::store::Writer;
 /// Makes a scheduler over the world that the farm watches.
 pub type MakeScheduler = Box<dyn FnOnce(&Arc<World>) -> Arc<dyn Scheduler> + Send>;
 
-/// The scheduler that goes by labels alone.
+/// The built-in scheduler: by labels, and by room.
 #[must_use]
 pub fn by_labels() -> MakeScheduler {
-    Box::new(|world| Arc::new(SelectorScheduler::new(WatchedNodes(world.nodes.clone()))))
+    Box::new(|world| Arc::new(SelectorScheduler::new(world.clone())))
 }
 
 impl Farm {

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::events;
 use super::plan::{
-    Finding, Observed, Plan, Standing, Step, TransferConditions, TransferPlan, plan,
+    Finding, Observed, Plan, Standing, Step, TransferConditions, TransferPlan, has_room, plan,
 };
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
@@ -19,8 +19,10 @@ use super::{Pods, writes};
 use crate::audit::AuditRecord;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::ids::{NodeName, RcId};
+use crate::schedule::capacity::Booking;
+use crate::schedule::ledger::booked_node;
 use crate::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
-use crate::store::{Commit, Index, Op, Txn, key};
+use crate::store::{Commit, Index, Op, Refusal, Txn, key};
 use crate::time::{Timestamp, backoff};
 
 /// No scheduler is waited for longer than this.
@@ -139,9 +141,7 @@ impl RcController {
         if self.known.as_ref().is_some_and(|known| self.world.has_caught_up(known)) {
             self.known = None;
         }
-        let request =
-            Request { rc: self.id, manifest: &spec.manifest, selector: &spec.node_selector };
-        let asked = self.placement.scheduler.eligible_nodes(request);
+        let asked = self.placement.scheduler.eligible_nodes(request(&spec));
         let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
             Ok(Ok(nodes)) => nodes,
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
@@ -153,9 +153,12 @@ impl RcController {
 
     async fn decide(&self, look: &Look) -> Result<Plan, ReconcileError> {
         let spec = &look.spec;
+        let rooms = self.world.rooms();
         let standing = |node: &NodeName| self.world.standing(node);
         let astray = look.pods.keys().any(|place| {
-            !look.eligible.contains(&place.node) || standing(&place.node) != Standing::Ready
+            !look.eligible.contains(&place.node)
+                || standing(&place.node) != Standing::Ready
+                || !has_room(spec, &rooms, place)
         });
         let discovery_synced = if astray {
             let healthy = self.world.healthy_nodes(&look.pods);
@@ -170,6 +173,7 @@ impl RcController {
             eligible: &look.eligible,
             standing: &standing,
             occupant: &occupant,
+            rooms: &rooms,
             trust: self.world.trust(),
             transfer: TransferConditions {
                 under_way: self.status.transfer.as_ref(),
@@ -195,7 +199,8 @@ impl RcController {
         let before = self.status.replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
-            let count = writes::fitting(&look.spec, rest, self.site.limits);
+            let rooms = self.world.rooms();
+            let count = writes::fitting(&look.spec, rest, self.site.limits, &rooms);
             if count == 0 {
                 let why = "field manifest: it is too large for a Consul transaction; shorten it";
                 return Err(ReconcileError::Record(why.to_owned()));
@@ -208,9 +213,19 @@ impl RcController {
                 writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
             }
             let record = events::retarget(&self.site, &look.spec, batch, &pods, before);
-            let ops = batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
+            let bookings = match writes::bookings(&look.spec, batch, &rooms) {
+                Ok(bookings) => bookings,
+                Err((node, lack)) => {
+                    debug!(record = %self.id, %node, %lack, "the room is gone: looking again");
+                    return Ok(Next::After(Duration::ZERO));
+                }
+            };
+            let mut ops: Vec<Op> =
+                batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
+            ops.extend(bookings.iter().map(Booking::op));
             match self.commit(look.record_index, ops, next, vec![record]).await? {
                 Written::At(index) => {
+                    self.world.ledger.wrote(&bookings, index);
                     self.learn(&mut look, batch, index);
                     rest = after;
                 }
@@ -302,16 +317,20 @@ impl RcController {
             let id = self.site.ids.ordered_uuid(record.timestamp);
             txn.push(crate::audit::op(id, &record));
         }
+        let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
         match self.site.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.id, ?refusals, "refused: looking again");
                 self.refused = self.refused.saturating_add(1);
+                let promised = |refusal: &Refusal| booked.get(refusal.op).cloned().flatten();
+                let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(promised).collect();
+                self.world.ledger.reread(&overtaken).await?;
                 if refusals.iter().all(|refusal| refusal.op == 1) {
                     // Only the record itself changed: its tree brings it.
                     self.post.records.hurry();
-                } else {
+                } else if refusals.iter().any(|refusal| promised(refusal).is_none()) {
                     self.refresh().await?;
                 }
                 Ok(Written::Refused)
@@ -351,9 +370,10 @@ impl RcController {
     }
 
     /// Plans anew in a moment, or when what changed is seen; later and later if that is refused too.
-    fn after_refusal(&self) -> Next {
+    pub(super) fn after_refusal(&self) -> Next {
         let again = self.refused.saturating_sub(1);
-        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+        let pause = backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again);
+        Next::After(self.site.ids.jitter(pause, 0.5))
     }
 
     /// Writes the status alone, when it would say something new.
@@ -455,6 +475,12 @@ impl RcController {
     }
 }
 
+/// Asks the scheduler about an RC.
+pub(super) fn request(spec: &RcSpec) -> Request<'_> {
+    let RcSpec { id, manifest, node_selector, packing, .. } = spec;
+    Request { rc: *id, manifest, selector: node_selector, packing: *packing }
+}
+
 pub(super) fn no_answer() -> ScheduleError {
     ScheduleError::Unreachable(format!("no answer within {SCHEDULER_TIMEOUT:?}"))
 }
@@ -463,11 +489,20 @@ pub(super) fn no_answer() -> ScheduleError {
 impl Controller for RcController {
     async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
         let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
-        let plan = self.decide(&look).await?;
+        let mut plan = self.decide(&look).await?;
         self.alert(&plan);
+        if let Some(next) = self.free_leaks(&look, &plan).await? {
+            return Ok(next);
+        }
+        let world = self.world.clone();
+        let turn = Self::turn(&world, &look, &plan.steps).await;
+        if turn.is_some() {
+            plan = self.decide(&look).await?;
+        }
         if !plan.steps.is_empty() {
             return self.carry_out(look, plan).await;
         }
+        drop(turn);
         let unwanted = look.spec.disabled || !self.may_move(&look);
         match (&plan.transfer, self.status.transfer.is_some()) {
             (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,

@@ -12,6 +12,7 @@ use super::world::{Healths, Intents, PodLabels, World};
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
 use crate::farm::tree::{Event, Inbox};
 use crate::ids::RcId;
+use crate::schedule::ledger::Promises;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, Prefix, StoreError};
 
@@ -60,6 +61,7 @@ impl Kind for RcKind {
             key::intents(),
             key::healths(),
             key::rc_statuses(),
+            key::allocations(),
         ]
     }
 
@@ -130,6 +132,14 @@ impl Kind for RcKind {
                 inbox.post(touched(world.owners(places)));
             })
         };
+        let promises = {
+            let (inbox, world) = (inbox.clone(), world.clone());
+            world.ledger.tree.clone().watch(ids(), move |old, new| {
+                let mut touched_ids = Promises::touched(&old.value, &new.value);
+                touched_ids.extend(world.waiting());
+                inbox.post(touched(touched_ids));
+            })
+        };
         vec![
             Box::pin(nodes),
             Box::pin(records),
@@ -137,6 +147,7 @@ impl Kind for RcKind {
             Box::pin(pods),
             Box::pin(intents),
             Box::pin(health),
+            Box::pin(promises),
         ]
     }
 
@@ -145,6 +156,7 @@ impl Kind for RcKind {
         self.world.nodes.first_read().await;
         self.world.records.first_read().await;
         self.world.health.first_read().await;
+        self.world.ledger.tree.first_read().await;
         self.world.prepare(oldest).await
     }
 

@@ -11,6 +11,7 @@ use super::status::{ConditionType, Reason, Replicas, Transfer};
 use crate::ids::{NodeName, PodId};
 use crate::labels::Labels;
 use crate::node::Health;
+use crate::schedule::capacity::{Lack, Rooms, ranked};
 use crate::store::Index;
 
 /// Where a pod stands; its labels and its intent are named by it.
@@ -115,16 +116,33 @@ pub struct Observed<'a> {
     pub standing: &'a dyn Fn(&NodeName) -> Standing,
     /// Who stands where on the nodes that have no pod of ours.
     pub occupant: &'a dyn Fn(&NodeName) -> Occupant,
+    /// What the nodes have, and what of it is promised.
+    pub rooms: &'a Rooms,
     /// What the trees are worth.
     pub trust: Trust,
     /// What bears on a transfer.
     pub transfer: TransferConditions<'a>,
 }
 
+/// Whether a pod has, or can be given, what the record asks for where it stands. Where the node's promises cannot be
+/// read, nobody can tell, and it stays.
+#[must_use]
+pub fn has_room(spec: &RcSpec, rooms: &Rooms, place: &Place) -> bool {
+    let (room, want) = (rooms.of(&place.node), spec.resources());
+    room.is_unreadable
+        || room.holds(&place.pod, &spec.promisee(), want)
+        || room.lack(&place.pod, want).is_none()
+}
+
 impl Observed<'_> {
-    /// Whether a pod may stay on a node: it is eligible, and neither emptied nor lost.
+    /// Whether a node may have pods: it is eligible, and neither emptied nor lost.
     fn fit(&self, node: &NodeName) -> bool {
         self.eligible.contains(node) && (self.standing)(node) == Standing::Ready
+    }
+
+    /// Whether a pod may stay where it is: its node is fit and has room for it.
+    fn may_stay(&self, place: &Place) -> bool {
+        self.fit(&place.node) && has_room(self.spec, self.rooms, place)
     }
 
     /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
@@ -157,6 +175,8 @@ pub enum Drift {
     IntentDiffers,
     /// A label of the RC is missing or has another value.
     LabelsDiffer,
+    /// Its node has promised it something else than the record asks for, or nothing.
+    PromiseDiffers,
     /// The manifest has another id now: the pod changes its place on the same node.
     PodIdChanged,
 }
@@ -293,11 +313,13 @@ fn valid() -> Finding {
 }
 
 /// Why the count cannot be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Shortage {
     None,
     Nodes,
     Places(usize),
+    /// In words, with the numbers.
+    Room(String),
 }
 
 /// Pods to add or to remove so that the count is as desired.
@@ -318,9 +340,11 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
     let promised = seen.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
     let free = |node: &NodeName| !ours.contains(node) && promised != Some(node) && seen.fit(node);
+    let free = seen.eligible.iter().filter(|node| free(node));
+    let (nodes, lacking) = with_room(seen, free);
     let mut steps = Vec::new();
     let mut taken = 0;
-    for node in seen.eligible.iter().filter(|node| free(node)) {
+    for node in nodes {
         if steps.len() == wanted {
             break;
         }
@@ -337,10 +361,45 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     }
     let shortage = match (steps.len() < wanted, taken) {
         (false, _) => Shortage::None,
+        (true, _) if !lacking.is_empty() => Shortage::Room(room_words(seen, &lacking)),
         (true, 0) => Shortage::Nodes,
         (true, n) => Shortage::Places(n),
     };
     (steps, shortage)
+}
+
+/// Of `nodes`, those with room for a pod, in the order in which they are taken: by name when the pods ask for nothing,
+/// else by the RC's packing. And those without, each with what it lacks.
+fn with_room<'a>(
+    seen: &'a Observed<'_>,
+    nodes: impl Iterator<Item = &'a NodeName>,
+) -> (Vec<&'a NodeName>, Vec<(&'a NodeName, Lack)>) {
+    let (pod, want) = (seen.spec.manifest.id(), seen.spec.resources());
+    if want.is_zero() {
+        return (nodes.collect(), Vec::new());
+    }
+    let mut lacking = Vec::new();
+    let mut roomy = Vec::new();
+    for node in nodes {
+        let room = seen.rooms.of(node);
+        match room.lack(pod, want) {
+            None => roomy.push((node, room)),
+            Some(lack) => lacking.push((node, lack)),
+        }
+    }
+    let salt = seen.spec.id.to_string();
+    (ranked(want, seen.spec.packing, &salt, roomy.into_iter()), lacking)
+}
+
+/// Nodes that a message names.
+const NODES_NAMED: usize = 3;
+
+fn room_words(seen: &Observed<'_>, lacking: &[(&NodeName, Lack)]) -> String {
+    let (count, want) = (lacking.len(), seen.spec.resources());
+    let named = lacking.iter().take(NODES_NAMED).map(|(node, lack)| format!("{node}: {lack}"));
+    let named = named.collect::<Vec<_>>().join("; ");
+    let more = if count > NODES_NAMED { "; …" } else { "" };
+    format!("{count} more nodes match, without room for {want} ({named}{more})")
 }
 
 /// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods. A
@@ -350,7 +409,7 @@ fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
         .pods
         .iter()
         .map(|(place, pod)| {
-            let why = if !seen.fit(&place.node) {
+            let why = if !seen.may_stay(place) {
                 RemoveReason::Ineligible
             } else if pod.health != Health::Passing && pod.health != Health::Absent {
                 RemoveReason::Unhealthy
@@ -394,20 +453,26 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
         match pod.intent {
             Intent::Missing => Some(Drift::IntentMissing),
             Intent::Differs(_) => Some(Drift::IntentDiffers),
-            Intent::Same(_) => wanted
-                .iter()
-                .any(|(key, value)| pod.labels.get(key) != Some(value))
-                .then_some(Drift::LabelsDiffer),
+            Intent::Same(_) => {
+                let labels = wanted.iter().any(|(key, value)| pod.labels.get(key) != Some(value));
+                let labels = labels.then_some(Drift::LabelsDiffer);
+                labels.or_else(|| promise_differs(seen, place).then_some(Drift::PromiseDiffers))
+            }
         }
     };
     seen.pods
         .iter()
-        .filter(|(place, _)| seen.fit(&place.node) && !going.contains(place))
+        .filter(|(place, _)| seen.may_stay(place) && !going.contains(place))
         .filter_map(|(place, pod)| {
             let why = drift(place, pod)?;
             Some(Step::Repair { place: place.clone(), pod: pod.clone(), why })
         })
         .collect()
+}
+
+fn promise_differs(seen: &Observed<'_>, place: &Place) -> bool {
+    let room = seen.rooms.of(&place.node);
+    !room.is_unreadable && !room.holds(&place.pod, &seen.spec.promisee(), seen.spec.resources())
 }
 
 /// A transfer goes on only when the count is right and nothing is to be repaired, one at a time.
@@ -425,8 +490,9 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
         // Its old or its new place may only seem to be gone.
         (Some(_), _) => return TransferPlan::Wait(Reason::SuspiciousTree),
     }
-    // Lost pods first, then those that an operator wants away, then those whose node's labels changed.
-    let astray = seen.pods.iter().filter(|(place, _)| !seen.fit(&place.node));
+    // Lost pods first, then those that an operator wants away, then those whose node's labels changed, or that ask for
+    // more than their node has.
+    let astray = seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
     let rank = |place: &Place| std::cmp::Reverse((seen.standing)(&place.node));
     let Some((leaving, pod)) = astray.min_by_key(|(place, _)| (rank(place), *place)) else {
         return TransferPlan::Nothing;
@@ -435,6 +501,7 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     if seen.spec.strategy == Strategy::Static && standing != Standing::Draining {
         return TransferPlan::Wait(match standing {
             Standing::Down => Reason::NodeDown,
+            _ if seen.fit(&leaving.node) => Reason::InsufficientCapacity,
             _ => Reason::IneligibleNodes,
         });
     }
@@ -486,6 +553,8 @@ fn scheduled_finding(seen: &Observed<'_>, after: Replicas, shortage: Shortage) -
         (Reason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
     } else if eligible == 0 {
         (Reason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
+    } else if let Shortage::Room(why) = shortage {
+        (Reason::InsufficientCapacity, format!("{current} of {desired}: {why}"))
     } else if let Shortage::Places(n) = shortage {
         let pod = seen.spec.manifest.id();
         let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
@@ -505,7 +574,7 @@ fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) 
     let astray: Vec<&str> = seen
         .pods
         .keys()
-        .filter(|place| !seen.fit(&place.node) && !going.contains(place))
+        .filter(|place| !seen.may_stay(place) && !going.contains(place))
         .map(|place| place.node.as_str())
         .collect();
     let reason = match transfer {

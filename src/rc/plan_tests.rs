@@ -12,6 +12,7 @@ use crate::ids::{NodeName, RcId};
 use crate::labels::Selector;
 use crate::manifest::Manifest;
 use crate::node::Health;
+use crate::schedule::capacity::{Booking, Owner, Packing, Room, Rooms};
 use crate::store::{Index, Limits, Op};
 
 /// A world of ten nodes.
@@ -21,6 +22,7 @@ struct World {
     pods: BTreeMap<Place, Pod>,
     eligible: BTreeSet<NodeName>,
     occupied: BTreeMap<NodeName, Occupant>,
+    rooms: Rooms,
     trust: Trust,
     standing: BTreeMap<NodeName, Standing>,
     synced: bool,
@@ -45,6 +47,7 @@ fn spec(desired: u32) -> RcSpec {
         disabled: false,
         strategy: Allocation::Static,
         min_health: None,
+        packing: Packing::default(),
     }
 }
 
@@ -67,6 +70,7 @@ impl World {
             pods,
             eligible: (0..eligible).map(node).collect(),
             occupied: BTreeMap::new(),
+            rooms: Rooms::default(),
             trust: Trust::Full,
             standing: BTreeMap::new(),
             synced: true,
@@ -92,6 +96,7 @@ impl World {
             eligible: &self.eligible,
             standing: &|node| self.standing(node),
             occupant: &occupant,
+            rooms: &self.rooms,
             trust: self.trust,
             transfer: TransferConditions {
                 under_way: None,
@@ -106,6 +111,10 @@ impl World {
         let mut after = self.clone();
         for (n, step) in plan.steps.iter().enumerate() {
             writes::apply(&mut after.pods, &self.spec, step, Index(1_000 + n as u64));
+        }
+        let bookings = writes::bookings(&self.spec, &plan.steps, &self.rooms);
+        for booking in bookings.expect("what was planned can be promised") {
+            after.rooms.insert(booking.node.clone(), booking.applied(Index(2_000)));
         }
         after
     }
@@ -149,6 +158,8 @@ prop_compose! {
         disabled in prop::bool::weighted(0.1),
         synced in prop::bool::ANY,
         locked in prop::bool::ANY,
+        want in 0u64..3,
+        cpus in prop::collection::vec((0u64..5, 0u64..4, 0u64..3), 10),
     ) -> World {
         let mut world = World::resting(desired, 0, 0);
         for (place, pod) in pods {
@@ -173,6 +184,19 @@ prop_compose! {
         world.spec.min_health = min_health;
         world.spec.disabled = disabled;
         (world.synced, world.locked) = (synced, locked);
+        if want > 0 {
+            let text = format!("id: web\nresources: {{cpu: {want}}}\n");
+            world.spec.manifest = Manifest::parse(&text).unwrap();
+        }
+        for (n, (capacity, others, own)) in cpus.into_iter().enumerate() {
+            let cpu = |n: u64| format!("cpu={n}").parse().unwrap();
+            let mut room = Room { capacity: cpu(capacity), ..Room::default() };
+            let _ = room.promise(&"other".parse().unwrap(), &Owner::Other("job/x".to_owned()), &cpu(others));
+            for place in world.pods.keys().filter(|place| place.node == node(n)) {
+                let _ = room.promise(&place.pod, &world.spec.promisee(), &cpu(own));
+            }
+            world.rooms.insert(node(n), room);
+        }
         world
     }
 }
@@ -200,6 +224,18 @@ proptest! {
         }
         let nodes: BTreeSet<_> = after.pods.keys().map(|place| &place.node).collect();
         prop_assert_eq!(nodes.len(), after.pods.len(), "one pod per node");
+        for (node, room) in after.rooms.iter() {
+            prop_assert!(room.faults().is_empty(), "{node}: {:?}", room.faults());
+        }
+        for step in &plan.steps {
+            let (place, owner, want) = (step.place(), world.spec.promisee(), world.spec.resources());
+            let room = after.rooms.of(&place.node);
+            match step {
+                Step::Add { .. } => prop_assert!(room.holds(&place.pod, &owner, want)),
+                Step::Repair { .. } => prop_assert!(room.holds(world.spec.manifest.id(), &owner, want)),
+                Step::Remove { .. } => prop_assert!(!room.promised.pods.contains_key(&place.pod)),
+            }
+        }
     }
 
     #[test]
@@ -239,7 +275,8 @@ proptest! {
         let plan = world.plan();
         let rank = |place: &Place, pod: &Pod| {
             let ineligible = !world.eligible.contains(&place.node)
-                || world.standing(&place.node) != Standing::Ready;
+                || world.standing(&place.node) != Standing::Ready
+                || !has_room(&world.spec, &world.rooms, place);
             let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
             (!ineligible, ineligible || !ailing)
         };
@@ -260,17 +297,19 @@ proptest! {
     fn a_batch_keeps_to_the_limits_and_loses_no_step(
         world in any_world(),
         ops in 16usize..65,
-        bytes in 67_000usize..81_000,
+        bytes in 68_000usize..81_000,
     ) {
         let limits = Limits { ops, bytes };
         let plan = world.plan();
         let mut rest = &plan.steps[..];
         let mut seen = 0;
         while !rest.is_empty() {
-            let count = writes::fitting(&world.spec, rest, limits);
+            let count = writes::fitting(&world.spec, rest, limits, &world.rooms);
             prop_assert!(count > 0);
-            let batch: Vec<Op> =
+            let mut batch: Vec<Op> =
                 rest[..count].iter().flat_map(|step| writes::ops(&world.spec, step)).collect();
+            let bookings = writes::bookings(&world.spec, &rest[..count], &world.rooms).unwrap();
+            batch.extend(bookings.iter().map(Booking::op));
             prop_assert!(batch.len() + writes::FIXED_OPS <= limits.ops);
             prop_assert!(batch.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes);
             seen += count;
@@ -314,5 +353,5 @@ fn packed_as_full_as_they_may_be() {
     let world = World::resting(400, 0, 0);
     let steps: Vec<Step> =
         (0..400).map(|n| Step::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
-    assert_eq!(writes::fitting(&world.spec, &steps, Limits::default()), 30);
+    assert_eq!(writes::fitting(&world.spec, &steps, Limits::default(), &Rooms::default()), 30);
 }

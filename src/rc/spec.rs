@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Resources};
+use crate::schedule::capacity::{Owner, Packing};
 use crate::store::key;
 
 /// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
@@ -185,6 +186,8 @@ pub struct RcSpec {
     /// So many pods stay healthy while others are removed or moved, as the RC's label [`key::MIN_HEALTH_LABEL`] declares: p2's
     /// tools would drop an unknown field of the record at their next write.
     pub min_health: Option<u32>,
+    /// Which of several nodes with room is taken first, as the RC's label [`key::PACKING_LABEL`] declares.
+    pub packing: Packing,
 }
 
 impl RcSpec {
@@ -230,6 +233,7 @@ impl RcSpec {
             disabled: record.disabled,
             strategy,
             min_health: None,
+            packing: Packing::default(),
         })
     }
 
@@ -256,7 +260,30 @@ impl RcSpec {
                 });
             }
         };
-        Ok(RcSpec { min_health, ..self })
+        let packing = match labels.get(key::PACKING_LABEL).map(|text| text.parse()) {
+            None => Packing::default(),
+            Some(Ok(packing)) => packing,
+            Some(Err(why)) => {
+                return Err(BadRecord {
+                    field: key::PACKING_LABEL,
+                    why,
+                    fix: "set that label of the RC to spread or bin-pack, or remove it",
+                });
+            }
+        };
+        Ok(RcSpec { min_health, packing, ..self })
+    }
+
+    /// What each of its pods asks for.
+    #[must_use]
+    pub fn resources(&self) -> &Resources {
+        self.manifest.resources()
+    }
+
+    /// For whom its pods' resources are promised.
+    #[must_use]
+    pub fn promisee(&self) -> Owner {
+        Owner::Rc(self.id)
     }
 
     /// Decodes and checks in one go.

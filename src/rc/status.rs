@@ -123,6 +123,8 @@ pub enum Reason {
     NoEligibleNodes,
     /// Fewer nodes match than replicas are asked for.
     InsufficientNodes,
+    /// Nodes match, but too few of them have room for what the pod asks for; or a pod's node has no room for it.
+    InsufficientCapacity,
     /// Enough nodes match, but the pod's place on some is taken by a pod that is not this RC's.
     PlaceTaken,
     /// The farm is about to add or remove pods.

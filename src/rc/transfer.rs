@@ -14,14 +14,15 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer, request};
 use super::events;
-use super::plan::{Occupant, Place, RemoveReason, Standing, Step};
+use super::plan::{Occupant, Place, RemoveReason, Standing, Step, has_room};
 use super::status::{ConditionType, Reason, Transfer};
 use super::writes;
 use crate::farm::kind::{Next, ReconcileError};
 use crate::ids::NodeName;
-use crate::schedule::{Request, ScheduleError};
+use crate::schedule::ScheduleError;
+use crate::schedule::capacity::Booking;
 use crate::store::{Index, Op, key};
 use crate::time::backoff;
 
@@ -90,7 +91,8 @@ impl RcController {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
         let ready = self.world.standing(&transfer.old_node) == Standing::Ready;
-        if ready && look.eligible.contains(&transfer.old_node) {
+        let has_room = has_room(&look.spec, &self.world.rooms(), &old);
+        if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;
         }
         match transfer.new_node.clone() {
@@ -106,8 +108,9 @@ impl RcController {
 
     async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
         let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
-        let asked =
-            self.placement.scheduler.allocate_nodes(request(&look), &in_use, 1, true, transfer.id);
+        let in_use = &in_use | &self.without_room(&look);
+        let asked = request(&look.spec);
+        let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
             Ok(node) => node,
@@ -150,7 +153,7 @@ impl RcController {
         };
         let leaving = [transfer.old_node.clone()];
         let asked =
-            self.placement.scheduler.deallocate_nodes(request(&look), &leaving, transfer.id);
+            self.placement.scheduler.deallocate_nodes(request(&look.spec), &leaving, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         if let Err(error) = answer {
             if self.transfer_attempts < ATTEMPTS {
@@ -167,7 +170,18 @@ impl RcController {
             Step::Remove { place: old, pod, why: RemoveReason::Ineligible },
             Step::Add { place, intent },
         ];
+        let world = self.world.clone();
+        let turn = Self::turn(&world, &look, &steps).await;
+        let bookings = match writes::bookings(&look.spec, &steps, &world.rooms()) {
+            Ok(bookings) => bookings,
+            Err((node, lack)) => {
+                drop(turn);
+                let why = format!("on {node} the room is gone: {lack}");
+                return self.undo_transfer(look, &why).await;
+            }
+        };
         let mut ops: Vec<Op> = steps.iter().flat_map(|s| writes::ops(&look.spec, s)).collect();
+        ops.extend(bookings.iter().map(Booking::op));
         ops.extend(self.unlock_ops());
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
@@ -186,6 +200,7 @@ impl RcController {
         ];
         match self.commit(look.record_index, ops, status, records).await? {
             Written::At(index) => {
+                world.ledger.wrote(&bookings, index);
                 self.learn(&mut look, &steps, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
@@ -193,7 +208,10 @@ impl RcController {
                 Ok(Next::After(Duration::ZERO))
             }
             Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
-            Written::Refused => self.undo_transfer(look, "the swap keeps being refused").await,
+            Written::Refused => {
+                drop(turn);
+                self.undo_transfer(look, "the swap keeps being refused").await
+            }
         }
     }
 
@@ -216,7 +234,7 @@ impl RcController {
         let allocated: Vec<NodeName> =
             transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
         let asked =
-            self.placement.scheduler.deallocate_nodes(request(&look), &allocated, transfer.id);
+            self.placement.scheduler.deallocate_nodes(request(&look.spec), &allocated, transfer.id);
         if let Err(error) =
             timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
         {
@@ -255,11 +273,6 @@ impl RcController {
         info!(record = %self.id, attempts = self.transfer_attempts, why, "transfer: trying again");
         Next::After(pause)
     }
-}
-
-fn request(look: &Look) -> Request<'_> {
-    let spec = &look.spec;
-    Request { rc: spec.id, manifest: &spec.manifest, selector: &spec.node_selector }
 }
 
 /// The one node that was asked for; a scheduler may answer anything.

@@ -20,7 +20,9 @@ use crate::labels::{Labels, decode_labels};
 use crate::manifest::content_hash;
 use crate::node::Health;
 use crate::node::record::{NodeRecord, NodeState};
-use crate::schedule::{NodeLabels, NodeSource};
+use crate::schedule::capacity::{Fleet, Rooms};
+use crate::schedule::ledger::Capacities;
+use crate::schedule::{Ledger, NodeLabels, NodeSource};
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
 use crate::store::{Entry, Index, Prefix, Query, Reader, StoreError};
@@ -61,6 +63,12 @@ impl PodLabels {
     #[must_use]
     pub fn owner(&self, place: &Place) -> Option<RcId> {
         self.places.get(place).and_then(|seen| seen.rc)
+    }
+
+    /// ModifyIndex of the labels at a place, and the owner that they name.
+    #[must_use]
+    pub fn at(&self, place: &Place) -> Option<(Index, Option<RcId>)> {
+        self.places.get(place).map(|seen| (seen.index, seen.rc))
     }
 }
 
@@ -212,11 +220,14 @@ struct Said {
 
 /// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
 #[derive(Debug, Default, PartialEq)]
-pub struct NodeRecords(BTreeMap<NodeName, Said>);
+pub struct NodeRecords {
+    nodes: BTreeMap<NodeName, Said>,
+    capacities: Capacities,
+}
 
 impl NodeRecords {
     fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> Standing {
-        match self.0.get(node) {
+        match self.nodes.get(node) {
             Some(Said { gone_since: Some(since), .. }) if now >= *since + grace => Standing::Down,
             Some(Said { draining: true, .. }) => Standing::Draining,
             _ => Standing::Ready,
@@ -226,29 +237,41 @@ impl NodeRecords {
 
 impl Digest for NodeRecords {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let said = |entry: Entry| {
-            let node: NodeName = prefix.tail(&entry.key)?.parse().ok()?;
-            let record = NodeRecord::decode(&entry.value).ok()?;
+        let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
+        for entry in entries {
+            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
+                continue;
+            };
+            let node: NodeName = node;
+            let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
             let gone = record.session.is_some() && entry.session.is_none();
-            let since = old.0.get(&node).and_then(|said| said.gone_since);
+            let since = old.nodes.get(&node).and_then(|said| said.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
             let draining = record.state == NodeState::Draining;
-            Some((node, Said { draining, gone_since }))
-        };
-        NodeRecords(entries.into_iter().filter_map(said).collect())
+            if !record.capacity.is_zero() {
+                capacities.insert(node.clone(), record.capacity);
+            }
+            nodes.insert(node, Said { draining, gone_since });
+        }
+        let same = *old.capacities == capacities;
+        let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
+        NodeRecords { nodes, capacities }
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.nodes.len()
     }
 }
 
-/// The selector scheduler's view of the nodes.
-pub struct WatchedNodes(pub Arc<Tree<NodeTree>>);
-
-impl NodeSource for WatchedNodes {
+/// The built-in scheduler's view of the nodes.
+impl NodeSource for Arc<World> {
     fn node_labels(&self) -> Arc<NodeLabels> {
-        self.0.seen().value.labels.clone()
+        self.nodes.seen().value.labels.clone()
+    }
+
+    fn fleet(&self) -> Fleet {
+        let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
+        Fleet { labels, unfit, rooms: self.rooms() }
     }
 }
 
@@ -299,6 +322,10 @@ pub struct World {
     pub intents: Arc<Tree<Intents>>,
     /// `health/`
     pub health: Arc<Tree<Healths>>,
+    /// `rcfarm/allocations/`
+    pub ledger: Ledger,
+    /// Controllers that wait for room.
+    pub(super) waiting: Mutex<BTreeSet<RcId>>,
     book: Mutex<Book>,
     /// Held while pods and intents are read.
     reading: tokio::sync::Mutex<()>,
@@ -320,6 +347,8 @@ impl World {
             pods: Tree::new(reader.clone(), labels(LabelKind::Pod), Pace::RESYNC),
             intents: Tree::new(reader.clone(), key::intents(), Pace::RESYNC),
             health: Tree::new(reader.clone(), key::healths(), Pace::RESYNC),
+            ledger: Ledger::new(reader.clone()),
+            waiting: Mutex::default(),
             reader,
             book: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
@@ -472,7 +501,13 @@ impl World {
         let (seen, now) = (self.records.seen(), Instant::now());
         let unfit =
             |node: &&NodeName| seen.value.standing(node, now, self.node_grace) != Standing::Ready;
-        seen.value.0.keys().filter(unfit).cloned().collect()
+        seen.value.nodes.keys().filter(unfit).cloned().collect()
+    }
+
+    /// What the nodes have, and what of it is promised.
+    #[must_use]
+    pub fn rooms(&self) -> Rooms {
+        self.ledger.rooms(&self.records.seen().value.capacities)
     }
 
     /// When the next node counts as down, if none comes back.
@@ -480,7 +515,7 @@ impl World {
     pub fn next_down(&self) -> Option<Instant> {
         let (seen, now) = (self.records.seen(), Instant::now());
         let down_at =
-            seen.value.0.values().filter_map(|said| Some(said.gone_since? + self.node_grace));
+            seen.value.nodes.values().filter_map(|said| Some(said.gone_since? + self.node_grace));
         down_at.filter(|at| *at > now).min()
     }
 

@@ -8,6 +8,7 @@ use crate::ids::NodeName;
 use crate::labels::{Labels, encode_labels};
 use crate::manifest::content_hash;
 use crate::node::Health;
+use crate::schedule::capacity::{Booking, Books, Lack, Rooms};
 use crate::store::{Index, Limits, Op, key};
 
 /// Operations that every transaction of an owner has besides its pods': fence, record guard, status, audit.
@@ -91,15 +92,62 @@ pub fn ops(spec: &RcSpec, step: &Step) -> Vec<Op> {
     }
 }
 
+/// What one step changes of what its node has promised. Where the record cannot be read, a pod that is there is left
+/// as it is.
+fn book(books: &mut Books<'_>, spec: &RcSpec, step: &Step) -> Result<(), Lack> {
+    let (owner, want) = (spec.promisee(), spec.resources());
+    match step {
+        Step::Add { place, .. } => books.promise(&place.node, &place.pod, &owner, want),
+        Step::Remove { place, .. } => {
+            books.release(&place.node, &place.pod, &owner);
+            Ok(())
+        }
+        Step::Repair { place, .. } if books.room(&place.node).is_unreadable => Ok(()),
+        Step::Repair { place, why, .. } => {
+            if *why == Drift::PodIdChanged {
+                books.release(&place.node, &place.pod, &owner);
+            }
+            books.promise(&place.node, spec.manifest.id(), &owner, want)
+        }
+    }
+}
+
+/// What the steps of one transaction change of what nodes have promised. None, when the pods ask for nothing and were
+/// promised nothing.
+///
+/// # Errors
+/// The node that has no room for its pod any more.
+pub fn bookings(
+    spec: &RcSpec,
+    steps: &[Step],
+    rooms: &Rooms,
+) -> Result<Vec<Booking>, (NodeName, Lack)> {
+    let mut books = Books::on(rooms);
+    for step in steps {
+        let booked = book(&mut books, spec, step);
+        booked.map_err(|lack| (step.place().node.clone(), lack))?;
+    }
+    Ok(books.bookings())
+}
+
 /// How many of `steps` go into the next transaction; 0 when not even one fits.
 #[must_use]
-pub fn fitting(spec: &RcSpec, steps: &[Step], limits: Limits) -> usize {
+pub fn fitting(spec: &RcSpec, steps: &[Step], limits: Limits, rooms: &Rooms) -> usize {
     let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
+    let mut books = Books::on(rooms);
+    let mut booked: BTreeMap<NodeName, usize> = BTreeMap::new();
     let fits = |step: &&Step| {
         let ops = ops(spec, step);
         count += ops.len();
         bytes += ops.iter().map(Op::body_bytes).sum::<usize>();
-        count <= limits.ops && bytes <= limits.bytes
+        let node = &step.place().node;
+        // What does not fit any more is found out when it is written.
+        if book(&mut books, spec, step).is_ok()
+            && let Some(booking) = books.booking(node)
+        {
+            booked.insert(node.clone(), booking.op().body_bytes());
+        }
+        count + booked.len() <= limits.ops && bytes + booked.values().sum::<usize>() <= limits.bytes
     };
     steps.iter().take_while(fits).count()
 }

@@ -1,10 +1,13 @@
-//! The `Scheduler` trait, p2's three verbs, and its implementations: by label selector, and over HTTP.
+//! The `Scheduler` trait, p2's three verbs and one for gangs, and its implementations: the built-in one, by label
+//! selector and room, and one over HTTP.
 //!
-//! A scheduler says *where* pods of a controller may run. It does not write: the controller does, under its
-//! fence. Keys read: `labels/node/` (the selector scheduler). Keys written: none.
+//! A scheduler says *where* pods may run. It does not write: the controller does, under its fence, and promises in the
+//! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.
+//! Keys read: `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`. Keys written: none.
 
 pub mod capacity;
 mod discovery;
+pub mod ledger;
 mod remote;
 mod selector;
 
@@ -15,10 +18,11 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
+pub use ledger::Ledger;
 pub use remote::RemoteScheduler;
 pub use selector::{NodeLabels, NodeSource, SelectorScheduler};
 
-use self::capacity::{Decision, Gang};
+use self::capacity::{Decision, Gang, Packing};
 use crate::ids::{NodeName, RcId};
 use crate::labels::Selector;
 use crate::manifest::Manifest;
@@ -32,6 +36,8 @@ pub struct Request<'a> {
     pub manifest: &'a Manifest,
     /// Where it may run.
     pub selector: &'a Selector,
+    /// Which of several nodes with room is taken first.
+    pub packing: Packing,
 }
 
 /// Nodes in name order. Shared, because thousands of controllers often use one selector.

@@ -1,4 +1,4 @@
-//! The scheduler that goes by labels alone: a node is eligible when the controller's selector matches its labels.
+//! The built-in scheduler: a node is eligible when the selector matches its labels, and is given when it has room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use uuid::Uuid;
 
+use super::capacity::{self, Decision, Fleet, Gang, ranked};
 use super::{Nodes, Request, ScheduleError, Scheduler};
 use crate::ids::NodeName;
 use crate::labels::Labels;
@@ -17,10 +18,13 @@ pub struct NodeLabels {
     pub nodes: BTreeMap<NodeName, Labels>,
 }
 
-/// Where the labels come from. The same `Arc` means that nothing has changed.
+/// Where what is known of the nodes comes from.
 pub trait NodeSource: Send + Sync + 'static {
-    /// The labels as last seen.
+    /// The labels as last seen. The same `Arc` means that nothing has changed.
     fn node_labels(&self) -> Arc<NodeLabels>;
+
+    /// Everything, as last seen.
+    fn fleet(&self) -> Fleet;
 }
 
 /// See the module.
@@ -73,7 +77,7 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
     }
 
     /// Nothing is reserved: the first matching nodes by name that are not in use, so a repeated call gives the
-    /// same ones while nothing changes.
+    /// same ones while nothing changes. Of a controller that asks for resources, those with room, by its packing.
     async fn allocate_nodes(
         &self,
         request: Request<'_>,
@@ -83,12 +87,31 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
         _token: Uuid,
     ) -> Result<Vec<NodeName>, ScheduleError> {
         let nodes = self.matching(request);
-        let free: Vec<NodeName> = nodes.difference(current).take(count).cloned().collect();
+        let want = request.manifest.resources();
+        let free = nodes.difference(current);
+        let free: Vec<NodeName> = if want.is_zero() {
+            free.take(count).cloned().collect()
+        } else {
+            let rooms = self.source.fleet().rooms;
+            let with_room = free
+                .map(|node| (node, rooms.of(node)))
+                .filter(|(_, room)| room.lack(request.manifest.id(), want).is_none());
+            let salt = request.rc.to_string();
+            ranked(want, request.packing, &salt, with_room)
+                .into_iter()
+                .take(count)
+                .cloned()
+                .collect()
+        };
         if free.len() < count {
             let found = free.len();
             let selector = request.selector;
+            let room = match want.is_zero() {
+                true => String::new(),
+                false => format!(" and have room for {want}"),
+            };
             return Err(ScheduleError::Exhausted(format!(
-                "{found} of {count} free nodes match {selector}"
+                "{found} of {count} free nodes match {selector}{room}"
             )));
         }
         Ok(free)
@@ -101,5 +124,8 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
         _token: Uuid,
     ) -> Result<(), ScheduleError> {
         Ok(())
+    }
+    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
+        Ok(capacity::place(gang, &self.source.fleet()))
     }
 }

@@ -330,6 +330,10 @@ pub fn audit_log(id: Uuid) -> Key {
 /// moved. It stands here because it shares our prefix, although it is no key.
 pub const MIN_HEALTH_LABEL: &str = "rcfarm/min_health";
 
+/// The label of a replication controller that says which of several nodes with room is taken first: `spread` (the
+/// default) or `bin-pack`. It means something when the manifest asks for resources.
+pub const PACKING_LABEL: &str = "rcfarm/packing";
+
 /// `rcfarm/layout`
 #[must_use]
 pub fn layout() -> Key {

@@ -12,6 +12,7 @@ use rcfarm::farm::{Farm, FarmSettings, Ground, NODE_GRACE, SessionSettings};
 use rcfarm::ids::RcId;
 use rcfarm::labels::Selector;
 use rcfarm::manifest::Manifest;
+use rcfarm::schedule::capacity::Packing;
 use rcfarm::schedule::{NoDiscovery, RemoteScheduler, Request, ScheduleError, Scheduler};
 use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store, key};
 use rcfarm::time::{IdSource, SystemClock};
@@ -42,7 +43,8 @@ async fn a_repeated_call_gets_the_same_machines() {
     let scheduler = serve(&fleet).await;
     let (manifest, selector) = (Manifest::parse("id: web").unwrap(), "role=web".parse().unwrap());
     let rc = RcId(Uuid::from_u128(1));
-    let request = Request { rc, manifest: &manifest, selector: &selector };
+    let request =
+        Request { rc, manifest: &manifest, selector: &selector, packing: Packing::Spread };
     let eligible = scheduler.eligible_nodes(request).await.unwrap();
     assert_eq!(eligible.iter().map(|node| node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
 

@@ -1,7 +1,8 @@
 //! Reads what is known of nodes: `rcfarm/nodes/` and `labels/node/`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -10,10 +11,12 @@ use crate::cli::console::Console;
 use crate::cli::failure::failure;
 use crate::ids::{NodeName, SessionId};
 use crate::labels::{Labels, Selector, decode_labels};
+use crate::manifest::Resources;
 use crate::node::record::{NodeRecord, NodeState};
 use crate::rc::plan::Standing;
+use crate::schedule::capacity::{Allocations, Room, Rooms};
 use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Key, Prefix, Query};
+use crate::store::{Entry, Index, Key, Prefix, Query};
 
 /// A node's state in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -158,17 +161,51 @@ fn standing_of(record: &NodeRecord, entry: &Entry) -> Standing {
     }
 }
 
-/// The nodes of `rcfarm/nodes/` that are not ready.
-pub(in crate::cli) async fn standings(
-    console: &Console,
-) -> anyhow::Result<BTreeMap<NodeName, Standing>> {
-    let prefix = key::nodes();
-    let entries = by_node(&prefix, console.store.list(&prefix, Query::PLAIN).await?.value);
-    let unfit = |(name, entry): (NodeName, Entry)| {
-        let standing = standing_of(&NodeRecord::decode(&entry.value).ok()?, &entry);
-        (standing != Standing::Ready).then_some((name, standing))
+/// What nodes are fit for, besides their labels.
+pub(in crate::cli) struct Fitness {
+    /// Those that are not ready.
+    pub(in crate::cli) standings: BTreeMap<NodeName, Standing>,
+    /// What they have, and what of it is promised.
+    pub(in crate::cli) rooms: Rooms,
+}
+
+/// Reads `rcfarm/nodes/` and `rcfarm/allocations/`.
+pub(in crate::cli) async fn fitness(console: &Console) -> anyhow::Result<Fitness> {
+    let (nodes, promises) = (key::nodes(), key::allocations());
+    let records = by_node(&nodes, console.store.list(&nodes, Query::PLAIN).await?.value);
+    let promises = by_node(&promises, console.store.list(&promises, Query::PLAIN).await?.value);
+    Ok(fitness_of(&records, &promises))
+}
+
+/// The same of what was read.
+pub(in crate::cli) fn fitness_of(
+    records: &BTreeMap<NodeName, Entry>,
+    promises: &BTreeMap<NodeName, Entry>,
+) -> Fitness {
+    let mut standings = BTreeMap::new();
+    let mut capacities: BTreeMap<NodeName, Resources> = BTreeMap::new();
+    for (name, entry) in records {
+        let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
+        let standing = standing_of(&record, entry);
+        if standing != Standing::Ready {
+            standings.insert(name.clone(), standing);
+        }
+        capacities.insert(name.clone(), record.capacity);
+    }
+    let names: BTreeSet<&NodeName> = capacities.keys().chain(promises.keys()).collect();
+    let room = |name: &NodeName| {
+        let entry = promises.get(name);
+        let record =
+            entry.map_or_else(|| Ok(Allocations::default()), |e| Allocations::decode(&e.value));
+        Arc::new(Room {
+            capacity: capacities.get(name).cloned().unwrap_or_default(),
+            is_unreadable: record.is_err(),
+            promised: record.unwrap_or_default(),
+            index: entry.map_or(Index::ZERO, |entry| entry.modify_index),
+        })
     };
-    Ok(entries.into_iter().filter_map(unfit).collect())
+    let rooms = names.into_iter().map(|name| (name.clone(), room(name))).collect();
+    Fitness { standings, rooms }
 }
 
 /// Every node that has a record or labels.
@@ -188,7 +225,7 @@ pub(super) async fn all(console: &Console) -> anyhow::Result<BTreeMap<NodeName, 
     Ok(nodes)
 }
 
-fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
+pub(in crate::cli) fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
     let named = |entry: Entry| Some((prefix.tail(&entry.key)?.parse().ok()?, entry));
     entries.into_iter().filter_map(named).collect()
 }

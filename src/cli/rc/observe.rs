@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::find::Found;
 use crate::cli::console::Console;
-use crate::cli::node::observe::standings;
+use crate::cli::node::observe::{Fitness, fitness};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::node::Health;
@@ -13,6 +13,7 @@ use crate::rc::plan::{
 };
 use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
+use crate::schedule::capacity::Rooms;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Query};
 
@@ -30,8 +31,8 @@ pub(super) struct Seen {
     pub(super) status: Option<RcStatus>,
     /// Somebody holds the record's mutation or transfer lock.
     pub(super) lock_held: bool,
-    /// Nodes that are being emptied, or whose agent is gone.
-    standings: BTreeMap<NodeName, Standing>,
+    /// What nodes are fit for, besides their labels.
+    fitness: Fitness,
     /// The controller's own labels, which declare its minimum health.
     labels: Option<Entry>,
 }
@@ -90,7 +91,7 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
     let status = console.get(&key::rc_status(found.id)).await?;
     Ok(Seen {
         labels: console.get(&key::rc_labels(found.id)).await?,
-        standings: standings(console).await?,
+        fitness: fitness(console).await?,
         occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
         pods: own.iter().map(pod).collect(),
         status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
@@ -103,7 +104,12 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
 impl Seen {
     /// What a node is fit for, besides its labels.
     pub(super) fn standing(&self, node: &NodeName) -> Standing {
-        self.standings.get(node).copied().unwrap_or(Standing::Ready)
+        self.fitness.standings.get(node).copied().unwrap_or(Standing::Ready)
+    }
+
+    /// What the nodes have, and what of it is promised.
+    pub(super) fn rooms(&self) -> &Rooms {
+        &self.fitness.rooms
     }
 
     /// `spec` with what the controller's own labels declare.
@@ -127,6 +133,7 @@ impl Seen {
             eligible: &self.eligible,
             standing: &|node| self.standing(node),
             occupant: &occupant,
+            rooms: self.rooms(),
             trust: Trust::Full,
             transfer: TransferConditions {
                 under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),

@@ -13,7 +13,9 @@ use crate::cli::output::{age, fields};
 use crate::farm::records::Presence;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::{Labels, Selector, decode_labels};
-use crate::rc::plan::{Drift, Occupant, Plan, RemoveReason, Standing, Step, TransferPlan};
+use crate::rc::plan::{
+    Drift, Occupant, Place, Plan, RemoveReason, Standing, Step, TransferPlan, has_room,
+};
 use crate::rc::spec::{RcSpec, check_count};
 use crate::store::{Query, key};
 
@@ -84,6 +86,7 @@ fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {
     let leaves = |node: &NodeName| match seen.standing(node) {
         Standing::Down => "its node is down",
         Standing::Draining => "its node is draining",
+        Standing::Ready if seen.eligible.contains(node) => "its node has no room for it",
         Standing::Ready => "its node is not eligible",
     };
     let step = |step: &Step| {
@@ -117,6 +120,7 @@ fn repair_words(why: Drift) -> &'static str {
         Drift::IntentMissing => "its intent is missing",
         Drift::IntentDiffers => "its intent is not the record's manifest",
         Drift::LabelsDiffer => "a label of the record is missing or differs",
+        Drift::PromiseDiffers => "its node has not promised it what the manifest asks for",
         Drift::PodIdChanged => "the manifest has another id now",
     }
 }
@@ -184,6 +188,8 @@ enum UnfitReason {
     Down,
     /// A pod of the same id stands there and is not the controller's.
     PlaceTaken,
+    /// It has too little room for what the pod asks for.
+    InsufficientCapacity,
     /// Its labels do not match.
     NotMatching,
 }
@@ -322,8 +328,8 @@ fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
     words
 }
 
-/// The nodes that cannot take a pod, and why: those first that match and are not ready, then those where the place
-/// is taken.
+/// The nodes that cannot take a pod, and why: those first that match and are not ready, then those without room, then
+/// those where the place is taken.
 fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.standing(node) {
@@ -350,11 +356,24 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
         let reason = UnfitReason::PlaceTaken;
         ready(node).then(|| Unfit { node: node.clone(), reason, why })
     });
+    let roomless = seen.eligible.iter().filter(|node| ready(node)).filter_map(|node| {
+        let own = seen.pods.keys().find(|place| place.node == *node).cloned();
+        let place = own
+            .clone()
+            .unwrap_or_else(|| Place { node: node.clone(), pod: spec.manifest.id().clone() });
+        if has_room(spec, seen.rooms(), &place) {
+            return None;
+        }
+        let lack = seen.rooms().of(node).lack(&place.pod, spec.resources())?;
+        let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
+        let why = format!("matches, but has no room: {lack}{pod}");
+        Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })
+    });
     let unmatched = seen.nodes.iter().filter_map(|(node, labels)| {
         let why = spec.node_selector.explain(labels)?;
         Some(Unfit { node: node.clone(), reason: UnfitReason::NotMatching, why })
     });
-    unready.chain(taken).chain(unmatched).collect()
+    unready.chain(roomless).chain(taken).chain(unmatched).collect()
 }
 
 fn owner_words(id: RcId) -> String {

@@ -91,6 +91,14 @@ impl<'a> Books<'a> {
         }
     }
 
+    /// What the changes so far do to a node; `None`: nothing.
+    #[must_use]
+    pub fn booking(&self, node: &NodeName) -> Option<Booking> {
+        let room = self.touched.get(node)?.clone();
+        let is_change = room.promised != self.seen.of(node).promised;
+        Some(Booking { node: node.clone(), room, is_change })
+    }
+
     fn touch(&mut self, node: &NodeName) -> &mut Room {
         let seen = self.seen;
         self.touched.entry(node.clone()).or_insert_with(|| seen.of(node).clone())
@@ -98,12 +106,8 @@ impl<'a> Books<'a> {
 
     /// One booking per node that was touched, in the order of their names.
     #[must_use]
-    pub fn bookings(self) -> Vec<Booking> {
-        let booking = |(node, room): (NodeName, Room)| {
-            let is_change = room.promised != self.seen.of(&node).promised;
-            Booking { node, room, is_change }
-        };
-        self.touched.into_iter().map(booking).collect()
+    pub fn bookings(&self) -> Vec<Booking> {
+        self.touched.keys().filter_map(|node| self.booking(node)).collect()
     }
 }
 

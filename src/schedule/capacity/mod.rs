@@ -6,6 +6,7 @@
 //! | [`room`] | one node: what is free, why something does not fit, promises and releases |
 //! | [`books`] | changes of several nodes that go into one transaction |
 //! | [`gang`], [`place`] | pods that are placed together or not at all |
+//! | [`leaks`] | promises that no pod has any more |
 //!
 //! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that
 //! writes the pods. The operation is a CAS on the node's record, so any number of farms may place at once and a
@@ -50,13 +51,15 @@
 
 pub mod books;
 pub mod gang;
+pub mod leaks;
 pub mod place;
 pub mod record;
 pub mod room;
 
 pub use books::{Booking, Books, Rooms};
 pub use gang::{Decision, Fleet, Gang, Packing, Placement, Task, Wait, WaitReason};
-pub use place::place;
+pub use leaks::{Leak, freeing, leaks};
+pub use place::{place, ranked};
 pub use record::{Allocation, Allocations, Owner};
 pub use room::{Lack, Room, Short};
 

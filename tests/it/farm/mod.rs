@@ -1,5 +1,6 @@
 //! Farms on the model of Consul, in virtual time: what p2's own tests assert (`p2.md` §5), and what they never did.
 
+mod capacity;
 mod cluster;
 mod faults;
 mod nodes;
