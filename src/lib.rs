@@ -10,6 +10,7 @@
 //! | [`farm`] | the daemon: session keeper, claims, supervision of the tasks |
 //! | [`rc`] | replication controllers: record, plan, controller |
 //! | [`queue`], [`pod_group`] | who may use how much, and pods that start together: records, machines |
+//! | [`ordering`] | who is admitted next and where it goes: the scheduler's record, plan, controller |
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |
@@ -35,6 +36,7 @@ pub mod ids;
 pub mod labels;
 pub mod manifest;
 pub mod node;
+pub mod ordering;
 pub mod pod_group;
 pub mod queue;
 pub mod rc;

@@ -114,6 +114,12 @@ pub struct Placement {
     pub state: PlacementState,
     /// By task, the node of each index; `None`: that member has none.
     pub members: BTreeMap<String, Vec<Option<NodeName>>>,
+    /// What a member of each task asks for. A record that is changed meanwhile counts from the next round on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub asks: BTreeMap<String, Amounts>,
+    /// While it is being given back: the group's phase once that is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub then: Option<Phase>,
 }
 
 impl Placement {
@@ -123,6 +129,16 @@ impl Placement {
             let nodes = (0u32..).zip(nodes);
             nodes.filter_map(move |(n, node)| Some((task.as_str(), n, node.as_ref()?)))
         })
+    }
+
+    /// What the queue is charged for the members that have a node.
+    #[must_use]
+    pub fn charge(&self) -> Amounts {
+        let nothing = Amounts::default();
+        let of = |(task, count): (&str, u32)| {
+            Amounts::of_pods(self.asks.get(task).unwrap_or(&nothing), count.into())
+        };
+        Amounts::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
     }
 
     /// How many members of each task have a node.

@@ -1,0 +1,404 @@
+//! What the known groups have become since the last pass, before anybody new is looked at. Pure.
+//!
+//! Here stands everything that a later owner does with what an earlier one left: a place that was decided and not yet
+//! promised by every node is rolled forward, or back when a node has no room after all.
+
+use super::placing::{
+    Change, Known, Member, StoredGroup, book, fitted, held, members, missing, nodes_of, parts,
+};
+use super::plan::{Candidate, Pass};
+use crate::pod_group::machine::{Order, Seen, next};
+use crate::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec};
+use crate::pod_group::status::{Phase, Placement, PlacementState, PodGroupStatus, Reason};
+use crate::queue::amounts::Amounts;
+use crate::queue::spec::BadField;
+
+impl<'a> Pass<'a> {
+    /// Goes through all groups; those that want a place come back.
+    pub(super) fn settle_all(&mut self) -> Vec<Candidate<'a>> {
+        let seen = self.seen;
+        let mut candidates = Vec::new();
+        // What is being reserved is spoken for before anything else is placed.
+        let mine: Vec<(&GroupId, &Known)> =
+            seen.statuses.iter().filter(|(_, known)| self.is_mine(known)).collect();
+        for (id, known) in &mine {
+            if self.state_of(known) == Some(PlacementState::Reserving) {
+                self.roll_forward(id, known);
+            }
+        }
+        for (id, known) in mine {
+            let group = seen.groups.get(id).map(|group| &**group);
+            let group = group.filter(|group| group.created == known.status.of);
+            match self.state_of(known) {
+                Some(PlacementState::Reserving) => {}
+                Some(PlacementState::Releasing) => self.roll_back(id, known, group),
+                _ => match group {
+                    Some(group) => candidates.extend(self.keep(id, known, group)),
+                    None => self.forget(id, known),
+                },
+            }
+        }
+        for (id, group) in seen.groups.iter().filter(|(id, _)| !seen.statuses.contains_key(*id)) {
+            match &group.record {
+                Ok(record) if self.orders(&record.spec.queue) => {
+                    candidates.push(self.candidate(id, group, record, None));
+                }
+                Err(bad) if self.is_default() => self.say_invalid(id, None, group, bad),
+                _ => {}
+            }
+        }
+        candidates
+    }
+
+    fn state_of(&self, known: &Known) -> Option<PlacementState> {
+        known.status.placement.as_ref().map(|placement| placement.state)
+    }
+
+    fn orders(&self, queue: &crate::ids::QueueName) -> bool {
+        self.seen.queues.scheduler(queue) == *self.seen.me
+    }
+
+    fn is_default(&self) -> bool {
+        self.seen.me.as_str() == crate::queue::spec::DEFAULT_SCHEDULER
+    }
+
+    /// Whether the group is this scheduler's to work on: it stays that of the queue in which it is counted.
+    fn is_mine(&self, known: &Known) -> bool {
+        match &known.status.queue {
+            Some(queue) => self.orders(queue),
+            None => self.is_default(),
+        }
+    }
+
+    fn candidate(
+        &self,
+        id: &'a GroupId,
+        group: &'a StoredGroup,
+        record: &'a PodGroupRecord,
+        known: Option<&'a Known>,
+    ) -> Candidate<'a> {
+        let admitted = known.is_some_and(|known| known.status.phase.is_admitted());
+        // The queue of an admitted group is the one that is charged, whatever its record says by now.
+        let charged = known.filter(|_| admitted).and_then(|known| known.status.queue.clone());
+        let queue = charged.unwrap_or_else(|| record.spec.queue.clone());
+        Candidate { id, queue, group, record, known, admitted }
+    }
+
+    /// What an earlier group of the name, or a deleted one, holds is given back, and then its status goes.
+    fn forget(&mut self, id: &'a GroupId, known: &'a Known) {
+        if !self.seen.may_forget {
+            return;
+        }
+        let Some(place) = &known.status.placement else {
+            return self.drop_status(id, known, Vec::new());
+        };
+        let all = members(id, place);
+        if nodes_of(&all).len() <= self.seen.bounds.nodes {
+            return self.drop_status(id, known, all);
+        }
+        self.begin_release(id, known, (*known.status).clone(), Phase::Pending, Reason::Releasing);
+    }
+
+    fn drop_status(&mut self, id: &GroupId, known: &Known, release: Vec<Member>) {
+        self.give_back(id, &known.status, &release);
+        let before = Some(known.clone());
+        let change = Change { id: id.clone(), before, after: None, release, promise: Vec::new() };
+        self.plan.changes.push(change);
+        // A new group of the name is looked at once the old one is forgotten.
+        self.plan.more |= self.seen.groups.contains_key(id);
+    }
+
+    /// Books a release on the working copies: nodes and queue.
+    fn give_back(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[Member]) {
+        // Only promises can fail.
+        let _ = book(&mut self.fleet, id, release, &[]);
+        if let Some(queue) = status.queue.as_ref().filter(|_| status.phase.is_admitted()) {
+            self.plan.usage.discharge(self.seen.queues, queue, &status.charged);
+        }
+    }
+
+    /// Says that a large place is given back; until that is done, nothing of the group starts and its queue stays
+    /// charged.
+    fn begin_release(
+        &mut self,
+        id: &GroupId,
+        known: &Known,
+        mut after: PodGroupStatus,
+        then: Phase,
+        reason: Reason,
+    ) {
+        let message = std::mem::take(&mut after.message);
+        if let Some(place) = &mut after.placement {
+            (place.state, place.then) = (PlacementState::Releasing, Some(then));
+        }
+        after.say(known.status.phase, reason, message, self.seen.now);
+        self.plan.changes.push(Change::of_status(id, Some(known), after));
+        self.plan.more = true;
+    }
+
+    /// Takes back what is still promised, in parts; when nothing is, the group goes on.
+    fn roll_back(&mut self, id: &'a GroupId, known: &'a Known, group: Option<&'a StoredGroup>) {
+        let Some(place) = &known.status.placement else { return };
+        let rest = held(&self.fleet.rooms, id, members(id, place));
+        let parts = parts(rest, self.seen.bounds.nodes);
+        if !parts.is_empty() {
+            self.plan.more = true;
+            for part in parts {
+                // Their room is free for others once the whole is done.
+                let mut change = Change::of_status(id, Some(known), (*known.status).clone());
+                change.release = part;
+                self.plan.changes.push(change);
+            }
+            return;
+        }
+        if group.is_none() && self.seen.may_forget {
+            return self.drop_status(id, known, Vec::new());
+        }
+        let then = place.then.unwrap_or(Phase::Pending);
+        let mut after = (*known.status).clone();
+        after.placement = None;
+        if !then.is_admitted() {
+            self.give_back(id, &known.status, &[]);
+            after.charged = Amounts::default();
+        }
+        let (reason, message) = (after.reason, std::mem::take(&mut after.message));
+        let reason = if reason == Reason::Releasing { Reason::AsDesired } else { reason };
+        after.say(then, reason, message, self.seen.now);
+        self.plan.changes.push(Change::of_status(id, Some(known), after));
+        self.plan.more = true;
+    }
+
+    /// Has the nodes promise what was decided, in parts; when all do, the gang may start. If one has no room after
+    /// all, or the group is not the same any more, all is given back.
+    fn roll_forward(&mut self, id: &'a GroupId, known: &'a Known) {
+        let Some(place) = &known.status.placement else { return };
+        let group = self.seen.groups.get(id).filter(|group| group.created == known.status.of);
+        let record = group.and_then(|group| group.record.as_ref().ok());
+        if group.is_none() && !self.seen.may_forget {
+            return;
+        }
+        if !record.is_some_and(|record| self.still_wanted(id, known, &record.spec)) {
+            let after = (*known.status).clone();
+            let then = if group.is_some() { Phase::Inqueue } else { Phase::Pending };
+            return self.begin_release(id, known, after, then, Reason::Releasing);
+        }
+        let rest = missing(&self.seen.fleet.rooms, id, members(id, place));
+        if rest.is_empty() {
+            let mut after = (*known.status).clone();
+            if let Some(place) = &mut after.placement {
+                place.state = PlacementState::Bound;
+            }
+            (after.place_by, after.sent_back) = (None, 0);
+            after.say(after.phase, Reason::AsDesired, String::new(), self.seen.now);
+            self.plan.changes.push(Change::of_status(id, Some(known), after));
+            return;
+        }
+        if let Err(lack) = book(&mut self.fleet, id, &[], &rest) {
+            let mut after = (*known.status).clone();
+            after.message = lack;
+            return self.begin_release(id, known, after, Phase::Inqueue, Reason::ReservationFailed);
+        }
+        self.plan.more = true;
+        for part in parts(rest, self.seen.bounds.nodes) {
+            let mut change = Change::of_status(id, Some(known), (*known.status).clone());
+            change.promise = part;
+            self.plan.changes.push(change);
+        }
+    }
+
+    fn still_wanted(&self, id: &GroupId, known: &Known, spec: &PodGroupSpec) -> bool {
+        let Some(place) = &known.status.placement else { return false };
+        let (kept, lost) = fitted(id, spec, place);
+        spec.hold.is_none()
+            && spec.round == known.status.round
+            && lost.is_empty()
+            && kept.members.len() == place.members.len()
+            && kept.members.iter().all(|(task, nodes)| place.members.get(task) == Some(nodes))
+    }
+
+    /// A group whose record stands, with a whole place or none. It comes back if it wants one.
+    fn keep(
+        &mut self,
+        id: &'a GroupId,
+        known: &'a Known,
+        group: &'a StoredGroup,
+    ) -> Option<Candidate<'a>> {
+        let status = &*known.status;
+        let record = match &group.record {
+            Ok(record) => record,
+            Err(bad) => {
+                self.say_invalid(id, Some(known), group, bad);
+                return None;
+            }
+        };
+        let spec = &record.spec;
+        let order = self.order(status, record);
+        if order == Order::Keep && status.phase == Phase::Pending {
+            return Some(self.candidate(id, group, record, Some(known)));
+        }
+        let phase = next(status.phase, order, self.counts(status, record, order));
+        let mut after = status.clone();
+        after.members = record.members;
+        if order == Order::Again {
+            after.round = spec.round;
+            after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
+            after.place_by = phase.is_admitted().then(|| self.timeout(spec));
+            after.say(status.phase, Reason::AsDesired, String::new(), self.seen.now);
+            self.leave(id, known, after, phase);
+            return None;
+        }
+        if order == Order::SendBack {
+            let after = match &spec.hold {
+                Some(hold) => {
+                    after.say(status.phase, hold.reason, hold.message.clone(), self.seen.now);
+                    after
+                }
+                None => self.sent_back(after, spec),
+            };
+            self.leave(id, known, after, phase);
+            return None;
+        }
+        if !phase.is_admitted() {
+            if phase != status.phase {
+                after.say(status.phase, Reason::AsDesired, String::new(), self.seen.now);
+                self.leave(id, known, after, phase);
+            }
+            return None;
+        }
+        let Some(place) = &status.placement else {
+            if let Some(until) = status.place_by {
+                self.due(until);
+            }
+            return Some(self.candidate(id, group, record, Some(known)));
+        };
+        self.adjust(id, known, spec, place, phase);
+        None
+    }
+
+    fn order(&self, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
+        let (spec, members) = (&record.spec, &record.members);
+        let alive = members.bound + members.running + members.releasing;
+        let late = status.placement.is_none()
+            && status.phase.is_admitted()
+            && status.place_by.is_some_and(|until| until <= self.seen.now);
+        // Nobody pulls the place away under pods: the owner removes them first.
+        let held = spec.hold.is_some() && alive == 0 && status.phase.is_admitted();
+        match () {
+            () if held || late => Order::SendBack,
+            () if spec.round > status.round && status.phase != Phase::Pending => Order::Again,
+            () => Order::Keep,
+        }
+    }
+
+    fn counts(&self, status: &PodGroupStatus, record: &PodGroupRecord, order: Order) -> Seen {
+        if order == Order::Again {
+            return Seen::TooFew;
+        }
+        let least: u32 = record.spec.least().values().sum();
+        let placed: u32 = status.placement.as_ref().map_or(0, |p| p.counts().values().sum());
+        let stranded = placed < least && record.members.pending > 0;
+        Seen::of(&record.members, least, stranded)
+    }
+
+    /// Gives the place back and goes to `phase`; a large place in several steps.
+    fn leave(&mut self, id: &GroupId, known: &Known, mut after: PodGroupStatus, phase: Phase) {
+        let release = known.status.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
+        if nodes_of(&release).len() > self.seen.bounds.nodes {
+            let reason =
+                if after.reason == Reason::AsDesired { Reason::Releasing } else { after.reason };
+            return self.begin_release(id, known, after, phase, reason);
+        }
+        after.placement = None;
+        if phase.is_admitted() {
+            let _ = book(&mut self.fleet, id, &release, &[]);
+        } else {
+            self.give_back(id, &known.status, &release);
+            after.charged = Amounts::default();
+        }
+        let (reason, message) = (after.reason, std::mem::take(&mut after.message));
+        after.say(phase, reason, message, self.seen.now);
+        let mut change = Change::of_status(id, Some(known), after);
+        change.release = release;
+        self.plan.changes.push(change);
+        self.plan.more = true;
+    }
+
+    /// Follows a changed record: members that it wants no more give their place up, new ones have none yet.
+    fn adjust(
+        &mut self,
+        id: &GroupId,
+        known: &Known,
+        spec: &PodGroupSpec,
+        place: &Placement,
+        phase: Phase,
+    ) {
+        let (mut kept, mut lost) = fitted(id, spec, place);
+        if let Some(part) = parts(lost.clone(), self.seen.bounds.nodes).into_iter().next()
+            && part.len() < lost.len()
+        {
+            // The rest follows in the next pass; until then it stays in the placement.
+            kept = place.clone();
+            let gone = |task: &str, n: usize| {
+                let pod = u32::try_from(n)
+                    .ok()
+                    .and_then(|n| PodGroupSpec::pod_id(&id.name, task, n).ok());
+                part.iter().any(|member| Some(&member.pod) == pod.as_ref())
+            };
+            for (task, nodes) in &mut kept.members {
+                nodes
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(n, _)| gone(task, *n))
+                    .for_each(|(_, slot)| *slot = None);
+            }
+            lost = part;
+            self.plan.more = true;
+        }
+        let mut after = (*known.status).clone();
+        if kept != *place {
+            let _ = book(&mut self.fleet, id, &lost, &[]);
+            if let Some(queue) = &after.queue {
+                self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
+                after.charged = kept.charge();
+                self.plan.usage.charge(self.seen.queues, queue, &after.charged);
+            }
+            after.placement = Some(kept);
+        }
+        if phase != after.phase || phase == Phase::Unknown {
+            let reason =
+                if phase == Phase::Unknown { Reason::MembersLost } else { Reason::AsDesired };
+            let record = self.seen.groups.get(id).and_then(|group| group.record.as_ref().ok());
+            after.members = record.map(|record| record.members).unwrap_or_default();
+            after.say(phase, reason, String::new(), self.seen.now);
+        }
+        if after != *known.status {
+            let mut change = Change::of_status(id, Some(known), after);
+            change.release = lost;
+            self.plan.changes.push(change);
+        }
+    }
+
+    /// A record that breaks a rule is said so and left as it is: what runs goes on.
+    fn say_invalid(
+        &mut self,
+        id: &GroupId,
+        known: Option<&Known>,
+        group: &StoredGroup,
+        bad: &[BadField],
+    ) {
+        let mut after = known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
+        if known.is_none() {
+            (after.of, after.since) = (group.created, group.created);
+        }
+        let has_no_place = after.placement.is_none() && after.phase.is_admitted();
+        if has_no_place {
+            self.give_back(id, &after, &[]);
+            (after.charged, after.place_by) = (Amounts::default(), None);
+        }
+        let phase = if has_no_place { Phase::Pending } else { after.phase };
+        after.say(phase, Reason::InvalidRecord, BadField::list(bad), self.seen.now);
+        if known.is_none_or(|known| *known.status != after) {
+            self.plan.says.push(Change::of_status(id, known, after));
+        }
+    }
+}
