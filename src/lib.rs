@@ -28,11 +28,13 @@
 
 pub mod audit;
 pub mod cli;
+pub mod command;
 pub mod consul;
 pub mod embedded;
 pub mod farm;
 pub mod http;
 pub mod ids;
+pub mod job;
 pub mod labels;
 pub mod manifest;
 pub mod node;

@@ -11,6 +11,8 @@ use uuid::Uuid;
 use crate::ids::{
     BadName, FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId, check_segment,
 };
+=======
+use crate::ids::{BadName, FarmName, Namespaced, NodeName, PodId, RcId, check_segment};
 
 /// A key that we may write: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -466,6 +468,66 @@ pub fn scheduler_labels() -> Prefix {
 pub fn namespaced(prefix: &Prefix, key: &str) -> Option<Namespaced> {
     prefix.tail(key)?.split_once('/')?;
     prefix.tail(key)?.parse().ok()
+}
+
+/// `rcfarm/jobs/`
+#[must_use]
+pub fn jobs() -> Prefix {
+    Prefix::fixed("rcfarm/jobs/")
+}
+
+/// `rcfarm/jobs/<ns>/<name>`: a job as its user wants it.
+#[must_use]
+pub fn job(id: &Namespaced) -> Key {
+    Key::of(format!("rcfarm/jobs/{id}"))
+}
+
+/// `rcfarm/job_status/`
+#[must_use]
+pub fn job_statuses() -> Prefix {
+    Prefix::fixed("rcfarm/job_status/")
+}
+
+/// `rcfarm/job_status/<ns>/<name>`: what the owner farm says of a job.
+#[must_use]
+pub fn job_status(id: &Namespaced) -> Key {
+    Key::of(format!("rcfarm/job_status/{id}"))
+}
+
+/// `lock/rcfarm/jobs/`
+#[must_use]
+pub fn job_locks() -> Prefix {
+    Prefix::fixed("lock/rcfarm/jobs/")
+}
+
+/// `lock/rcfarm/jobs/<ns>/<name>`: who owns a job.
+#[must_use]
+pub fn job_lock(id: &Namespaced) -> Key {
+    Key::of(format!("lock/rcfarm/jobs/{id}"))
+}
+
+/// `labels/job/`: labels of jobs, which a farm's selector looks at.
+#[must_use]
+pub fn job_labels() -> Prefix {
+    Prefix::fixed("labels/job/")
+}
+
+/// `rcfarm/bell/job/<ns>/<name>`
+#[must_use]
+pub fn job_bell(id: &Namespaced) -> Key {
+    Key::of(format!("rcfarm/bell/job/{id}"))
+}
+
+/// `rcfarm/commands/`
+#[must_use]
+pub fn commands() -> Prefix {
+    Prefix::fixed("rcfarm/commands/")
+}
+
+/// `rcfarm/commands/<uuid v7>`: something that a person asks of a job or a queue, once.
+#[must_use]
+pub fn command(id: Uuid) -> Key {
+    Key::of(format!("rcfarm/commands/{}", id.as_hyphenated()))
 }
 
 /// `rcfarm/bell/`

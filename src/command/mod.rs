@@ -1,0 +1,223 @@
+//! Commands: what a person asks of a job or a queue, once. Volcano's bus (`volcano.md` §1.2).
+//!
+//! Keys read: `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm
+//! queue …` and people create them; the owner of the target deletes each one in the transaction that carries it out.
+//! A crash between two writes leaves: nothing half done; a command is either there or carried out. Volcano deletes
+//! first and acts later, and loses a command in a crash (`volcano.md` §10 no. 5).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::farm::tree::Digest;
+use crate::ids::{Namespaced, QueueName};
+use crate::store::{Entry, Index, Prefix};
+
+/// What a command, or a policy of a job, asks for. The words are Volcano's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Stop everything; finished pods stay. The job can be resumed.
+    AbortJob,
+    /// Remove all pods and start again.
+    RestartJob,
+    /// The same for the pods of one task.
+    RestartTask,
+    /// The same for one pod.
+    RestartPod,
+    /// Stop everything for good.
+    TerminateJob,
+    /// Stop everything; the job counts as done.
+    CompleteJob,
+    /// Go on with an aborted job.
+    ResumeJob,
+    /// Admit work to a queue again.
+    OpenQueue,
+    /// Admit no more work to a queue.
+    CloseQueue,
+}
+
+impl Action {
+    /// All that may be asked of a job.
+    pub const OF_JOBS: [Action; 7] = [
+        Action::AbortJob,
+        Action::RestartJob,
+        Action::RestartTask,
+        Action::RestartPod,
+        Action::TerminateJob,
+        Action::CompleteJob,
+        Action::ResumeJob,
+    ];
+
+    /// Its word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Action::AbortJob => "AbortJob",
+            Action::RestartJob => "RestartJob",
+            Action::RestartTask => "RestartTask",
+            Action::RestartPod => "RestartPod",
+            Action::TerminateJob => "TerminateJob",
+            Action::CompleteJob => "CompleteJob",
+            Action::ResumeJob => "ResumeJob",
+            Action::OpenQueue => "OpenQueue",
+            Action::CloseQueue => "CloseQueue",
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Of what something is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+pub enum Target {
+    /// A job.
+    Job {
+        /// Which, as `<namespace>/<name>`.
+        job: Namespaced,
+        /// Which of that name: a command for a job that was deleted is not carried out on the one that came after it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uid: Option<Index>,
+        /// Which task, for [`Action::RestartTask`] and [`Action::RestartPod`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        task: Option<String>,
+        /// Which pod of the task, for [`Action::RestartPod`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        index: Option<u32>,
+    },
+    /// A queue.
+    Queue {
+        /// Which.
+        queue: QueueName,
+    },
+}
+
+/// The value of `rcfarm/commands/<uuid v7>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// What is asked for.
+    pub action: Action,
+    /// Of what.
+    pub target: Target,
+    /// Why, for people.
+    #[serde(default)]
+    pub reason: String,
+    /// By whom.
+    #[serde(default)]
+    pub issued_by: String,
+}
+
+impl Command {
+    /// Decodes a command.
+    ///
+    /// # Errors
+    /// The decoder's words, which name the field.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the command as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a command encodes").into()
+    }
+}
+
+/// A command that was not carried out yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    /// The last segment of its key. Version 7: commands are carried out in the order in which they were given.
+    pub id: Uuid,
+    /// ModifyIndex of its key, for consuming it.
+    pub index: Index,
+    /// What it asks.
+    pub command: Arc<Command>,
+}
+
+/// `rcfarm/commands/`, by target and in order. What cannot be read is nobody's, and stays.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Commands {
+    /// Of jobs.
+    pub jobs: BTreeMap<Namespaced, Vec<Pending>>,
+    /// Of queues.
+    pub queues: BTreeMap<QueueName, Vec<Pending>>,
+    entries: usize,
+}
+
+impl Digest for Commands {
+    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let mut all = Commands { entries: entries.len(), ..Commands::default() };
+        for entry in entries {
+            let id = prefix.tail(&entry.key).and_then(|id| Uuid::parse_str(id).ok());
+            let (Some(id), Ok(command)) = (id, Command::decode(&entry.value)) else { continue };
+            let pending =
+                Pending { id, index: entry.modify_index, command: Arc::new(command.clone()) };
+            match command.target {
+                Target::Job { job, .. } => all.jobs.entry(job).or_default().push(pending),
+                Target::Queue { queue } => all.queues.entry(queue).or_default().push(pending),
+            }
+        }
+        all
+    }
+
+    fn len(&self) -> usize {
+        self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::key;
+
+    #[test]
+    fn a_command_by_hand_needs_an_action_and_a_target() {
+        let text = r#"{"action":"AbortJob","target":{"kind":"Job","job":"default/mnist"}}"#;
+        let command = Command::decode(text.as_bytes()).unwrap();
+        assert_eq!(command.action, Action::AbortJob);
+        assert_eq!(Command::decode(&command.encode()).unwrap(), command);
+        let text = r#"{"action":"CloseQueue","target":{"kind":"Queue","queue":"research"}}"#;
+        assert_eq!(Command::decode(text.as_bytes()).unwrap().action, Action::CloseQueue);
+        assert!(
+            Command::decode(br#"{"action":"Dance","target":{"kind":"Queue","queue":"a"}}"#)
+                .is_err()
+        );
+        for action in Action::OF_JOBS {
+            assert_eq!(serde_json::to_value(action).unwrap(), action.as_str());
+        }
+    }
+
+    #[test]
+    fn commands_are_found_by_target_and_in_order_and_others_harm_none() {
+        let entry = |key: &str, value: &str| Entry {
+            key: format!("rcfarm/commands/{key}"),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            flags: 0,
+            session: None,
+            lock_index: 0,
+            create_index: Index(1),
+            modify_index: Index(1),
+        };
+        let abort = r#"{"action":"AbortJob","target":{"kind":"Job","job":"default/a"}}"#;
+        let resume = r#"{"action":"ResumeJob","target":{"kind":"Job","job":"default/a"}}"#;
+        let entries = vec![
+            entry("01890000-0000-7000-8000-000000000001", abort),
+            entry("01890000-0000-7000-8000-000000000002", resume),
+            entry("01890000-0000-7000-8000-000000000003", "{"),
+            entry("x", abort),
+        ];
+        let all = Commands::digest(&Commands::default(), &key::commands(), entries);
+        let of_a = &all.jobs[&"default/a".parse().unwrap()];
+        let actions: Vec<Action> = of_a.iter().map(|pending| pending.command.action).collect();
+        assert_eq!(actions, [Action::AbortJob, Action::ResumeJob]);
+        assert_eq!(all.len(), 4);
+    }
+}

@@ -1,0 +1,99 @@
+//! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow_common.md` §6.2), and the rule that the master or all workers decide.
+
+use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led};
+use crate::job::spec::{Elastic, JobSpec, Slot, Task};
+use crate::job::status::Reason;
+
+const CONTAINER: &str = "pytorch";
+const PORT_NAME: &str = "pytorchjob-port";
+/// Where a member listens unless its container says otherwise.
+pub(super) const PORT: u16 = 23456;
+
+pub(super) struct PyTorch;
+
+fn port(task: &Task) -> u16 {
+    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+}
+
+impl Operator for PyTorch {
+    fn container(&self) -> Option<&'static str> {
+        Some(CONTAINER)
+    }
+
+    fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
+        slot.task == "Master"
+    }
+
+    fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
+        let job = cluster.job;
+        let per_node = job.processes_per_node.as_deref().unwrap_or("auto");
+        let mut env = vec![everywhere("PYTHONUNBUFFERED", 1)];
+        if let Some(master) = job.task("Master") {
+            let peer = cluster.peer(&master.name, 0);
+            let processes = job.replicas() * per_node.parse::<u32>().unwrap_or(1);
+            let rank = if slot.task == "Master" { slot.index } else { slot.index + 1 };
+            env.extend([
+                everywhere("MASTER_PORT", peer.port(port(master))),
+                everywhere("PET_MASTER_PORT", peer.port(port(master))),
+                everywhere("MASTER_ADDR", &peer.host),
+                everywhere("PET_MASTER_ADDR", &peer.host),
+                everywhere("WORLD_SIZE", processes),
+                everywhere("RANK", rank),
+                everywhere("PET_NODE_RANK", rank),
+            ]);
+        }
+        env.push(everywhere("PET_NPROC_PER_NODE", per_node));
+        match &job.elastic {
+            None => env.push(everywhere("PET_NNODES", job.replicas())),
+            Some(elastic) => env.extend(meeting(cluster, elastic)),
+        }
+        env
+    }
+
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+        let leader = job.task("Master").map(|_| "Master");
+        led(
+            counts,
+            leader,
+            |workers| {
+                if all_succeeded(workers) {
+                    return Some((Reason::EnoughSucceeded, "all workers have succeeded"));
+                }
+                let any = job.elastic.is_some() && workers.members.succeeded > 0;
+                any.then_some((Reason::EnoughSucceeded, "a worker of an elastic job has succeeded"))
+            },
+            &[],
+        )
+    }
+}
+
+/// What `torchrun` needs when members may come and go.
+fn meeting(cluster: &Cluster<'_>, elastic: &Elastic) -> Vec<Variable> {
+    let worker = cluster.job.task("Worker");
+    let replicas = worker.map_or(0, |worker| worker.replicas);
+    let nodes = match (elastic.min, elastic.max) {
+        (Some(min), Some(max)) => format!("{min}:{max}"),
+        _ => replicas.to_string(),
+    };
+    let first = cluster.peer("Worker", 0);
+    let host = elastic.host.clone().unwrap_or_else(|| first.host.clone());
+    let own_port = worker.map_or(PORT, port);
+    let port = elastic.port.unwrap_or_else(|| first.port(own_port));
+    let backend = elastic.backend.as_deref().unwrap_or("c10d");
+    let mut env = vec![
+        everywhere("PET_NNODES", nodes),
+        everywhere("PET_RDZV_ENDPOINT", format!("{host}:{port}")),
+        everywhere("PET_RDZV_BACKEND", backend),
+    ];
+    env.extend(elastic.max_restarts.map(|n| everywhere("PET_MAX_RESTARTS", n)));
+    env.extend(elastic.id.iter().map(|id| everywhere("PET_RDZV_ID", id)));
+    if !elastic.conf.is_empty() {
+        let pairs: Vec<String> =
+            elastic.conf.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        env.push(everywhere("PET_RDZV_CONF", pairs.join(",")));
+    }
+    if elastic.standalone {
+        env.push(everywhere("PET_STANDALONE", ""));
+    }
+    env
+}

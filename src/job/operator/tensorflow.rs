@@ -1,0 +1,103 @@
+//! TensorFlow: `TF_CONFIG` (`kubeflow_common.md` §6.1), and the rule that the chief or the workers decide (§2.3).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, led};
+use crate::job::spec::{JobSpec, Slot, Task};
+use crate::job::status::Reason;
+
+const CONTAINER: &str = "tensorflow";
+const PORT_NAME: &str = "tfjob-port";
+/// Where a member listens unless its container says otherwise.
+pub(super) const PORT: u16 = 2222;
+
+pub(super) struct TensorFlow;
+
+fn leader(job: &JobSpec) -> Option<&'static str> {
+    ["Chief", "Master"]
+        .into_iter()
+        .find(|name| job.task(name).is_some_and(|task| task.replicas > 0))
+}
+
+fn port(task: &Task) -> u16 {
+    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+}
+
+impl Operator for TensorFlow {
+    fn container(&self) -> Option<&'static str> {
+        Some(CONTAINER)
+    }
+
+    fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
+        match leader(job) {
+            Some(name) => slot.task == name,
+            None => slot.task == "Worker" && slot.index == 0,
+        }
+    }
+
+    fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
+        // A job of one member is not distributed.
+        if cluster.job.replicas() <= 1 {
+            return Vec::new();
+        }
+        let dense = config(cluster, slot, "cloud");
+        let value = if cluster.job.dynamic_workers { sparse(cluster, slot) } else { dense };
+        vec![Variable { name: "TF_CONFIG".to_owned(), value, container: Some(CONTAINER) }]
+    }
+
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+        let tolerated: &[&str] = if job.dynamic_workers { &["Worker"] } else { &[] };
+        led(
+            counts,
+            leader(job),
+            |workers| {
+                if all_succeeded(workers) {
+                    return Some((Reason::EnoughSucceeded, "all workers have succeeded"));
+                }
+                let first = workers.first_succeeded && !job.all_workers_must_succeed;
+                first.then_some((Reason::LeaderSucceeded, "worker 0 has succeeded"))
+            },
+            tolerated,
+        )
+    }
+}
+
+fn endpoints(cluster: &Cluster<'_>, task: &Task) -> Vec<String> {
+    cluster.peers(task).map(|peer| peer.at(port(task))).collect()
+}
+
+/// The keys stand in the order in which the operator writes them.
+fn config(cluster: &Cluster<'_>, slot: &Slot, environment: &str) -> String {
+    let members: BTreeMap<String, Vec<String>> = cluster
+        .job
+        .tasks
+        .iter()
+        .map(|task| (task.lower_name(), endpoints(cluster, task)))
+        .collect();
+    format!(
+        r#"{{"cluster":{},"task":{},"environment":{}}}"#,
+        json!(members),
+        task_of(slot),
+        json!(environment)
+    )
+}
+
+fn task_of(slot: &Slot) -> String {
+    format!(r#"{{"type":{},"index":{}}}"#, json!(slot.task.to_ascii_lowercase()), slot.index)
+}
+
+/// A worker that may come and go knows itself and the parameter servers; a parameter server itself.
+fn sparse(cluster: &Cluster<'_>, slot: &Slot) -> String {
+    let own = |task: &Task| cluster.peer(&task.name, slot.index).at(port(task));
+    let (mut workers, mut servers) = (Value::Object(serde_json::Map::new()), Vec::new());
+    if let Some(task) = cluster.job.task("Worker").filter(|_| slot.task == "Worker") {
+        workers = json!({slot.index.to_string(): own(task)});
+        servers = cluster.job.task("PS").map(|ps| endpoints(cluster, ps)).unwrap_or_default();
+    } else if let Some(task) = cluster.job.task("PS").filter(|_| slot.task == "PS") {
+        servers = vec![own(task)];
+    }
+    let cluster = format!(r#"{{"worker":{workers},"ps":{}}}"#, json!(servers));
+    format!(r#"{{"cluster":{cluster},"task":{}}}"#, task_of(slot))
+}

@@ -1,0 +1,173 @@
+//! Volcano's own jobs: its plugins' variables (`volcano.md` §3.8), and rule R of its state machine (§2.1).
+
+use serde_json::json;
+
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, outcome, total};
+use super::{pytorch, tensorflow};
+use crate::job::machine::Verdict;
+use crate::job::spec::{JobSpec, Plugin, Slot, Task};
+use crate::job::status::Reason;
+
+pub(super) struct Volcano;
+
+/// The value of `--<name>=` in a plugin's arguments.
+#[must_use]
+pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    arguments
+        .iter()
+        .find_map(|argument| argument.trim_start_matches('-').strip_prefix(name)?.strip_prefix('='))
+}
+
+impl Operator for Volcano {
+    fn container(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
+        let arguments = [Plugin::PyTorch, Plugin::Mpi];
+        arguments.iter().filter_map(|plugin| job.plugins.get(plugin)).any(|arguments| {
+            argument(arguments, "master").unwrap_or("master") == slot.task && slot.index == 0
+        })
+    }
+
+    fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
+        let plugins = &cluster.job.plugins;
+        let mut env = Vec::new();
+        if plugins.contains_key(&Plugin::Env) {
+            env.push(everywhere("VC_TASK_INDEX", slot.index));
+            env.push(everywhere("VK_TASK_INDEX", slot.index));
+        }
+        let meets = [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi];
+        if meets.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(cluster.job) {
+            env.extend(cluster.job.tasks.iter().flat_map(|task| hosts_of(cluster, task)));
+        }
+        if let Some(arguments) = plugins.get(&Plugin::PyTorch) {
+            env.extend(torch(cluster, slot, arguments));
+        }
+        if let Some(arguments) = plugins.get(&Plugin::TensorFlow) {
+            env.extend(tf_config(cluster, slot, arguments));
+        }
+        if let Some(arguments) = plugins.get(&Plugin::Mpi) {
+            env.extend(mpi_host(cluster, slot, arguments));
+        }
+        env
+    }
+
+    /// Rule R, in its order; a task that is to have `minAvailable` successes and has no member left counts, too.
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+        let members = total(counts);
+        let replicas = job.replicas();
+        let (succeeded, ended) = (members.succeeded, members.succeeded + members.failed);
+        if replicas == 0 {
+            return outcome(Verdict::Empty, Reason::EnoughRunning, "there are no members");
+        }
+        let of = |wanted: u32| format!("{succeeded} of {replicas} succeeded, {wanted} are needed");
+        if let Some(wanted) = job.min_success.filter(|wanted| succeeded >= *wanted) {
+            return outcome(Verdict::Succeeded, Reason::EnoughSucceeded, of(wanted));
+        }
+        if ended >= replicas {
+            return at_the_end(job, counts, succeeded);
+        }
+        if members.pending > replicas - job.min_available.min(replicas) {
+            let message = format!("{} of {replicas} members wait", members.pending);
+            return outcome(Verdict::TooManyPending, Reason::Starting, message);
+        }
+        let started = members.running + ended;
+        if started >= job.min_available {
+            outcome(Verdict::Enough, Reason::EnoughRunning, "")
+        } else {
+            let message = format!("{started} of {} needed members have started", job.min_available);
+            outcome(Verdict::Short, Reason::Starting, message)
+        }
+    }
+}
+
+fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> Outcome {
+    let needed_by_tasks: u32 = job.tasks.iter().map(Task::needed).sum();
+    if job.min_available >= needed_by_tasks {
+        for task in &job.tasks {
+            let got = counts.get(task.name.as_str()).map_or(0, |count| count.members.succeeded);
+            if let Some(wanted) = task.min_available.filter(|wanted| got < *wanted) {
+                let message = format!("{got} of task {} succeeded, {wanted} are needed", task.name);
+                return outcome(Verdict::Failed, Reason::TaskMinAvailableMissed, message);
+            }
+        }
+    }
+    let of = |wanted: u32| format!("{succeeded} succeeded, {wanted} are needed");
+    match job.min_success {
+        Some(wanted) => outcome(Verdict::Failed, Reason::MinSuccessMissed, of(wanted)),
+        None if succeeded >= job.min_available => {
+            outcome(Verdict::Succeeded, Reason::EnoughSucceeded, of(job.min_available))
+        }
+        None => outcome(Verdict::Failed, Reason::MinAvailableMissed, of(job.min_available)),
+    }
+}
+
+fn inject_hosts(job: &JobSpec) -> bool {
+    let arguments = job.plugins.get(&Plugin::Svc).map(Vec::as_slice).unwrap_or_default();
+    argument(arguments, "inject-hosts-env") != Some("false")
+}
+
+fn hosts_of(cluster: &Cluster<'_>, task: &Task) -> [Variable; 2] {
+    let name = task.name.to_ascii_uppercase().replace('-', "_");
+    [
+        everywhere(format!("VC_{name}_HOSTS"), hosts(cluster, task).join(",")),
+        everywhere(format!("VC_{name}_NUM"), task.replicas),
+    ]
+}
+
+fn hosts(cluster: &Cluster<'_>, task: &Task) -> Vec<String> {
+    cluster.peers(task).map(|peer| peer.host).collect()
+}
+
+fn torch(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Vec<Variable> {
+    let role = |name| cluster.job.task(argument(arguments, name).unwrap_or(name));
+    let (Some(master), worker) = (role("master"), role("worker")) else { return Vec::new() };
+    let port = argument(arguments, "port").and_then(|port| port.parse().ok());
+    let peer = cluster.peer(&master.name, 0);
+    let rank = match slot.task == master.name {
+        true => 0,
+        false if worker.is_some_and(|worker| worker.name == slot.task) => slot.index + 1,
+        false => return Vec::new(),
+    };
+    let size = master.replicas + worker.map_or(0, |worker| worker.replicas);
+    vec![
+        everywhere("MASTER_ADDR", &peer.host),
+        everywhere("MASTER_PORT", peer.port(port.unwrap_or(pytorch::PORT))),
+        everywhere("WORLD_SIZE", size),
+        everywhere("RANK", rank),
+    ]
+}
+
+fn tf_config(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option<Variable> {
+    let job = cluster.job;
+    if job.tasks.len() == 1 && job.replicas() == 1 {
+        return None;
+    }
+    let port = argument(arguments, "port").and_then(|port| port.parse().ok());
+    let port = port.unwrap_or(tensorflow::PORT);
+    let roles = ["ps", "worker", "chief", "evaluator"];
+    let of = |role| job.task(argument(arguments, role).unwrap_or(role));
+    let own = roles.into_iter().find(|role| of(role).is_some_and(|task| task.name == slot.task))?;
+    let members = roles.into_iter().filter_map(|role| {
+        let task = of(role)?;
+        let ends: Vec<String> = cluster.peers(task).map(|peer| peer.at(port)).collect();
+        Some(format!("{}:{}", json!(role), json!(ends)))
+    });
+    let members = members.collect::<Vec<_>>().join(",");
+    let value = format!(
+        r#"{{"cluster":{{{members}}},"task":{{"type":{},"index":{}}}}}"#,
+        json!(own),
+        slot.index
+    );
+    Some(everywhere("TF_CONFIG", value))
+}
+
+fn mpi_host(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option<Variable> {
+    let role = |name| argument(arguments, name).unwrap_or(name);
+    if slot.task != role("master") {
+        return None;
+    }
+    let worker = cluster.job.task(role("worker"))?;
+    Some(everywhere("MPI_HOST", hosts(cluster, worker).join(",")))
+}

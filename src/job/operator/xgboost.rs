@@ -1,0 +1,47 @@
+//! XGBoost: where the master and the workers are (`kubeflow_common.md` §6.3); the master decides.
+
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led};
+use crate::job::spec::{JobSpec, Slot, Task};
+
+const CONTAINER: &str = "xgboost";
+const PORT_NAME: &str = "xgboostjob-port";
+const PORT: u16 = 9999;
+
+pub(super) struct XgBoost;
+
+fn port(task: &Task) -> u16 {
+    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+}
+
+impl Operator for XgBoost {
+    fn container(&self) -> Option<&'static str> {
+        Some(CONTAINER)
+    }
+
+    fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
+        slot.task == "Master"
+    }
+
+    fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
+        let Some(master) = cluster.job.task("Master") else { return Vec::new() };
+        let peer = cluster.peer(&master.name, 0);
+        let rank = if slot.task == "Master" { slot.index } else { slot.index + master.replicas };
+        let mut env = vec![
+            everywhere("MASTER_PORT", peer.port(port(master))),
+            everywhere("MASTER_ADDR", &peer.host),
+            everywhere("WORLD_SIZE", cluster.job.replicas()),
+            everywhere("RANK", rank),
+            everywhere("PYTHONUNBUFFERED", 1),
+        ];
+        if let Some(worker) = cluster.job.task("Worker").filter(|_| cluster.job.replicas() > 1) {
+            let hosts: Vec<String> = cluster.peers(worker).map(|peer| peer.host).collect();
+            env.push(everywhere("WORKER_PORT", port(worker)));
+            env.push(everywhere("WORKER_ADDRS", hosts.join(",")));
+        }
+        env
+    }
+
+    fn outcome(&self, _: &JobSpec, counts: &Counts<'_>) -> Outcome {
+        led(counts, Some("Master"), |_| None, &[])
+    }
+}

@@ -1,0 +1,245 @@
+//! The rules that a job must keep beyond the form of its fields (`volcano.md` §6). Pure; used by the commands and by the
+//! daemon, because anything may be written by hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::form::{Remarks, field_of};
+use super::spec::{Event, Framework, JobSpec, Plugin, Policy, Slot};
+use crate::ids::Namespaced;
+
+/// Names of machines end here.
+const LONGEST_NAME: usize = 63;
+
+/// Judges a job whose fields could all be read.
+pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+    name(id.name.as_str(), "metadata.name", remarks);
+    if job.tasks.is_empty() {
+        let field = format!("spec.{}", field_of(job.framework));
+        if job.framework == Framework::Volcano {
+            remarks.problem(field, "No task specified in job spec");
+        }
+        return;
+    }
+    tasks(id, job, remarks);
+    policies("spec.policies", &job.policies, remarks);
+    for (n, task) in job.tasks.iter().enumerate() {
+        policies(&format!("{}.policies", task_path(job, n)), &task.policies, remarks);
+    }
+    if job.replicas() < job.min_available {
+        let field = match job.framework {
+            Framework::Volcano => "spec.minAvailable",
+            _ => "spec.runPolicy.schedulingPolicy.minAvailable",
+        };
+        let why = format!("'minAvailable' is greater than the {} replicas in all", job.replicas());
+        remarks.problem(field, why);
+    }
+    if job.min_success.is_some_and(|min| min > job.replicas()) {
+        let why = format!("it can never be reached: there are {} replicas", job.replicas());
+        remarks.problem("spec.minSuccess", why);
+    }
+    if let Err(error) = crate::ids::check_segment(&job.queue) {
+        remarks.problem("spec.queue", error.to_string());
+    }
+    dependencies(job, remarks);
+    frameworks(job, remarks);
+}
+
+/// The path of a task.
+#[must_use]
+pub fn task_path(job: &JobSpec, n: usize) -> String {
+    let field = field_of(job.framework);
+    match job.framework {
+        Framework::Volcano => format!("spec.{field}[{n}]"),
+        _ => format!("spec.{field}.{}", job.tasks[n].name),
+    }
+}
+
+fn name(text: &str, field: &str, remarks: &mut Remarks) {
+    let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let ends = text.starts_with('-') || text.ends_with('-');
+    if text.is_empty() || text.len() > LONGEST_NAME || ends || !text.bytes().all(fine) {
+        let why = format!(
+            "{text:?} is no name of a host: at most {LONGEST_NAME} of a-z, 0-9 and '-', which neither begins nor ends it"
+        );
+        remarks.problem(field, why);
+    }
+}
+
+fn tasks(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+    let mut names = BTreeSet::new();
+    for (n, task) in job.tasks.iter().enumerate() {
+        let path = task_path(job, n);
+        if !names.insert(task.lower_name()) {
+            remarks
+                .problem(format!("{path}.name"), format!("duplicated task name {:?}", task.name));
+        }
+        if job.framework == Framework::Volcano {
+            name(&task.name, &format!("{path}.name"), remarks);
+        }
+        if task.min_available.is_some_and(|min| min > task.replicas) {
+            let why = format!("'minAvailable' is greater than 'replicas' in task {:?}", task.name);
+            remarks.problem(format!("{path}.minAvailable"), why);
+        }
+        let last = Slot::new(&task.name, task.replicas.saturating_sub(1));
+        let longest = format!("{}-{last}", id.name);
+        if longest.len() > LONGEST_NAME {
+            let why = format!("the pod name {longest:?} is longer than {LONGEST_NAME}");
+            remarks.problem(path, why);
+        }
+    }
+    two_names_for_one_pod(id, job, remarks);
+}
+
+/// `a` with 11 members and `a-1` would both have a pod `a-1-0`.
+fn two_names_for_one_pod(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+    for (n, task) in job.tasks.iter().enumerate() {
+        let prefix = format!("{}-", task.lower_name());
+        let clash = job.tasks.iter().find(|other| {
+            other.lower_name().strip_prefix(&prefix).is_some_and(|rest| rest.parse::<u32>().is_ok())
+        });
+        if let Some(other) = clash {
+            let why = format!(
+                "pods of {:?} and of {:?} could have one name, as in {}-{}-0",
+                task.name, other.name, id.name, other.name
+            );
+            remarks.problem(format!("{}.name", task_path(job, n)), why);
+        }
+    }
+}
+
+fn policies(path: &str, policies: &[Policy], remarks: &mut Remarks) {
+    let (mut events, mut codes) = (BTreeMap::new(), BTreeSet::new());
+    for (n, policy) in policies.iter().enumerate() {
+        let here = format!("{path}[{n}]");
+        match (policy.events.is_empty(), policy.exit_code) {
+            (false, Some(_)) => {
+                remarks.problem(here, "must not specify event and exitCode simultaneously");
+            }
+            (true, None) => remarks.problem(here, "either event or exitCode must be specified"),
+            (true, Some(0)) => {
+                remarks.problem(format!("{here}.exitCode"), "0 is not a valid error code");
+            }
+            (true, Some(code)) => {
+                if !codes.insert(code) {
+                    remarks
+                        .problem(format!("{here}.exitCode"), format!("duplicate exitCode {code}"));
+                }
+            }
+            (false, None) => {
+                for event in &policy.events {
+                    if let Some(other) = events.insert(*event, n) {
+                        let why = format!("duplicate event {event}: policy {other} has it, too");
+                        remarks.problem(here.clone(), why);
+                    }
+                }
+            }
+        }
+        if policy.events.contains(&Event::PodPending) && policy.timeout.is_none() {
+            let why = "PodPending acts only with a timeout; this policy does nothing";
+            remarks.warning(format!("{path}[{n}]"), why);
+        }
+    }
+    if events.contains_key(&Event::Any) && (policies.len() > 1 || events.len() > 1) {
+        remarks.problem(path, "if there is * here, no other policy should be here");
+    }
+}
+
+fn dependencies(job: &JobSpec, remarks: &mut Remarks) {
+    for (n, task) in job.tasks.iter().enumerate() {
+        let field = format!("{}.dependsOn.name", task_path(job, n));
+        let mut seen = BTreeSet::new();
+        for dependency in &task.depends_on {
+            if dependency == &task.name {
+                remarks.problem(field.clone(), "a task cannot depend on itself");
+            } else if job.task(dependency).is_none() {
+                remarks.problem(field.clone(), format!("vertex is not defined: {dependency}"));
+            } else if !seen.insert(dependency) {
+                remarks.problem(field.clone(), format!("{dependency:?} is named twice"));
+            }
+        }
+    }
+    let edges = job.tasks.iter().map(|task| (task.name.as_str(), task.depends_on.as_slice()));
+    if let Err(circle) = start_order(&edges.collect()) {
+        let why = format!("job has dependencies between tasks that are not a DAG: {circle}");
+        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+    }
+}
+
+/// Names so that each comes after those that it depends on; what is not defined is passed over.
+///
+/// # Errors
+/// A circle, as in `a -> b -> a`.
+pub fn start_order<'a>(
+    depends_on: &BTreeMap<&'a str, &'a [String]>,
+) -> Result<Vec<&'a str>, String> {
+    let (mut order, mut way) = (Vec::new(), Vec::new());
+    for name in depends_on.keys() {
+        visit(name, depends_on, &mut order, &mut way)?;
+    }
+    Ok(order)
+}
+
+fn visit<'a>(
+    name: &'a str,
+    depends_on: &BTreeMap<&'a str, &'a [String]>,
+    order: &mut Vec<&'a str>,
+    way: &mut Vec<&'a str>,
+) -> Result<(), String> {
+    if order.contains(&name) {
+        return Ok(());
+    }
+    if let Some(at) = way.iter().position(|other| *other == name) {
+        let mut circle = way[at..].to_vec();
+        circle.push(name);
+        return Err(circle.join(" -> "));
+    }
+    let Some((name, next)) = depends_on.get_key_value(name) else { return Ok(()) };
+    way.push(name);
+    for dependency in *next {
+        visit(dependency, depends_on, order, way)?;
+    }
+    way.pop();
+    order.push(name);
+    Ok(())
+}
+
+fn frameworks(job: &JobSpec, remarks: &mut Remarks) {
+    let count = |name: &str| job.task(name).map_or(0, |task| task.replicas);
+    match job.framework {
+        Framework::Volcano => {
+            let Some(arguments) = job.plugins.get(&Plugin::Mpi) else { return };
+            let master = super::operator::argument(arguments, "master").unwrap_or("master");
+            if job.task(master).is_none() {
+                let why = format!("specified mpi master task {master:?} was not found");
+                remarks.problem("spec.plugins.mpi", why);
+            }
+        }
+        Framework::PyTorch | Framework::XgBoost => {
+            let field = format!("spec.{}", field_of(job.framework));
+            if job.task("Master").is_some() && count("Master") != 1 {
+                remarks.problem(format!("{field}.Master.replicas"), "it must be 1");
+            }
+            if job.task("Worker").is_some() && count("Worker") == 0 {
+                remarks.problem(format!("{field}.Worker.replicas"), "it must be at least 1");
+            }
+            if job.framework == Framework::XgBoost && job.task("Master").is_none() {
+                remarks.problem(field, "there must be a Master: the others meet there");
+            } else if job.elastic.is_some() && job.task("Worker").is_none() {
+                remarks.problem("spec.elasticPolicy", "there is no Worker that could come and go");
+            }
+        }
+        Framework::Mpi => {
+            let field = format!("spec.{}", field_of(job.framework));
+            if count("Launcher") != 1 {
+                remarks.problem(format!("{field}.Launcher"), "there must be exactly one");
+            }
+        }
+        Framework::TensorFlow => {
+            let field = format!("spec.{}", field_of(job.framework));
+            let leaders = count("Chief") + count("Master");
+            if leaders > 1 {
+                remarks.problem(field, "there may be one Chief or one Master, not more");
+            }
+        }
+    }
+}
