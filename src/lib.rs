@@ -11,6 +11,7 @@
 //! | [`rc`] | replication controllers: record, plan, controller |
 //! | [`queue`], [`pod_group`] | who may use how much, and pods that start together: records, machines |
 //! | [`ordering`] | who is admitted next and where it goes: the scheduler's record, plan, controller |
+//! | [`job`], [`command`] | batch work: the record, its machine and plan; what people ask of it |
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |

@@ -78,15 +78,18 @@ pub enum Ask {
     Sync,
     /// Its record says that it shall not run now.
     Suspend,
+    /// A limit was passed, or a member failed in a way that is not tried again.
+    Fail,
     /// A command or a policy.
     Do(Action),
 }
 
 impl Ask {
     /// All that there is.
-    pub const ALL: [Ask; 9] = [
+    pub const ALL: [Ask; 10] = [
         Ask::Sync,
         Ask::Suspend,
+        Ask::Fail,
         Ask::Do(Action::RestartJob),
         Ask::Do(Action::RestartTask),
         Ask::Do(Action::RestartPod),
@@ -102,6 +105,7 @@ impl fmt::Display for Ask {
         match self {
             Ask::Sync => f.pad("Sync"),
             Ask::Suspend => f.pad("Suspend"),
+            Ask::Fail => f.pad("Fail"),
             Ask::Do(action) => action.fmt(f),
         }
     }
@@ -216,6 +220,7 @@ fn stopping(phase: JobPhase, then: JobPhase, facts: Facts) -> Move {
 fn ending(ask: Ask) -> Option<Move> {
     Some(match ask {
         Ask::Suspend => go(JobPhase::Aborting, Stop::All),
+        Ask::Fail => go(JobPhase::Failed, Stop::Unfinished),
         Ask::Do(Action::AbortJob) => go(JobPhase::Aborting, Stop::Unfinished),
         Ask::Do(Action::CompleteJob) => go(JobPhase::Completing, Stop::Unfinished),
         Ask::Do(Action::TerminateJob) => go(JobPhase::Terminating, Stop::Unfinished),

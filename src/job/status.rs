@@ -47,8 +47,11 @@ pub struct JobStatus {
     pub version: u64,
     /// Restarts that policies caused.
     pub retry_count: u32,
-    /// Asked of the PodGroup: grows when all members shall be placed anew.
+    /// Asked of the PodGroup: raised when all its members have ended and some are to be started again.
     pub round: u64,
+    /// Whether it was reacted to that the group lost members and has no place for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub group_unknown: bool,
     /// When it first ran; anew after a suspension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,

@@ -11,8 +11,6 @@ use uuid::Uuid;
 use crate::ids::{
     BadName, FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId, check_segment,
 };
-=======
-use crate::ids::{BadName, FarmName, Namespaced, NodeName, PodId, RcId, check_segment};
 
 /// A key that we may write: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -335,6 +333,13 @@ pub const MIN_HEALTH_LABEL: &str = "rcfarm/min_health";
 /// The label of a replication controller that says which of several nodes with room is taken first: `spread` (the
 /// default) or `bin-pack`. It means something when the manifest asks for resources.
 pub const PACKING_LABEL: &str = "rcfarm/packing";
+
+/// The label of a pod that says which job of its name it belongs to. It stands here because it shares our prefix,
+/// although it is no key.
+pub const JOB_UID_LABEL: &str = "rcfarm/job_uid";
+
+/// The label of a job's pod that says which try at its member it is.
+pub const ATTEMPT_LABEL: &str = "rcfarm/attempt";
 
 /// `rcfarm/layout`
 #[must_use]

@@ -182,8 +182,8 @@ fn volumes(spec: &mut Fields<'_>, remarks: &mut Remarks) {
             );
             continue;
         }
-        let known = value.as_object().into_iter().flatten().map(|(kind, _)| kind.as_str());
-        let kind = known.filter(|kind| *kind != "name").next().unwrap_or("source");
+        let mut known = value.as_object().into_iter().flatten().map(|(kind, _)| kind.as_str());
+        let kind = known.find(|kind| *kind != "name").unwrap_or("source");
         let why =
             "processes have no volumes of this kind; put the data on the nodes and use hostPath";
         remarks.problem(volume.at(kind), why);

@@ -1,0 +1,550 @@
+//! What the owner of a job does next. Pure.
+//!
+//! One plan answers one thing that is asked ([`super::causes`]), takes one step of the machine, and says which pods come
+//! and go, what becomes of the PodGroup, and what the status says afterwards. The owner then looks again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::causes::{self, Cause};
+use super::machine::{Ask, Budget, Facts, JobPhase, Stop, step};
+use super::members::{
+    PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, sort,
+};
+use super::operator::{self, Counts, Outcome, total};
+use super::spec::{CleanPods, JobSpec, JobUid, Slot};
+use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
+use crate::command::Pending;
+use crate::ids::{Namespaced, NodeName};
+use crate::time::Timestamp;
+
+/// The job's PodGroup, as far as the job cares.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Group {
+    /// There is a record of this job.
+    pub exists: bool,
+    /// There is a record of another owner under its name.
+    pub is_foreign: bool,
+    /// Its members may start, and where each goes.
+    pub places: Option<BTreeMap<Slot, NodeName>>,
+    /// It lost members and has no place for them.
+    pub unknown: bool,
+    /// All its members have ended, as far as it knows: in this round it starts no more.
+    pub is_over: bool,
+    /// Why it waits, as a fixed token, and for people.
+    pub waits: Option<(String, String)>,
+}
+
+/// Everything that a plan depends on.
+pub struct Observed<'a> {
+    /// The job's name.
+    pub id: &'a Namespaced,
+    /// Which of the name.
+    pub uid: JobUid,
+    /// What is wanted.
+    pub job: &'a JobSpec,
+    /// The number of what may not change.
+    pub shape: u64,
+    /// What was said and remembered last.
+    pub status: &'a JobStatus,
+    /// Its pods.
+    pub pods: &'a [PodSeen],
+    /// Members whose pods are no longer wanted and still real on nodes that can be heard.
+    pub leaving: &'a BTreeMap<Slot, u32>,
+    /// Pods of an older job of this name.
+    pub orphans: usize,
+    /// Its PodGroup.
+    pub group: &'a Group,
+    /// Commands that were not carried out, oldest first.
+    pub commands: &'a [Pending],
+    /// Whether what was read can be believed enough to remove anything.
+    pub may_remove: bool,
+    /// So many pods may come and go in one plan.
+    pub room: usize,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// A pod to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Create {
+    /// Which member.
+    pub slot: Slot,
+    /// Where.
+    pub node: NodeName,
+    /// The attempt of the whole job.
+    pub version: u64,
+    /// Which try at the member.
+    pub attempt: u32,
+}
+
+/// What becomes of the PodGroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupStep {
+    /// It is as the job says, and it says what has become of its pods.
+    Keep,
+    /// It goes, and what was promised to it with it.
+    Delete,
+}
+
+/// What is done next.
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub struct Plan {
+    /// The status afterwards.
+    pub status: JobStatus,
+    /// Pods to be made.
+    pub create: Vec<Create>,
+    /// Pods to be removed.
+    pub remove: Vec<(PodSeen, RemoveReason)>,
+    /// Whether pods of an older job of the name are removed.
+    pub sweep: bool,
+    /// What becomes of the PodGroup.
+    pub group: GroupStep,
+    /// The command that is consumed.
+    pub consume: Option<Pending>,
+    /// What was asked, for the audit log; `None` when nothing was.
+    pub asked: Option<(Ask, Reason)>,
+    /// Nothing is left: record and status go.
+    pub finished: bool,
+    /// Look again then, even if nothing happens.
+    pub wake_at: Option<Timestamp>,
+}
+
+impl Plan {
+    fn wake(&mut self, at: Option<Timestamp>) {
+        self.wake_at = [self.wake_at, at].into_iter().flatten().min();
+    }
+}
+
+/// Decides.
+pub fn plan(seen: &Observed<'_>) -> Plan {
+    let mut status = present(seen);
+    let sorted = sort(seen.job, &status, seen.pods);
+    let lost = note_lost(&mut status, seen, &sorted.surplus, &sorted.members);
+    let mut plan = Plan {
+        status,
+        create: Vec::new(),
+        remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
+        sweep: seen.orphans > 0,
+        group: GroupStep::Keep,
+        consume: None,
+        asked: None,
+        finished: false,
+        wake_at: None,
+    };
+    if is_over(seen, &mut plan) {
+        return farewell(seen, plan);
+    }
+    if plan.status.shape != shape_text(seen.shape) {
+        return standstill(plan);
+    }
+    let before = counts(seen.job, &sorted.members, seen.leaving);
+    let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
+    let cause = causes::cause(
+        &causes::Seen {
+            job: seen.job,
+            uid: seen.uid,
+            members: &sorted.members,
+            lost: &lost,
+            commands: seen.commands,
+            group_unknown: seen.group.unknown,
+            now: seen.now,
+        },
+        &mut plan.status,
+    );
+    plan.consume.clone_from(&cause.command);
+    if cause.ask != Ask::Sync {
+        plan.asked = Some((cause.ask, cause.reason));
+    }
+    let gone = advance(seen, &mut plan, &sorted.members, &before, &cause, &outcome);
+    let mut members = sorted.members;
+    members.retain(|slot, _| !gone.contains(slot));
+    start(seen, &mut plan, &members);
+    say_counts(seen, &mut plan, &members);
+    next_round(seen, &mut plan);
+    plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
+    plan.sweep &= seen.may_remove;
+    say_waiting(seen, &mut plan, &outcome);
+    let alive = plan.status.members.alive();
+    let wanted = matches!(
+        plan.status.state.phase,
+        JobPhase::Pending | JobPhase::Running | JobPhase::Restarting
+    );
+    if seen.group.is_foreign || (!wanted && !alive) {
+        plan.group = GroupStep::Delete;
+    }
+    alarms(seen, &mut plan);
+    plan
+}
+
+/// The status of this job of the name: another one's is no concern of it.
+fn present(seen: &Observed<'_>) -> JobStatus {
+    let mut status = seen.status.clone();
+    if status.uid != seen.uid || status.created.is_none() {
+        let revision = status.revision;
+        status = JobStatus { uid: seen.uid, revision, ..JobStatus::default() };
+        status.created = Some(seen.now);
+        status.shape = shape_text(seen.shape);
+        let kind = seen.job.framework.kind();
+        let created = format!("{kind}Created");
+        set_condition(
+            &mut status.conditions,
+            ConditionType::Created,
+            created,
+            String::new(),
+            seen.now,
+        );
+        status.enter(JobPhase::Pending, kind, Reason::WaitingForAdmission, "", seen.now);
+    }
+    status
+}
+
+fn shape_text(shape: u64) -> String {
+    format!("{shape:016x}")
+}
+
+/// Something was changed that may not change: everything stays as it is until it is changed back.
+fn standstill(mut plan: Plan) -> Plan {
+    plan.status.state.reason = Reason::ShapeChanged.to_string();
+    plan.status.state.message =
+        "only counts, the priority and times may change once a job has begun; change it back, or \
+         delete the job and make it anew"
+            .to_owned();
+    plan.remove.clear();
+    plan.sweep = false;
+    plan
+}
+
+/// Members that were started and are no more, though nobody here removed them.
+fn note_lost(
+    status: &mut JobStatus,
+    seen: &Observed<'_>,
+    surplus: &[(&PodSeen, RemoveReason)],
+    members: &BTreeMap<Slot, &PodSeen>,
+) -> Vec<Slot> {
+    let mut lost = Vec::new();
+    let other_attempt = |slot: &Slot| {
+        surplus.iter().any(|(pod, why)| pod.slot == *slot && *why != RemoveReason::Lost)
+    };
+    for task in &seen.job.tasks {
+        let Some(memory) = status.tasks.get_mut(&task.name) else { continue };
+        let started: Vec<u32> = memory.started.iter().collect();
+        for index in started {
+            let slot = Slot::new(&task.name, index);
+            if members.contains_key(&slot) || other_attempt(&slot) {
+                continue;
+            }
+            memory.started.remove(index);
+            memory.handled.remove(index);
+            if index < task.replicas {
+                *memory.attempts.entry(index).or_default() += 1;
+                lost.push(slot);
+            }
+        }
+    }
+    lost
+}
+
+/// Whether the record is to go: a person says so, or its time is up.
+fn is_over(seen: &Observed<'_>, plan: &mut Plan) -> bool {
+    if seen.job.deleting {
+        return true;
+    }
+    let Some(ttl) = seen.job.ttl else { return false };
+    let status = &plan.status;
+    let since = match status.state.phase {
+        phase if phase.is_final() => status.completion_time,
+        // A suspended job is not done; an aborted one is left alone for as long as a finished one.
+        JobPhase::Aborted if !seen.job.suspend => Some(status.state.last_transition_time),
+        _ => None,
+    };
+    let Some(since) = since else { return false };
+    let due = expiry(since, ttl);
+    if seen.now >= due {
+        return true;
+    }
+    plan.wake(Some(due));
+    false
+}
+
+/// When a job that ended at `since` goes (`kubeflow_common.md` §1.6).
+#[must_use]
+pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
+    since.checked_add(ttl).unwrap_or(Timestamp::MAX)
+}
+
+/// Everything goes: pods, then the group, then the record.
+fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
+    plan.remove = seen.pods.iter().map(|pod| (pod.clone(), RemoveReason::Deleted)).collect();
+    let nothing_left = seen.pods.is_empty() && seen.orphans == 0 && seen.leaving.is_empty();
+    plan.remove.truncate(seen.room);
+    if !seen.may_remove {
+        plan.remove.clear();
+        plan.sweep = false;
+        return plan;
+    }
+    plan.status.state.reason = Reason::Deleting.to_string();
+    if nothing_left {
+        plan.group = GroupStep::Delete;
+        plan.finished = !seen.group.exists;
+        plan.consume = seen.commands.first().cloned();
+    }
+    plan
+}
+
+/// One step of the machine. Returns the members that it removes.
+fn advance(
+    seen: &Observed<'_>,
+    plan: &mut Plan,
+    members: &BTreeMap<Slot, &PodSeen>,
+    before: &Counts<'_>,
+    cause: &Cause,
+    outcome: &Outcome,
+) -> BTreeSet<Slot> {
+    let job = seen.job;
+    let phase = plan.status.state.phase;
+    let all = total(before);
+    let out = all.terminating + u32::try_from(plan.remove.len()).unwrap_or(u32::MAX);
+    let budget = match cause.by_person || cause.by_member {
+        true => Budget::Free,
+        false if plan.status.retry_count < job.max_retry => Budget::Left,
+        // A restart that has begun is within the limit unless the limit was lowered.
+        false if phase == JobPhase::Restarting && plan.status.retry_count == job.max_retry => {
+            Budget::Left
+        }
+        false => Budget::Spent,
+    };
+    let facts = Facts {
+        verdict: outcome.verdict,
+        alive: all.alive() || out > 0,
+        cleared: job.replicas().saturating_sub(out) >= job.min_available,
+        budget,
+    };
+    let step = step(phase, cause.ask, facts);
+    let gone: BTreeSet<Slot> = members
+        .iter()
+        .filter(|(slot, pod)| is_stopped(step.stop, job, cause, slot, pod))
+        .map(|(slot, _)| slot.clone())
+        .collect();
+    let why =
+        if step.to == JobPhase::Restarting { RemoveReason::Restart } else { RemoveReason::Stop };
+    plan.remove.extend(gone.iter().map(|slot| (members[slot].clone(), why)));
+    for slot in &gone {
+        let memory = plan.status.memory(&slot.task);
+        memory.started.remove(slot.index);
+        memory.handled.remove(slot.index);
+        memory.completed = false;
+        *memory.attempts.entry(slot.index).or_default() += 1;
+    }
+    if step.counts {
+        plan.status.retry_count += 1;
+    }
+    if step.to == JobPhase::Restarting && matches!(cause.ask, Ask::Do(_)) {
+        after_restart(seen, plan, step.stop, cause);
+    }
+    let (reason, message) = match cause.ask {
+        Ask::Sync => (outcome.reason, outcome.message.clone()),
+        _ if step.to == JobPhase::Failed && cause.ask != Ask::Fail => {
+            let message = format!("{}, and {} retries were made", cause.message, job.max_retry);
+            (Reason::MaxRetryReached, message)
+        }
+        _ => (cause.reason, cause.message.clone()),
+    };
+    if step.to != phase {
+        let reason = match step.to {
+            JobPhase::Aborted if job.suspend => Reason::Suspended,
+            JobPhase::Aborted | JobPhase::Terminated => Reason::Stopped,
+            _ => reason,
+        };
+        plan.status.enter(step.to, job.framework.kind(), reason, message, seen.now);
+        match step.to {
+            JobPhase::Running if plan.status.start_time.is_none() => {
+                plan.status.start_time = Some(seen.now);
+            }
+            // The deadline begins anew when it goes on (`kubeflow_common.md` §4.4).
+            JobPhase::Restarting if matches!(phase, JobPhase::Aborted | JobPhase::Aborting) => {
+                plan.status.start_time = None;
+            }
+            _ => {}
+        }
+    }
+    gone
+}
+
+fn is_stopped(stop: Stop, job: &JobSpec, cause: &Cause, slot: &Slot, pod: &PodSeen) -> bool {
+    match stop {
+        Stop::Nobody => false,
+        Stop::All => true,
+        Stop::Unfinished => !pod.phase.has_ended(),
+        Stop::Target => cause.targets.contains(slot),
+        Stop::ByPolicy => match job.clean_pods {
+            CleanPods::None => false,
+            CleanPods::Running => !pod.phase.has_ended(),
+            CleanPods::All => true,
+        },
+    }
+}
+
+/// A restart of the whole begins a new attempt; one that a failure caused begins after a pause.
+fn after_restart(seen: &Observed<'_>, plan: &mut Plan, stop: Stop, cause: &Cause) {
+    let status = &mut plan.status;
+    let delay = seen.job.restart_delay;
+    let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
+    if stop == Stop::All {
+        status.version += 1;
+        status.delayed.clear();
+        for memory in status.tasks.values_mut() {
+            memory.started = Default::default();
+            memory.handled = Default::default();
+            memory.completed = false;
+            memory.not_before.clear();
+        }
+        status.not_before = (!cause.by_person).then(|| at(delay.before(status.retry_count)));
+        return;
+    }
+    status
+        .delayed
+        .retain(|delayed| delayed.slot.as_ref().is_none_or(|slot| !cause.targets.contains(slot)));
+    for slot in &cause.targets {
+        let attempt = attempt_of(status, slot);
+        let memory = status.memory(&slot.task);
+        match cause.by_person {
+            true => drop(memory.not_before.remove(&slot.index)),
+            false => drop(memory.not_before.insert(slot.index, at(delay.before(attempt)))),
+        }
+    }
+}
+
+/// Starts the members that have a place and nothing to wait for.
+fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
+    let Some(places) = &seen.group.places else { return };
+    if !plan.status.state.phase.starts_members() || waits_for_old(seen, plan) {
+        return;
+    }
+    if plan.status.not_before.is_some_and(|at| at > seen.now) {
+        return;
+    }
+    plan.status.not_before = None;
+    let going: BTreeSet<Slot> = plan.remove.iter().map(|(pod, _)| pod.slot.clone()).collect();
+    for task in &seen.job.tasks {
+        if !dependencies_ready(seen.job, task, members) {
+            continue;
+        }
+        for index in 0..task.replicas {
+            if plan.create.len() + plan.remove.len() >= seen.room {
+                return;
+            }
+            let slot = Slot::new(&task.name, index);
+            let memory = plan.status.memory(&task.name);
+            if memory.not_before.get(&index).is_some_and(|at| *at > seen.now) {
+                continue;
+            }
+            let (Some(node), false) = (places.get(&slot), members.contains_key(&slot)) else {
+                continue;
+            };
+            if seen.leaving.contains_key(&slot) || going.contains(&slot) {
+                continue;
+            }
+            memory.not_before.remove(&index);
+            memory.started.insert(index);
+            let version = plan.status.version;
+            let attempt = attempt_of(&plan.status, &slot);
+            plan.create.push(Create { slot, node: node.clone(), version, attempt });
+        }
+    }
+}
+
+/// Whether members of an older attempt of the whole job are still there: until they are gone no new one starts.
+fn waits_for_old(seen: &Observed<'_>, plan: &Plan) -> bool {
+    let version = plan.status.version;
+    let new_attempt = !plan.status.tasks.values().any(|memory| !memory.started.is_empty());
+    let old = seen.pods.iter().any(|pod| pod.version != version);
+    old || (new_attempt && version > 0 && !seen.leaving.is_empty())
+}
+
+/// A group whose members have all ended is not over when some of them are to be started again.
+fn next_round(seen: &Observed<'_>, plan: &mut Plan) {
+    let missing = plan.status.members.succeeded + plan.status.members.failed < seen.job.replicas();
+    let ready = plan.status.state.phase.starts_members() && plan.remove.is_empty();
+    if seen.group.is_over && ready && missing && seen.leaving.is_empty() {
+        plan.status.round += 1;
+    }
+}
+
+fn say_counts(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
+    let mut leaving = seen.leaving.clone();
+    for (pod, _) in plan.remove.iter().filter(|(pod, _)| !pod.phase.has_ended() && !pod.lost) {
+        *leaving.entry(pod.slot.clone()).or_default() += 1;
+    }
+    let mut after = counts(seen.job, members, &leaving);
+    for create in &plan.create {
+        if let Some(count) = after.get_mut(create.slot.task.as_str()) {
+            count.members.count(PodPhase::Pending);
+        }
+    }
+    let selector = format!(
+        "volcano.sh/job-name={},volcano.sh/job-namespace={}",
+        seen.id.name, seen.id.namespace
+    );
+    publish(&mut plan.status, seen.job, &after, &selector);
+}
+
+/// While a job is not yet where it should be, its state says what it waits for.
+fn say_waiting(seen: &Observed<'_>, plan: &mut Plan, outcome: &Outcome) {
+    if !plan.status.state.phase.starts_members() {
+        return;
+    }
+    let (reason, message) = waiting(seen, plan, outcome);
+    if plan.status.state.reason != reason || plan.status.state.message != message {
+        (plan.status.state.reason, plan.status.state.message) = (reason, message);
+    }
+}
+
+fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, String) {
+    let say = |reason: Reason, message: String| (reason.to_string(), message);
+    let running = plan.status.state.phase == JobPhase::Running;
+    if seen.group.places.is_none() && !running {
+        return seen.group.waits.clone().unwrap_or_else(|| {
+            say(Reason::WaitingForAdmission, "its group waits for the queue".to_owned())
+        });
+    }
+    if let Some(at) = plan.status.not_before {
+        return say(Reason::RestartDelayed, format!("members start again at {at}"));
+    }
+    if !running && waits_for_old(seen, plan) {
+        let message = "members of an older attempt are on their way out".to_owned();
+        return say(Reason::WaitingForOldMembers, message);
+    }
+    let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
+    let waiting = seen
+        .job
+        .tasks
+        .iter()
+        .find(|task| !task.depends_on.is_empty() && task.replicas > 0 && !started(&task.name));
+    match waiting {
+        Some(task) if !running => say(
+            Reason::WaitingForDependency,
+            format!("task {} waits for {}", task.name, task.depends_on.join(", ")),
+        ),
+        _ => (outcome.reason.to_string(), outcome.message.clone()),
+    }
+}
+
+/// When the next thing is due.
+fn alarms(seen: &Observed<'_>, plan: &mut Plan) {
+    let status = &plan.status;
+    let mut due: Vec<Timestamp> = status.delayed.iter().map(|delayed| delayed.due).collect();
+    due.extend(status.not_before);
+    due.extend(status.tasks.values().flat_map(|memory| memory.not_before.values().copied()));
+    if let (Some(limit), Some(start), false) =
+        (seen.job.active_deadline, status.start_time, status.state.phase.is_final())
+    {
+        due.push(expiry(start, limit));
+    }
+    let next = due.into_iter().filter(|at| *at > seen.now).min();
+    plan.wake(next);
+    if let (Some(ttl), true) = (seen.job.ttl, plan.status.state.phase.is_final()) {
+        let end = plan.status.completion_time.map(|end| expiry(end, ttl));
+        plan.wake(end);
+    }
+}
