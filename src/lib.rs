@@ -15,6 +15,7 @@
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |
+//! | [`probe`], `sim` | the simulated world, and where it reaches into the program |
 //! | [`http`] | health, readiness, metrics and status of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
 //!
@@ -41,9 +42,12 @@ pub mod manifest;
 pub mod node;
 pub mod ordering;
 pub mod pod_group;
+pub mod probe;
 pub mod queue;
 pub mod rc;
 pub mod schedule;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod store;
 pub mod telemetry;
 pub mod time;

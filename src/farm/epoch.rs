@@ -23,6 +23,7 @@ use super::run::Farm;
 use super::session::{Keeper, Kept};
 use super::tree::{Event, Inbox, Tree};
 use crate::ids::{FarmName, SessionId};
+use crate::probe;
 use crate::store::{Claim, DeleteMode, Epoch, Index, key};
 use crate::time::Timestamp;
 
@@ -75,7 +76,7 @@ impl Days<'_> {
             let (keeper, kept) = (keeper.clone(), kept.clone());
             async move { keeper.keep(&kept).await }.instrument(span.clone())
         };
-        let keeping = AbortOnDropHandle::new(tokio::spawn(keeping));
+        let keeping = AbortOnDropHandle::new(tokio::spawn(probe::task(keeping)));
         self.work(kept.epoch(), shutdown).instrument(span).await;
         drop(keeping);
     }
@@ -408,7 +409,7 @@ impl Days<'_> {
             };
             let name = id.clone();
             let task = async move { (n, name, child.run().await) };
-            e.tasks.spawn(task.instrument(tracing::Span::current()));
+            e.tasks.spawn(probe::task(task.instrument(tracing::Span::current())));
             lot.children.insert(id, Running { leash, claim, parting: None });
         }
     }

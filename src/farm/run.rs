@@ -17,6 +17,7 @@ use super::records::{Bells, Locks, Peers, RecordLabels, Records};
 use super::session::{Keeper, Member};
 use super::tree::{Event, Inbox, Tree};
 use super::{FarmSettings, Ground, PreflightError, preflight};
+use crate::probe;
 use crate::store::key;
 use crate::store::watch::Pace;
 use crate::time::backoff;
@@ -81,7 +82,7 @@ impl Farm {
             self.kinds.iter().map(|kind| Lot::new(kind.clone(), &reader)).collect();
         let mut watches = JoinSet::new();
         for watch in self.watches(&inbox, &peers, &bells, &lots) {
-            watches.spawn(watch.instrument(tracing::Span::current()));
+            watches.spawn(probe::task(watch.instrument(tracing::Span::current())));
         }
         let keeper = Arc::new(Keeper::new(
             self.ground.store.clone(),

@@ -36,6 +36,9 @@ const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// The same after many refusals in a row: what stands in the way is not to be seen.
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
+/// So many refusals in a row because of the record alone, and it is read instead of waited for.
+const PATIENT_REFUSALS: u32 = 4;
+
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
 pub struct Placement {
@@ -328,8 +331,12 @@ impl RcController {
                 let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(promised).collect();
                 self.world.ledger.reread(&overtaken).await?;
                 if refusals.iter().all(|refusal| refusal.op == 1) {
-                    // Only the record itself changed: its tree brings it.
-                    self.post.records.hurry();
+                    // Only the record itself changed: its tree brings it. Not after a restored snapshot: what
+                    // that brought back has an index that no watch waits for.
+                    match self.refused {
+                        0..PATIENT_REFUSALS => self.post.records.hurry(),
+                        _ => drop(self.post.records.read_now().await?),
+                    }
                 } else if refusals.iter().any(|refusal| promised(refusal).is_none()) {
                     self.refresh().await?;
                 }

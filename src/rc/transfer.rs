@@ -151,6 +151,10 @@ impl RcController {
                 return self.undo_transfer(look, &why).await;
             }
         };
+        // A scheduler may name any node; what it allocates is eligible from then on.
+        if !look.eligible.contains(&new) || self.world.standing(&new) != Standing::Ready {
+            return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
+        }
         let leaving = [transfer.old_node.clone()];
         let asked =
             self.placement.scheduler.deallocate_nodes(request(&look.spec), &leaving, transfer.id);

@@ -1,0 +1,100 @@
+//! Lives through simulated worlds, one per seed, and stops at the first in which something happens that must not.
+//!
+//!     cargo run --features sim --example sim -- --seeds 0..1000
+//!     cargo run --features sim --example sim -- --seed 17 --trace
+//!     cargo run --features sim --example sim -- --mutations
+//!
+//! Ends with 0 when nothing was found, with 1 when something was, with 2 when it was called wrongly.
+
+use std::io::Write as _;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+use rcfarm::sim::{Options, Report, run};
+
+/// Simulated worlds.
+#[derive(Parser)]
+struct Args {
+    /// Which seeds, as `first..end`.
+    #[arg(long, default_value = "0..1000", value_parser = range)]
+    seeds: Range<u64>,
+    /// One seed alone.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print every operation; of one seed.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Go on after a violation, and list the seeds that had one.
+    #[arg(long)]
+    all: bool,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let wrong = || format!("{text:?} is no range: write it like 0..1000");
+    let (first, end) = text.split_once("..").ok_or_else(wrong)?;
+    let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+    Ok(number(first)?..number(end)?)
+}
+
+fn show(report: &Report) {
+    let Some(violation) = &report.violation else { return };
+    for line in &report.last {
+        println!("{line}");
+    }
+    println!("seed {}: invariant {}: {}", report.seed, violation.invariant, violation.what);
+    println!("replay it: cargo run --features sim --example sim -- --seed {} --trace", report.seed);
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(seed) = args.seed {
+        let report = run(seed, &Options { print: args.trace, ..Options::default() });
+        show(&report);
+        let (applied, lived, hash) = (report.applied, report.lived, report.hash);
+        println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
+        return ExitCode::from(u8::from(report.violation.is_some()));
+    }
+    let bad = many(&args);
+    ExitCode::from(u8::from(bad))
+}
+
+fn many(args: &Args) -> bool {
+    let (begun, total) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
+    let (next, done) = (AtomicU64::new(args.seeds.start), AtomicU64::new(0));
+    let found = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads.max(1) {
+            scope.spawn(|| {
+                while !found.load(Ordering::SeqCst) || args.all {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    if seed >= args.seeds.end {
+                        return;
+                    }
+                    let report = run(seed, &Options::default());
+                    let done = done.fetch_add(1, Ordering::SeqCst) + 1;
+                    if let Some(violation) = &report.violation {
+                        let first = !found.swap(true, Ordering::SeqCst);
+                        match args.all {
+                            true => {
+                                println!("seed {seed}: {} {}", violation.invariant, violation.what)
+                            }
+                            false if first => show(&report),
+                            false => {}
+                        }
+                    }
+                    eprint!("\r{done} of {total} ");
+                    let _ = std::io::stderr().flush();
+                }
+            });
+        }
+    });
+    let (done, took) = (done.load(Ordering::SeqCst), begun.elapsed().as_secs_f64());
+    println!("\r{done} seeds in {took:.1} s, {:.1} a second", done as f64 / took);
+    found.load(Ordering::SeqCst)
+}

@@ -1,0 +1,157 @@
+//! The machines: their labels, their records, and the health of the pods that are intended for them.
+//!
+//! Agents are honest and prompt: a moment after an intent appears the pod is healthy, unless its node is ill.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::invariant::Picture;
+use super::referee::{Actor, Referee};
+use crate::embedded::Embedded;
+use crate::ids::{NodeName, SessionId};
+use crate::node::Health;
+use crate::node::record::{NodeRecord, NodeState};
+use crate::rc::plan::Place;
+use crate::store::{Behavior, DeleteMode, NewSession, PutMode, Reader, Store, key};
+
+/// See the module.
+pub struct Fleet {
+    consul: Embedded,
+    referee: Arc<Referee>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    ill: BTreeSet<NodeName>,
+    agents: BTreeMap<NodeName, SessionId>,
+}
+
+/// Agents look at their intents this often.
+const MOMENT: Duration = Duration::from_millis(400);
+
+/// The name of a machine.
+#[must_use]
+pub fn node(n: usize) -> NodeName {
+    format!("n{n}").parse().expect("a node's name")
+}
+
+impl Fleet {
+    /// No machines yet.
+    #[must_use]
+    pub fn new(consul: Embedded, referee: Arc<Referee>) -> Arc<Fleet> {
+        Arc::new(Fleet { consul, referee, state: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, key: &crate::store::Key, value: String, mode: PutMode) {
+        let put = self.consul.put(key, value.into(), 0, mode);
+        let _ = self.referee.now(Actor::Node, put);
+    }
+
+    /// Labels a machine; `None`: the value is malformed.
+    pub fn label(&self, node: &NodeName, pool: Option<&str>) {
+        let value = pool.map_or("{".to_owned(), |pool| json!({"pool": pool}).to_string());
+        self.put(&key::node_labels(node), value, PutMode::Set);
+    }
+
+    /// Starts a machine's agent, again if it runs: its session holds its record.
+    pub fn start_agent(&self, node: &NodeName, state: NodeState) {
+        self.kill_agent(node);
+        let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+        let session = self.referee.now(Actor::Node, self.consul.create_session(&new));
+        let Ok(session) = session else { return };
+        let record = NodeRecord { state, session: Some(session.clone()), ..NodeRecord::default() };
+        let value = String::from_utf8_lossy(&record.encode()).into_owned();
+        self.put(&key::node(node), value, PutMode::Acquire(session.clone()));
+        self.lock().agents.insert(node.clone(), session);
+    }
+
+    /// A machine's agent dies.
+    pub fn kill_agent(&self, node: &NodeName) {
+        let session = self.lock().agents.remove(node);
+        if let Some(session) = session {
+            let _ = self.referee.now(Actor::Node, self.consul.destroy_session(&session));
+        }
+    }
+
+    /// Whether a machine has an agent.
+    #[must_use]
+    pub fn has_agent(&self, node: &NodeName) -> bool {
+        self.lock().agents.contains_key(node)
+    }
+
+    /// An operator drains a machine, or ends that.
+    pub fn drain(&self, node: &NodeName, state: NodeState) {
+        let key = key::node(node);
+        let read = self.consul.get(&key, crate::store::Query::PLAIN);
+        let Ok(answer) = self.referee.now(Actor::User, read) else { return };
+        let entry = answer.value.as_ref();
+        let mut record =
+            entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
+        record.state = state;
+        let value = String::from_utf8_lossy(&record.encode()).into_owned();
+        self.put(&key, value, PutMode::Set);
+    }
+
+    /// A machine's pods fail their checks, or pass again.
+    pub fn set_ill(&self, node: &NodeName, ill: bool) {
+        let set = &mut self.lock().ill;
+        if ill {
+            set.insert(node.clone())
+        } else {
+            set.remove(node)
+        };
+    }
+
+    /// Everything is well.
+    pub fn heal(&self) {
+        self.lock().ill.clear();
+    }
+
+    /// Runs the agents, for ever.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(MOMENT).await;
+            self.report();
+        }
+    }
+
+    fn report(&self) {
+        let said = |picture: &Picture, place: &Place| {
+            picture.health.get(place).and_then(|t| t.now().copied()).unwrap_or_default()
+        };
+        let ill = self.lock().ill.clone();
+        let wanted = |picture: &Picture, place: &Place| match picture.intents.contains(place) {
+            true if ill.contains(&place.node) => Health::Critical,
+            true => Health::Passing,
+            false => Health::Absent,
+        };
+        let news: Vec<(Place, Health)> = self.referee.look(|picture, _| {
+            let places = picture.intents.iter().chain(picture.health.keys());
+            let places: BTreeSet<&Place> = places.collect();
+            let news = places.into_iter().filter_map(|place| {
+                let wanted = wanted(picture, place);
+                (wanted != said(picture, place)).then(|| (place.clone(), wanted))
+            });
+            news.collect()
+        });
+        for (Place { node, pod }, health) in news {
+            let key = key::health(&pod, &node);
+            if health == Health::Absent {
+                let delete = self.consul.delete(&key, DeleteMode::Always);
+                let _ = self.referee.now(Actor::Node, delete);
+            } else {
+                let status = health.to_string();
+                let value = json!({"Id": pod, "Node": node, "Service": pod, "Status": status});
+                self.put(&key, value.to_string(), PutMode::Set);
+            }
+        }
+    }
+}

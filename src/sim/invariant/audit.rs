@@ -1,0 +1,159 @@
+//! The log is the state (15): each transition has exactly one entry in its transaction, which says what happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Deed, Facts, Item, Picture, PodSeen, Say};
+use crate::audit::{Actual, AuditRecord, Details, Logged, compare, fold};
+use crate::ids::{NodeName, RcId};
+use crate::rc::plan::Place;
+use crate::rc::status::RcStatus;
+use crate::store::key;
+
+/// After one deed.
+pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+    if deed.process().is_none() {
+        return;
+    }
+    let entries = entries(deed, say);
+    let Some(rc) = deed.record() else {
+        if !entries.is_empty() {
+            say(15, "an audit record was written apart from what it is about".to_owned());
+        }
+        return;
+    };
+    chain(deed, rc, say);
+    retargets(deed, picture, rc, &entries, say);
+    transfers(deed, rc, &entries, say);
+}
+
+fn entries(deed: &Deed<'_>, say: Say<'_>) -> Vec<Details> {
+    let mut all = Vec::new();
+    for (item, change) in &deed.changes {
+        let (Item::Audit(id), Some(entry)) = (item, &change.after) else { continue };
+        match AuditRecord::decode(&entry.value).and_then(|record| record.details()) {
+            Ok(details) => all.push(details),
+            Err(error) => say(15, format!("audit record {id}: {error}")),
+        }
+    }
+    all
+}
+
+/// Each transaction of an owner replaces the status of the one before.
+fn chain(deed: &Deed<'_>, rc: RcId, say: Say<'_>) {
+    let (before, after) = statuses(deed, rc);
+    if after.revision != before.revision + 1 {
+        let (was, is) = (before.revision, after.revision);
+        say(15, format!("{rc}: revision {is} follows {was}, so a transaction was overtaken"));
+    }
+}
+
+fn statuses(deed: &Deed<'_>, rc: RcId) -> (RcStatus, RcStatus) {
+    let change = deed.changes.iter().find(|(item, _)| *item == Item::Status(rc));
+    let decode = |entry: &std::sync::Arc<crate::store::Entry>| RcStatus::decode(&entry.value).ok();
+    let side = |entry: Option<&std::sync::Arc<crate::store::Entry>>| {
+        entry.and_then(decode).unwrap_or_default()
+    };
+    match change {
+        Some((_, change)) => (side(change.before.as_ref()), side(change.after.as_ref())),
+        None => Default::default(),
+    }
+}
+
+/// A change of pods has one entry, which names the nodes as they changed and as they are.
+fn retargets(deed: &Deed<'_>, picture: &Picture, rc: RcId, entries: &[Details], say: Say<'_>) {
+    let retargets: Vec<_> = entries
+        .iter()
+        .filter_map(|details| if let Details::Retarget(d) = details { Some(d) } else { None })
+        .collect();
+    let mut touched: BTreeSet<&NodeName> = BTreeSet::new();
+    let after: BTreeSet<NodeName> = picture.places(rc).into_iter().map(|p| p.node).collect();
+    let mut before: BTreeSet<Place> = picture.places(rc);
+    for (item, change) in &deed.changes {
+        let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
+        touched.insert(&place.node);
+        if matches!(item, Item::Pod(_)) {
+            let was = change.before.as_deref().map(PodSeen::of).and_then(|pod| pod.rc);
+            if was == Some(rc) {
+                before.insert(place.clone())
+            } else {
+                before.remove(place)
+            };
+        }
+    }
+    let before: BTreeSet<NodeName> = before.into_iter().map(|place| place.node).collect();
+    let (wanted, found) = (usize::from(!touched.is_empty()), retargets.len());
+    if wanted != found {
+        say(15, format!("{rc}: {found} audit records of a change of pods, expected {wanted}"));
+        return;
+    }
+    let Some(retarget) = retargets.first() else { return };
+    let set = |nodes: &[NodeName]| nodes.iter().cloned().collect::<BTreeSet<NodeName>>();
+    let (added, removed) = (set(&retarget.nodes_added), set(&retarget.nodes_removed));
+    let listed = retarget.nodes.as_ref().map(|nodes| set(nodes));
+    let agrees = retarget.replication_controller_id == rc
+        && added == &after - &before
+        && removed == &before - &after
+        && listed.is_none_or(|listed| listed == after)
+        && retarget.count == picture.places(rc).len();
+    if !agrees {
+        say(
+            15,
+            format!("{rc}: the log says {retarget:?}, pods were on {before:?}, are on {after:?}"),
+        );
+    }
+}
+
+/// A transfer's begin and end have one entry each.
+fn transfers(deed: &Deed<'_>, rc: RcId, entries: &[Details], say: Say<'_>) {
+    let (before, after) = statuses(deed, rc);
+    let (before, after) = (before.transfer.map(|t| t.id), after.transfer.map(|t| t.id));
+    let wanted = match (before, after) {
+        (None, Some(id)) => vec![(true, id)],
+        (Some(id), None) => vec![(false, id)],
+        (Some(old), Some(new)) if old != new => vec![(false, old), (true, new)],
+        _ => Vec::new(),
+    };
+    let found = entries.iter().filter_map(|details| match details {
+        Details::NodeTransferStart(d) => Some((true, d.node_transfer_id)),
+        Details::NodeTransferCompletion(d) | Details::NodeTransferRollback(d) => {
+            Some((false, d.node_transfer_id))
+        }
+        _ => None,
+    });
+    let found: Vec<_> = found.collect();
+    if wanted != found {
+        say(15, format!("{rc}: transfers {before:?} -> {after:?}, the log says {found:?}"));
+    }
+}
+
+/// Folding the whole log gives the state, but for records whose pods a user changed by hand.
+pub fn check_fold(picture: &Picture, facts: &Facts, say: Say<'_>) {
+    let prefix = key::audit_logs();
+    let logged = picture.below(prefix.as_str()).filter_map(|entry| {
+        let id = prefix.tail(&entry.key)?.parse().ok()?;
+        let record = AuditRecord::decode(&entry.value).ok()?;
+        Some(Logged { id, index: entry.create_index, record })
+    });
+    let log: Vec<Logged> = logged.collect();
+    let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
+    for (rc, places) in &picture.by_rc {
+        let nodes = places.iter().map(|place| place.node.clone()).collect();
+        actual.entry(*rc).or_default().nodes = nodes;
+    }
+    for (rc, spec) in &picture.records {
+        let desired = spec.as_ref().map(|spec| i64::from(spec.replicas_desired));
+        actual.entry(*rc).or_default().desired = desired;
+    }
+    actual.retain(|_, actual| actual.desired.is_some() || !actual.nodes.is_empty());
+    let folded = fold(&log);
+    for difference in compare(&folded, &actual) {
+        let rc = match &difference {
+            crate::audit::Difference::NotInLog { controller }
+            | crate::audit::Difference::Nodes { controller, .. }
+            | crate::audit::Difference::Desired { controller, .. } => controller,
+        };
+        if !facts.by_hand.contains(rc) {
+            say(15, format!("the log is not the state: {difference}"));
+        }
+    }
+}

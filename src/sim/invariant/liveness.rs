@@ -1,0 +1,51 @@
+//! What must always happen, once the faults have ended (27 to 29).
+
+use std::collections::BTreeSet;
+
+use super::{Facts, Picture};
+use crate::ids::RcId;
+use crate::rc::plan::Place;
+use crate::rc::spec::RcSpec;
+
+/// What is not yet as it shall be; `None`: everything is. `live` are the processes that run.
+#[must_use]
+pub fn unsettled(
+    picture: &Picture,
+    facts: &Facts,
+    live: &BTreeSet<u32>,
+    wanted: &[RcId],
+) -> Option<String> {
+    wanted.iter().find_map(|rc| {
+        let Some(spec) = picture.spec(*rc) else { return Some(format!("{rc} has no record")) };
+        owner(picture, facts, live, *rc).or_else(|| count(picture, spec))
+    })
+}
+
+fn owner(picture: &Picture, facts: &Facts, live: &BTreeSet<u32>, rc: RcId) -> Option<String> {
+    let Some(session) = picture.owners.get(&rc) else { return Some(format!("{rc} has no owner")) };
+    let Some(process) = facts.sessions.get(session).filter(|process| live.contains(process)) else {
+        return Some(format!("{rc} is owned by a process that is dead"));
+    };
+    let farm = &facts.processes[process];
+    let labels = picture.rc_labels.get(&rc).and_then(|t| t.now()?.clone()).unwrap_or_default();
+    if !farm.selector.matches(&labels) {
+        return Some(format!("{rc} is owned by {}, whose selector does not match it", farm.farm));
+    }
+    let said = picture.statuses.get(&rc).and_then(|status| status.owner.as_ref());
+    (said.map(|owner| &owner.farm) != Some(&farm.farm))
+        .then(|| format!("{rc} is owned by {}, which has not said so", farm.farm))
+}
+
+/// As many pods as asked for, or as there is room for.
+fn count(picture: &Picture, spec: &RcSpec) -> Option<String> {
+    let mine = picture.places(spec.id);
+    let on: BTreeSet<_> = mine.iter().map(|place| &place.node).collect();
+    let free = |node: &&crate::ids::NodeName| {
+        let place = Place { node: (*node).clone(), pod: spec.manifest.id().clone() };
+        let taken = picture.pods.contains_key(&place) || picture.intents.contains(&place);
+        !on.contains(node) && !taken && picture.is_fit(spec, node)
+    };
+    let room = mine.len() + picture.node_labels.keys().filter(free).count();
+    let wanted = room.min(spec.replicas_desired as usize);
+    (mine.len() != wanted).then(|| format!("{} has {} pods, not {wanted}", spec.id, mine.len()))
+}

@@ -1,0 +1,107 @@
+//! What must never happen, looked at after every applied write. The numbers are those of the list of invariants.
+//!
+//! | file | invariants |
+//! |---|---|
+//! | `ownership.rs` | 1 owner, 2 deadline, 3 selector, 4 nothing left behind |
+//! | `replication.rs` | 6 counts, 7 places, 8 whole pods, 9 own pods, 10 disabled, 11 health, 12 bad records, 13 no cause, 14 promises |
+//! | `audit.rs` | 15 the log is the state, one entry per transition, an unbroken chain |
+//! | `liveness.rs` | 27 desired state, 28 take-over, 29 rest, 12 again: after the faults have ended |
+//!
+//! Invariant 5 (each layer holds alone) is what the mutations show: `docs/mutations.md`. Jobs, gangs and queues (16 to
+//! 25) get files of their own here: a new group is one function of a [`Deed`] and the [`Picture`], called in
+//! [`check`], and what it reads of the store is decoded in `picture.rs`.
+//!
+//! What a farm decides it decides on views that are a moment old, and not everything is guarded in the transaction.
+//! Where a rule is about such things (labels of nodes, health), it holds if there was a moment within [`VIEW`] at
+//! which the deed would have been right.
+
+pub mod audit;
+pub mod liveness;
+pub mod ownership;
+mod picture;
+pub mod replication;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub use picture::{Item, Picture, PodSeen};
+
+use super::referee::Actor;
+use crate::embedded::{Change, KvOp, Verb};
+use crate::ids::{FarmName, RcId, SessionId};
+use crate::labels::Selector;
+use crate::store::key;
+
+/// A view that a live farm acts on is at most this old.
+pub const VIEW: Duration = Duration::from_secs(25);
+
+/// Something that must not happen, and did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The number in the list of invariants.
+    pub invariant: u32,
+    /// What happened.
+    pub what: String,
+}
+
+/// Collects violations.
+pub type Say<'a> = &'a mut dyn FnMut(u32, String);
+
+/// One applied write of one actor.
+pub struct Deed<'a> {
+    /// When, since the start.
+    pub at: Duration,
+    /// Whose.
+    pub actor: Actor,
+    /// What was asked for.
+    pub ops: &'a [KvOp],
+    /// What it changed, and of what kind that is.
+    pub changes: Vec<(Item, &'a Change)>,
+}
+
+/// What is known of a process.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// The farm.
+    pub farm: FarmName,
+    /// Which records it may claim.
+    pub selector: Selector,
+}
+
+/// What the checks know besides the store.
+#[derive(Default)]
+pub struct Facts {
+    /// The processes, each start of a farm being one.
+    pub processes: BTreeMap<u32, Process>,
+    /// Whose each session is.
+    pub sessions: BTreeMap<SessionId, u32>,
+    /// Records whose pods a user changed by hand, so that the log cannot know them.
+    pub by_hand: BTreeSet<RcId>,
+}
+
+impl Deed<'_> {
+    /// The record that a controller's transaction is about: the one whose status it replaces.
+    #[must_use]
+    pub fn record(&self) -> Option<RcId> {
+        self.ops.iter().filter(|op| op.verb != Verb::Get).find_map(|op| {
+            let tail = key::rc_statuses().tail(&op.key)?.split_once('/')?.0;
+            tail.parse().ok()
+        })
+    }
+
+    /// The process, if one did it.
+    #[must_use]
+    pub fn process(&self) -> Option<u32> {
+        match self.actor {
+            Actor::Process(n) => Some(n),
+            _ => None,
+        }
+    }
+}
+
+/// Looks at one deed; `picture` is what it left.
+pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+    ownership::check(deed, picture, facts, say);
+    replication::check(deed, picture, say);
+    audit::check(deed, picture, say);
+}

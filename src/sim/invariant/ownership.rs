@@ -1,0 +1,105 @@
+//! Who may write what (1 to 4).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Deed, Facts, Item, Picture, Say};
+use crate::ids::RcId;
+use crate::labels::{Labels, Selector};
+
+/// After one deed.
+pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+    nothing_left(deed, say);
+    new_owners(deed, picture, facts, say);
+    let Some(process) = deed.process() else { return };
+    let Some(farm) = facts.processes.get(&process) else { return };
+    for rc in written(deed) {
+        match picture.owners.get(&rc) {
+            Some(session) if facts.sessions.get(session) == Some(&process) => {}
+            holder => {
+                let whose = holder.and_then(|s| facts.sessions.get(s)).map(|n| format!("#{n}"));
+                let whose = whose.unwrap_or_else(|| "nobody".to_owned());
+                let me = &farm.farm;
+                say(1, format!("{me} #{process} changed {rc}, whose lock {whose} holds"));
+            }
+        }
+        if !may_match(picture, rc, &farm.selector, deed) {
+            let (me, selector) = (&farm.farm, &farm.selector);
+            say(3, format!("{me} changed {rc}, which its selector {selector:?} does not match"));
+        }
+    }
+}
+
+/// Records that a transaction says something of: pods, status.
+fn written(deed: &Deed<'_>) -> BTreeSet<RcId> {
+    let mut all: BTreeSet<RcId> = deed.record().into_iter().collect();
+    for (item, change) in &deed.changes {
+        match item {
+            Item::Status(rc) => _ = all.insert(*rc),
+            Item::Pod(_) => {
+                let sides = [&change.before, &change.after];
+                let owners = sides.into_iter().flatten().map(|e| super::PodSeen::of(e).rc);
+                all.extend(owners.flatten());
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &Deed<'_>) -> bool {
+    if selector.is_everything() {
+        return true;
+    }
+    let matches =
+        |labels: &Option<Labels>| labels.as_ref().is_some_and(|labels| selector.matches(labels));
+    let bare = selector.matches(&Labels::new());
+    picture.rc_labels.get(&rc).map_or(bare, |t| t.ever(picture.oldest_view(deed.at), bare, matches))
+}
+
+/// A lock that nobody holds is none: its key goes with its holder.
+fn nothing_left(deed: &Deed<'_>, say: Say<'_>) {
+    for (item, change) in &deed.changes {
+        let (Item::Owner(rc) | Item::OtherLock(rc)) = item else { continue };
+        if change.after.as_ref().is_some_and(|entry| entry.session.is_none()) {
+            say(4, format!("{} of {rc} stays without a holder", change.key));
+        }
+    }
+}
+
+/// Whoever gets a lock may have it.
+fn new_owners(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+    for (item, change) in &deed.changes {
+        let Item::Owner(rc) = item else { continue };
+        let Some(session) = change.after.as_ref().and_then(|entry| entry.session.as_ref()) else {
+            continue;
+        };
+        let owner = facts.sessions.get(session).and_then(|process| facts.processes.get(process));
+        let Some(owner) = owner else { continue };
+        if !may_match(picture, *rc, &owner.selector, deed) {
+            let (farm, selector) = (&owner.farm, &owner.selector);
+            say(3, format!("{farm} got {rc}, which its selector {selector:?} does not match"));
+        }
+    }
+}
+
+/// What a process was last told of its session.
+#[derive(Debug, Clone, Default)]
+pub struct Proof {
+    /// Until when the last acknowledged beat is good; `None`: there is no check.
+    pub check: Option<Instant>,
+    /// Until when the last acknowledged renewal is; `None`: there is no session yet.
+    pub renewal: Option<Instant>,
+    /// The check's TTL, if there is one, and the session's.
+    pub terms: (Option<Duration>, Duration),
+}
+
+impl Proof {
+    /// 2: whether a write may be begun now.
+    #[must_use]
+    pub fn holds(&self, now: Instant) -> bool {
+        [self.check, self.renewal].into_iter().flatten().all(|until| now < until)
+    }
+}

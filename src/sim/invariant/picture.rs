@@ -1,0 +1,349 @@
+//! The store as the checks see it: decoded, with the past of what is not guarded in transactions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::VIEW;
+use crate::embedded::{Change, Tables};
+use crate::ids::{NodeName, RcId, SessionId};
+use crate::labels::{Labels, decode_labels};
+use crate::manifest::Resources;
+use crate::node::Health;
+use crate::node::record::{NodeRecord, NodeState};
+use crate::rc::plan::Place;
+use crate::rc::spec::{RC_ID, RcSpec};
+use crate::rc::status::RcStatus;
+use crate::schedule::capacity::Allocations;
+use crate::store::Entry;
+use crate::store::key::{self, LabelKind};
+
+/// What a key is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Item {
+    Record(RcId),
+    RcLabels(RcId),
+    Status(RcId),
+    Owner(RcId),
+    OtherLock(RcId),
+    Pod(Place),
+    Intent(Place),
+    Health(Place),
+    NodeLabels(NodeName),
+    Node(NodeName),
+    Allocations(NodeName),
+    Audit(Uuid),
+    Other,
+}
+
+impl Item {
+    /// From a key.
+    #[must_use]
+    pub fn of(text: &str) -> Item {
+        Item::known(text).unwrap_or(Item::Other)
+    }
+
+    fn known(text: &str) -> Option<Item> {
+        let pods = key::labels(LabelKind::Pod);
+        let place = |prefix| {
+            let (node, pod) = key::node_and_pod(prefix, text)?;
+            Some(Place { node, pod })
+        };
+        if let Some(tail) = key::rcs().tail(text) {
+            Some(Item::Record(tail.parse().ok()?))
+        } else if pods.tail(text).is_some() {
+            Some(Item::Pod(place(&pods)?))
+        } else if key::intents().tail(text).is_some() {
+            Some(Item::Intent(place(&key::intents())?))
+        } else if let Some(tail) = key::rc_statuses().tail(text) {
+            Some(Item::Status(tail.split_once('/')?.0.parse().ok()?))
+        } else if let Some(tail) = key::audit_logs().tail(text) {
+            Some(Item::Audit(tail.parse().ok()?))
+        } else if key::healths().tail(text).is_some() {
+            let (pod, node) = key::pod_and_node(&key::healths(), text)?;
+            Some(Item::Health(Place { node, pod }))
+        } else if let Some(tail) = key::rc_locks().tail(text) {
+            match key::split_lock(&key::rc_locks(), tail) {
+                (id, None) => Some(Item::Owner(id.parse().ok()?)),
+                (id, Some(_)) => Some(Item::OtherLock(id.parse().ok()?)),
+            }
+        } else if let Some(tail) = key::labels(LabelKind::Node).tail(text) {
+            Some(Item::NodeLabels(tail.parse().ok()?))
+        } else if let Some(tail) = key::labels(LabelKind::ReplicationController).tail(text) {
+            Some(Item::RcLabels(tail.parse().ok()?))
+        } else if let Some(tail) = key::nodes().tail(text) {
+            Some(Item::Node(tail.parse().ok()?))
+        } else {
+            Some(Item::Allocations(key::allocations().tail(text)?.parse().ok()?))
+        }
+    }
+}
+
+/// A value and what it was before.
+#[derive(Debug, Clone, Default)]
+pub struct Timeline<T>(Vec<(Duration, T)>);
+
+impl<T: Clone + PartialEq> Timeline<T> {
+    fn push(&mut self, at: Duration, value: T) {
+        if self.0.last().is_none_or(|(_, last)| *last != value) {
+            self.0.push((at, value));
+        }
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn now(&self) -> Option<&T> {
+        self.0.last().map(|(_, value)| value)
+    }
+
+    /// Whether there was a moment since `from` at which `holds` was true of the value; `absent` is what it is
+    /// before the first.
+    pub fn ever(&self, from: Duration, absent: bool, holds: impl Fn(&T) -> bool) -> bool {
+        let begun = self.0.iter().rposition(|(at, _)| *at <= from);
+        let before = begun.is_none() && absent;
+        before || self.0[begun.unwrap_or(0)..].iter().any(|(_, value)| holds(value))
+    }
+}
+
+/// A pod's labels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodSeen {
+    /// Whose it is.
+    pub rc: Option<RcId>,
+}
+
+impl PodSeen {
+    /// From an entry.
+    #[must_use]
+    pub fn of(entry: &Entry) -> PodSeen {
+        let labels = decode_labels(&entry.value).unwrap_or_default();
+        PodSeen { rc: labels.get(RC_ID).and_then(|id| id.parse().ok()) }
+    }
+}
+
+/// What a node says of itself, as far as placement goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    /// It shall become empty.
+    pub draining: bool,
+    /// Its agent's session does not hold its record.
+    pub gone: bool,
+    /// What it has.
+    pub capacity: Resources,
+}
+
+/// A restored snapshot shows old data under indexes that never come again: watches notice when they next read
+/// everything, which is within five minutes.
+const AFTER_RESTORE: Duration = Duration::from_secs(310);
+
+/// See the module.
+#[derive(Default)]
+pub struct Picture {
+    restored_at: Option<Duration>,
+    entries: BTreeMap<String, Arc<Entry>>,
+    /// The records; `None`: unreadable.
+    pub records: BTreeMap<RcId, Option<Arc<RcSpec>>>,
+    /// Their labels; `None`: unreadable.
+    pub rc_labels: BTreeMap<RcId, Timeline<Option<Labels>>>,
+    /// Their statuses.
+    pub statuses: BTreeMap<RcId, RcStatus>,
+    /// Who owns them.
+    pub owners: BTreeMap<RcId, SessionId>,
+    /// Pods by place.
+    pub pods: BTreeMap<Place, PodSeen>,
+    /// Pods by owner.
+    pub by_rc: BTreeMap<RcId, BTreeSet<Place>>,
+    /// Places with an intent.
+    pub intents: BTreeSet<Place>,
+    /// Health by place.
+    pub health: BTreeMap<Place, Timeline<Health>>,
+    /// Labels of nodes; `None`: none, or unreadable.
+    pub node_labels: BTreeMap<NodeName, Timeline<Option<Labels>>>,
+    /// What nodes say of themselves; `None`: nothing.
+    pub nodes: BTreeMap<NodeName, Timeline<Option<Said>>>,
+    /// What is promised on nodes.
+    pub allocations: BTreeMap<NodeName, Allocations>,
+}
+
+impl Picture {
+    /// Takes a change in; what kind of key it was.
+    pub fn apply(&mut self, at: Duration, change: &Change) -> Item {
+        self.set(at, &change.key, change.after.clone())
+    }
+
+    /// Takes over a restored state.
+    pub fn reload(&mut self, at: Duration, tables: &Tables) {
+        self.restored_at = Some(at);
+        let gone: Vec<String> =
+            self.entries.keys().filter(|key| tables.kv.get(key).is_none()).cloned().collect();
+        for key in gone {
+            self.set(at, &key, None);
+        }
+        for entry in tables.kv.list("") {
+            if self.entries.get(&entry.key) != Some(entry) {
+                self.set(at, &entry.key, Some(entry.clone()));
+            }
+        }
+    }
+
+    fn set(&mut self, at: Duration, key: &str, entry: Option<Arc<Entry>>) -> Item {
+        let item = Item::of(key);
+        match (&item, &entry) {
+            (Item::Record(id), Some(entry)) => {
+                let spec = RcSpec::decode(*id, &entry.value).ok().map(Arc::new);
+                self.records.insert(*id, spec);
+            }
+            (Item::Record(id), None) => drop(self.records.remove(id)),
+            (Item::Status(id), Some(entry)) => {
+                let status = RcStatus::decode(&entry.value).unwrap_or_default();
+                self.statuses.insert(*id, status);
+            }
+            (Item::Status(id), None) => drop(self.statuses.remove(id)),
+            (Item::Owner(id), entry) => {
+                match entry.as_ref().and_then(|entry| entry.session.clone()) {
+                    Some(session) => drop(self.owners.insert(*id, session)),
+                    None => drop(self.owners.remove(id)),
+                }
+            }
+            (Item::Pod(place), entry) => self.set_pod(place, entry.as_deref().map(PodSeen::of)),
+            (Item::Intent(place), Some(_)) => _ = self.intents.insert(place.clone()),
+            (Item::Intent(place), None) => _ = self.intents.remove(place),
+            (Item::Health(place), entry) => {
+                let health = entry.as_ref().map_or(Health::Absent, |e| Health::decode(&e.value));
+                self.health.entry(place.clone()).or_default().push(at, health);
+            }
+            (Item::NodeLabels(node), entry) => {
+                let labels = entry.as_ref().and_then(|entry| decode_labels(&entry.value).ok());
+                self.node_labels.entry(node.clone()).or_default().push(at, labels);
+            }
+            (Item::RcLabels(id), entry) => {
+                let labels = match entry {
+                    Some(entry) => decode_labels(&entry.value).ok(),
+                    None => Some(Labels::new()),
+                };
+                self.rc_labels.entry(*id).or_default().push(at, labels);
+            }
+            (Item::Node(node), entry) => {
+                let said = entry.as_ref().and_then(|entry| said(entry));
+                self.nodes.entry(node.clone()).or_default().push(at, said);
+            }
+            (Item::Allocations(node), Some(entry)) => {
+                let promised = Allocations::decode(&entry.value).unwrap_or_default();
+                self.allocations.insert(node.clone(), promised);
+            }
+            (Item::Allocations(node), None) => drop(self.allocations.remove(node)),
+            (Item::OtherLock(_) | Item::Audit(_) | Item::Other, _) => {}
+        }
+        match entry {
+            Some(entry) => drop(self.entries.insert(key.to_owned(), entry)),
+            None => drop(self.entries.remove(key)),
+        }
+        item
+    }
+
+    fn set_pod(&mut self, place: &Place, seen: Option<PodSeen>) {
+        if let Some(rc) = self.pods.remove(place).and_then(|pod| pod.rc)
+            && let Some(places) = self.by_rc.get_mut(&rc)
+        {
+            places.remove(place);
+        }
+        let Some(seen) = seen else { return };
+        if let Some(rc) = seen.rc {
+            self.by_rc.entry(rc).or_default().insert(place.clone());
+        }
+        self.pods.insert(place.clone(), seen);
+    }
+
+    /// The places of an RC's pods.
+    #[must_use]
+    pub fn places(&self, rc: RcId) -> BTreeSet<Place> {
+        self.by_rc.get(&rc).cloned().unwrap_or_default()
+    }
+
+    /// The readable record of an RC.
+    #[must_use]
+    pub fn spec(&self, rc: RcId) -> Option<&RcSpec> {
+        self.records.get(&rc)?.as_deref()
+    }
+
+    /// Views that are acted on at `now` may be as old as this.
+    #[must_use]
+    pub fn oldest_view(&self, now: Duration) -> Duration {
+        let usual = now.saturating_sub(VIEW);
+        let restored = self.restored_at.filter(|at| now < *at + AFTER_RESTORE);
+        restored.map_or(usual, |at| usual.min(at.saturating_sub(VIEW)))
+    }
+
+    /// Whether a node may have looked fit for an RC's pods lately.
+    #[must_use]
+    pub fn maybe_fit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let matches = |labels: &Option<Labels>| {
+            labels.as_ref().is_some_and(|labels| spec.node_selector.matches(labels))
+        };
+        let labelled = self.node_labels.get(node).is_some_and(|t| t.ever(from, false, matches));
+        let ready = |said: &Option<Said>| said.as_ref().is_none_or(|s| !s.draining && !s.gone);
+        labelled && self.nodes.get(node).is_none_or(|t| t.ever(from, true, ready))
+    }
+
+    /// Whether a node may have looked unfit for an RC's pods lately.
+    #[must_use]
+    pub fn maybe_unfit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let differs = |labels: &Option<Labels>| {
+            labels.as_ref().is_none_or(|labels| !spec.node_selector.matches(labels))
+        };
+        let unlabelled = self.node_labels.get(node).is_none_or(|t| t.ever(from, true, differs));
+        unlabelled || self.maybe_leaving(node, now)
+    }
+
+    /// Whether a node may have looked drained or lost lately.
+    #[must_use]
+    pub fn maybe_leaving(&self, node: &NodeName, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let leaving = |said: &Option<Said>| said.as_ref().is_some_and(|s| s.draining || s.gone);
+        self.nodes.get(node).is_some_and(|t| t.ever(from, false, leaving))
+    }
+
+    /// Whether a pod may have looked healthy lately.
+    #[must_use]
+    pub fn maybe_passing(&self, place: &Place, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let passing = |health: &Health| *health == Health::Passing;
+        self.health.get(place).is_some_and(|t| t.ever(from, false, passing))
+    }
+
+    /// Whether a pod looked healthy all the time.
+    #[must_use]
+    pub fn surely_passing(&self, place: &Place, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let ailing = |health: &Health| *health != Health::Passing;
+        let well = self.health.get(place).is_some_and(|t| !t.ever(from, true, ailing));
+        well && !self.maybe_leaving(&place.node, now)
+    }
+
+    /// Whether a node is fit now.
+    #[must_use]
+    pub fn is_fit(&self, spec: &RcSpec, node: &NodeName) -> bool {
+        let labels = self.node_labels.get(node).and_then(|t| t.now()?.as_ref());
+        let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
+        labels.is_some_and(|labels| spec.node_selector.matches(labels))
+            && said.is_none_or(|said| !said.draining && !said.gone)
+    }
+
+    /// The entries below a prefix.
+    pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
+        let from = self.entries.range(prefix.to_owned()..);
+        from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, entry)| entry)
+    }
+}
+
+fn said(entry: &Entry) -> Option<Said> {
+    let record = NodeRecord::decode(&entry.value).ok()?;
+    let gone = record.session.is_some() && entry.session.is_none();
+    let draining = record.state == NodeState::Draining;
+    Some(Said { draining, gone, capacity: record.capacity })
+}

@@ -1,0 +1,211 @@
+//! What farms do to pods (6 to 14).
+
+use std::collections::BTreeSet;
+
+use super::{Deed, Item, Picture, PodSeen, Say};
+use crate::ids::{NodeName, RcId};
+use crate::rc::plan::Place;
+use crate::rc::spec::RcSpec;
+use crate::rc::status::RcStatus;
+
+/// What a transaction did to one RC's pods.
+struct Moves {
+    added: BTreeSet<Place>,
+    removed: BTreeSet<Place>,
+}
+
+impl Moves {
+    fn of(deed: &Deed<'_>, rc: RcId) -> Moves {
+        let mut moves = Moves { added: BTreeSet::new(), removed: BTreeSet::new() };
+        for (item, change) in &deed.changes {
+            let Item::Pod(place) = item else { continue };
+            let owner = |side: &Option<std::sync::Arc<crate::store::Entry>>| {
+                side.as_ref().and_then(|entry| PodSeen::of(entry).rc)
+            };
+            match (owner(&change.before) == Some(rc), owner(&change.after) == Some(rc)) {
+                (true, false) => _ = moves.removed.insert(place.clone()),
+                (false, true) => _ = moves.added.insert(place.clone()),
+                _ => {}
+            }
+        }
+        moves
+    }
+
+    fn nodes(places: &BTreeSet<Place>) -> BTreeSet<&NodeName> {
+        places.iter().map(|place| &place.node).collect()
+    }
+
+    /// Places that were left for good: not those whose pod only got another name on the same node.
+    fn left(&self) -> impl Iterator<Item = &Place> {
+        let stay = Self::nodes(&self.added);
+        self.removed.iter().filter(move |place| !stay.contains(&place.node))
+    }
+
+    fn newly(&self) -> impl Iterator<Item = &Place> {
+        let were = Self::nodes(&self.removed);
+        self.added.iter().filter(move |place| !were.contains(&place.node))
+    }
+}
+
+/// After one deed.
+pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+    promises(deed, picture, say);
+    if deed.process().is_none() {
+        return;
+    }
+    let touched = |(item, _): &&(Item, _)| matches!(item, Item::Pod(_) | Item::Intent(_));
+    let Some(rc) = deed.record() else {
+        if deed.changes.iter().any(|change| touched(&change)) {
+            say(8, "pods were changed, and no record's status with them".to_owned());
+        }
+        return;
+    };
+    transfer_begins(deed, picture, rc, say);
+    if !deed.changes.iter().any(|change| touched(&change)) {
+        return;
+    }
+    whole_and_own(deed, picture, rc, say);
+    let Some(record) = picture.records.get(&rc) else {
+        say(8, format!("pods of {rc} were changed, which has no record"));
+        return;
+    };
+    let Some(spec) = record.as_deref() else {
+        say(12, format!("pods of {rc} were changed, whose record cannot be read"));
+        return;
+    };
+    if spec.disabled {
+        say(10, format!("pods of {rc} were changed, which is disabled"));
+    }
+    let moves = Moves::of(deed, rc);
+    counts(picture, spec, &moves, say);
+    places(deed, picture, spec, &moves, say);
+    removals(deed, picture, spec, &moves, say);
+}
+
+/// 8 and 9: a pod is changed whole, with its record's status, and only by its own record.
+fn whole_and_own(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
+    if !deed.changes.iter().any(|(item, _)| *item == Item::Status(rc)) {
+        say(8, format!("pods of {rc} were changed without its status"));
+    }
+    let label_before = |place: &Place| {
+        let changed = deed.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
+        match changed {
+            Some((_, change)) => change.before.as_deref().map(PodSeen::of),
+            None => picture.pods.get(place).cloned(),
+        }
+    };
+    for (item, change) in &deed.changes {
+        let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
+        let Place { node, pod } = place;
+        if picture.pods.contains_key(place) != picture.intents.contains(place) {
+            say(8, format!("{pod} on {node} is left with labels or an intent, and not both"));
+        }
+        let owner = label_before(place).map(|pod| pod.rc);
+        // A pod without labels whose intent is already right may be adopted: the intent does not change then.
+        if change.before.is_some() && owner != Some(Some(rc)) {
+            say(9, format!("{rc} changed {}, which was not its own ({owner:?})", change.key));
+        }
+    }
+}
+
+/// 6 and 13: never more than asked for, never fewer.
+fn counts(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+    let (count, desired) = (picture.places(spec.id).len(), spec.replicas_desired as usize);
+    let (added, removed) = (moves.added.len(), moves.removed.len());
+    if added > removed && count > desired {
+        say(6, format!("{} grew to {count} pods, asked for are {desired}", spec.id));
+    }
+    if removed > added && count < desired {
+        say(13, format!("{} shrank to {count} pods, asked for are {desired}", spec.id));
+    }
+}
+
+/// 7: one pod per node, on fit nodes.
+fn places(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+    let all = picture.places(spec.id);
+    for Place { node, .. } in &moves.added {
+        if all.iter().filter(|place| place.node == *node).count() > 1 {
+            say(7, format!("{} has two pods on {node}", spec.id));
+        }
+    }
+    for Place { node, .. } in moves.newly() {
+        if !picture.maybe_fit(spec, node, deed.at) {
+            say(7, format!("{} got a pod on {node}, which has not been fit for long", spec.id));
+        }
+    }
+}
+
+/// 11 and 13: the healthy stay above the minimum; a pod moves only away from a node that it should leave.
+fn removals(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+    let moved = moves.newly().next().is_some();
+    for Place { node, .. } in moves.left().filter(|_| moved) {
+        if !picture.maybe_unfit(spec, node, deed.at) {
+            say(13, format!("{} moved a pod off {node}, which was fit all the time", spec.id));
+        }
+    }
+    let least = spec_minimum(picture, spec).min(spec.replicas_desired as usize);
+    let healthy = moves.left().any(|place| picture.surely_passing(place, deed.at));
+    let stay = picture.places(spec.id);
+    let left = stay.iter().filter(|place| picture.maybe_passing(place, deed.at)).count();
+    if !moved && healthy && left < least {
+        say(11, format!("{} has {left} healthy pods left, its minimum is {least}", spec.id));
+    }
+}
+
+fn spec_minimum(picture: &Picture, spec: &RcSpec) -> usize {
+    let labels = picture.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
+    let least = labels.and_then(|l| l.get(crate::store::key::MIN_HEALTH_LABEL)?.parse().ok());
+    least.unwrap_or(0)
+}
+
+/// 11: a transfer of a healthy pod begins only while the others are healthy, or while enough are.
+fn transfer_begins(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
+    let change = deed.changes.iter().find(|(item, _)| *item == Item::Status(rc));
+    let Some((_, change)) = change else { return };
+    let decode = |side: &Option<std::sync::Arc<crate::store::Entry>>| {
+        side.as_ref().and_then(|entry| RcStatus::decode(&entry.value).ok()).unwrap_or_default()
+    };
+    let (before, after) = (decode(&change.before), decode(&change.after));
+    let (None, Some(transfer), Some(spec)) = (before.transfer, after.transfer, picture.spec(rc))
+    else {
+        return;
+    };
+    let places = picture.places(rc);
+    let Some(old) = places.iter().find(|place| place.node == transfer.old_node) else { return };
+    if !picture.surely_passing(old, deed.at) {
+        return;
+    }
+    let others = || places.iter().filter(|place| *place != old);
+    let passing = others().filter(|place| picture.maybe_passing(place, deed.at)).count();
+    if passing < others().count() {
+        say(11, format!("{rc} moves a healthy pod off {} while others ail", old.node));
+    }
+    if !picture.maybe_unfit(spec, &old.node, deed.at) {
+        say(13, format!("{rc} moves a pod off {}, which was fit all the time", old.node));
+    }
+}
+
+/// 14: what is promised on a node is there.
+fn promises(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+    for (item, _) in &deed.changes {
+        let Item::Allocations(node) = item else { continue };
+        let Some(promised) = picture.allocations.get(node) else { continue };
+        let said = picture.nodes.get(node).and_then(|t| t.now()?.as_ref());
+        let Some(capacity) = said.map(|said| &said.capacity) else { continue };
+        let cpu: u64 = promised.pods.values().map(|a| a.cpu_milli).sum();
+        let memory: u64 = promised.pods.values().map(|a| a.memory_bytes).sum();
+        if cpu > capacity.cpu_milli || memory > capacity.memory_bytes {
+            say(14, format!("{node} promised {cpu}m and {memory} B, it has {capacity:?}"));
+        }
+        let mut given = BTreeSet::new();
+        let devices = promised.pods.values().flat_map(|pod| &pod.devices);
+        for (kind, number) in
+            devices.flat_map(|(kind, numbers)| numbers.iter().map(move |n| (kind, n)))
+        {
+            let there = capacity.devices.get(kind).is_some_and(|count| number < count);
+            if !there || !given.insert((kind, number)) {
+                say(14, format!("{node} promised {kind} {number} twice, or has it not"));
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A simulated world: real farms over the model of Consul, on a paused clock, with all chance from one seed.
+//!
+//! | file | is |
+//! |---|---|
+//! | `world.rs` | the world of one seed: set up, play the script, heal, check that all becomes well |
+//! | `script.rs` | what happens and when, drawn from the seed |
+//! | `process.rs` | a farm as a process: started, killed, held still |
+//! | `wire.rs` | the network between a process and Consul |
+//! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
+//! | `referee.rs` | sees every applied write, keeps the trace |
+//! | `invariant/` | what must never happen, and what must always happen |
+//!
+//! The same seed gives the same trace, in any build: everything random comes from forks of one ChaCha8 stream, time is
+//! tokio's paused clock on one thread, and nothing iterates in hash order.
+//!
+//! To add a kind of record: its keys in `invariant/picture.rs`, what users do with it in `users.rs` and `script.rs`, its
+//! invariants as a file of `invariant/`, and what "settled" means for it in `invariant/liveness.rs`. The farm
+//! itself needs nothing: it is put together by its own table of kinds.
+
+mod dice;
+mod fleet;
+mod invariant;
+mod process;
+mod referee;
+mod scheduler;
+mod script;
+#[cfg(test)]
+mod tests;
+mod users;
+mod wire;
+mod world;
+
+use std::time::Duration;
+
+pub use invariant::Violation;
+
+use crate::probe::{self, Mutation};
+
+/// How a run differs from the plain one.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Safety layers that are switched off.
+    pub without: Vec<Mutation>,
+    /// Print the trace as it goes.
+    pub print: bool,
+}
+
+/// What a seed came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// What must not have happened.
+    pub violation: Option<Violation>,
+    /// Writes that were applied.
+    pub applied: u64,
+    /// The hash of the trace: the same for the same seed.
+    pub hash: u64,
+    /// How long it took, in the world's own time.
+    pub lived: Duration,
+    /// The last operations before a violation, oldest first.
+    pub last: Vec<String>,
+}
+
+/// Lives through a seed, on this thread.
+///
+/// # Panics
+/// If the runtime cannot be built.
+#[must_use]
+pub fn run(seed: u64, options: &Options) -> Report {
+    let _without = probe::switch_off(&options.without);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
+    runtime.block_on(world::World::live(seed, options.print))
+}

@@ -1,0 +1,153 @@
+//! A simulated farm daemon: started, killed, stopped, held still, started again.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::dice::Dice;
+use super::invariant::Process;
+use super::referee::{CHECK_TTL, Referee};
+use super::scheduler::{Moods, Odd};
+use super::wire::{Link, Wire};
+use crate::embedded::Embedded;
+use crate::farm::kinds::MakeScheduler;
+use crate::farm::{Farm, FarmSettings, Ground, NODE_GRACE, PreflightError, SessionSettings};
+use crate::probe::Freezer;
+use crate::schedule::{NoDiscovery, SelectorScheduler};
+use crate::store::Limits;
+use crate::time::{Clock, IdSource, Timestamp};
+
+/// Wall-clock time that follows the paused clock, and can be set wrong.
+pub struct WallClock {
+    start: Instant,
+    off_by: Mutex<i64>,
+}
+
+impl WallClock {
+    /// A clock that is right.
+    #[must_use]
+    pub fn new(start: Instant) -> Arc<WallClock> {
+        Arc::new(WallClock { start, off_by: Mutex::new(0) })
+    }
+
+    /// Makes it jump by so many seconds.
+    pub fn jump(&self, seconds: i64) {
+        *self.off_by.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += seconds;
+    }
+}
+
+impl Clock for WallClock {
+    fn wall(&self) -> Timestamp {
+        let off_by = *self.off_by.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let epoch = Timestamp::from_second(1_767_225_600 + off_by).unwrap_or(Timestamp::UNIX_EPOCH);
+        epoch + self.start.elapsed()
+    }
+}
+
+/// How a farm is set up, whenever it is started.
+#[derive(Debug, Clone)]
+pub struct Design {
+    /// Name and selector.
+    pub process: Process,
+    /// How it proves that it is alive.
+    pub session: SessionSettings,
+    /// What it believes to fit into one transaction.
+    pub limits: Limits,
+}
+
+impl Design {
+    /// A farm with a check.
+    #[must_use]
+    pub fn new(name: &str, selector: &str) -> Design {
+        let farm = name.parse().expect("a farm's name");
+        let selector = selector.parse().expect("a selector");
+        let session =
+            SessionSettings { check_ttl: Some(CHECK_TTL), session_ttl: Duration::from_secs(30) };
+        Design { process: Process { farm, selector }, session, limits: Limits::default() }
+    }
+}
+
+/// One start of a farm.
+pub struct Running {
+    /// Its number, unique among all starts.
+    pub number: u32,
+    /// Its connection.
+    pub link: Arc<Link>,
+    /// Holds it still.
+    pub freezer: Freezer,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), PreflightError>>,
+}
+
+/// How a process ended by itself.
+pub enum Ended {
+    /// It was told to, or it found that it must not run.
+    Orderly,
+    /// It panicked.
+    Panicked(String),
+}
+
+/// What a process is started on.
+pub struct Soil<'a> {
+    /// The store.
+    pub consul: &'a Embedded,
+    /// The referee.
+    pub referee: &'a Arc<Referee>,
+    /// The machine's clock.
+    pub clock: &'a Arc<WallClock>,
+    /// What its scheduler is up to.
+    pub moods: &'a Arc<Moods>,
+}
+
+impl Running {
+    /// Starts a farm.
+    #[must_use]
+    pub fn start(number: u32, design: &Design, soil: &Soil<'_>, dice: &mut Dice) -> Running {
+        let link = Link::new(number, dice.fork());
+        soil.referee.process(number, design.process.clone());
+        let store = Wire::new(soil.consul.clone(), link.clone(), soil.referee.clone());
+        let settings = FarmSettings {
+            name: design.process.farm.clone(),
+            selector: design.process.selector.clone(),
+            session: design.session.clone(),
+            limits: design.limits,
+            node_grace: NODE_GRACE,
+        };
+        let clock: Arc<dyn Clock> = soil.clock.clone();
+        let ids = Arc::new(IdSource::from_seed(dice.seed()));
+        let ground = Ground { store, clock, ids };
+        let moods = soil.moods.clone();
+        let scheduler: MakeScheduler = Box::new(move |world| {
+            let by_labels = SelectorScheduler::new(world.clone());
+            Arc::new(Odd::new(by_labels, moods))
+        });
+        let farm = Farm::of_all_kinds(settings, ground, scheduler, Arc::new(NoDiscovery));
+        let (freezer, shutdown) = (Freezer::default(), CancellationToken::new());
+        let task = tokio::spawn(freezer.process(farm.run(shutdown.clone())));
+        Running { number, link, freezer, shutdown, task }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        self.task.abort();
+    }
+
+    /// SIGTERM.
+    pub fn stop(&self) {
+        self.shutdown.cancel();
+    }
+
+    /// How it ended, if it has.
+    pub async fn ended(&mut self) -> Option<Ended> {
+        if !self.task.is_finished() {
+            return None;
+        }
+        Some(match (&mut self.task).await {
+            Err(error) if error.is_panic() => Ended::Panicked(error.to_string()),
+            _ => Ended::Orderly,
+        })
+    }
+}

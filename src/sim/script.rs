@@ -1,0 +1,309 @@
+//! What happens to the world, and when: drawn from the seed before anything runs.
+
+use std::time::Duration;
+
+use super::dice::Dice;
+use super::scheduler::{MOODS, Mood};
+use super::wire::Weather;
+use crate::store::key::{self, LabelKind};
+
+/// Farms, machines and records of a world.
+pub const FARMS: usize = 3;
+/// Machines.
+pub const NODES: usize = 7;
+/// Records; the last two call their pods the same.
+pub const RECORDS: usize = 5;
+
+/// When the faults begin, and when the last of them has ended.
+pub const CALM_UNTIL: Duration = Duration::from_secs(6);
+/// See [`CALM_UNTIL`].
+pub const HEALED_AT: Duration = Duration::from_secs(55);
+
+/// One thing that happens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Act {
+    // Processes.
+    Kill(usize),
+    Stop(usize),
+    Start(usize),
+    Freeze(usize),
+    Thaw(usize),
+    KillSession(usize),
+    Jump(usize, i64),
+    // The wire of one farm.
+    Storm(usize, Box<Weather>),
+    Cut(usize, bool),
+    Deaf(usize, bool),
+    Hide(usize, Option<usize>),
+    Forbid(usize, bool),
+    // Consul.
+    Leaderless(bool),
+    Stall(Duration),
+    WakeAll,
+    Snapshot,
+    Restore,
+    // Schedulers.
+    Mood(usize, Option<Mood>),
+    // Machines.
+    Label(usize, Option<&'static str>),
+    Ill(usize, bool),
+    AgentDown(usize),
+    AgentUp(usize),
+    Drain(usize, bool),
+    // Users.
+    Scale(usize, i64),
+    Disable(usize, bool),
+    Tier(usize, &'static str),
+    NodeSelector(usize, &'static str),
+    Malform(usize),
+    BadLabels(usize),
+    Mend(usize),
+    Delete(usize),
+    GivePod(usize, usize),
+    DropIntent(usize),
+    Squat(usize, usize),
+    Unsquat(usize, usize),
+    HoldLock(usize, bool),
+    Litter,
+}
+
+/// Trees of which a farm may lose sight.
+#[must_use]
+pub fn hideable() -> [crate::store::Prefix; 6] {
+    [
+        key::labels(LabelKind::Node),
+        key::labels(LabelKind::Pod),
+        key::intents(),
+        key::healths(),
+        key::rcs(),
+        key::rc_locks(),
+    ]
+}
+
+const POOLS: [&str; 3] = ["web", "db", "web"];
+const SELECTORS: [&str; 3] = ["pool=web", "pool in (web,db)", "pool!=none"];
+const TIERS: [&str; 2] = ["web", "batch"];
+
+/// The script of a seed, in order of time.
+#[must_use]
+pub fn script(dice: &mut Dice) -> Vec<(Duration, Act)> {
+    let mut writer = Writer { dice: dice.fork(), acts: Vec::new() };
+    let scenes = 14 + writer.dice.below(14);
+    for _ in 0..scenes {
+        writer.scene();
+    }
+    let Writer { mut acts, .. } = writer;
+    acts.sort_by_key(|(at, _)| *at);
+    acts
+}
+
+struct Writer {
+    dice: Dice,
+    acts: Vec<(Duration, Act)>,
+}
+
+impl Writer {
+    fn at(&mut self, at: Duration, act: Act) {
+        self.acts.push((at.min(HEALED_AT), act));
+    }
+
+    /// From `at` for a while between `least` and `most` seconds.
+    fn while_(&mut self, at: Duration, least: u64, most: u64, begin: Act, end: Act) {
+        let length = self.dice.between(Duration::from_secs(least), Duration::from_secs(most));
+        self.at(at, begin);
+        self.at(at + length, end);
+    }
+
+    /// A moment shortly after `at`.
+    fn soon(&mut self, at: Duration) -> Duration {
+        at + self.dice.between(Duration::ZERO, Duration::from_millis(700))
+    }
+
+    fn scene(&mut self) {
+        let at = self.dice.between(CALM_UNTIL, HEALED_AT - Duration::from_secs(3));
+        match self.dice.below(11) {
+            10 => {
+                let (record, mood) = (self.dice.below(RECORDS), *self.dice.pick(&MOODS));
+                let begin = Act::Mood(record, Some(mood));
+                self.while_(at, 2, 12, begin, Act::Mood(record, None));
+                // Something to ask it for.
+                let (node, soon) = (self.dice.below(NODES), self.soon(at));
+                self.at(soon, Act::Label(node, Some("db")));
+            }
+            0 | 1 => self.process(at),
+            2 | 3 => self.network(at),
+            4 => self.consul(at),
+            5 | 6 => self.machines(at),
+            _ => self.users(at),
+        }
+    }
+
+    fn process(&mut self, at: Duration) {
+        let farm = self.dice.below(FARMS);
+        match self.dice.below(6) {
+            0 => self.while_(at, 1, 12, Act::Kill(farm), Act::Start(farm)),
+            1 => self.while_(at, 1, 8, Act::Stop(farm), Act::Start(farm)),
+            2 => self.while_(at, 1, 4, Act::Freeze(farm), Act::Thaw(farm)),
+            3 => self.while_(at, 5, 40, Act::Freeze(farm), Act::Thaw(farm)),
+            4 => self.at(at, Act::KillSession(farm)),
+            _ => {
+                let seconds = *self.dice.pick(&[-3600, -30, 30, 86_400]);
+                self.at(at, Act::Jump(farm, seconds));
+            }
+        }
+    }
+
+    fn network(&mut self, at: Duration) {
+        let farm = self.dice.below(FARMS);
+        match self.dice.below(6) {
+            0 => self.while_(at, 1, 9, Act::Cut(farm, true), Act::Cut(farm, false)),
+            1 => self.while_(at, 1, 9, Act::Deaf(farm, true), Act::Deaf(farm, false)),
+            2 | 3 => {
+                let storm = Box::new(self.storm());
+                self.while_(at, 2, 15, Act::Storm(farm, storm), Act::Storm(farm, Box::default()));
+            }
+            4 => {
+                let tree = Some(self.dice.below(hideable().len()));
+                self.while_(at, 3, 20, Act::Hide(farm, tree), Act::Hide(farm, None));
+            }
+            _ => self.while_(at, 1, 9, Act::Forbid(farm, true), Act::Forbid(farm, false)),
+        }
+    }
+
+    fn storm(&mut self) -> Weather {
+        let mut much = |most: u32| {
+            let chance = u32::try_from(self.dice.below(most as usize)).unwrap_or(0);
+            if self.dice.permille(500) { chance } else { 0 }
+        };
+        Weather {
+            lost: much(200),
+            reply_lost: much(300),
+            late: much(200),
+            stale: much(300),
+            index_reset: much(200),
+            overloaded: much(200),
+            latency: Duration::from_millis(u64::from(much(800))),
+            ..Weather::default()
+        }
+    }
+
+    fn consul(&mut self, at: Duration) {
+        match self.dice.below(8) {
+            0 | 1 => self.while_(at, 1, 8, Act::Leaderless(true), Act::Leaderless(false)),
+            2 | 3 => {
+                let most = Duration::from_secs(6);
+                let length = self.dice.between(Duration::from_secs(1), most);
+                self.at(at, Act::Stall(length));
+            }
+            // What was sent before the session ended arrives after it.
+            4 | 5 => {
+                let farm = self.dice.below(FARMS);
+                self.at(at, Act::Stall(Duration::from_secs(3)));
+                let record = self.dice.below(RECORDS);
+                let count = self.count();
+                self.at(at, Act::Scale(record, count));
+                let soon = self.soon(at);
+                self.at(soon, Act::KillSession(farm));
+            }
+            6 => self.at(at, Act::WakeAll),
+            _ => self.while_(at, 1, 20, Act::Snapshot, Act::Restore),
+        }
+    }
+
+    fn machines(&mut self, at: Duration) {
+        let node = self.dice.below(NODES);
+        match self.dice.below(8) {
+            0 | 1 => {
+                let pool = Some(*self.dice.pick(&POOLS));
+                self.while_(at, 2, 30, Act::Label(node, pool), Act::Label(node, Some("web")));
+            }
+            2 => self.while_(at, 2, 20, Act::Label(node, None), Act::Label(node, Some("web"))),
+            3 => self.while_(at, 1, 40, Act::Ill(node, true), Act::Ill(node, false)),
+            4 => self.while_(at, 2, 30, Act::AgentDown(node), Act::AgentUp(node)),
+            5 => self.while_(at, 2, 30, Act::Drain(node, true), Act::Drain(node, false)),
+            // Some ail for long, and a node of the healthy must be left meanwhile.
+            _ => {
+                let early = CALM_UNTIL;
+                for _ in 0..2 {
+                    let ill = self.dice.below(NODES);
+                    self.at(early, Act::Ill(ill, true));
+                }
+                let at =
+                    early + self.dice.between(Duration::from_secs(27), Duration::from_secs(40));
+                self.at(at, Act::Label(node, Some("none")));
+                if self.dice.permille(500) {
+                    let (record, count) = (self.dice.below(3), self.count());
+                    let soon = at + Duration::from_secs(3);
+                    self.at(soon, Act::Scale(record, count));
+                }
+            }
+        }
+    }
+
+    fn count(&mut self) -> i64 {
+        i64::try_from(self.dice.below(6)).unwrap_or(0)
+    }
+
+    fn users(&mut self, at: Duration) {
+        let record = self.dice.below(RECORDS);
+        match self.dice.below(16) {
+            0..=3 => {
+                let count = self.count();
+                self.at(at, Act::Scale(record, count));
+            }
+            4 => self.while_(at, 1, 20, Act::Disable(record, true), Act::Disable(record, false)),
+            // Somebody changes his mind at once.
+            5 | 6 => {
+                let count = self.count();
+                self.at(at, Act::Scale(record, count));
+                let soon = self.soon(at);
+                self.at(soon, Act::Disable(record, true));
+                let end = soon + Duration::from_secs(5);
+                self.at(end, Act::Disable(record, false));
+            }
+            7 | 8 => {
+                let tier = *self.dice.pick(&TIERS);
+                self.at(at, Act::Tier(record, tier));
+            }
+            9 => {
+                let selector = *self.dice.pick(&SELECTORS);
+                self.at(at, Act::NodeSelector(record, selector));
+            }
+            10 => {
+                let bad = if self.dice.permille(500) {
+                    Act::Malform(record)
+                } else {
+                    Act::BadLabels(record)
+                };
+                self.while_(at, 1, 20, bad, Act::Mend(record));
+            }
+            11 => self.while_(at, 0, 6, Act::Delete(record), Act::Mend(record)),
+            // A pod of one record is given to the other while the first one shrinks.
+            12 | 13 => {
+                let (from, to) = if self.dice.permille(500) { (3, 4) } else { (4, 3) };
+                let soon = self.soon(at);
+                self.at(at, Act::GivePod(from, to));
+                self.at(soon, Act::Scale(from, 0));
+            }
+            14 => match self.dice.below(3) {
+                0 => self.at(at, Act::DropIntent(record)),
+                1 => self.while_(
+                    at,
+                    1,
+                    15,
+                    Act::HoldLock(record, true),
+                    Act::HoldLock(record, false),
+                ),
+                _ => self.at(at, Act::Litter),
+            },
+            // Somebody puts a pod by hand where one is about to be placed.
+            _ => {
+                let node = self.dice.below(NODES);
+                let before = at + self.dice.between(Duration::ZERO, Duration::from_millis(900));
+                self.at(before, Act::Scale(record, 5));
+                self.while_(at, 4, 20, Act::Squat(node, record), Act::Unsquat(node, record));
+            }
+        }
+    }
+}
