@@ -16,6 +16,17 @@ key_prefix "audit_logs/"                     { policy = "write" }
 # What nodes have promised: written with the pods that ask for resources.
 key_prefix "rcfarm/allocations/"             { policy = "write" }
 
+# Queues and gangs: people and jobs write the records, the scheduler's owner the statuses. The right to write
+# rcfarm/schedulers/ and rcfarm/queues/ is for the two default records alone, which the farm makes where they are missing.
+key_prefix "rcfarm/schedulers/"       { policy = "write" }
+key_prefix "rcfarm/queues/"           { policy = "write" }
+key_prefix "rcfarm/pod_groups/"       { policy = "read" }
+key_prefix "labels/scheduler/"        { policy = "read" }
+key_prefix "rcfarm/scheduler_status/" { policy = "write" }
+key_prefix "rcfarm/queue_status/"     { policy = "write" }
+key_prefix "rcfarm/pod_group_status/" { policy = "write" }
+key_prefix "lock/rcfarm/schedulers/"  { policy = "write" }
+
 # Ownership, presence, doorbells, the layout's version.
 key_prefix "lock/replication_controllers/" { policy = "write" }
 key_prefix "rcfarm/farms/"                 { policy = "write" }

@@ -14,6 +14,8 @@ key_prefix "rcfarm/bell/"                   { policy = "write" }
 # `rc delete` takes the record's status with it.
 key_prefix "status/replication_controllers/" { policy = "write" }
 
+# To make and change queues, add:
+#   key_prefix "rcfarm/queues/" { policy = "write" }
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }
 # To remove orphans, and to change labels of pods, add:

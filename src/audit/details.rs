@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::EventType;
+use super::{EventType, GroupsOrdered, QueueChange};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::store::Index;
@@ -49,6 +49,14 @@ pub enum Details {
     NodeUndrained(NodeChange),
     /// [`EventType::NodeRemoved`]
     NodeRemoved(NodeChange),
+    /// [`EventType::QueueCreated`]
+    QueueCreated(QueueChange),
+    /// [`EventType::QueueChanged`]
+    QueueChanged(QueueChange),
+    /// [`EventType::QueueDeleted`]
+    QueueDeleted(QueueChange),
+    /// [`EventType::GroupsOrdered`]
+    GroupsOrdered(GroupsOrdered),
     /// [`EventType::Checkpoint`]
     Checkpoint(Checkpoint),
     /// Anything else, and a retarget by p2: it does not say of which controller.
@@ -292,6 +300,10 @@ details!(
     NodeDrained,
     NodeUndrained,
     NodeRemoved,
+    QueueCreated,
+    QueueChanged,
+    QueueDeleted,
+    GroupsOrdered,
     Checkpoint
 );
 
@@ -317,6 +329,10 @@ impl Details {
             | Details::NodeDrained(_)
             | Details::NodeUndrained(_)
             | Details::NodeRemoved(_)
+            | Details::QueueCreated(_)
+            | Details::QueueChanged(_)
+            | Details::QueueDeleted(_)
+            | Details::GroupsOrdered(_)
             | Details::Checkpoint(_) => None,
             Details::Other(_, json) => json.get(RC_ID)?.as_str()?.parse().ok(),
         }

@@ -192,6 +192,10 @@ impl Folded {
             | Details::NodeDrained(_)
             | Details::NodeUndrained(_)
             | Details::NodeRemoved(_)
+            | Details::QueueCreated(_)
+            | Details::QueueChanged(_)
+            | Details::QueueDeleted(_)
+            | Details::GroupsOrdered(_)
             | Details::Checkpoint(_)
             | Details::Other(..) => {}
         }

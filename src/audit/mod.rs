@@ -10,6 +10,7 @@
 mod details;
 mod fold;
 mod prune;
+mod queues;
 mod record;
 
 pub use details::{
@@ -18,6 +19,7 @@ pub use details::{
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use prune::{PrunePlan, prune_plan};
+pub use queues::{GroupChange, GroupsOrdered, QueueChange};
 pub use record::{AuditError, AuditRecord, EventType, SCHEMA_VERSION, op};
 
 #[cfg(test)]

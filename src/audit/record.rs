@@ -144,6 +144,14 @@ events! {
     NodeUndrained = "NODE_UNDRAINED",
     /// Its record and labels were removed.
     NodeRemoved = "NODE_REMOVED",
+    /// A queue was created.
+    QueueCreated = "QUEUE_CREATED",
+    /// What is wanted of it was changed.
+    QueueChanged = "QUEUE_CHANGED",
+    /// It was deleted.
+    QueueDeleted = "QUEUE_DELETED",
+    /// Groups were admitted, placed, sent back or forgotten.
+    GroupsOrdered = "POD_GROUPS_ORDERED",
     /// What the log said before its older part was pruned.
     Checkpoint = "AUDIT_CHECKPOINT",
 }

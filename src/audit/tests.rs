@@ -125,6 +125,17 @@ fn names(numbers: &[u8]) -> Option<Vec<String>> {
     Some(numbers.iter().map(|n| format!("n{n}")).collect())
 }
 
+fn queue_change() -> QueueChange {
+    QueueChange {
+        queue: "research".parse().unwrap(),
+        actor: user(),
+        reason: "Requested".to_owned(),
+        farm: Some("f1".parse().unwrap()),
+        before: None,
+        after: Some(json!({"weight": 2})),
+    }
+}
+
 #[test]
 fn every_event_type_round_trips() {
     let labels = Labels::from([("a".to_owned(), "b".to_owned())]);
@@ -154,6 +165,24 @@ fn every_event_type_round_trips() {
         Details::NodeDrained(NodeChange { drain_deadline: Some(at(9)), ..node_change() }),
         Details::NodeUndrained(node_change()),
         Details::NodeRemoved(NodeChange { pods: vec!["web".parse().unwrap()], ..node_change() }),
+        Details::QueueCreated(queue_change()),
+        Details::QueueChanged(queue_change()),
+        Details::QueueDeleted(QueueChange { after: None, farm: None, ..queue_change() }),
+        Details::GroupsOrdered(GroupsOrdered {
+            scheduler: "default".parse().unwrap(),
+            farm: "f1".parse().unwrap(),
+            actor: Actor::Farm,
+            groups: vec![GroupChange {
+                group: "team-a/mnist".parse().unwrap(),
+                queue: Some("research".parse().unwrap()),
+                from: None,
+                to: Some("Inqueue".to_owned()),
+                placement: Some("Bound".to_owned()),
+                reason: "AsDesired".to_owned(),
+                promised: 4,
+                released: 0,
+            }],
+        }),
         Details::Checkpoint(Checkpoint {
             set: Uuid::from_u128(3),
             part: 0,

@@ -278,6 +278,27 @@ fn what(record: &AuditRecord) -> String {
             0 => format!("node {}", d.node),
             left => format!("node {}, {left} pods left behind", d.node),
         },
+        Details::QueueCreated(d) => format!("queue {}", d.queue),
+        Details::QueueChanged(d) => {
+            let fields = [&d.before, &d.after].map(|spec| spec.as_ref()?.as_object().cloned());
+            let [before, after] = fields.map(Option::unwrap_or_default);
+            let changed = after.iter().filter(|(field, to)| before.get(*field) != Some(to));
+            let words: Vec<String> = changed.map(|(field, to)| format!("{field}={to}")).collect();
+            format!("queue {} {}", d.queue, words.join(" "))
+        }
+        Details::QueueDeleted(d) => format!("queue {}", d.queue),
+        Details::GroupsOrdered(d) => {
+            let words = d
+                .groups
+                .iter()
+                .take(3)
+                .map(|g| format!("{} {} ({})", g.group, or_dash(g.to.as_ref()), g.reason));
+            let more = match d.groups.len().saturating_sub(3) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("{}{more}", words.collect::<Vec<_>>().join(", "))
+        }
         Details::Checkpoint(d) => {
             format!("{} controllers, through {}", d.controllers.len(), d.through)
         }

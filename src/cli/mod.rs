@@ -19,6 +19,7 @@ mod node;
 mod node_run;
 mod output;
 mod pod;
+mod queue;
 mod rc;
 
 use std::io;
@@ -45,6 +46,8 @@ struct Cli {
 enum Command {
     #[command(subcommand)]
     Rc(rc::RcCommand),
+    #[command(subcommand)]
+    Queue(queue::QueueCommand),
     #[command(subcommand)]
     Label(label::LabelCommand),
     #[command(subcommand)]
@@ -137,6 +140,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
     };
     match command {
         Command::Rc(command) => rc::run(&console()?, command).await,
+        Command::Queue(command) => queue::run(&console()?, command).await,
         Command::Label(command) => label::run(&console()?, command).await,
         Command::Audit(command) => audit::run(&console()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::records::{Locks, RecordLabels, Records};
@@ -96,6 +97,11 @@ pub trait Kind: Send + Sync + 'static {
     /// # Errors
     /// What is wrong with the name, for people.
     fn check_name(&self, tail: &str) -> Result<(), String>;
+
+    /// Records that a farm makes at its start where they are missing, so that it works out of the box.
+    fn seeds(&self) -> Vec<(Key, Bytes)> {
+        Vec::new()
+    }
 
     /// The watches of the trees that its controllers look at, to be run beside the farm.
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::kind::{Kind, Site};
 use super::{Farm, FarmSettings, Ground};
+use crate::ordering::OrderingKind;
+use crate::ordering::world::Floor;
 use crate::rc::world::World;
 use crate::rc::{Placement, RcKind};
 use crate::schedule::{Discovery, Scheduler, SelectorScheduler};
@@ -37,7 +39,11 @@ impl Farm {
         };
         let world = World::new(ground.store.clone(), settings.node_grace);
         let placement = Placement { scheduler: scheduler(&world), discovery };
-        let kinds: Vec<Arc<dyn Kind>> = vec![Arc::new(RcKind::new(site, world, placement))];
+        let floor = Floor::new(ground.store.clone(), world.clone());
+        let kinds: Vec<Arc<dyn Kind>> = vec![
+            Arc::new(RcKind::new(site.clone(), world, placement)),
+            Arc::new(OrderingKind::new(site, floor)),
+        ];
         Farm::new(settings, ground, kinds)
     }
 }

@@ -63,6 +63,23 @@ pub(super) async fn check(
     store
         .put(&key::bell_sentinel(), Bytes::new(), 0, PutMode::Cas(crate::store::Index::ZERO))
         .await?;
+    plant(store, kinds).await
+}
+
+/// Makes the records that the kinds want to be there. Without the right to it, somebody else has to.
+async fn plant(
+    store: &dyn Store,
+    kinds: &[std::sync::Arc<dyn Kind>],
+) -> Result<(), PreflightError> {
+    for (key, value) in kinds.iter().flat_map(|kind| kind.seeds()) {
+        match store.put(&key, value, 0, PutMode::Cas(crate::store::Index::ZERO)).await {
+            Ok(_) => {}
+            Err(StoreError::Forbidden { .. }) => {
+                tracing::warn!(%key, "the token may not make this record: somebody else has to");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(())
 }
 

@@ -19,9 +19,13 @@
 //! | [`queues`] | which queues take work, and what each has left |
 //! | [`plan`](mod@plan), [`settle`] | one pass: what has become of the groups, and who goes next |
 //! | [`placing`] | a group's members as pods on nodes |
+//! | [`writes`] | changes packed into transactions |
+//! | [`world`] | the trees that it watches |
 
+mod controller;
 #[cfg(test)]
 mod histories;
+mod kind;
 pub mod placing;
 pub mod plan;
 #[cfg(test)]
@@ -30,3 +34,7 @@ pub mod queues;
 pub mod settle;
 pub mod spec;
 pub mod status;
+pub mod world;
+pub mod writes;
+
+pub use kind::OrderingKind;

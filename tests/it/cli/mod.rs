@@ -5,6 +5,7 @@ mod audit;
 mod doctor;
 mod label;
 mod node;
+mod queue;
 mod rc;
 mod usage;
 mod with_a_farm;

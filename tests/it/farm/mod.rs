@@ -5,6 +5,7 @@ mod cluster;
 mod faults;
 mod nodes;
 mod ownership;
+mod queues;
 mod scheduling;
 mod transfer;
 mod trees;

@@ -1,0 +1,278 @@
+//! `rcfarm queue create`, `open`, `close`, `delete`
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use super::look::{Look, look};
+use crate::audit::{Details, QueueChange};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::ids::{ObjectName, QueueName};
+use crate::queue::amounts::Amounts;
+use crate::queue::spec::{
+    BadField, DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, Strategy, check_family,
+};
+use crate::store::{Index, Op, key};
+
+/// How often a change is tried again because somebody else changed the record meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// What the new queue is.
+#[derive(clap::Args)]
+pub struct CreateArgs {
+    /// The queue's name; with --file it may be left out, and the manifest's metadata.name counts
+    #[arg(value_name = "QUEUE", required_unless_present = "file")]
+    queue: Option<QueueName>,
+    /// A queue as YAML or JSON, as Volcano writes it: metadata.name and spec; the flags below then change it
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Its share beside others, once there are fair shares: 1 to 65535
+    #[arg(long, value_name = "N")]
+    weight: Option<i64>,
+    /// Queues of higher priority are served first
+    #[arg(long, value_name = "N")]
+    priority: Option<i64>,
+    /// What it may use in all, as in cpu=64,memory=256Gi,gpu=8,pods=100; what is not named has no limit
+    #[arg(long, value_name = "AMOUNTS")]
+    capability: Option<Amounts>,
+    /// What its siblings leave free for it in their parent
+    #[arg(long, value_name = "AMOUNTS")]
+    guarantee: Option<Amounts>,
+    /// The queue above it
+    #[arg(long, value_name = "QUEUE")]
+    parent: Option<QueueName>,
+    /// When the first does not fit: fifo lets nothing go before it, traverse lets go what fits
+    #[arg(long, value_enum, value_name = "ORDER")]
+    order: Option<Strategy>,
+    /// Create it closed
+    #[arg(long)]
+    closed: bool,
+    /// Which scheduler orders it
+    #[arg(long, value_name = "NAME")]
+    scheduler: Option<ObjectName>,
+}
+
+pub(super) async fn create(console: &Console, args: CreateArgs) -> anyhow::Result<Exit> {
+    let (named, mut record) = match &args.file {
+        Some(file) => read(file)?,
+        None => (None, QueueRecord::default()),
+    };
+    let Some(name) = args.queue.clone().or(named) else {
+        return Err(failure("the manifest has no metadata.name", "name the queue as an argument"));
+    };
+    fill(&mut record.spec, args);
+    let look = look(console).await?;
+    if look.entries.contains_key(&name) {
+        return Err(failure(
+            format!("there is a queue {name} already"),
+            format!("look at it: rcfarm queue get {name}"),
+        ));
+    }
+    check(&name, &record.spec, &look)?;
+    for field in record.spec.ignored() {
+        console.out.note(&format!("{field} is kept, and nothing acts upon it"));
+    }
+    let details = Details::QueueCreated(about(console, &name, None, Some(&record.spec)));
+    let key = key::queue(&name);
+    let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
+    match console.commit([op], &details, None).await? {
+        Committed::Applied(_) => {}
+        Committed::Refused(_) => {
+            return Err(failure(
+                format!("somebody else just made queue {name}"),
+                "look at it first",
+            ));
+        }
+    }
+    console.out.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))?;
+    Ok(Exit::Ok)
+}
+
+/// A manifest: its name and the record without what belongs to the manifest alone.
+fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value: Value = serde_saphyr::from_str(&text)
+        .map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.without_snippet()))?;
+    if let Some(kind) = value.get("kind").and_then(Value::as_str).filter(|kind| *kind != "Queue") {
+        return Err(failure(
+            format!("{}: field kind: {kind} is no Queue", path.display()),
+            "give a Queue",
+        ));
+    }
+    let name = match value.pointer("/metadata/name").and_then(Value::as_str) {
+        Some(name) => Some(name.parse::<QueueName>().context("field metadata.name")?),
+        None => None,
+    };
+    let record = QueueRecord::decode(value.to_string().as_bytes()).map_err(|bad| {
+        failure(format!("{}: field {}: {}", path.display(), bad.path, bad.why), bad.fix)
+    })?;
+    Ok((name, record))
+}
+
+fn fill(spec: &mut QueueSpec, args: CreateArgs) {
+    spec.weight = args.weight.unwrap_or(spec.weight);
+    spec.priority = args.priority.unwrap_or(spec.priority);
+    spec.dequeue_strategy = args.order.unwrap_or(spec.dequeue_strategy);
+    if let Some(capability) = args.capability {
+        spec.capability = capability;
+    }
+    if let Some(guarantee) = args.guarantee {
+        spec.guarantee.resource = guarantee;
+    }
+    if args.parent.is_some() {
+        spec.parent = args.parent;
+    }
+    if let Some(scheduler) = args.scheduler {
+        spec.scheduler = scheduler;
+    }
+    if args.closed {
+        spec.state = Desired::Closed;
+    }
+}
+
+/// The same rules as the farm's, before anything is written.
+fn check(name: &QueueName, spec: &QueueSpec, look: &Look) -> anyhow::Result<()> {
+    let mut bad = spec.check(name);
+    let mut specs = look.specs();
+    specs.insert(name.clone(), spec.clone());
+    bad.extend(check_family(name, &specs));
+    if let Some(parent) = spec.parent().filter(|parent| !look.admitted(parent).is_empty()) {
+        let why = format!(
+            "groups are admitted in {parent} itself, and only queues without others below take work"
+        );
+        bad.push(BadField::new("spec.parent", why, "let them end first, or name another"));
+    }
+    match &bad[..] {
+        [] => Ok(()),
+        [one] => Err(failure(format!("field {}: {}", one.path, one.why), one.fix.clone())),
+        many => Err(failure(BadField::list(many), "mend these fields; nothing was written")),
+    }
+}
+
+fn about(
+    console: &Console,
+    name: &QueueName,
+    before: Option<&QueueSpec>,
+    after: Option<&QueueSpec>,
+) -> QueueChange {
+    let value = |spec: Option<&QueueSpec>| serde_json::to_value(spec?).ok();
+    QueueChange {
+        queue: name.clone(),
+        actor: console.actor(),
+        reason: "Requested".to_owned(),
+        farm: None,
+        before: value(before),
+        after: value(after),
+    }
+}
+
+pub(super) async fn open(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+    set_state(console, name, Desired::Open).await
+}
+
+pub(super) async fn close(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+    set_state(console, name, Desired::Closed).await
+}
+
+/// Sets one field of the record, guarded by its index; tries again on what somebody else has written meanwhile.
+async fn set_state(console: &Console, name: &QueueName, to: Desired) -> anyhow::Result<Exit> {
+    for _ in 0..ATTEMPTS {
+        let look = look(console).await?;
+        let queue = look.queue(name)?;
+        let entry = &look.entries[name];
+        let mut record = QueueRecord::decode(&entry.value).map_err(|bad| {
+            let fix = format!("mend the record at {}: {}", entry.key, bad.fix);
+            failure(format!("queue {name}: field {}: {}", bad.path, bad.why), fix)
+        })?;
+        let closed = |above: &&QueueName| {
+            look.queues.0.get(*above).is_some_and(|q| q.spec.state == Desired::Closed)
+        };
+        if let Some(above) = queue.chain.iter().skip(1).find(closed)
+            && to == Desired::Open
+        {
+            return Err(failure(
+                format!(
+                    "queue {name} stays closed as long as {above} above it is; nothing was changed"
+                ),
+                format!("open that first: rcfarm queue open {above}"),
+            ));
+        }
+        let before = record.spec.clone();
+        record.spec.state = to;
+        let done = |changed: bool| {
+            let word = format!("{to:?}").to_lowercase();
+            let shown = json!({"name": name, "state": to, "before": before.state});
+            let left = look.admitted(name).len();
+            console.out.show(&shown, || match (changed, to, left) {
+                (false, ..) => format!("{name}: {word}, as before"),
+                (true, Desired::Closed, 1..) => {
+                    format!("{name}: closing; {left} admitted groups go on to their end")
+                }
+                (true, ..) => format!("{name}: {word}"),
+            })
+        };
+        if before.state == to {
+            done(false)?;
+            return Ok(Exit::Ok);
+        }
+        let details =
+            Details::QueueChanged(about(console, name, Some(&before), Some(&record.spec)));
+        let (key, value) = (key::queue(name), record.encode());
+        let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
+        if let Committed::Applied(_) = console.commit([op], &details, None).await? {
+            done(true)?;
+            return Ok(Exit::Ok);
+        }
+    }
+    Err(failure(
+        format!(
+            "the record of queue {name} changes all the time: {ATTEMPTS} attempts were too late"
+        ),
+        "see who writes it: rcfarm audit list --since 10m",
+    ))
+}
+
+/// Deletes a queue in which nothing waits and nothing runs. Its status goes with the scheduler's next look.
+pub(super) async fn delete(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+    let look = look(console).await?;
+    let queue = look.queue(name)?;
+    let refuse = |why: String, hint: String| {
+        Err(failure(format!("queue {name} {why}; nothing was changed"), hint))
+    };
+    if name.as_str() == DEFAULT_QUEUE {
+        let hint = format!("to let nothing in: rcfarm queue close {name}");
+        return refuse(
+            "is that of whatever names none: a farm would make it again".to_owned(),
+            hint,
+        );
+    }
+    if let Some(child) = queue.children.first() {
+        let count = queue.children.len();
+        return refuse(
+            format!("has {count} queues below it"),
+            format!("delete them first, such as {child}"),
+        );
+    }
+    let (waiting, admitted) =
+        (look.positions.get(name).map_or(0, Vec::len), look.admitted(name).len());
+    if waiting + admitted > 0 {
+        let why = format!("has {admitted} admitted and {waiting} waiting groups");
+        return refuse(
+            why,
+            format!("close it, and let them end or delete them: rcfarm queue close {name}"),
+        );
+    }
+    let before = QueueRecord::decode(&look.entries[name].value).ok().map(|record| record.spec);
+    let details = Details::QueueDeleted(about(console, name, before.as_ref(), None));
+    let index = look.entries[name].modify_index;
+    let ops = vec![Op::DeleteCas { key: key::queue(name), index }];
+    if let Committed::Refused(_) = console.commit(ops, &details, None).await? {
+        let hint = "look at it, then try again".to_owned();
+        return refuse("was changed by somebody meanwhile".to_owned(), hint);
+    }
+    console.out.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))?;
+    Ok(Exit::Ok)
+}

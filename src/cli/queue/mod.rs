@@ -1,0 +1,47 @@
+//! `rcfarm queue …`: queues, and what waits in them.
+
+mod change;
+mod look;
+mod show;
+
+use super::console::Console;
+use super::failure::Exit;
+use crate::ids::QueueName;
+
+/// Queues: who may use how much, and who goes first
+#[derive(clap::Subcommand)]
+pub enum QueueCommand {
+    /// Create a queue
+    Create(change::CreateArgs),
+    /// List all queues
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show a queue, and what waits in it and why
+    Get(QueueArgs),
+    /// Let a queue admit groups again
+    Open(QueueArgs),
+    /// Have a queue, and those below it, admit nothing more; what runs goes on to its end
+    Close(QueueArgs),
+    /// Delete a queue that is empty
+    #[command(visible_alias = "rm")]
+    Delete(QueueArgs),
+}
+
+/// Names a queue.
+#[derive(clap::Args)]
+pub struct QueueArgs {
+    /// The queue
+    #[arg(value_name = "QUEUE")]
+    queue: QueueName,
+}
+
+pub(super) async fn run(console: &Console, command: QueueCommand) -> anyhow::Result<Exit> {
+    match command {
+        QueueCommand::Create(args) => change::create(console, args).await,
+        QueueCommand::List => show::list(console).await,
+        QueueCommand::Get(args) => show::get(console, &args.queue).await,
+        QueueCommand::Open(args) => change::open(console, &args.queue).await,
+        QueueCommand::Close(args) => change::close(console, &args.queue).await,
+        QueueCommand::Delete(args) => change::delete(console, &args.queue).await,
+    }
+}

@@ -1,0 +1,462 @@
+//! The task of one claimed scheduler: look, plan, commit.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::placing::{Change, Known};
+use super::plan::{Book, Bounds, Observed, Plan, plan};
+use super::queues::Queues;
+use super::spec::{SchedulerRecord, SchedulerSpec};
+use super::status::SchedulerStatus;
+use super::world::Floor;
+use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised};
+use crate::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
+use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::ids::ObjectName;
+use crate::labels::Selector;
+use crate::pod_group::status::{PodGroupStatus, Reason};
+use crate::queue::machine::{self, Wanted};
+use crate::queue::spec::{BadField, DEFAULT_QUEUE, QueueRecord};
+use crate::queue::status::{QueueStatus, WAITING_LISTED};
+use crate::schedule::ledger::booked_node;
+use crate::store::{Commit, Index, Op, Query, StoreError, Txn, key};
+use crate::time::{Timestamp, backoff};
+
+/// So many groups get a place in one pass.
+const PLACED_PER_PASS: usize = 500;
+/// Mere words for those that wait are written this far apart, a transaction at a time.
+const WORDS_EVERY: Duration = Duration::from_millis(250);
+/// While something waits for room, the nodes are looked at this often; what others free rings no bell.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// A refused transaction is planned anew after this long.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// The same after many refusals in a row.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+
+/// See the module.
+pub struct OrderingController {
+    site: Site,
+    post: Post,
+    me: ObjectName,
+    floor: Arc<Floor>,
+    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
+    chain: (Index, SchedulerStatus),
+    groups: Book,
+    queues: QueueBook,
+    since: Timestamp,
+    /// What is known may be older than what was last written: it is read before the next plan.
+    behind: bool,
+    refused: u32,
+    /// When words may be written again.
+    words_at: Instant,
+    alerted: Option<String>,
+    may_make_queues: bool,
+}
+
+/// What became of a transaction.
+enum Written {
+    Applied(Index),
+    Refused,
+}
+
+/// Everything that one look found.
+struct Look {
+    record_index: Index,
+    spec: SchedulerSpec,
+    queues: Queues,
+    plan: Plan,
+}
+
+impl OrderingController {
+    /// A controller for a claimed scheduler.
+    pub fn new(site: Site, post: Post, me: ObjectName, floor: Arc<Floor>) -> Self {
+        let since = site.clock.wall();
+        OrderingController {
+            site,
+            post,
+            me,
+            floor,
+            chain: (Index::ZERO, SchedulerStatus::default()),
+            groups: Book::new(),
+            queues: QueueBook::new(),
+            since,
+            behind: true,
+            refused: 0,
+            words_at: Instant::now(),
+            alerted: None,
+            may_make_queues: true,
+        }
+    }
+
+    /// Reads the statuses first, and then the rest: an older view of the promises than the statuses are of would make
+    /// something stay promised for ever.
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        let reader = &self.floor.reader;
+        let status = reader.get(&key::scheduler_status(&self.me), Query::CONSISTENT).await?.value;
+        self.chain = status.map_or_else(Default::default, |entry| {
+            (entry.modify_index, SchedulerStatus::decode(&entry.value).unwrap_or_default())
+        });
+        let prefix = key::pod_group_statuses();
+        let groups = reader.list(&prefix, Query::CONSISTENT).await?.value;
+        self.groups = groups
+            .into_iter()
+            .filter_map(|entry| {
+                let id = key::namespaced(&prefix, &entry.key)?;
+                // One that cannot be read is written anew; what it had promised is found by nobody but its nodes.
+                let status = PodGroupStatus::decode(&entry.value).unwrap_or_default();
+                Some((id, Known { index: entry.modify_index, status: Arc::new(status) }))
+            })
+            .collect();
+        let prefix = key::queue_statuses();
+        let queues = reader.list(&prefix, Query::CONSISTENT).await?.value;
+        self.queues = queues
+            .into_iter()
+            .filter_map(|entry| {
+                let name = prefix.tail(&entry.key)?.parse().ok()?;
+                let status = QueueStatus::decode(&entry.value).unwrap_or_default();
+                Some((name, (entry.modify_index, status)))
+            })
+            .collect();
+        self.floor.catch_up().await?;
+        self.behind = false;
+        Ok(())
+    }
+
+    /// The record as it stands; `None`: there is none, or it breaks a rule, which is said.
+    async fn record(&mut self) -> Result<Option<(Index, SchedulerSpec, Selector)>, ReconcileError> {
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(None) };
+        let checked = SchedulerRecord::decode(&record.value).map_err(|bad| vec![bad]);
+        let checked = checked.and_then(|record| match record.spec.check() {
+            bad if bad.is_empty() => Ok(record.spec),
+            bad => Err(bad),
+        });
+        match checked {
+            Ok(spec) => {
+                let selector =
+                    spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
+                Ok(Some((record.index, spec, selector)))
+            }
+            Err(bad) => {
+                let words = BadField::list(&bad);
+                if self.alerted.as_ref() != Some(&words) {
+                    warn!(alert = true, key = %key::scheduler(&self.me), why = words,
+                        "the scheduler's record cannot be worked on: nothing is admitted");
+                    self.alerted = Some(words.clone());
+                }
+                let mut status = self.chain.1.clone();
+                (status.observed_index, status.last_error) = (record.index, Some(words));
+                self.say(record.index, status).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+        if self.behind {
+            self.refresh().await?;
+        }
+        let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
+        let queues = self.floor.queues.seen();
+        let groups = self.floor.groups.seen();
+        if !queues.is_read() || !groups.is_read() {
+            return Ok(None);
+        }
+        let queues_view = Queues::of(&queues.value.0);
+        let fleet = self.floor.fleet(&selector);
+        let latest = groups.index.max(queues.index).max(self.chain.0);
+        let plan = plan(&Observed {
+            me: &self.me,
+            spec: &spec,
+            queues: &queues_view,
+            groups: &groups.value.0,
+            statuses: &self.groups,
+            fleet: &fleet,
+            may_forget: groups.suspicion.is_none(),
+            now: self.site.clock.wall(),
+            latest,
+            bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.site.limits) },
+        });
+        Ok(Some(Look { record_index, spec, queues: queues_view, plan }))
+    }
+
+    /// Makes the changes in order, in as few transactions as they fit into. `false`: one was refused.
+    async fn make(&mut self, look: &Look, changes: &[Change]) -> Result<bool, ReconcileError> {
+        let selector = look.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
+        let mut rest = changes;
+        while !rest.is_empty() {
+            let rooms = self.floor.fleet(&selector).rooms;
+            let made = batch(rest, &rooms, &look.queues, &self.queues, self.site.limits);
+            let (these, after) = rest.split_at(made.count.max(1));
+            let details = Details::GroupsOrdered(GroupsOrdered {
+                scheduler: self.me.clone(),
+                farm: self.site.farm.clone(),
+                actor: Actor::Farm,
+                groups: these.iter().map(audited).collect(),
+            });
+            match self.commit(look.record_index, made.ops.clone(), Some(details)).await? {
+                Written::Applied(index) => self.learn(these, made, index),
+                Written::Refused => return Ok(false),
+            }
+            rest = after;
+        }
+        Ok(true)
+    }
+
+    /// What a committed transaction did, known before any tree shows it.
+    fn learn(&mut self, changes: &[Change], batch: Batch, index: Index) {
+        for change in changes {
+            match &change.after {
+                Some(_) if change.keeps_status() => {}
+                Some(after) => {
+                    let status = Arc::new(revised(change, after));
+                    self.groups.insert(change.id.clone(), Known { index, status });
+                }
+                None => drop(self.groups.remove(&change.id)),
+            }
+        }
+        for (name, status) in batch.queues {
+            self.queues.insert(name, (index, status));
+        }
+        self.floor.world.ledger.wrote(&batch.bookings, index);
+    }
+
+    /// Brings the queues' own statuses up to date. `false`: a transaction was refused.
+    async fn tell_queues(&mut self, look: &Look, with_words: bool) -> Result<bool, ReconcileError> {
+        let mut ops = Vec::new();
+        let mut told = Vec::new();
+        let now = self.site.clock.wall();
+        for (name, queue) in look.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
+            let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
+            let groups = status.groups;
+            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
+            let mut after = status.clone();
+            let message = match queue.wanted {
+                Wanted::Unreadable => BadField::list(&queue.problems),
+                Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
+                Wanted::Open | Wanted::Closed => String::new(),
+            };
+            after.set_state(machine::next(status.state, queue.wanted, admitted), message, now);
+            after.ignored = queue.spec.ignored();
+            if with_words {
+                let waiting = look.plan.waiting.get(name).into_iter().flatten();
+                after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
+            }
+            if after != status {
+                (after.revision, after.observed_index) = (status.revision + 1, queue.index);
+                let key = key::queue_status(name);
+                ops.push(Op::Cas { key, value: after.encode(), flags: 0, index });
+                told.push((name.clone(), Some(after)));
+            }
+        }
+        for (name, (index, status)) in &self.queues {
+            let is_counted = status.groups != Default::default();
+            if !look.queues.0.contains_key(name) && !is_counted && self.is_default() {
+                ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
+                told.push((name.clone(), None));
+            }
+        }
+        let most = self.site.limits.ops.saturating_sub(4).max(1);
+        for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
+            match self.commit(look.record_index, ops.to_vec(), None).await? {
+                Written::Refused => return Ok(false),
+                Written::Applied(index) => {
+                    for (name, status) in told {
+                        match status {
+                            Some(status) => {
+                                drop(self.queues.insert(name.clone(), (index, status.clone())))
+                            }
+                            None => drop(self.queues.remove(name)),
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_default(&self) -> bool {
+        self.me.as_str() == crate::queue::spec::DEFAULT_SCHEDULER
+    }
+
+    /// Makes the queue of whatever names none. `false`: it is there.
+    async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
+        let queues = self.floor.queues.seen();
+        let name: crate::ids::QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
+        if !self.may_make_queues
+            || !self.is_default()
+            || queues.suspicion.is_some()
+            || queues.value.0.contains_key(&name)
+        {
+            return Ok(false);
+        }
+        let record = QueueRecord::default();
+        let details = Details::QueueCreated(QueueChange {
+            queue: name.clone(),
+            actor: Actor::Farm,
+            reason: "DefaultQueueMissing".to_owned(),
+            farm: Some(self.site.farm.clone()),
+            before: None,
+            after: serde_json::to_value(&record.spec).ok(),
+        });
+        let key = key::queue(&name);
+        let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
+        match self.commit(record_index, vec![op], Some(details)).await {
+            Ok(Written::Applied(_)) => info!(queue = %name, "the default queue is made"),
+            Ok(Written::Refused) => {}
+            Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
+                warn!(queue = %name, "the token may not make the default queue: somebody else has to");
+                self.may_make_queues = false;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        self.floor.queues.read_now().await?;
+        Ok(true)
+    }
+
+    /// Writes the scheduler's own status alone.
+    async fn say(
+        &mut self,
+        record_index: Index,
+        status: SchedulerStatus,
+    ) -> Result<(), ReconcileError> {
+        if status != self.chain.1 || status.farm.as_ref() != Some(&self.site.farm) {
+            self.chain.1 = status;
+            self.commit(record_index, Vec::new(), None).await?;
+        }
+        Ok(())
+    }
+
+    /// Commits one transaction of the chain: fence, the record as it was seen, the status in its place, the given
+    /// operations, the audit record.
+    async fn commit(
+        &mut self,
+        record_index: Index,
+        ops: Vec<Op>,
+        details: Option<Details>,
+    ) -> Result<Written, ReconcileError> {
+        let mut status = self.chain.1.clone();
+        status.revision += 1;
+        status.observed_index = record_index;
+        (status.farm, status.since) = (Some(self.site.farm.clone()), Some(self.since));
+        let nodes: BTreeSet<_> = ops.iter().filter_map(booked_node).collect();
+        let mut txn = Txn::under(&self.post.claim);
+        let (key, index) = (key::scheduler_status(&self.me), self.chain.0);
+        txn.push(Op::Cas { key, value: status.encode(), flags: 0, index });
+        txn.extend(ops);
+        if let Some(details) = details {
+            let now = self.site.clock.wall();
+            let id = self.site.ids.ordered_uuid(now);
+            txn.push(crate::audit::op(id, &AuditRecord::new(&details, now)));
+        }
+        match self.site.writer.commit(txn).await {
+            Ok(Commit::Applied(index)) => {
+                self.chain = (index, status);
+                self.refused = 0;
+                Ok(Written::Applied(index))
+            }
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.me, ?refusals, "refused: looking again");
+                self.refused = self.refused.saturating_add(1);
+                self.behind = true;
+                self.floor.world.ledger.reread(&nodes).await?;
+                Ok(Written::Refused)
+            }
+            Err(error) => {
+                // If the answer is lost, the chain tells when everything is read anew: a late transaction finds its
+                // place taken once the next has been applied.
+                self.behind = true;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Plans anew in a moment; later and later if that is refused too.
+    fn after_refusal(&self) -> Next {
+        let again = self.refused.saturating_sub(1);
+        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+    }
+
+    /// When to look again, if nothing happens.
+    fn rest(&self, plan: &Plan) -> Next {
+        let now = self.site.clock.wall();
+        let due = plan.next.map(|at| {
+            let rest = now
+                .until(at)
+                .map_or(Duration::ZERO, |span| Duration::try_from(span).unwrap_or(Duration::ZERO));
+            rest + Duration::from_millis(1)
+        });
+        let for_room =
+            |reason| matches!(reason, Reason::InsufficientCapacity | Reason::NoEligibleNodes);
+        let waits = plan.waiting.values().flatten().any(|waiting| for_room(waiting.reason))
+            || self.groups.values().any(|known| for_room(known.status.reason));
+        let room = waits.then_some(ROOM_EVERY);
+        match [due, room].into_iter().flatten().min() {
+            Some(pause) => Next::After(pause),
+            None => Next::OnChange,
+        }
+    }
+}
+
+#[async_trait]
+impl Controller for OrderingController {
+    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
+        // From the plan to its commit: the farm's other tasks would only take the same room.
+        let floor = self.floor.clone();
+        let _turn = floor.world.ledger.turn().await;
+        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        if self.make_default_queue(look.record_index).await? {
+            return Ok(Next::After(Duration::ZERO));
+        }
+        if !self.make(&look, &look.plan.changes).await? {
+            return Ok(self.after_refusal());
+        }
+        let words = Instant::now() >= self.words_at;
+        if !self.tell_queues(&look, words && !look.plan.more).await? {
+            return Ok(self.after_refusal());
+        }
+        if look.plan.more || !look.plan.changes.is_empty() {
+            return Ok(Next::After(Duration::ZERO));
+        }
+        if !words {
+            return Ok(Next::After(self.words_at - Instant::now()));
+        }
+        self.words_at = Instant::now() + WORDS_EVERY;
+        if !look.plan.says.is_empty() {
+            let rooms = self.floor.fleet(&Selector::everything()).rooms;
+            let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.site.limits);
+            if !self.make(&look, &look.plan.says[..one.count]).await? {
+                return Ok(self.after_refusal());
+            }
+            return Ok(Next::After(WORDS_EVERY));
+        }
+        if self.chain.1.last_error.is_some() || self.chain.1.quarantined_until.is_some() {
+            let mut status = self.chain.1.clone();
+            (status.last_error, status.quarantined_until) = (None, None);
+            self.alerted = None;
+            self.say(look.record_index, status).await?;
+        }
+        Ok(self.rest(&look.plan))
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        self.refresh().await?;
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+        let mut status = self.chain.1.clone();
+        status.last_error = Some(error.to_owned());
+        status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
+        self.say(record.index, status).await
+    }
+}

@@ -1,0 +1,119 @@
+//! What a farm must know to claim schedulers and run their tasks.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use super::controller::OrderingController;
+use super::spec::SchedulerRecord;
+use super::world::Floor;
+use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
+use crate::farm::tree::{Event, Inbox};
+use crate::ids::ObjectName;
+use crate::queue::spec::DEFAULT_SCHEDULER;
+use crate::store::{Index, Key, Prefix, StoreError, key};
+
+/// Schedulers as a kind of record.
+pub struct OrderingKind {
+    site: Site,
+    floor: Arc<Floor>,
+}
+
+impl OrderingKind {
+    /// The kind, over queues and groups that it watches.
+    #[must_use]
+    pub fn new(site: Site, floor: Arc<Floor>) -> Self {
+        OrderingKind { site, floor }
+    }
+}
+
+#[async_trait]
+impl Kind for OrderingKind {
+    fn name(&self) -> &'static str {
+        "scheduler"
+    }
+
+    fn records(&self) -> Prefix {
+        key::schedulers()
+    }
+
+    fn locks(&self) -> Prefix {
+        key::scheduler_locks()
+    }
+
+    fn labels(&self) -> Prefix {
+        key::scheduler_labels()
+    }
+
+    fn trees(&self) -> Vec<Prefix> {
+        vec![
+            key::scheduler_statuses(),
+            key::queues(),
+            key::queue_statuses(),
+            key::pod_groups(),
+            key::pod_group_statuses(),
+            key::allocations(),
+        ]
+    }
+
+    fn check_name(&self, tail: &str) -> Result<(), String> {
+        tail.parse::<ObjectName>().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn seeds(&self) -> Vec<(Key, Bytes)> {
+        let name: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
+        vec![(key::scheduler(&name), SchedulerRecord::default().encode())]
+    }
+
+    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+        let wake = || {
+            let (inbox, floor) = (inbox.clone(), self.floor.clone());
+            move || {
+                let tasks: BTreeSet<RecordId> = floor.tasks();
+                if !tasks.is_empty() {
+                    inbox.post(Event::Touched(tasks));
+                }
+            }
+        };
+        let (queues, groups) = (wake(), wake());
+        let ids = || self.site.ids.fork();
+        vec![
+            Box::pin(self.floor.queues.clone().watch(ids(), move |_, _| queues())),
+            Box::pin(self.floor.groups.clone().watch(ids(), move |_, _| groups())),
+        ]
+    }
+
+    async fn prepare(&self, _oldest: Index) -> Result<(), StoreError> {
+        // Unread, these would show no node and no promise; the controllers read what is theirs.
+        self.floor.world.nodes.first_read().await;
+        self.floor.world.records.first_read().await;
+        Ok(())
+    }
+
+    fn confirm(&self) {
+        self.floor.queues.confirm();
+        self.floor.groups.confirm();
+    }
+
+    fn suspicions(&self) -> Vec<String> {
+        let (queues, groups) = (self.floor.queues.seen(), self.floor.groups.seen());
+        let seen = [
+            (self.floor.queues.prefix(), queues.suspicion),
+            (self.floor.groups.prefix(), groups.suspicion),
+        ];
+        let told = seen.into_iter().filter_map(|(tree, why)| Some(format!("{tree}: {}", why?)));
+        told.collect()
+    }
+
+    fn controller(&self, post: Post) -> Box<dyn Controller> {
+        let mut tasks = self.floor.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.insert(post.id.clone());
+        drop(tasks);
+        let name = post.id.as_str().parse().expect("the farm claims legal names only");
+        let controller = OrderingController::new(self.site.clone(), post, name, self.floor.clone());
+        Box::new(controller)
+    }
+}

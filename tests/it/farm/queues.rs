@@ -1,0 +1,401 @@
+//! Queues and gangs: who is admitted, where it goes, and what a farm that dies in the middle leaves (invariants 14 to 18).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::ids::QueueName;
+use rcfarm::manifest::Resources;
+use rcfarm::pod_group::spec::{GroupId, PodGroupSpec};
+use rcfarm::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use rcfarm::queue::amounts::Amounts;
+use rcfarm::queue::status::{Counters, QueueState, QueueStatus};
+use rcfarm::schedule::capacity::{Allocations, Room};
+use rcfarm::store::{PutMode, Query, Reader, Store, key};
+use serde_json::{Value, json};
+
+use super::SECOND;
+use super::cluster::{Cluster, node, within};
+
+const EACH: &str = "cpu=4,memory=8Gi";
+
+async fn cluster(nodes: usize) -> Cluster {
+    let cluster = Cluster::new(nodes).await;
+    let capacity: Resources = EACH.parse().unwrap();
+    for n in 0..nodes {
+        let record = json!({"capacity": capacity});
+        cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
+    }
+    cluster
+}
+
+fn id(name: &str) -> GroupId {
+    format!("ns/{name}").parse().unwrap()
+}
+
+fn queue(name: &str) -> QueueName {
+    name.parse().unwrap()
+}
+
+fn workers(count: u32, cpu: &str) -> Value {
+    json!([{"name": "w", "replicas": count, "resources": {"cpu": cpu}}])
+}
+
+async fn put_queue(cluster: &Cluster, name: &str, spec: Value) {
+    cluster.put(key::queue(&queue(name)).as_str(), json!({"spec": spec}).to_string()).await;
+}
+
+async fn put_group(cluster: &Cluster, name: &str, spec: Value) {
+    cluster.put(key::pod_group(&id(name)).as_str(), json!({"spec": spec}).to_string()).await;
+}
+
+async fn status(cluster: &Cluster, name: &str) -> Option<PodGroupStatus> {
+    let key = key::pod_group_status(&id(name));
+    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value?;
+    Some(PodGroupStatus::decode(&entry.value).unwrap())
+}
+
+async fn queue_status(cluster: &Cluster, name: &str) -> QueueStatus {
+    let key = key::queue_status(&queue(name));
+    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
+    entry.map(|entry| QueueStatus::decode(&entry.value).unwrap()).unwrap_or_default()
+}
+
+async fn is(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) -> bool {
+    check(cluster);
+    status(cluster, name).await.is_some_and(|s| (s.phase, s.reason) == (phase, reason))
+}
+
+async fn becomes(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) {
+    let what = format!("{name} is {phase} ({reason})");
+    within(20 * SECOND, &what, || is(cluster, name, phase, reason)).await;
+}
+
+/// A gang is bound: its owner may start it.
+async fn bound(cluster: &Cluster, name: &str) -> bool {
+    check(cluster);
+    let status = status(cluster, name).await;
+    status.is_some_and(|s| s.may_start(&PodGroupSpec::default()))
+}
+
+/// What must hold between any two transactions: promises and capacities, gangs whole, counters equal to a recount.
+fn check(cluster: &Cluster) {
+    cluster.store.inspect(|state| {
+        let mut counters: BTreeMap<QueueName, Vec<Phase>> = BTreeMap::new();
+        let mut charged: BTreeMap<QueueName, Amounts> = BTreeMap::new();
+        let mut promised: BTreeSet<(String, String)> = BTreeSet::new();
+        let capacity: Resources = EACH.parse().unwrap();
+        for entry in state.kv.list("rcfarm/allocations/") {
+            let node = key::allocations().tail(&entry.key).unwrap().to_owned();
+            let room = Room {
+                capacity: capacity.clone(),
+                promised: Allocations::decode(&entry.value).unwrap(),
+                ..Room::default()
+            };
+            assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
+            promised.extend(room.promised.pods.keys().map(|pod| (node.clone(), pod.to_string())));
+        }
+        let mut known = BTreeSet::new();
+        for entry in state.kv.list("rcfarm/pod_group_status/") {
+            let prefix = key::pod_group_statuses();
+            let id = key::namespaced(&prefix, &entry.key).unwrap();
+            let status = PodGroupStatus::decode(&entry.value).unwrap();
+            if let Some(queue) = &status.queue {
+                counters.entry(queue.clone()).or_default().push(status.phase);
+                if status.phase.is_admitted() {
+                    charged.entry(queue.clone()).or_default().add(&status.charged);
+                }
+            }
+            let Some(place) = &status.placement else { continue };
+            for (task, n, node) in place.placed() {
+                let pod = PodGroupSpec::pod_id(&id.name, task, n).unwrap();
+                let member = (node.to_string(), pod.to_string());
+                let is_promised = promised.contains(&member) || place.asks[task].is_empty();
+                let whole = place.state != PlacementState::Bound || is_promised;
+                assert!(whole, "invariant 16: {id} may start, and {pod} was promised nothing");
+                known.insert(member);
+            }
+        }
+        let left: Vec<_> = promised.difference(&known).collect();
+        assert!(left.is_empty(), "promised to nobody: {left:?}");
+        for entry in state.kv.list("rcfarm/queue_status/") {
+            let name: QueueName = key::queue_statuses().tail(&entry.key).unwrap().parse().unwrap();
+            let status = QueueStatus::decode(&entry.value).unwrap();
+            let recount = Counters::recount(counters.remove(&name).unwrap_or_default());
+            assert_eq!(status.groups, recount, "counters of {name}");
+            assert_eq!(status.allocated, charged.remove(&name).unwrap_or_default(), "of {name}");
+        }
+        assert!(counters.is_empty(), "uncounted: {counters:?}");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_default_queue_is_made_and_a_gang_goes_from_submission_to_its_end() {
+    let cluster = cluster(4).await;
+    cluster.delete(key::queue(&queue("default")).as_str()).await;
+    put_group(&cluster, "g", json!({"tasks": workers(8, "2")})).await;
+    let farm = cluster.start("a");
+    within(10 * SECOND, "bound", || bound(&cluster, "g")).await;
+    let placed = status(&cluster, "g").await.unwrap().placement.unwrap();
+    let nodes: BTreeSet<_> = placed.placed().map(|(_, _, node)| node.clone()).collect();
+    assert_eq!(nodes.len(), 4);
+    within(5 * SECOND, "the queue is open", || async {
+        queue_status(&cluster, "default").await.state == Some(QueueState::Open)
+    })
+    .await;
+    let record = json!({"spec": {"tasks": workers(8, "2")}, "members": {"succeeded": 8}});
+    cluster.put(key::pod_group(&id("g")).as_str(), record.to_string()).await;
+    becomes(&cluster, "g", Phase::Completed, Reason::AsDesired).await;
+    assert_eq!(queue_status(&cluster, "default").await.groups.completed, 1);
+    cluster.delete(key::pod_group(&id("g")).as_str()).await;
+    within(5 * SECOND, "forgotten", || async { status(&cluster, "g").await.is_none() }).await;
+    check(&cluster);
+    let audit = cluster.audit().await;
+    let events: Vec<&str> = audit.iter().map(|record| record.event_type.as_str()).collect();
+    assert_eq!(events[0], "QUEUE_CREATED");
+    let ordered = audit.iter().filter(|r| r.event_type.as_str() == "POD_GROUPS_ORDERED");
+    let story: Vec<Value> = ordered.map(|r| r.event_details["groups"][0]["to"].clone()).collect();
+    assert_eq!(story, [json!("Inqueue"), json!("Completed"), Value::Null]);
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn strict_and_best_effort_queues_side_by_side() {
+    let cluster = cluster(2).await;
+    put_queue(&cluster, "strict", json!({"dequeueStrategy": "fifo", "capability": {"cpu": 3}}))
+        .await;
+    put_queue(&cluster, "loose", json!({"capability": {"cpu": 3}})).await;
+    for name in ["strict", "loose"] {
+        put_group(&cluster, &format!("{name}-1"), json!({"queue": name, "tasks": workers(1, "2")}))
+            .await;
+        put_group(&cluster, &format!("{name}-2"), json!({"queue": name, "tasks": workers(2, "1")}))
+            .await;
+        put_group(&cluster, &format!("{name}-3"), json!({"queue": name, "tasks": workers(1, "1")}))
+            .await;
+    }
+    let farm = cluster.start("a");
+    becomes(&cluster, "strict-2", Phase::Pending, Reason::QueueFull).await;
+    becomes(&cluster, "strict-3", Phase::Pending, Reason::BehindInQueue).await;
+    becomes(&cluster, "loose-2", Phase::Pending, Reason::QueueFull).await;
+    becomes(&cluster, "loose-3", Phase::Inqueue, Reason::AsDesired).await;
+    within(5 * SECOND, "positions", || async {
+        let waiting = queue_status(&cluster, "strict").await.waiting;
+        let told: Vec<_> = waiting.iter().map(|w| (w.position, w.reason)).collect();
+        told == [(1, Reason::QueueFull), (2, Reason::BehindInQueue)]
+    })
+    .await;
+    cluster.delete(key::pod_group(&id("strict-1")).as_str()).await;
+    becomes(&cluster, "strict-2", Phase::Inqueue, Reason::AsDesired).await;
+    becomes(&cluster, "strict-3", Phase::Inqueue, Reason::AsDesired).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_closes_when_what_it_admitted_has_ended_and_opens_again() {
+    let cluster = cluster(2).await;
+    put_queue(&cluster, "top", json!({})).await;
+    put_queue(&cluster, "q", json!({"parent": "top"})).await;
+    put_group(&cluster, "a", json!({"queue": "q", "tasks": workers(1, "1")})).await;
+    let farm = cluster.start("a");
+    becomes(&cluster, "a", Phase::Inqueue, Reason::AsDesired).await;
+    put_queue(&cluster, "top", json!({"state": "Closed"})).await;
+    let state = |wanted: QueueState| {
+        let cluster = &cluster;
+        move || async move { queue_status(cluster, "q").await.state == Some(wanted) }
+    };
+    within(5 * SECOND, "closing", state(QueueState::Closing)).await;
+    put_group(&cluster, "b", json!({"queue": "q", "tasks": workers(1, "1")})).await;
+    becomes(&cluster, "b", Phase::Pending, Reason::QueueClosed).await;
+    cluster.delete(key::pod_group(&id("a")).as_str()).await;
+    within(5 * SECOND, "closed although one waits", state(QueueState::Closed)).await;
+    assert_eq!(queue_status(&cluster, "top").await.state, Some(QueueState::Closed));
+    put_queue(&cluster, "top", json!({})).await;
+    within(5 * SECOND, "open again", state(QueueState::Open)).await;
+    becomes(&cluster, "b", Phase::Inqueue, Reason::AsDesired).await;
+    cluster.put(key::queue(&queue("q")).as_str(), r#"{"spec":{"weight":"x"}}"#).await;
+    within(5 * SECOND, "unreadable", state(QueueState::Unknown)).await;
+    let told = queue_status(&cluster, "q").await.message;
+    assert!(told.contains("spec.weight"), "{told}");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn exactly_one_farm_orders_and_another_takes_over() {
+    let cluster = cluster(2).await;
+    let (one, two) = (cluster.start("a"), cluster.start("b"));
+    put_group(&cluster, "g1", json!({"tasks": workers(2, "1")})).await;
+    within(10 * SECOND, "bound", || bound(&cluster, "g1")).await;
+    let owns = |farm: &super::cluster::RunningFarm| {
+        farm.report.lock().unwrap().claims.get("scheduler").copied().unwrap_or(0)
+    };
+    assert_eq!(owns(&one) + owns(&two), 1);
+    let (dies, lives) = if owns(&one) == 1 { (one, two) } else { (two, one) };
+    dies.kill().await;
+    put_group(&cluster, "g2", json!({"tasks": workers(2, "1")})).await;
+    let took = within(10 * SECOND, "bound by the other", || bound(&cluster, "g2")).await;
+    assert!(took < 4 * SECOND, "{took:?}: the check's 2 s and a moment");
+    lives.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_scheduler_record_admits_nothing_and_says_so() {
+    let cluster = cluster(1).await;
+    let key = "rcfarm/schedulers/default";
+    cluster.put(key, r#"{"spec":{"preemption":"all"}}"#).await;
+    put_group(&cluster, "g", json!({"tasks": workers(1, "1")})).await;
+    let farm = cluster.start("a");
+    within(10 * SECOND, "said so", || async {
+        let name = "default".parse().unwrap();
+        let key = key::scheduler_status(&name);
+        let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
+        entry.is_some_and(|e| String::from_utf8_lossy(&e.value).contains("spec.preemption"))
+    })
+    .await;
+    assert!(status(&cluster, "g").await.is_none());
+    cluster.put(key, "{}").await;
+    within(10 * SECOND, "bound", || bound(&cluster, "g")).await;
+    farm.stop().await;
+}
+
+/// A farm that cannot be heard any more from its `deadly`-th transaction of the scheduler on, which is lost, or of which
+/// only the answer is.
+fn mortal(
+    cluster: &Cluster,
+    deadly: usize,
+    fate: Outcome,
+) -> (super::cluster::RunningFarm, Arc<AtomicUsize>) {
+    let made = Arc::new(AtomicUsize::new(0));
+    let counter = made.clone();
+    let farm = cluster.start_faulty("dies", move |request: &Request<'_>| {
+        let Request::Txn(ops) = request else { return Fate::DELIVER };
+        if !ops.iter().any(|op| op.key.starts_with("rcfarm/scheduler_status/")) {
+            return Fate::DELIVER;
+        }
+        match counter.fetch_add(1, Ordering::SeqCst) {
+            n if n < deadly => Fate::DELIVER,
+            n if n == deadly => Fate::of(fate.clone()),
+            _ => Fate::of(Outcome::Lose),
+        }
+    });
+    (farm, made)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_transaction_of_a_large_gang_leaves_all_or_none() {
+    for fate in [Outcome::Lose, Outcome::LoseReply] {
+        for deadly in 0..9 {
+            let cluster = cluster(150).await;
+            put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
+            let (farm, made) = mortal(&cluster, deadly, fate.clone());
+            within(20 * SECOND, "its last transaction", || async {
+                check(&cluster);
+                made.load(Ordering::SeqCst) > deadly || bound(&cluster, "g").await
+            })
+            .await;
+            farm.kill().await;
+            let started = bound(&cluster, "g").await;
+            let next = cluster.start("lives");
+            within(20 * SECOND, "bound by the next owner", || bound(&cluster, "g")).await;
+            let placed = status(&cluster, "g").await.unwrap().placement.unwrap();
+            assert_eq!(placed.placed().count(), 150, "{deadly}: {started}");
+            next.stop().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
+    for deadly in 0..7 {
+        let cluster = cluster(150).await;
+        put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
+        let (farm, made) = mortal(&cluster, deadly, Outcome::LoseReply);
+        within(20 * SECOND, "its last transaction", || async {
+            made.load(Ordering::SeqCst) > deadly || bound(&cluster, "g").await
+        })
+        .await;
+        farm.kill().await;
+        cluster.delete(key::pod_group(&id("g")).as_str()).await;
+        let next = cluster.start("lives");
+        within(20 * SECOND, "nothing is left", || async {
+            check(&cluster);
+            let promised = cluster.store.inspect(|state| {
+                let of = |e: &Arc<rcfarm::store::Entry>| {
+                    Allocations::decode(&e.value).unwrap().pods.len()
+                };
+                state.kv.list("rcfarm/allocations/").map(of).sum::<usize>()
+            });
+            status(&cluster, "g").await.is_none() && promised == 0
+        })
+        .await;
+        next.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_single_pods_are_admitted_in_full_transactions() {
+    let cluster = cluster(100).await;
+    for n in 0..2_000 {
+        let tasks = json!([{"name": "w", "replicas": 1, "resources": {"cpu": "100m"}}]);
+        put_group(&cluster, &format!("g{n:04}"), json!({"tasks": tasks})).await;
+    }
+    let (farm, counted) = cluster.start_counted("a");
+    within(60 * SECOND, "all are admitted", || async {
+        queue_status(&cluster, "default").await.groups.inqueue == 2_000
+    })
+    .await;
+    check(&cluster);
+    let transactions = counted.transactions();
+    assert!(transactions < 150, "{transactions} transactions for 2,000 groups");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_vanish_behind_lost_rights_cost_no_place() {
+    let cluster = cluster(2).await;
+    for n in 0..8 {
+        put_group(&cluster, &format!("g{n}"), json!({"tasks": workers(1, "1")})).await;
+    }
+    let hidden = Arc::new(AtomicUsize::new(0));
+    let hide = hidden.clone();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+        let hides = hide.load(Ordering::SeqCst) == 1;
+        match request {
+            Request::List(prefix) if hides && prefix.starts_with("rcfarm/pod_groups/") => {
+                Fate::of(Outcome::Short(0))
+            }
+            Request::Get(key) if hides && key.starts_with("rcfarm/pod_groups/") => {
+                let what = (*key).to_owned();
+                Fate::of(Outcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+            }
+            _ => Fate::DELIVER,
+        }
+    });
+    within(10 * SECOND, "admitted", || async {
+        queue_status(&cluster, "default").await.groups.inqueue == 8
+    })
+    .await;
+    hidden.store(1, Ordering::SeqCst);
+    // Something changes, so that the tree is read again.
+    put_group(&cluster, "g8", json!({"tasks": workers(1, "9")})).await;
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(queue_status(&cluster, "default").await.groups.inqueue, 8);
+    hidden.store(0, Ordering::SeqCst);
+    becomes(&cluster, "g8", Phase::Pending, Reason::InsufficientCapacity).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_changed_by_hand_is_looked_at_anew() {
+    let cluster = cluster(2).await;
+    put_group(&cluster, "a", json!({"tasks": workers(1, "1")})).await;
+    let farm = cluster.start("a");
+    within(10 * SECOND, "bound", || bound(&cluster, "a")).await;
+    let key = key::pod_group_status(&id("a"));
+    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
+    assert!(cluster.store.put(&key, entry.value, 7, PutMode::Set).await.unwrap());
+    cluster.delete(key::pod_group(&id("a")).as_str()).await;
+    within(10 * SECOND, "forgotten", || async { status(&cluster, "a").await.is_none() }).await;
+    check(&cluster);
+    farm.stop().await;
+}
