@@ -16,12 +16,19 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
+use rcfarm::ids::NodeName;
 use rcfarm::labels::{Labels, Selector};
+use rcfarm::manifest::Resources;
+use rcfarm::schedule::NodeLabels;
+use rcfarm::schedule::capacity::{Decision, Fleet, Gang, Room, place};
 use serde::{Deserialize, Serialize};
 
 /// One machine in the file.
 #[derive(Deserialize)]
 struct Machine {
+    /// What gangs may have of it.
+    #[serde(default)]
+    capacity: Resources,
     #[serde(default)]
     labels: Labels,
     /// Takes no new pods; those that it has shall leave.
@@ -73,16 +80,20 @@ pub fn router(fleet: PathBuf) -> Router {
         .route("/eligible_nodes", post(eligible_nodes))
         .route("/allocate_nodes", post(allocate_nodes))
         .route("/deallocate_nodes", post(deallocate_nodes))
+        .route("/place", post(place_gang))
         .with_state(Scheduler { fleet, book: Arc::default() })
 }
 
 impl Scheduler {
-    /// Machines that match and are not cordoned, in name order.
-    fn fitting(&self, selector: &Selector) -> Answer<BTreeSet<String>> {
+    fn machines(&self) -> Answer<BTreeMap<String, Machine>> {
         let unusable = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, why);
         let text = std::fs::read(&self.fleet).map_err(|e| unusable(e.to_string()))?;
-        let fleet: BTreeMap<String, Machine> =
-            serde_json::from_slice(&text).map_err(|e| unusable(e.to_string()))?;
+        serde_json::from_slice(&text).map_err(|e| unusable(e.to_string()))
+    }
+
+    /// Machines that match and are not cordoned, in name order.
+    fn fitting(&self, selector: &Selector) -> Answer<BTreeSet<String>> {
+        let fleet = self.machines()?;
         let fits = |machine: &Machine| !machine.cordoned && selector.matches(&machine.labels);
         Ok(fleet.into_iter().filter(|(_, m)| fits(m)).map(|(name, _)| name).collect())
     }
@@ -128,6 +139,26 @@ async fn deallocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) ->
         }
     }
     StatusCode::NO_CONTENT
+}
+
+/// Room for all pods of a gang, or for none, by the machines of the file alone: one that matters knows what is promised
+/// (`rcfarm/allocations/` in Consul).
+async fn place_gang(
+    State(scheduler): State<Scheduler>,
+    gang: Json<Gang>,
+) -> Answer<Json<Decision>> {
+    let mut fleet = Fleet::default();
+    let mut labels = NodeLabels::default();
+    for (name, machine) in scheduler.machines()? {
+        let Ok(node) = name.parse::<NodeName>() else { continue };
+        if machine.cordoned {
+            fleet.unfit.insert(node.clone());
+        }
+        labels.nodes.insert(node.clone(), machine.labels);
+        fleet.rooms.insert(node, Room { capacity: machine.capacity, ..Room::default() });
+    }
+    fleet.labels = Arc::new(labels);
+    Ok(Json(place(&gang, &fleet)))
 }
 
 #[tokio::main]

@@ -18,6 +18,7 @@ key_prefix "status/replication_controllers/" { policy = "write" }
 #   key_prefix "rcfarm/queues/" { policy = "write" }
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }
-# To remove orphans, and to change labels of pods, add:
-#   key_prefix "labels/pod/" { policy = "write" }
-#   key_prefix "intent/"     { policy = "write" }
+# To remove orphans and leaked promises, and to change labels of pods, add:
+#   key_prefix "labels/pod/"         { policy = "write" }
+#   key_prefix "intent/"             { policy = "write" }
+#   key_prefix "rcfarm/allocations/" { policy = "write" }

@@ -18,6 +18,9 @@ use crate::time::Timestamp;
 /// them in each record, so scaling to N writes of the order of N² bytes (`p2.md` §2.4).
 pub const NODES_LISTED: usize = 128;
 
+/// The reason of an [`OrphansRemoved`] that freed what nodes had promised to pods that were gone; no pod was removed.
+pub const PROMISE_LEAKED: &str = "PromiseLeaked";
+
 /// The details of an event, with their types.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Details {
@@ -41,7 +44,7 @@ pub enum Details {
     ControllerDeleted(ControllerChange),
     /// [`EventType::LabelsChanged`]
     LabelsChanged(LabelsChange),
-    /// [`EventType::OrphansRemoved`]
+    /// [`EventType::OrphansRemoved`]; with the reason [`PROMISE_LEAKED`] promises of pods that were gone already.
     OrphansRemoved(OrphansRemoved),
     /// [`EventType::NodeDrained`]
     NodeDrained(NodeChange),

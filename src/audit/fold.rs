@@ -7,7 +7,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::{
-    AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController, Retarget,
+    AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController,
+    PROMISE_LEAKED, Retarget,
 };
 use crate::ids::{NodeName, RcId};
 use crate::store::Index;
@@ -178,6 +179,7 @@ impl Folded {
                 let controller = self.change(&change);
                 controller.nodes.get_or_insert_with(|| change.orphans.into_iter().collect());
             }
+            Details::OrphansRemoved(removed) if removed.reason == PROMISE_LEAKED => {}
             Details::OrphansRemoved(removed) => {
                 let controller = self.controllers.get_mut(&removed.replication_controller_id);
                 if let Some(nodes) = controller.and_then(|controller| controller.nodes.as_mut()) {

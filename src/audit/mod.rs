@@ -15,7 +15,7 @@ mod record;
 
 pub use details::{
     Actor, Checkpoint, ControllerChange, Details, FoldedController, LabelsChange, NODES_LISTED,
-    NodeChange, NodeTransfer, OrphansRemoved, Retarget,
+    NodeChange, NodeTransfer, OrphansRemoved, PROMISE_LEAKED, Retarget,
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use prune::{PrunePlan, prune_plan};

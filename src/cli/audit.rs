@@ -9,15 +9,16 @@ use uuid::Uuid;
 use super::console::Console;
 use super::failure::{Exit, failure};
 use super::output::{duration, or_dash, table};
-use super::rc::{find, observe};
+use super::rc::{find, observe, promises};
 use crate::audit::{
     Actual, AuditRecord, Details, Difference, Logged, compare, fold, op, prune_plan,
 };
 use crate::ids::{NodeName, RcId};
 use crate::rc::spec::RcRecord;
+use crate::schedule::capacity::Leak;
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::LONGEST_WAIT;
-use crate::store::{Entry, Index, Op, Query, StoreError, TxnOutcome};
+use crate::store::{Entry, Index, Op, Query, TxnOutcome};
 use crate::time::{Timestamp, backoff};
 
 /// The audit log: who changed what, when and why
@@ -310,7 +311,9 @@ fn what(record: &AuditRecord) -> String {
 }
 
 async fn verify(console: &Console) -> anyhow::Result<Exit> {
-    let entries = snapshot(console).await?;
+    // At one moment: read one after the other they would differ while a farm works.
+    let trees = [key::audit_logs(), key::rcs()].into_iter().chain(promises::trees());
+    let entries = promises::snapshot(console, trees).await?;
     let under = |prefix: &crate::store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
         entries.cloned().collect::<Vec<Entry>>()
@@ -322,19 +325,28 @@ async fn verify(console: &Console) -> anyhow::Result<Exit> {
     let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
+    let leaks = promises::promises_of(&entries).leaks;
+    let leaked = |leak: &Leak| json!({"node": leak.node, "pod_id": leak.pod, "replication_controller_id": leak.owner});
     let shown = json!({
         "records": log.len(),
+        "leaked_promises": leaks.iter().map(leaked).collect::<Vec<_>>(),
         "controllers": folded.controllers.len(),
         "differences": differences,
         "gaps": folded.gaps,
         "not_in_log": unknown,
         "records_without_controller": folded.unattributed,
     });
-    let is_clean = differences.is_empty() && folded.gaps.is_empty();
+    let is_clean = differences.is_empty() && folded.gaps.is_empty() && leaks.is_empty();
     console.out.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
         for gap in &folded.gaps {
             text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
+        }
+        for leak in &leaks {
+            text.push_str(&format!(
+                "leak: {}: rcfarm rc orphans --remove\n",
+                promises::words(leak)
+            ));
         }
         if !unknown.is_empty() {
             let count = unknown.len();
@@ -348,18 +360,6 @@ async fn verify(console: &Console) -> anyhow::Result<Exit> {
         text
     })?;
     Ok(if is_clean { Exit::Ok } else { Exit::Found })
-}
-
-/// Log, records and pods at one moment: read one after the other they would differ while a farm works.
-async fn snapshot(console: &Console) -> Result<Vec<Entry>, StoreError> {
-    let tree = |prefix| Op::GetTree { prefix };
-    let ops = [key::audit_logs(), key::rcs(), key::labels(LabelKind::Pod)].map(tree);
-    match console.store.txn(&ops).await? {
-        TxnOutcome::Committed { entries, .. } => Ok(entries),
-        TxnOutcome::Refused(refusals) => Err(StoreError::Forbidden {
-            what: refusals.into_iter().map(|refusal| refusal.what).collect::<Vec<_>>().join("; "),
-        }),
-    }
 }
 
 /// What the records and the pods' labels say.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::console::Console;
 use super::failure::Exit;
 use super::output::table;
-use super::rc::find;
+use super::rc::{find, promises};
 use crate::farm::LAYOUT;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, NewSession, Op, Prefix, Query, StoreError, TxnOutcome};
@@ -64,6 +64,7 @@ pub(super) async fn run(console: &Console, address: &str) -> anyhow::Result<Exit
         checks.push(layout(console).await);
         checks.push(farms(console).await);
         checks.push(records(console).await);
+        checks.push(promises(console).await);
     }
     console.out.show(&checks, || {
         let rows = checks.iter().map(|check| {
@@ -130,6 +131,7 @@ fn trees() -> Vec<(Prefix, bool)> {
         (key::audit_logs(), true),
         (key::bells(), true),
         (key::farms(), false),
+        (key::allocations(), false),
     ]
 }
 
@@ -291,4 +293,34 @@ async fn records(console: &Console) -> Check {
         format!("{} cannot be worked on, such as {first}", bad.len() + strange.len()),
         "mend or delete them; a p2 farm on the same tree stops at them altogether",
     )
+}
+
+/// What nodes have promised: each to a pod that is there, and no more than they have.
+async fn promises(console: &Console) -> Check {
+    let promises = match promises::promises(console).await {
+        Ok(promises) => promises,
+        Err(error) => return failed("promises", &error),
+    };
+    let (pods, nodes) = promises.count();
+    if let Some(fault) = promises.faults().first() {
+        return Check::bad(
+            Verdict::Warn,
+            "promises",
+            fault,
+            "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or mend it",
+        );
+    }
+    match promises.leaks.first() {
+        None => Check::ok("promises", format!("resources for {pods} pods on {nodes} nodes")),
+        Some(leak) => Check::bad(
+            Verdict::Warn,
+            "promises",
+            format!("{}, such as: {}", leaks_words(promises.leaks.len()), promises::words(leak)),
+            "free them: rcfarm rc orphans --remove (a farm does so when it needs the room)",
+        ),
+    }
+}
+
+fn leaks_words(count: usize) -> String {
+    if count == 1 { "1 has no pod".to_owned() } else { format!("{count} have no pods") }
 }

@@ -190,6 +190,7 @@ impl Days<'_> {
                 .iter()
                 .map(|lot| (lot.kind.name().to_owned(), lot.children.len()))
                 .collect(),
+            scheduler: self.lots.iter().find_map(|lot| lot.kind.scheduler()),
             suspicions: self.suspicions(),
             unusable_keys: unusable.collect(),
             leaving: false,

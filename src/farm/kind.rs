@@ -120,6 +120,11 @@ pub trait Kind: Send + Sync + 'static {
     /// What holds destructive plans back, for people; empty when nothing does.
     fn suspicions(&self) -> Vec<String>;
 
+    /// Where the scheduler of its records is asked, if that is outside the farm.
+    fn scheduler(&self) -> Option<String> {
+        None
+    }
+
     /// A controller for a claimed record.
     fn controller(&self, post: Post) -> Box<dyn Controller>;
 }

@@ -152,6 +152,9 @@ pub struct Presence {
     /// Records that it owns, by kind; refreshed now and then.
     #[serde(default)]
     pub claims: BTreeMap<String, usize>,
+    /// Where its scheduler over HTTP is; `None`: it has the built-in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
     /// What holds destructive plans back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suspicions: Vec<String>,

@@ -104,9 +104,13 @@ impl FromStr for Resources {
 
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpu = Resources::cpu_in_words(self.cpu_milli);
-        write!(f, "cpu={cpu},memory={}", Resources::memory_in_words(self.memory_bytes))?;
-        self.devices.iter().try_for_each(|(device, count)| write!(f, ",{device}={count}"))
+        let cpu = Some(self.cpu_milli).filter(|milli| *milli > 0);
+        let memory = Some(self.memory_bytes).filter(|bytes| *bytes > 0);
+        let cpu = cpu.map(|milli| format!("cpu={}", Resources::cpu_in_words(milli)));
+        let memory = memory.map(|bytes| format!("memory={}", Resources::memory_in_words(bytes)));
+        let devices = self.devices.iter().map(|(device, count)| format!("{device}={count}"));
+        let all: Vec<String> = cpu.into_iter().chain(memory).chain(devices).collect();
+        f.write_str(&all.join(","))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::ids::{NodeName, RcId};
 use crate::schedule::capacity::Booking;
 use crate::schedule::ledger::booked_node;
-use crate::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
+use crate::schedule::{Discovery, Nodes, ScheduleError, Scheduler};
 use crate::store::{Commit, Index, Op, Refusal, Txn, key};
 use crate::time::{Timestamp, backoff};
 
@@ -144,7 +144,7 @@ impl RcController {
         if self.known.as_ref().is_some_and(|known| self.world.has_caught_up(known)) {
             self.known = None;
         }
-        let asked = self.placement.scheduler.eligible_nodes(request(&spec));
+        let asked = self.placement.scheduler.eligible_nodes(spec.request());
         let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
             Ok(Ok(nodes)) => nodes,
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
@@ -480,12 +480,6 @@ impl RcController {
     pub(super) fn nodes_in_use(look: &Look) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
     }
-}
-
-/// Asks the scheduler about an RC.
-pub(super) fn request(spec: &RcSpec) -> Request<'_> {
-    let RcSpec { id, manifest, node_selector, packing, .. } = spec;
-    Request { rc: *id, manifest, selector: node_selector, packing: *packing }
 }
 
 pub(super) fn no_answer() -> ScheduleError {

@@ -180,6 +180,10 @@ impl Kind for RcKind {
         suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
     }
 
+    fn scheduler(&self) -> Option<String> {
+        self.placement.scheduler.address()
+    }
+
     fn controller(&self, post: Post) -> Box<dyn Controller> {
         let id = post.id.as_str().parse().expect("check_name has passed");
         let (site, world) = (self.site.clone(), self.world.clone());

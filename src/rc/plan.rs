@@ -399,7 +399,7 @@ fn room_words(seen: &Observed<'_>, lacking: &[(&NodeName, Lack)]) -> String {
     let named = lacking.iter().take(NODES_NAMED).map(|(node, lack)| format!("{node}: {lack}"));
     let named = named.collect::<Vec<_>>().join("; ");
     let more = if count > NODES_NAMED { "; …" } else { "" };
-    format!("{count} more nodes match, without room for {want} ({named}{more})")
+    format!("no room for {want} on {count} nodes that match ({named}{more})")
 }
 
 /// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods. A

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Manifest, Resources};
+use crate::schedule::Request;
 use crate::schedule::capacity::{Owner, Packing};
 use crate::store::key;
 
@@ -272,6 +273,13 @@ impl RcSpec {
             }
         };
         Ok(RcSpec { min_health, packing, ..self })
+    }
+
+    /// A question to a scheduler about it.
+    #[must_use]
+    pub fn request(&self) -> Request<'_> {
+        let RcSpec { id, manifest, node_selector, packing, .. } = self;
+        Request { rc: *id, manifest, selector: node_selector, packing: *packing }
     }
 
     /// What each of its pods asks for.

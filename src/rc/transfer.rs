@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer, request};
+use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer};
 use super::events;
 use super::plan::{Occupant, Place, RemoveReason, Standing, Step, has_room};
 use super::status::{ConditionType, Reason, Transfer};
@@ -109,7 +109,7 @@ impl RcController {
     async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
         let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
         let in_use = &in_use | &self.without_room(&look);
-        let asked = request(&look.spec);
+        let asked = look.spec.request();
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
@@ -157,7 +157,7 @@ impl RcController {
         }
         let leaving = [transfer.old_node.clone()];
         let asked =
-            self.placement.scheduler.deallocate_nodes(request(&look.spec), &leaving, transfer.id);
+            self.placement.scheduler.deallocate_nodes(look.spec.request(), &leaving, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         if let Err(error) = answer {
             if self.transfer_attempts < ATTEMPTS {
@@ -238,7 +238,7 @@ impl RcController {
         let allocated: Vec<NodeName> =
             transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
         let asked =
-            self.placement.scheduler.deallocate_nodes(request(&look.spec), &allocated, transfer.id);
+            self.placement.scheduler.deallocate_nodes(look.spec.request(), &allocated, transfer.id);
         if let Err(error) =
             timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
         {

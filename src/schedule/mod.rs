@@ -90,6 +90,11 @@ pub trait Scheduler: Send + Sync + 'static {
         token: Uuid,
     ) -> Result<(), ScheduleError>;
 
+    /// Where it is asked, if that is elsewhere: commands ask it themselves when they explain.
+    fn address(&self) -> Option<String> {
+        None
+    }
+
     /// Finds room for all pods of a gang, or says why there is none. Nothing is reserved: the caller promises what it
     /// got in the transaction that writes the pods ([`capacity::Books`]), and asks again when that was refused.
     ///

@@ -149,6 +149,13 @@ impl Scheduler for RemoteScheduler {
         let ask = Ask { nodes: Some(nodes), token: Some(token), ..Ask::of(request) };
         self.call("deallocate_nodes", &ask).await.map(drop)
     }
+    /// Without a name and a password: many may read it.
+    fn address(&self) -> Option<String> {
+        let mut base = self.base.clone();
+        let _ = base.set_username("").and_then(|()| base.set_password(None));
+        Some(base.to_string())
+    }
+
     async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
         let body = self.call(PLACE, gang).await?;
         let decision: Decision =

@@ -1,13 +1,14 @@
 //! The built program on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::rc::status::RcStatus;
-use rcfarm::store::{Entry, Key, Prefix, Query, Store, key};
+use rcfarm::schedule::capacity::Allocations;
+use rcfarm::store::{Entry, Key, Prefix, PutMode, Query, Store, key};
 
 use crate::consul_server::ConsulServer;
 
@@ -82,10 +83,28 @@ impl Scene {
         FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
+    /// Devices that are promised; none twice, and none that is not there.
+    async fn devices(&self) -> usize {
+        let mut count = 0;
+        for entry in self.list(&key::allocations()).await {
+            let promised = Allocations::decode(&entry.value).unwrap();
+            let mut seen = BTreeSet::new();
+            for number in promised.pods.values().flat_map(|a| a.devices.values().flatten()) {
+                assert!(*number < 2 && seen.insert(*number), "{}: {promised:?}", entry.key);
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// A controller of `replicas` pods; its id.
     fn create(&self, pod: &str, replicas: usize) -> String {
+        self.create_of(&format!("id: {pod}\n"), replicas)
+    }
+
+    fn create_of(&self, manifest: &str, replicas: usize) -> String {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), format!("id: {pod}\n")).unwrap();
+        std::fs::write(file.path(), manifest).unwrap();
         let (file, replicas) = (file.path().to_str().unwrap(), replicas.to_string());
         let args = ["rc", "create", "-f", file, "--node-selector", "pool=web"];
         self.ok(&[&args[..], &["--replicas", &replicas]].concat()).trim().to_owned()
@@ -166,6 +185,39 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
     rest.stop().await;
     assert!(scene.owners().await.is_empty(), "a farm that stops leaves no lock");
     assert!(scene.list(&key::farms()).await.is_empty(), "nor its presence");
+}
+
+/// Two farms at once on machines with few devices: what is promised is there, to one pod each, whoever dies.
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_14_two_farms_share_few_devices_and_never_promise_one_twice() {
+    let scene = Scene::new(3).await;
+    for n in 0..3 {
+        let record =
+            r#"{"capacity":{"cpu_milli":8000,"memory_bytes":8589934592,"devices":{"gpu":2}}}"#;
+        let key = key::node(&format!("n{n:02}").parse().unwrap());
+        scene.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap();
+    }
+    let a = scene.farm("a");
+    let b = scene.farm("b");
+    until("two farms", || async { scene.list(&key::farms()).await.len() == 2 }).await;
+    for n in 0..4 {
+        scene.create_of(&format!("id: train-{n}\nresources: {{gpu: 1}}\n"), 3);
+    }
+    // Twelve are wanted, six are there.
+    until("all devices are taken", || async { scene.devices().await == 6 }).await;
+    a.kill();
+    for n in 0..4 {
+        scene.ok(&["rc", "scale", &format!("train-{n}"), "1"]);
+    }
+    until("one each", || async { scene.devices().await == 4 && scene.pods().await.len() == 4 })
+        .await;
+    let why = scene.ok(&["rc", "explain", "train-0"]);
+    assert!(why.contains("as desired: 1 of 1"), "{why}");
+    scene.ok(&["rc", "scale", "train-0", "3"]);
+    until("the rest", || async { scene.devices().await == 6 }).await;
+    scene.audit_agrees();
+    assert!(scene.ok(&["doctor"]).contains("resources for 6 pods on 3 nodes"));
+    b.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use rcfarm::farm::{Farm, FarmSettings, Ground, NODE_GRACE, SessionSettings};
 use rcfarm::ids::RcId;
 use rcfarm::labels::Selector;
 use rcfarm::manifest::Manifest;
-use rcfarm::schedule::capacity::Packing;
+use rcfarm::schedule::capacity::{Decision, Gang, Packing, Task, WaitReason};
 use rcfarm::schedule::{NoDiscovery, RemoteScheduler, Request, ScheduleError, Scheduler};
 use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store, key};
 use rcfarm::time::{IdSource, SystemClock};
@@ -29,8 +29,12 @@ async fn serve(fleet: &Path) -> RemoteScheduler {
 }
 
 fn write(fleet: &Path, cordoned: &[&str]) {
-    let machine =
-        |name: &str| json!({"labels": {"role": "web"}, "cordoned": cordoned.contains(&name)});
+    let machine = |name: &str| {
+        json!({
+            "labels": {"role": "web"}, "cordoned": cordoned.contains(&name),
+            "capacity": {"cpu_milli": 2000},
+        })
+    };
     let machines = json!({"n1": machine("n1"), "n2": machine("n2"), "n3": machine("n3")});
     std::fs::write(fleet, machines.to_string()).unwrap();
 }
@@ -59,6 +63,34 @@ async fn a_repeated_call_gets_the_same_machines() {
     scheduler.deallocate_nodes(request, &once, first).await.unwrap();
     let many = scheduler.allocate_nodes(request, &none, 3, true, Uuid::from_u128(4)).await;
     assert!(matches!(many, Err(ScheduleError::Exhausted(_))), "{many:?}");
+}
+
+#[tokio::test]
+async fn a_gang_is_placed_whole_or_waits_and_a_server_may_lack_the_verb() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = dir.path().join("fleet.json");
+    write(&fleet, &["n3"]);
+    let scheduler = serve(&fleet).await;
+    let task = |count| Task {
+        name: "w".to_owned(),
+        count,
+        resources: "cpu=1".parse().unwrap(),
+        selector: "role=web".parse().unwrap(),
+        max_per_node: None,
+    };
+    let gang = |count| Gang { name: "g".to_owned(), tasks: vec![task(count)], ..Gang::default() };
+    let Ok(Decision::Bind(placement)) = scheduler.place(&gang(4)).await else { panic!("no room") };
+    let nodes: Vec<&str> = placement.tasks["w"].iter().map(|node| node.as_str()).collect();
+    assert_eq!(nodes, ["n1", "n1", "n2", "n2"]);
+    let Ok(Decision::Wait(reasons)) = scheduler.place(&gang(5)).await else { panic!("room") };
+    assert_eq!((reasons[0].reason, reasons[0].fitting), (WaitReason::InsufficientCapacity, 4));
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
+    let old = RemoteScheduler::new(&format!("http://{address}")).unwrap();
+    let answer = old.place(&gang(1)).await;
+    assert!(matches!(answer, Err(ScheduleError::Unsupported(_))), "{answer:?}");
 }
 
 /// Nodes with an intent.

@@ -8,6 +8,7 @@ mod list;
 pub(in crate::cli) mod observe;
 mod orphans;
 mod plan;
+pub(in crate::cli) mod promises;
 mod show;
 mod wait;
 mod watch;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::find::Found;
 use crate::cli::console::Console;
 use crate::cli::node::observe::{Fitness, fitness};
+use crate::farm::records::Presence;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::node::Health;
@@ -14,6 +15,7 @@ use crate::rc::plan::{
 use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
 use crate::schedule::capacity::Rooms;
+use crate::schedule::{RemoteScheduler, ScheduleError, Scheduler};
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Query};
 
@@ -21,8 +23,11 @@ use crate::store::{Entry, Query};
 pub(super) struct Seen {
     /// The labels of all nodes.
     pub(super) nodes: BTreeMap<NodeName, Labels>,
-    /// Nodes that the selector matches; none when the record cannot be read.
+    /// Nodes that the owner's scheduler calls eligible, or that the selector matches; none when the record cannot be
+    /// read.
     pub(super) eligible: BTreeSet<NodeName>,
+    /// Who was asked for them.
+    pub(super) asked: Asked,
     /// The controller's pods.
     pub(super) pods: BTreeMap<Place, Pod>,
     /// Who stands where on the eligible nodes that have no pod of its own.
@@ -35,6 +40,51 @@ pub(super) struct Seen {
     fitness: Fitness,
     /// The controller's own labels, which declare its minimum health.
     labels: Option<Entry>,
+}
+
+/// Who says which nodes are eligible.
+pub(super) enum Asked {
+    /// The built-in scheduler, which goes by labels.
+    Labels,
+    /// The owner's scheduler over HTTP, which answered.
+    Server(String),
+    /// The same, and it gave no answer: labels had to do.
+    Silent {
+        /// Where it is.
+        address: String,
+        /// Why not.
+        why: ScheduleError,
+    },
+}
+
+/// The address of the owner's scheduler, if it has one over HTTP.
+async fn scheduler_of_owner(console: &Console, id: RcId) -> anyhow::Result<Option<String>> {
+    let lock = console.get(&key::rc_lock(id)).await?;
+    let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
+    let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
+    let presence = owner.and_then(|entry| serde_json::from_slice::<Presence>(&entry.value).ok());
+    Ok(presence.and_then(|presence| presence.scheduler))
+}
+
+/// Asks the owner's scheduler, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
+async fn eligible(
+    console: &Console,
+    spec: Option<&RcSpec>,
+    by_labels: BTreeSet<NodeName>,
+) -> anyhow::Result<(BTreeSet<NodeName>, Asked)> {
+    let Some(spec) = spec else { return Ok((by_labels, Asked::Labels)) };
+    let Some(address) = scheduler_of_owner(console, spec.id).await? else {
+        return Ok((by_labels, Asked::Labels));
+    };
+    let answer = match RemoteScheduler::new(&address) {
+        Ok(scheduler) => scheduler.eligible_nodes(spec.request()).await,
+        Err(error) => Err(error),
+    };
+    Ok(match answer {
+        Ok(nodes) => (nodes.as_ref().clone(), Asked::Server(address)),
+        Err(why) => (by_labels, Asked::Silent { address, why }),
+    })
 }
 
 /// Reads everything about a controller.
@@ -50,6 +100,7 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         .filter(|(_, labels)| selector.is_some_and(|selector| selector.matches(labels)))
         .map(|(node, _)| node.clone())
         .collect();
+    let (eligible, asked) = self::eligible(console, spec.as_ref(), eligible).await?;
     let own: BTreeMap<&Place, &PodLabels> =
         places.iter().filter(|(_, pod)| pod.rc == Some(found.id)).collect();
     let free: Vec<Place> = spec
@@ -98,6 +149,7 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         lock_held,
         nodes,
         eligible,
+        asked,
     })
 }
 
@@ -122,7 +174,7 @@ impl Seen {
         spec.with_labels(labels.ok().as_ref())
     }
 
-    /// What the owner would do about `spec`, if it saw what was read here and goes by labels.
+    /// What the owner would do about `spec`, if it saw what was read here.
     pub(super) fn plan(&self, spec: &RcSpec) -> Plan {
         let occupant = |node: &NodeName| {
             self.occupants.get(node).map_or(Occupant::Nobody, |(occupant, _)| *occupant)

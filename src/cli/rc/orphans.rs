@@ -1,16 +1,19 @@
-//! `rcfarm rc orphans`: pods whose label names a controller that is gone.
+//! `rcfarm rc orphans`: pods whose label names a controller that is gone, and promises of nodes whose pods are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::observe::{PodLabels, places};
-use crate::audit::{Details, OrphansRemoved};
+use super::promises::promises;
+use crate::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
 use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
+use crate::cli::node::observe::fitness;
 use crate::cli::output::{or_dash, table};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::rc::plan::Place;
+use crate::schedule::capacity::{Booking, Books, Leak, Owner, freeing};
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Op, Query};
 
@@ -25,12 +28,23 @@ pub struct OrphansArgs {
 /// An orphan in a list.
 #[derive(Serialize)]
 struct Orphan {
+    what: What,
     replication_controller_id: RcId,
     node: NodeName,
     pod_id: PodId,
     /// Whether it was removed; absent when that was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     removed: Option<bool>,
+}
+
+/// What is left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum What {
+    /// A pod without its controller; it keeps what it was promised.
+    Pod,
+    /// A promise without its pod.
+    Promise,
 }
 
 /// Three operations per pod, and two more: few enough for every version of Consul.
@@ -54,9 +68,24 @@ pub(super) async fn run(console: &Console, args: &OrphansArgs) -> anyhow::Result
             let removed =
                 if args.remove { Some(remove(console, *rc, pod_id, pods).await?) } else { None };
             rows.extend(pods.iter().map(|(place, _)| Orphan {
+                what: What::Pod,
                 replication_controller_id: *rc,
                 node: place.node.clone(),
                 pod_id: place.pod.clone(),
+                removed,
+            }));
+        }
+    }
+    let mut promises = promises(console).await?;
+    promises.leaks.sort_by(|a, b| (a.owner, &a.pod, &a.node).cmp(&(b.owner, &b.pod, &b.node)));
+    for leaks in promises.leaks.chunk_by(|a, b| (a.owner, &a.pod) == (b.owner, &b.pod)) {
+        for leaks in leaks.chunks(PODS_PER_TRANSACTION) {
+            let removed = if args.remove { Some(free(console, leaks).await?) } else { None };
+            rows.extend(leaks.iter().map(|leak| Orphan {
+                what: What::Promise,
+                replication_controller_id: leak.owner,
+                node: leak.node.clone(),
+                pod_id: leak.pod.clone(),
                 removed,
             }));
         }
@@ -68,9 +97,10 @@ pub(super) async fn run(console: &Console, args: &OrphansArgs) -> anyhow::Result
         let words = |removed| if removed { "removed" } else { "changed meanwhile, left" };
         let columns = rows.iter().map(|row| {
             let (rc, node) = (row.replication_controller_id.to_string(), row.node.to_string());
-            vec![node, row.pod_id.to_string(), rc, or_dash(row.removed.map(words))]
+            let what = format!("{:?}", row.what).to_lowercase();
+            vec![what, node, row.pod_id.to_string(), rc, or_dash(row.removed.map(words))]
         });
-        table(&["NODE", "POD", "CONTROLLER (GONE)", "REMOVED"], columns)
+        table(&["WHAT", "NODE", "POD", "CONTROLLER", "REMOVED"], columns)
     })?;
     if rows.iter().any(|row| row.removed == Some(false)) {
         return Err(failure("not all orphans were removed", "look again: rcfarm rc orphans"));
@@ -88,6 +118,8 @@ async fn remove(
 ) -> anyhow::Result<bool> {
     let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
     let intents = console.get_many(keys).await?;
+    let rooms = fitness(console).await?.rooms;
+    let mut books = Books::on(&rooms);
     let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
     for (place, pod) in pods {
         let labels = key::pod_labels(&place.node, &place.pod);
@@ -98,13 +130,31 @@ async fn remove(
             Some(seen) => Op::DeleteCas { key: intent, index: seen.modify_index },
             None => Op::CheckNotExists { key: intent },
         });
+        books.release(&place.node, &place.pod, &Owner::Rc(rc));
     }
+    ops.extend(books.bookings().iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
         replication_controller_id: rc,
         pod_id: pod_id.clone(),
         nodes: pods.iter().map(|(place, _)| place.node.clone()).collect(),
         actor: console.actor(),
         reason: "Requested".to_owned(),
+    });
+    Ok(matches!(console.commit(ops, &details, None).await?, Committed::Applied(_)))
+}
+
+/// Frees promises to pods of one id and one controller. Consul itself checks that the pods are absent at that moment.
+async fn free(console: &Console, leaks: &[Leak]) -> anyhow::Result<bool> {
+    // Read again: the chunk before may have changed the same nodes.
+    let rooms = fitness(console).await?.rooms;
+    let (mut ops, bookings) = freeing(&rooms, leaks);
+    ops.extend(bookings.iter().map(Booking::op));
+    let details = Details::OrphansRemoved(OrphansRemoved {
+        replication_controller_id: leaks[0].owner,
+        pod_id: leaks[0].pod.clone(),
+        nodes: leaks.iter().map(|leak| leak.node.clone()).collect(),
+        actor: console.actor(),
+        reason: PROMISE_LEAKED.to_owned(),
     });
     Ok(matches!(console.commit(ops, &details, None).await?, Committed::Applied(_)))
 }

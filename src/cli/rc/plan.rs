@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{Found, find, title};
-use super::observe::{Seen, observe};
+use super::observe::{Asked, Seen, observe};
 use crate::cli::console::Console;
 use crate::cli::failure::{Exit, failure};
 use crate::cli::output::{age, fields};
@@ -192,6 +192,8 @@ enum UnfitReason {
     InsufficientCapacity,
     /// Its labels do not match.
     NotMatching,
+    /// The owner's scheduler does not name it.
+    NotNamed,
 }
 
 impl UnfitReason {
@@ -223,6 +225,8 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
         "replicas_desired": found.desired(),
         "nodes": seen.nodes.len(),
         "eligible_nodes": seen.eligible,
+        "scheduler": scheduler_words(&seen.asked),
+        "resources": spec.as_ref().ok().map(|spec| spec.resources()).filter(|want| !want.is_zero()),
         "unfit_nodes": unfit,
         "findings": plan.as_ref().map(findings),
         "last_error": seen.status.as_ref().and_then(|status| status.last_error.clone()),
@@ -233,6 +237,7 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
         rows.push(("status", status_words(console, &found, &seen)));
         if let Ok(spec) = &spec {
             let selector = match spec.node_selector.to_string() {
+                _ if matches!(seen.asked, Asked::Server(_)) => "named by the scheduler".to_owned(),
                 all if all.is_empty() => "all nodes".to_owned(),
                 selector => format!("nodes that match {selector}"),
             };
@@ -244,6 +249,7 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
             };
             rows.push(("nodes", format!("{eligible} of {all} eligible: {selector}{but}")));
         }
+        rows.extend(scheduler_words(&seen.asked).map(|words| ("scheduler", words)));
         rows.push(("unfit", unfit_text(&unfit)));
         fields(rows)
     })?;
@@ -369,11 +375,29 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
         let why = format!("matches, but has no room: {lack}{pod}");
         Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })
     });
-    let unmatched = seen.nodes.iter().filter_map(|(node, labels)| {
-        let why = spec.node_selector.explain(labels)?;
-        Some(Unfit { node: node.clone(), reason: UnfitReason::NotMatching, why })
+    let others = seen.nodes.iter().filter(|(node, _)| !seen.eligible.contains(*node));
+    let unmatched = others.map(|(node, labels)| {
+        let (reason, why) = match (spec.node_selector.explain(labels), &seen.asked) {
+            (Some(why), _) => (UnfitReason::NotMatching, why),
+            (None, Asked::Server(address)) => {
+                (UnfitReason::NotNamed, format!("the scheduler at {address} does not name it"))
+            }
+            (None, _) => (UnfitReason::NotMatching, "it does not match".to_owned()),
+        };
+        Unfit { node: node.clone(), reason, why }
     });
     unready.chain(roomless).chain(taken).chain(unmatched).collect()
+}
+
+/// Who says which nodes are eligible; `None`: labels, as ever.
+fn scheduler_words(asked: &Asked) -> Option<String> {
+    match asked {
+        Asked::Labels => None,
+        Asked::Server(address) => Some(address.clone()),
+        Asked::Silent { address, why } => {
+            Some(format!("{address} gave no answer, so labels had to do: {why}"))
+        }
+    }
 }
 
 fn owner_words(id: RcId) -> String {

@@ -26,12 +26,21 @@ use crate::time::backoff;
 pub struct Intended {
     /// Its manifest.
     pub manifest: Arc<str>,
-    /// The manifest's hash.
+    /// Hash of manifest and devices: a pod that has another one is another pod.
     pub hash: u64,
     /// The controller that it belongs to.
     pub owner: Option<RcId>,
     /// Devices that it was promised.
     pub devices: BTreeMap<String, BTreeSet<u32>>,
+}
+
+/// The hash of a pod. One without devices has that of its manifest.
+pub(super) fn hash_of(manifest: &str, devices: &BTreeMap<String, BTreeSet<u32>>) -> u64 {
+    if devices.is_empty() {
+        return content_hash(manifest.as_bytes());
+    }
+    let numbers = format!("{devices:?}");
+    content_hash(&[manifest.as_bytes(), b"\0", numbers.as_bytes()].concat())
 }
 
 /// What is intended here, as last read.
@@ -117,12 +126,12 @@ impl IntentWatch {
             else {
                 continue;
             };
-            let hash = content_hash(&entry.value);
-            let old = last.pods.get(&pod).filter(|old| old.hash == hash);
+            let manifest = String::from_utf8_lossy(&entry.value);
+            let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
             is_news |= old.is_none();
             let intended = old.cloned().unwrap_or_else(|| Intended {
-                manifest: String::from_utf8_lossy(&entry.value).into(),
-                hash,
+                hash: content_hash(manifest.as_bytes()),
+                manifest: manifest.into(),
                 owner: None,
                 devices: BTreeMap::new(),
             });
@@ -137,7 +146,12 @@ impl IntentWatch {
             false => None,
         };
         if let Some(labels) = labels.as_ref().filter(|_| is_news) {
-            self.complete(&mut pods, labels).await?;
+            for (pod, intended) in &mut pods {
+                intended.owner = labels.get(pod).copied().flatten();
+            }
+        }
+        if is_news || pods.values().any(|pod| !pod.devices.is_empty()) {
+            self.promise(&mut pods, last).await?;
         }
         let doubted = match labels.filter(|_| suspicious) {
             Some(labels) => self.doubted(missing, &labels, filtered).await?,
@@ -159,18 +173,27 @@ impl IntentWatch {
         Ok(listed.into_iter().filter_map(pod).collect())
     }
 
-    async fn complete(
+    /// Gives the pods the devices that they were promised. A promise that is missing takes nothing away: somebody
+    /// deleted it, and the farm will make it again.
+    async fn promise(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
-        labels: &BTreeMap<PodId, Option<RcId>>,
+        last: &Intents,
     ) -> Result<(), StoreError> {
         let entry = self.ground.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
         let promised = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
         let promised = promised.unwrap_or_default();
+        // What the last agent knew.
+        let kept = if last.pods.is_empty() { self.data.pods() } else { BTreeMap::new() };
         for (pod, intended) in pods {
-            intended.owner = labels.get(pod).copied().flatten();
-            let allocation = promised.pods.get(pod);
-            intended.devices = allocation.map(|a| a.devices.clone()).unwrap_or_default();
+            match (promised.pods.get(pod), kept.get(pod)) {
+                (Some(allocation), _) => intended.devices.clone_from(&allocation.devices),
+                (None, Some(kept)) if *kept.manifest == *intended.manifest => {
+                    intended.devices.clone_from(&kept.devices);
+                }
+                (None, _) => {}
+            }
+            intended.hash = hash_of(&intended.manifest, &intended.devices);
         }
         Ok(())
     }

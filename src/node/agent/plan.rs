@@ -90,7 +90,13 @@ pub fn plan(seen: Seen<'_>) -> Plan {
         };
         match wanted {
             Some(hash) if hash == pod.hash => keep(&mut plan, seen, id, pod),
-            Some(_) => replace(&mut plan, id, pod, "its manifest has changed", Action::Take),
+            Some(_) => replace(
+                &mut plan,
+                id,
+                pod,
+                "its manifest or its devices have changed",
+                Action::Take,
+            ),
             None => replace(&mut plan, id, pod, "it is no longer intended here", Action::Forget),
         }
     }
@@ -180,7 +186,7 @@ mod tests {
         );
         assert_eq!(actions(Some(&[]), &[], pod(7, &[State::Stopping])), []);
         assert_eq!(actions(Some(&[]), &[], pod(7, &[due, State::Ended])), [Forget(id(1))]);
-        let changed = "its manifest has changed";
+        let changed = "its manifest or its devices have changed";
         assert_eq!(
             actions(Some(&[(1, 8)]), &[], pod(7, &[State::Running, State::Ended])),
             [Stop(id(1), first(), changed)]

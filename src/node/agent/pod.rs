@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::driver::{Exit, Found, Launch, Running};
 use super::health::Verdict;
-use super::intents::Intended;
+use super::intents::{Intended, hash_of};
 use super::plan::{PodSeen, State};
 use super::report::Report;
 use super::state::{DataDir, Kept, read};
@@ -358,7 +358,7 @@ fn user(name: &str) -> Result<(u32, u32), String> {
 /// What is kept of a pod as it would be intended.
 pub(super) fn intended(kept: Kept) -> Intended {
     Intended {
-        hash: crate::manifest::content_hash(kept.manifest.as_bytes()),
+        hash: hash_of(&kept.manifest, &kept.devices),
         manifest: kept.manifest.into(),
         owner: kept.owner,
         devices: kept.devices,

@@ -131,7 +131,7 @@ mod tests {
         let read = Allocations::decode(text).unwrap();
         let train = &read.pods[&"train".parse().unwrap()];
         assert_eq!(train.devices["gpu"], [0, 3].into());
-        assert_eq!(train.amounts().to_string(), "cpu=500m,memory=0,gpu=2");
+        assert_eq!(train.amounts().to_string(), "cpu=500m,gpu=2");
         assert_eq!(train.owner.to_string(), "job/default/mnist/5f0c");
         let again: Value = serde_json::from_slice(&read.encode()).unwrap();
         assert_eq!((&again["epoch"], &again["pods"]["train"]["cell"]), (&7.into(), &"c1".into()));

@@ -2,6 +2,7 @@
 //! matter, against a real Consul).
 
 mod audit;
+mod capacity;
 mod doctor;
 mod label;
 mod node;

@@ -33,7 +33,7 @@ async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
     assert!(health.session.is_some(), "health goes with the agent");
     let (record, entry) = host.record().await.unwrap();
     assert_eq!(record.session, entry.session);
-    assert_eq!(record.capacity.to_string(), "cpu=4,memory=0,gpu=2");
+    assert_eq!(record.capacity.to_string(), "cpu=4,gpu=2");
     let labels = host.get(&key::node_labels(&node)).await.unwrap();
     assert_eq!(labels.value, r#"{"pool":"test"}"#);
 

@@ -1,0 +1,155 @@
+//! Resources as people see them: why there is no room, and what is promised to nobody.
+
+use rcfarm::store::{NewSession, PutMode, Store, key};
+use serde_json::json;
+
+use super::world::World;
+
+const TRAIN: &str = "id: train\nresources: {cpu: 2, gpu: 1}\n";
+
+async fn world(nodes: usize) -> World {
+    let world = World::new().await;
+    std::fs::write(world.dir.path().join("train.yaml"), TRAIN).unwrap();
+    world.nodes(nodes).await;
+    let capacity =
+        r#"{"capacity":{"cpu_milli":4000,"memory_bytes":8589934592,"devices":{"gpu":1}}}"#;
+    for n in 1..=nodes {
+        world.put(&format!("rcfarm/nodes/n{n}"), capacity).await;
+    }
+    world
+}
+
+async fn create(world: &World, replicas: &str) -> String {
+    let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--replicas"];
+    world.run(&[&words[..], &[replicas]].concat()).await.ok().trim().to_owned()
+}
+
+#[tokio::test]
+async fn explain_says_for_each_node_what_is_short() {
+    let world = world(2).await;
+    world.put("labels/node/n3", r#"{"role":"web"}"#).await;
+    let other =
+        r#"{"pods":{"x":{"owner":"job/default/x/1","cpu_milli":3000,"devices":{"gpu":[0]}}}}"#;
+    world.put("rcfarm/allocations/n2", other).await;
+    let id = create(&world, "3").await;
+    let text = world.run(&["rc", "explain", &id]).await.ok();
+    assert!(text.contains("InsufficientCapacity: 1 of 3"), "{text}");
+    let lack =
+        "n2: matches, but has no room: cpu: 2 wanted, 1 of 4 free; gpu: 1 wanted, 0 of 1 free";
+    assert!(text.contains(lack), "{text}");
+    assert!(text.contains("n3: matches, but has no room: it does not say what it has"), "{text}");
+    let shown = world.json(&["rc", "explain", &id]).await;
+    assert_eq!(shown["unfit_nodes"][0]["reason"], "InsufficientCapacity");
+    assert_eq!(
+        shown["resources"],
+        json!({"cpu_milli": 2000, "memory_bytes": 0, "devices": {"gpu": 1}})
+    );
+    let plan = world.run(&["rc", "plan", &id]).await;
+    assert_eq!(plan.code, 2);
+    assert!(
+        plan.stdout.contains("+ n1")
+            && plan.stdout.contains("Scheduled: no (InsufficientCapacity)"),
+        "{plan:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_farms_promises_agree_with_the_log_and_the_doctor_and_go_with_the_pods() {
+    let world = world(2).await;
+    let _farm = world.farm("f1", "");
+    let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--wait"];
+    world.run(&[&words[..], &["--replicas", "2"]].concat()).await.ok();
+    let doctor = world.run(&["doctor"]).await.ok();
+    assert!(doctor.contains("resources for 2 pods on 2 nodes"), "{doctor}");
+    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
+    let promised = world.value("rcfarm/allocations/n1").await;
+    assert_eq!(promised["pods"]["train"]["devices"], json!({"gpu": [0]}));
+    world.run(&["rc", "delete", "train"]).await.ok();
+    assert_eq!(world.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
+}
+
+#[tokio::test]
+async fn what_is_promised_to_nobody_is_reported_and_freed() {
+    let world = world(2).await;
+    let id = create(&world, "0").await;
+    let leak = format!(
+        r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}},"x":{{"owner":"job/default/x/1","cpu_milli":1000}}}}}}"#
+    );
+    world.put("rcfarm/allocations/n1", &leak).await;
+    world.put("rcfarm/allocations/n2", &leak).await;
+    let verify = world.run(&["audit", "verify"]).await;
+    assert_eq!(verify.code, 2);
+    let words = format!("leak: n1 has promised something to pod train of {id}, which is not there");
+    assert!(verify.stdout.contains(&words), "{verify:?}");
+    let doctor = world.run(&["doctor"]).await.ok();
+    assert!(
+        doctor.contains("2 have no pods") && doctor.contains("rc orphans --remove"),
+        "{doctor}"
+    );
+    let listed = world.json(&["rc", "orphans"]).await;
+    assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("promise"), &json!("n1")));
+    assert_eq!(listed.as_array().unwrap().len(), 2, "a job's are its own business");
+
+    let text = world.run(&["rc", "orphans", "--remove"]).await.ok();
+    assert_eq!(text.lines().filter(|line| line.ends_with("removed")).count(), 2, "{text}");
+    let left = world.value("rcfarm/allocations/n2").await;
+    assert_eq!(left["pods"].as_object().unwrap().keys().collect::<Vec<_>>(), ["x"]);
+    assert_eq!(world.run(&["audit", "verify"]).await.code, 0);
+    assert_eq!(world.events().await.last().unwrap(), "ORPHANS_REMOVED");
+
+    // More than there is: somebody lowered the capacity.
+    world.put("rcfarm/nodes/n2", r#"{"capacity":{"cpu_milli":500}}"#).await;
+    let doctor = world.run(&["doctor"]).await.ok();
+    assert!(doctor.contains("rcfarm/allocations/n2: cpu: 1 promised of 500m"), "{doctor}");
+}
+
+#[tokio::test]
+async fn an_orphan_gives_back_what_it_was_promised_when_it_is_removed() {
+    let world = world(1).await;
+    let id = create(&world, "1").await;
+    let labels = format!(r#"{{"pod_id":"train","replication_controller_id":"{id}"}}"#);
+    world.put("labels/pod/n1/train", &labels).await;
+    world.put("intent/n1/train", TRAIN).await;
+    let promise = format!(r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}}}}}}"#);
+    world.put("rcfarm/allocations/n1", &promise).await;
+    world.run(&["rc", "delete", &id, "--force"]).await.ok();
+    assert_eq!(world.json(&["rc", "orphans"]).await.as_array().unwrap().len(), 1);
+    world.run(&["rc", "orphans", "--remove"]).await.ok();
+    assert_eq!(world.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
+    assert_eq!(world.pods().await, Vec::<String>::new());
+}
+
+/// A farm that says where its scheduler is, and owns the controller.
+async fn own(world: &World, id: &str, scheduler: &str) {
+    let session = world.consul.create_session(&NewSession::default()).await.unwrap();
+    let presence = json!({
+        "session": session, "selector": "", "version": "1", "since": "2026-01-01T00:00:00Z",
+        "scheduler": scheduler,
+    });
+    let farm = key::farm(&"f1".parse().unwrap());
+    let lock = key::rc_lock(id.parse().unwrap());
+    for (key, value) in [(farm, presence.to_string()), (lock, "f1".to_owned())] {
+        let mode = PutMode::Acquire(session.clone());
+        assert!(world.consul.put(&key, value.into(), 0, mode).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn plan_and_explain_ask_the_owners_own_scheduler() {
+    let world = world(3).await;
+    let id = create(&world, "1").await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/", listener.local_addr().unwrap());
+    let answer = || async { axum::Json(json!({"nodes": ["n2"]})) };
+    let router = axum::Router::new().route("/eligible_nodes", axum::routing::post(answer));
+    let server = tokio::spawn(axum::serve(listener, router).into_future());
+    own(&world, &id, &address).await;
+    assert!(world.run(&["rc", "plan", &id]).await.stdout.contains("+ n2"));
+    let text = world.run(&["rc", "explain", &id]).await.ok();
+    assert!(text.contains("1 of 3 eligible: named by the scheduler"), "{text}");
+    assert!(text.contains(&format!("n1: the scheduler at {address} does not name it")), "{text}");
+    server.abort();
+    let _ = server.await;
+    let text = world.run(&["rc", "explain", &id]).await.ok();
+    assert!(text.contains("gave no answer, so labels had to do"), "{text}");
+}

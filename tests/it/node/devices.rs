@@ -1,0 +1,54 @@
+//! Devices: a pod runs on those that it was promised, and on no others.
+
+use rcfarm::node::status::{Phase, PodStatus};
+use rcfarm::schedule::capacity::{Allocation, Allocations};
+use rcfarm::store::{DeleteMode, Store, key};
+
+use super::host::{Host, eventually, id, manifest};
+
+async fn promise(host: &Host, pod: &str, gpu: u32) {
+    let allocation =
+        Allocation { devices: [("gpu".to_owned(), [gpu].into())].into(), ..Allocation::default() };
+    let allocations =
+        Allocations { pods: [(id(pod), allocation)].into(), ..Allocations::default() };
+    let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
+    host.put(&key::allocation(&host.node()), &text).await;
+}
+
+async fn running(host: &Host, pod: &str, devices: &[&str]) -> PodStatus {
+    host.until(pod, |status| status.phase == Phase::Running && status.devices == devices).await
+}
+
+/// Another pod, so that the agent looks.
+async fn poke(host: &Host, pod: &str) {
+    host.intend_script(pod, "exec sleep 602", "").await;
+    running(host, pod, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_devices_are_another_pod_and_a_missing_promise_takes_none_away() {
+    let mut host = Host::new();
+    promise(&host, "train", 0).await;
+    host.start();
+    let script = "echo on $RCFARM_DEVICES; exec sleep 601";
+    let train = manifest("train", script, "resources: {gpu: 1}\n");
+    host.intend("train", &train).await;
+    let first = running(&host, "train", &["gpu:0"]).await;
+    // The pod went and came back between two looks, and got another device.
+    promise(&host, "train", 1).await;
+    poke(&host, "a").await;
+    let second = running(&host, "train", &["gpu:1"]).await;
+    assert_ne!(second.processes[0].pid, first.processes[0].pid);
+    eventually("started anew", || host.log("train").contains("on gpu:1")).await;
+    // Somebody deletes the record.
+    host.store.delete(&key::allocation(&host.node()), DeleteMode::Always).await.unwrap();
+    poke(&host, "b").await;
+    let third = running(&host, "train", &["gpu:1"]).await;
+    assert_eq!(third.processes[0].pid, second.processes[0].pid);
+    host.kill().await;
+    host.start();
+    poke(&host, "c").await;
+    let fourth = running(&host, "train", &["gpu:1"]).await;
+    assert_eq!(fourth.processes[0].pid, second.processes[0].pid, "adopted, with what it has");
+    host.end().await;
+}
