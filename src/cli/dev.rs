@@ -1,17 +1,24 @@
-//! `rcfarm dev`: a store, a farm and simulated nodes in one process, to try things out.
+//! `rcfarm dev`: a store, a farm and the agents of some nodes in one process, to try things out.
+//!
+//! The nodes are real but for being one machine: their pods are processes, each under its shim. Those end with this
+//! process: when it is killed, too, because each has a lease ([`AtShutdown::StopPods`]).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, TcpListener as PortProbe};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Deserialize;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::console::Console;
 use super::failure::{Exit, failure};
 use super::farm_run::{LogArgs, ground, stop_on_signal};
+use super::node_run::own_driver;
 use super::output::Output;
 use super::rc::create;
 use crate::embedded::Embedded;
@@ -20,7 +27,8 @@ use crate::farm::kinds::by_labels;
 use crate::farm::{Farm, FarmSettings, SessionSettings};
 use crate::ids::{NodeName, RcId};
 use crate::labels::{Labels, Selector, encode_labels};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Resources};
+use crate::node::agent::{self, Agent, AgentSettings, AtShutdown};
 use crate::node::simulated;
 use crate::rc::spec::{POD_ID, RcRecord, Strategy, check_count};
 use crate::schedule::NoDiscovery;
@@ -29,19 +37,29 @@ use crate::time::SystemClock;
 
 /// Where Consul would be.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
-
 /// So many connections may be open at once.
 const CONNECTIONS: usize = 1_000;
+/// How the names of simulated nodes begin.
+const SIMULATED: &str = "sim-";
 
 /// What to try things out with.
 #[derive(clap::Args)]
 pub struct DevArgs {
-    /// Create what this file describes (examples/hello.yaml is one)
+    /// Create what this file describes (examples/web.yaml is one)
     #[arg(long, value_name = "FILE")]
     apply: Option<PathBuf>,
-    /// How many simulated nodes there are, labelled pool=dev
-    #[arg(long, default_value_t = 5)]
+    /// How many nodes there are, labelled pool=dev; their pods are processes of this machine
+    #[arg(long, default_value_t = 3)]
     nodes: u16,
+    /// Pods on the first node find this as $NODE_PORT, those on the next the one after it, and so on
+    #[arg(long, default_value_t = 9001, value_name = "PORT")]
+    first_port: u16,
+    /// So many nodes more, labelled pool=simulated, on which pods only seem to run
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    simulated: u16,
+    /// Where the nodes keep their pods and logs [default: a temporary directory, gone at the end]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -51,17 +69,7 @@ pub struct DevArgs {
 #[serde(deny_unknown_fields)]
 struct Described {
     #[serde(default)]
-    nodes: Vec<DescribedNode>,
-    #[serde(default)]
     replication_controllers: Vec<DescribedRc>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DescribedNode {
-    name: NodeName,
-    #[serde(default)]
-    labels: Labels,
 }
 
 #[derive(Debug, Deserialize)]
@@ -75,22 +83,22 @@ struct DescribedRc {
     strategy: Option<String>,
 }
 
+impl Described {
+    fn read(path: &Path) -> anyhow::Result<Described> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {} (--apply)", path.display()))?;
+        serde_saphyr::from_str(&text)
+            .map_err(|e| anyhow::anyhow!("{}: {}", path.display(), e.without_snippet()))
+    }
+}
+
 /// Runs until it is told to stop.
 pub(super) async fn run(
     args: DevArgs,
     address: Option<String>,
     out: Output,
 ) -> anyhow::Result<Exit> {
-    let described = match &args.apply {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read {} (--apply)", path.display()))?;
-            let described: Described = serde_saphyr::from_str(&text)
-                .map_err(|e| anyhow::anyhow!("{}: {}", path.display(), e.without_snippet()))?;
-            described
-        }
-        None => Described::default(),
-    };
+    let described = args.apply.as_deref().map(Described::read).transpose()?.unwrap_or_default();
     args.log.init()?;
     let address = address.as_deref().unwrap_or(DEFAULT_ADDRESS);
     let address = address.strip_prefix("http://").unwrap_or(address);
@@ -100,19 +108,30 @@ pub(super) async fn run(
             "is a Consul agent running here? choose another address: rcfarm dev --http-addr 127.0.0.1:8501",
         )
     })?;
-    let bound = listener.local_addr()?;
+    let bound = listener.local_addr()?.to_string();
     let store = Embedded::default();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let shutdown = CancellationToken::new();
     tokio::spawn(serve(listener, store, CONNECTIONS));
-    tokio::spawn(simulated::run(shared.clone(), Arc::new(SystemClock), shutdown.clone()));
+    let home = Home::make(args.data_dir.as_deref())?;
+    let machines = machines(&args, &home)?;
+    let agents = start_agents(&machines, &shared, &shutdown).await?;
+    simulate(shared.as_ref(), args.simulated).await?;
+    let pretends: simulated::Pretends = |node| node.as_str().starts_with(SIMULATED);
+    let clock = Arc::new(SystemClock);
+    tokio::spawn(simulated::run(shared.clone(), clock, pretends, shutdown.clone()));
     let console = Console::new(shared.clone(), out);
-    let nodes = make_nodes(shared.as_ref(), &described, args.nodes).await?;
     let created = make_controllers(&console, &described).await?;
     let farm = Farm::of_all_kinds(settings(), ground(shared), by_labels(), Arc::new(NoDiscovery));
-    print_welcome(&bound.to_string(), nodes, &created);
+    print_welcome(&bound, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
-    farm.run(shutdown).await?;
+    farm.run(shutdown.clone()).await?;
+    shutdown.cancel();
+    for (machine, stopped) in machines.iter().zip(agents.join_all().await) {
+        if let Err(why) = stopped {
+            warn!(node = %machine.name, why, "the node has ended");
+        }
+    }
     Ok(Exit::Ok)
 }
 
@@ -126,18 +145,114 @@ fn settings() -> FarmSettings {
     }
 }
 
-async fn make_nodes(store: &dyn Store, described: &Described, count: u16) -> anyhow::Result<usize> {
-    let simulated = (1..=count).map(|n| {
-        let name: NodeName = format!("node-{n}").parse().expect("a legal name");
-        let zone = ["a", "b", "c"][usize::from(n - 1) % 3];
-        (name, Labels::from([("pool".into(), "dev".into()), ("zone".into(), zone.into())]))
-    });
-    let described = described.nodes.iter().map(|node| (node.name.clone(), node.labels.clone()));
-    let nodes: BTreeMap<NodeName, Labels> = simulated.chain(described).collect();
-    for (name, labels) in &nodes {
-        store.put(&key::node_labels(name), encode_labels(labels), 0, PutMode::Set).await?;
+/// Where the nodes keep things. A directory that nobody named goes at the end.
+struct Home {
+    path: PathBuf,
+    is_temporary: bool,
+}
+
+impl Home {
+    fn make(named: Option<&Path>) -> anyhow::Result<Home> {
+        let path = match named {
+            Some(path) => path.to_owned(),
+            None => std::env::temp_dir().join(format!("rcfarm-dev-{}", std::process::id())),
+        };
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("cannot make {} (--data-dir)", path.display()))?;
+        Ok(Home { path, is_temporary: named.is_none() })
     }
-    Ok(nodes.len())
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// A node that shares this machine with the others.
+struct Machine {
+    name: NodeName,
+    /// What its pods find as `$NODE_PORT`.
+    port: u16,
+    data_dir: PathBuf,
+}
+
+fn zone(n: u16) -> String {
+    ["a", "b", "c"][usize::from(n - 1) % 3].to_owned()
+}
+
+fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
+    let machine = |n: u16| {
+        let name: NodeName = format!("node-{n}").parse().expect("a legal name");
+        let port = args.first_port.checked_add(n - 1).filter(|port| *port > 0);
+        let free = port.map(|port| PortProbe::bind((Ipv4Addr::LOCALHOST, port)));
+        let Some((port, Ok(_))) = port.zip(free) else {
+            return Err(failure(
+                format!(
+                    "no port for the pods of {name}: {} and {} more are wanted",
+                    args.first_port,
+                    args.nodes - 1
+                ),
+                "choose free ones: rcfarm dev --first-port 9101",
+            ));
+        };
+        let data_dir = home.path.join(name.as_str());
+        Ok(Machine { name, port, data_dir })
+    };
+    (1..=args.nodes).map(machine).collect()
+}
+
+/// Starts an agent for each machine, and what serves its logs.
+async fn start_agents(
+    machines: &[Machine],
+    store: &Arc<dyn Store>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<JoinSet<Result<(), String>>> {
+    let mut agents = JoinSet::new();
+    for (n, machine) in (1..).zip(machines) {
+        let logs = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let http = logs.local_addr()?.to_string();
+        let (data_dir, stop) = (machine.data_dir.clone(), shutdown.clone());
+        tokio::spawn(agent::serve::serve(logs, data_dir, stop));
+        let settings = AgentSettings {
+            name: machine.name.clone(),
+            address: Ipv4Addr::LOCALHOST.to_string(),
+            http: Some(http),
+            labels: BTreeMap::from([("pool".into(), "dev".into()), ("zone".into(), zone(n))]),
+            capacity: Resources::default(),
+            env: environment(machine)?,
+            data_dir: machine.data_dir.clone(),
+            session: agent::session_settings(),
+            limits: Limits::default(),
+            at_shutdown: AtShutdown::StopPods,
+        };
+        let agent = Agent::new(settings, ground(store.clone()), Arc::new(own_driver()?));
+        agents.spawn(agent.run(shutdown.clone()));
+    }
+    Ok(agents)
+}
+
+/// What the pods of a machine find, besides what every pod finds: a port, and this program first in the path.
+fn environment(machine: &Machine) -> anyhow::Result<BTreeMap<String, String>> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let own = program.parent().map(|path| path.display().to_string()).unwrap_or_default();
+    let path = match std::env::var("PATH") {
+        Ok(path) => format!("{own}:{path}"),
+        Err(_) => own,
+    };
+    let port = machine.port.to_string();
+    Ok(BTreeMap::from([("NODE_PORT".to_owned(), port), ("PATH".to_owned(), path)]))
+}
+
+async fn simulate(store: &dyn Store, count: u16) -> anyhow::Result<()> {
+    for n in 1..=count {
+        let name: NodeName = format!("{SIMULATED}{n}").parse().expect("a legal name");
+        let labels = Labels::from([("pool".into(), "simulated".into()), ("zone".into(), zone(n))]);
+        store.put(&key::node_labels(&name), encode_labels(&labels), 0, PutMode::Set).await?;
+    }
+    Ok(())
 }
 
 async fn make_controllers(
@@ -173,27 +288,44 @@ async fn make_controllers(
     Ok(created)
 }
 
-fn print_welcome(address: &str, nodes: usize, created: &[(RcId, String, i64)]) {
-    println!("rcfarm dev: a store on http://{address}, a farm, {nodes} simulated nodes");
-    println!("Nothing is kept: it is for trying things out. Stop it with ctrl-c.\n");
+fn print_welcome(
+    address: &str,
+    machines: &[Machine],
+    simulated: u16,
+    created: &[(RcId, String, i64)],
+) {
+    let more = if simulated == 0 { String::new() } else { format!(", {simulated} simulated ones") };
+    println!("rcfarm dev: a store on http://{address}, a farm, {} nodes{more}", machines.len());
+    println!(
+        "Pods are processes of this machine. All of it ends with ctrl-c, and nothing is kept.\n"
+    );
+    for Machine { name, port, data_dir } in machines {
+        println!("node      {name}   NODE_PORT={port}   {}", data_dir.display());
+    }
     for (id, pod, replicas) in created {
         println!("created   {id}   {pod}   {replicas} replicas");
     }
-    let set = if address == DEFAULT_ADDRESS {
-        String::new()
-    } else {
-        format!("  export CONSUL_HTTP_ADDR={address}\n")
-    };
-    let pod = created.first().map_or("hello", |(_, pod, _)| pod);
-    let create = if created.is_empty() {
-        "  printf 'id: hello\\n' | rcfarm rc create -f - --node-selector pool=dev --replicas 3\n"
-    } else {
-        ""
-    };
-    println!("Try in another terminal:\n{set}{create}  rcfarm rc list");
-    println!("  rcfarm rc scale {pod} 5 --wait\n  rcfarm rc pods {pod}\n  rcfarm rc explain {pod}");
+    println!("\nTry in another terminal:");
+    if address != DEFAULT_ADDRESS {
+        println!("  export CONSUL_HTTP_ADDR={address}");
+    }
+    let pod = created.first().map_or("sleeper", |(_, pod, _)| pod);
+    if created.is_empty() {
+        println!(
+            "  printf 'id: sleeper\\nlaunchables: {{main: {{launchable_type: process, command: sleep 600}}}}\\n' |"
+        );
+        println!(
+            "    rcfarm rc create -f - --node-selector pool=dev --replicas 2 --strategy dynamic"
+        );
+    }
+    println!("  rcfarm pod list");
+    if let (Some(Machine { port, .. }), false) = (machines.first(), created.is_empty()) {
+        println!("  curl http://127.0.0.1:{port}/");
+    }
+    println!("  rcfarm pod logs {pod} --node node-1 --follow");
     println!(
-        "  rcfarm label set node node-1 pool=drained\n  rcfarm audit list\n  rcfarm audit verify"
+        "  rcfarm rc scale {pod} 2 --wait\n  rcfarm rc status {pod}\n  rcfarm rc explain {pod}"
     );
-    println!("  curl -s http://{address}/v1/kv/intent/?keys\n");
+    println!("  rcfarm node drain node-1\n  rcfarm node undrain node-1");
+    println!("  rcfarm audit list\n  curl -s http://{address}/v1/kv/intent/?keys\n");
 }

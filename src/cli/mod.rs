@@ -14,6 +14,7 @@ mod doctor;
 mod failure;
 mod farm;
 mod farm_run;
+mod hello;
 mod label;
 mod node;
 mod node_run;
@@ -58,8 +59,10 @@ enum Command {
     Node(NodeCommand),
     #[command(subcommand)]
     Pod(pod::PodCommand),
-    /// Run a store, a farm and simulated nodes in this process, to try things out without Consul
+    /// Run a store, a farm and some nodes in this process, to try things out without Consul
     Dev(dev::DevArgs),
+    /// Serve a page that says where it runs: something for pods to be
+    Hello(hello::HelloArgs),
     /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
     Doctor,
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
@@ -158,6 +161,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
         Command::Node(NodeCommand::Other(command)) => node::run(&console()?, command).await,
         Command::Pod(command) => pod::run(&console()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
+        Command::Hello(args) => hello::run(args).await,
         Command::Doctor => {
             let console = console()?;
             doctor::run(&console, address.as_deref().unwrap_or_default()).await

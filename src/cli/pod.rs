@@ -8,10 +8,13 @@ use serde::Serialize;
 
 use super::console::Console;
 use super::failure::{Exit, failure};
+use super::node::observe::fitness;
 use super::output::{age, fields, or_dash, table};
 use crate::ids::{NodeName, PodId};
+use crate::node::Health;
 use crate::node::record::NodeRecord;
 use crate::node::status::{PodStatus, ProcessStatus};
+use crate::rc::plan::Standing;
 use crate::store::{Query, key};
 
 /// Pods: what nodes run, and how it is
@@ -67,8 +70,30 @@ pub struct LogsArgs {
 struct Row {
     pod: PodId,
     node: NodeName,
+    /// Its node is down: what follows is what it said last.
+    node_down: bool,
     #[serde(flatten)]
     status: PodStatus,
+}
+
+impl Row {
+    fn state(&self) -> String {
+        if self.node_down { "Lost".to_owned() } else { self.status.phase.to_string() }
+    }
+
+    fn health(&self) -> Health {
+        if self.node_down { Health::Unknown } else { self.status.health }
+    }
+
+    fn message(&self) -> String {
+        match (self.node_down, self.status.message.as_str()) {
+            (false, message) => message.to_owned(),
+            (true, "") => format!("its node is down; it said last: {}", self.status.phase),
+            (true, message) => {
+                format!("its node is down; it said last: {}, {message}", self.status.phase)
+            }
+        }
+    }
 }
 
 pub(super) async fn run(console: &Console, command: PodCommand) -> anyhow::Result<Exit> {
@@ -82,11 +107,13 @@ pub(super) async fn run(console: &Console, command: PodCommand) -> anyhow::Resul
 async fn reported(console: &Console) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
     let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let standings = fitness(console).await?.standings;
     let row = |entry: &crate::store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
-        Some(Row { pod, node, status: PodStatus::decode(&entry.value).ok()? })
+        let node_down = standings.get(&node) == Some(&Standing::Down);
+        Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())
 }
@@ -105,17 +132,19 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
         let header = ["POD", "NODE", "STATE", "HEALTH", "RESTARTS", "UP", "MESSAGE"];
         table(
             &header,
-            rows.iter().map(|Row { pod, node, status }| {
+            rows.iter().map(|row| {
+                let Row { pod, node, status, .. } = row;
                 let since = status.processes.iter().filter_map(|process| process.started_at).min();
+                let since = since.filter(|_| !row.node_down);
                 let restarts: u64 = status.processes.iter().map(|process| process.restarts).sum();
                 vec![
                     pod.to_string(),
                     node.to_string(),
-                    status.phase.to_string(),
-                    status.health.to_string(),
+                    row.state(),
+                    row.health().to_string(),
                     restarts.to_string(),
                     or_dash(since.map(|since| age(since, now))),
-                    status.message.clone(),
+                    row.message(),
                 ]
             }),
         )
@@ -145,14 +174,14 @@ async fn find(console: &Console, which: &WhichArgs) -> anyhow::Result<Row> {
 async fn get(console: &Console, which: &WhichArgs) -> anyhow::Result<Exit> {
     let row = find(console, which).await?;
     console.out.show(&row, || {
-        let Row { pod, node, status } = &row;
+        let Row { pod, node, status, .. } = &row;
         let now = console.now();
         let mut text = fields([
             ("pod", pod.to_string()),
             ("node", node.to_string()),
-            ("state", status.phase.to_string()),
-            ("health", status.health.to_string()),
-            ("why", status.message.clone()),
+            ("state", row.state()),
+            ("health", row.health().to_string()),
+            ("why", row.message()),
             ("owner", or_dash(status.owner)),
             ("devices", or_dash((!status.devices.is_empty()).then(|| status.devices.join(", ")))),
             ("notes", or_dash((!status.notes.is_empty()).then(|| status.notes.join("\n")))),

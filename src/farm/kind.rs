@@ -125,6 +125,9 @@ pub trait Kind: Send + Sync + 'static {
         None
     }
 
+    /// The doorbell of a record of ours was rung; its controller is woken next.
+    fn rung(&self, _id: &RecordId) {}
+
     /// A controller for a claimed record.
     fn controller(&self, post: Post) -> Box<dyn Controller>;
 }

@@ -143,6 +143,7 @@ impl Lot {
             if self.records.seen().index < rung {
                 self.records.hurry();
             }
+            self.kind.rung(id);
             running.wake();
             return true;
         }

@@ -9,6 +9,8 @@ pub mod simulated;
 pub mod spec;
 pub mod status;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 /// A pod's health as p2's preparer, or our node agent, last wrote it (`p2.md` §1.10).
@@ -45,20 +47,46 @@ impl std::fmt::Display for Health {
 struct HealthRecord {
     #[serde(rename = "Status")]
     status: String,
+    #[serde(rename = "CannotStart", default)]
+    cannot_start: Option<Arc<str>>,
+}
+
+/// What `health/<service>/<node>` tells of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Its health.
+    pub health: Health,
+    /// Why its node cannot so much as start it; our agents alone say so.
+    pub cannot_start: Option<Arc<str>>,
+}
+
+impl Told {
+    /// Reads a health record; anything that is not understood is [`Health::Unknown`].
+    #[must_use]
+    pub fn decode(value: &[u8]) -> Told {
+        match serde_json::from_slice::<HealthRecord>(value) {
+            Ok(record) => {
+                let health = Health::of_word(&record.status);
+                Told { health, cannot_start: record.cannot_start }
+            }
+            Err(_) => Told { health: Health::Unknown, cannot_start: None },
+        }
+    }
 }
 
 impl Health {
-    /// Reads a health record; anything that is not understood is [`Health::Unknown`].
+    /// Reads the health alone of a health record.
     #[must_use]
     pub fn decode(value: &[u8]) -> Health {
-        match serde_json::from_slice::<HealthRecord>(value) {
-            Ok(record) => match record.status.as_str() {
-                "passing" => Health::Passing,
-                "warning" => Health::Warning,
-                "critical" => Health::Critical,
-                _ => Health::Unknown,
-            },
-            Err(_) => Health::Unknown,
+        Told::decode(value).health
+    }
+
+    fn of_word(word: &str) -> Health {
+        match word {
+            "passing" => Health::Passing,
+            "warning" => Health::Warning,
+            "critical" => Health::Critical,
+            _ => Health::Unknown,
         }
     }
 }
@@ -74,5 +102,7 @@ mod tests {
         assert_eq!(Health::decode(br#"{"Status":"critical"}"#), Health::Critical);
         assert_eq!(Health::decode(br#"{"Status":"odd"}"#), Health::Unknown);
         assert_eq!(Health::decode(b"{"), Health::Unknown);
+        let told = Told::decode(br#"{"Status":"critical","CannotStart":"no such program"}"#);
+        assert_eq!(told.cannot_start.as_deref(), Some("no such program"));
     }
 }

@@ -39,6 +39,10 @@ pub struct NodeRecord {
     /// The agent's session when it last wrote; the agent is gone when this does not hold the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionId>,
+    /// For so many milliseconds after its session was ended by force a single instance may still live here, if the
+    /// agent cannot be reached: farms count the node as down no sooner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,

@@ -11,7 +11,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,16 +104,17 @@ pub fn run(dir: &Path) -> io::Result<()> {
         shim_ticks: start_ticks(own).unwrap_or_default(),
         started_at: SystemClock.wall(),
     };
-    // Nobody but the next agent needs it, and the lock keeps that one from a second start: a full disk costs only
-    // the adoption.
-    let _ = state::write(&dir.join("running.json"), &running);
-    say(&Said::Running(running));
+    // Nobody but the next agent needs it, and the lock keeps that one from a second start: when the disk is full, it
+    // is written as soon as it is not.
+    let unwritten = state::write(&dir.join("running.json"), &running).is_err();
+    say(&Said::Running(running.clone()));
 
     let expired = Arc::new(AtomicBool::new(false));
     let group = Pid::from_raw(pid);
     thread::spawn({
         let (launch, expired) = (launch.clone(), expired.clone());
-        move || ward(&launch, group, &expired)
+        let unwritten = unwritten.then(|| (dir.join("running.json"), running));
+        move || ward(&launch, group, &expired, unwritten)
     });
     if let Some(group) = group {
         // The zombie keeps its id, so what is left of the group can be told apart from strangers.
@@ -174,18 +175,28 @@ fn start(launch: &Launch) -> Result<std::process::Child, String> {
 }
 
 /// Goes into a cgroup, so that what is started is born there. Gives the one that it came from.
-fn enter(cgroup: &Path) -> Result<std::path::PathBuf, String> {
+fn enter(cgroup: &Path) -> Result<PathBuf, String> {
     let say = |error| format!("the cgroup {} cannot be entered: {error}", cgroup.display());
     let home = super::agent::cgroup::own().ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
     fs::write(cgroup.join("cgroup.procs"), "0").map_err(say)?;
     Ok(home)
 }
 
-/// Keeps the log small, and ends the process before the lease does.
-fn ward(launch: &Launch, group: Option<Pid>, expired: &AtomicBool) {
+/// Keeps the log small, writes what could not be written, and ends the process before the lease does.
+fn ward(
+    launch: &Launch,
+    group: Option<Pid>,
+    expired: &AtomicBool,
+    mut unwritten: Option<(PathBuf, Running)>,
+) {
     let mut asked = false;
     for round in 0u32.. {
         thread::sleep(LOOK_EVERY);
+        if let Some((path, running)) = &unwritten
+            && state::write(path, running).is_ok()
+        {
+            unwritten = None;
+        }
         if round % LOG_EVERY == 0 {
             let _ = rotate(&launch.log, MAX_BYTES);
         }

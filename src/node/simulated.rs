@@ -1,7 +1,8 @@
-//! Nodes that only pretend: whatever is intended becomes real and healthy a moment later. For `rcfarm dev`.
+//! Nodes that only pretend: whatever is intended becomes real and healthy a moment later. For trying out more nodes
+//! than there are machines, and for tests of farms.
 //!
 //! Keys read: `intent/`. Keys written: `reality/<node>/<pod>`, `health/<pod>/<node>`.
-//! Who else writes them: nobody in the tree of `rcfarm dev`. A crash between two writes leaves a part of the pods
+//! Who else writes them: the agents of the other nodes, each for its own. A crash between two writes leaves a part of the pods
 //! not yet real; the next look makes up for it.
 
 use std::collections::BTreeMap;
@@ -20,15 +21,26 @@ use crate::time::{Clock, Timestamp};
 /// How long a pod takes to start or to stop.
 const MOMENT: Duration = Duration::from_millis(200);
 
+/// Which nodes pretend.
+pub type Pretends = fn(&NodeName) -> bool;
+
 type Pods = BTreeMap<(NodeName, PodId), bytes::Bytes>;
 
-fn pods(prefix: &crate::store::Prefix, entries: Vec<Entry>) -> Pods {
-    let pod = |entry: Entry| Some((key::node_and_pod(prefix, &entry.key)?, entry.value));
+fn pods(pretends: Pretends, prefix: &crate::store::Prefix, entries: Vec<Entry>) -> Pods {
+    let pod = |entry: Entry| {
+        let place = key::node_and_pod(prefix, &entry.key)?;
+        pretends(&place.0).then_some((place, entry.value))
+    };
     entries.into_iter().filter_map(pod).collect()
 }
 
 /// Pretends until `shutdown`.
-pub async fn run(store: Arc<dyn Store>, clock: Arc<dyn Clock>, shutdown: CancellationToken) {
+pub async fn run(
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    pretends: Pretends,
+    shutdown: CancellationToken,
+) {
     let reader: Arc<dyn Reader> = store.clone();
     let mut watch = TreeWatch::new(reader, key::intents(), Duration::from_secs(300));
     loop {
@@ -40,8 +52,8 @@ pub async fn run(store: Arc<dyn Store>, clock: Arc<dyn Clock>, shutdown: Cancell
         tokio::time::sleep(MOMENT).await;
         let done = match look {
             Ok(answer) => {
-                let intended = pods(&key::intents(), answer.value);
-                pretend(store.as_ref(), intended, clock.wall()).await
+                let intended = pods(pretends, &key::intents(), answer.value);
+                pretend(store.as_ref(), pretends, intended, clock.wall()).await
             }
             Err(error) => Err(error),
         };
@@ -52,9 +64,14 @@ pub async fn run(store: Arc<dyn Store>, clock: Arc<dyn Clock>, shutdown: Cancell
     }
 }
 
-async fn pretend(store: &dyn Store, intended: Pods, now: Timestamp) -> Result<(), StoreError> {
+async fn pretend(
+    store: &dyn Store,
+    pretends: Pretends,
+    intended: Pods,
+    now: Timestamp,
+) -> Result<(), StoreError> {
     let listed = store.list(&key::realities(), Query::PLAIN).await?.value;
-    let real = pods(&key::realities(), listed);
+    let real = pods(pretends, &key::realities(), listed);
     let mut changes: Vec<[Op; 2]> = Vec::new();
     for (place, manifest) in &intended {
         if real.get(place) != Some(manifest) {

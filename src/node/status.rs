@@ -54,6 +54,9 @@ pub struct PodStatus {
     pub owner: Option<RcId>,
     /// Its health, as far as checks tell.
     pub health: Health,
+    /// Why its node cannot so much as start it, after several attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cannot_start: Option<String>,
     /// Its processes.
     #[serde(rename = "process_status")]
     pub processes: Vec<ProcessStatus>,

@@ -1,6 +1,6 @@
 //! The task of one claimed RC: look, plan, commit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tracing::{debug, info, warn};
 
 use super::events;
 use super::plan::{
-    Finding, Observed, Plan, Standing, Step, TransferConditions, TransferPlan, has_room, plan,
+    Finding, Observed, Place, Plan, Standing, Step, TransferConditions, TransferPlan, has_room, plan,
 };
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
-use super::world::{Known, World};
+use super::world::{Fresh, Known, World};
 use super::{Pods, writes};
 use crate::audit::AuditRecord;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
@@ -27,8 +27,8 @@ use crate::time::{Timestamp, backoff};
 
 /// No scheduler is waited for longer than this.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A change of health alone is written this much later, so that a flapping pod costs few writes.
-const HEALTH_DEBOUNCE: Duration = Duration::from_secs(2);
+/// Changes of health alone are written at most this often, so that a flapping pod costs few writes.
+const HEALTH_EVERY: Duration = Duration::from_secs(2);
 /// Service discovery that is behind is looked at again after this long.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
@@ -59,13 +59,16 @@ pub struct RcController {
     pub(super) status: RcStatus,
     pub(super) status_index: Index,
     pub(super) known: Option<Known>,
+    /// Health as read when the bell was rung last.
+    fresh: Option<Fresh>,
     /// The status or the trees may be older than what was last written: they are read before the next plan.
     behind: bool,
     /// Transactions refused since the last that was applied.
     refused: u32,
     owner: Owner,
     alerted: Option<String>,
-    health_changed: Option<Instant>,
+    /// When a change of health alone was written last.
+    health_written: Option<Instant>,
     /// Failed attempts of the present transfer step, and when the next may be made.
     pub(super) transfer_attempts: u32,
     /// Transfers undone since the last that was done.
@@ -88,6 +91,8 @@ pub(super) struct Look {
     pub(super) record_index: Index,
     pub(super) pods: Pods,
     pub(super) eligible: Nodes,
+    /// Nodes that cannot start their pod, and why.
+    pub(super) failing: BTreeMap<NodeName, Arc<str>>,
 }
 
 impl RcController {
@@ -112,11 +117,12 @@ impl RcController {
             status,
             status_index,
             known: None,
+            fresh: None,
             behind,
             refused: 0,
             owner,
             alerted: None,
-            health_changed: None,
+            health_written: None,
             transfer_attempts: 0,
             transfers_failed: 0,
             transfer_not_before: None,
@@ -150,14 +156,32 @@ impl RcController {
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
-        let pods = self.world.pods_of(&spec, self.known.as_ref());
-        Ok(Some(Look { spec, record_index: record.index, pods, eligible }))
+        let pods = self.world.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
+        let failing = |place: &Place| {
+            let told = self.world.told(place, self.fresh.as_ref());
+            Some((place.node.clone(), told.cannot_start?))
+        };
+        let failing = pods.keys().filter_map(failing).collect();
+        Ok(Some(Look { spec, record_index: record.index, pods, eligible, failing }))
+    }
+
+    /// What a node is fit for, as far as this RC is concerned.
+    pub(super) fn standing(&self, look: &Look, node: &NodeName) -> Standing {
+        let shunned = || {
+            let now = self.site.clock.wall();
+            look.failing.contains_key(node)
+                || self.status.quarantine(node, look.record_index, now).is_some()
+        };
+        match self.world.standing(node) {
+            Standing::Ready if shunned() => Standing::Quarantined,
+            standing => standing,
+        }
     }
 
     async fn decide(&self, look: &Look) -> Result<Plan, ReconcileError> {
         let spec = &look.spec;
         let rooms = self.world.rooms();
-        let standing = |node: &NodeName| self.world.standing(node);
+        let standing = |node: &NodeName| self.standing(look, node);
         let astray = look.pods.keys().any(|place| {
             !look.eligible.contains(&place.node)
                 || standing(&place.node) != Standing::Ready
@@ -360,7 +384,6 @@ impl RcController {
 
     fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
         (self.status, self.status_index) = (status, index);
-        self.health_changed = None;
         self.refused = 0;
         Written::At(index)
     }
@@ -414,11 +437,11 @@ impl RcController {
             return Ok(Next::OnChange);
         }
         if owned && health_only {
-            let since = *self.health_changed.get_or_insert_with(Instant::now);
-            let due = since + HEALTH_DEBOUNCE;
-            if Instant::now() < due {
+            let due = self.health_written.map(|at| at + HEALTH_EVERY);
+            if let Some(due) = due.filter(|due| Instant::now() < *due) {
                 return Ok(Next::After(due - Instant::now()));
             }
+            self.health_written = Some(Instant::now());
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
             Written::At(_) => Ok(Next::OnChange),
@@ -476,6 +499,18 @@ impl RcController {
             || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
     }
 
+    /// `next`, or the end of the next quarantine if that is earlier.
+    fn or_release(&self, look: &Look, next: Next) -> Next {
+        let now = self.site.clock.wall();
+        let release = self.status.next_release(look.record_index, now);
+        let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
+        match (next, rest) {
+            (Next::OnChange, Some(rest)) => Next::After(rest),
+            (Next::After(pause), Some(rest)) => Next::After(pause.min(rest)),
+            (next, None) => next,
+        }
+    }
+
     /// Nodes that have a pod of the RC.
     pub(super) fn nodes_in_use(look: &Look) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
@@ -489,8 +524,13 @@ pub(super) fn no_answer() -> ScheduleError {
 #[async_trait]
 impl Controller for RcController {
     async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
-        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        let Some(mut look) = self.look().await? else { return Ok(Next::OnChange) };
         let mut plan = self.decide(&look).await?;
+        if plan.steps.is_empty() && self.world.take_rung(self.id) {
+            self.fresh = Some(self.world.read_health(look.spec.manifest.id()).await?);
+            let Some(again) = self.look().await? else { return Ok(Next::OnChange) };
+            (plan, look) = (self.decide(&again).await?, again);
+        }
         self.alert(&plan);
         if let Some(next) = self.free_leaks(&look, &plan).await? {
             return Ok(next);
@@ -514,7 +554,10 @@ impl Controller for RcController {
                 self.say(&look, &plan.findings).await?;
                 Ok(Next::After(DISCOVERY_PAUSE))
             }
-            _ => self.say(&look, &plan.findings).await,
+            _ => {
+                let next = self.say(&look, &plan.findings).await?;
+                Ok(self.or_release(&look, next))
+            }
         }
     }
 

@@ -184,6 +184,12 @@ impl Kind for RcKind {
         self.placement.scheduler.address()
     }
 
+    fn rung(&self, id: &RecordId) {
+        if let Ok(id) = id.as_str().parse() {
+            self.world.note_rung(id);
+        }
+    }
+
     fn controller(&self, post: Post) -> Box<dyn Controller> {
         let id = post.id.as_str().parse().expect("check_name has passed");
         let (site, world) = (self.site.clone(), self.world.clone());

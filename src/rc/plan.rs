@@ -76,6 +76,9 @@ pub enum Occupant {
 pub enum Standing {
     /// Pods may be added; also of a node that says nothing of itself, as p2's do.
     Ready,
+    /// It cannot start the RC's pod, or could not a while ago: none is added, and one that is there leaves for a
+    /// node that may do better, if the strategy is dynamic.
+    Quarantined,
     /// An operator wants it empty: pods of every strategy leave it as their RC's minimum health permits.
     Draining,
     /// Its agent's session has been gone for longer than the grace: its pods count as lost.
@@ -143,6 +146,20 @@ impl Observed<'_> {
     /// Whether a pod may stay where it is: its node is fit and has room for it.
     fn may_stay(&self, place: &Place) -> bool {
         self.fit(&place.node) && has_room(self.spec, self.rooms, place)
+    }
+
+    /// Whether a pod may be added on a node that has none.
+    fn is_open(&self, node: &NodeName) -> bool {
+        let promised = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
+        promised != Some(node) && self.fit(node)
+    }
+
+    /// Whether there is a node to which a pod could move.
+    fn can_move(&self) -> bool {
+        let ours: BTreeSet<&NodeName> = self.pods.keys().map(|place| &place.node).collect();
+        let open = |node: &&NodeName| !ours.contains(*node) && self.is_open(node);
+        let (nodes, _) = with_room(self, self.eligible.iter().filter(open));
+        nodes.into_iter().any(|node| (self.occupant)(node) != Occupant::Other)
     }
 
     /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
@@ -338,8 +355,7 @@ fn count_steps(seen: &Observed<'_>) -> (Vec<Step>, Shortage) {
 
 fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
-    let promised = seen.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
-    let free = |node: &NodeName| !ours.contains(node) && promised != Some(node) && seen.fit(node);
+    let free = |node: &NodeName| !ours.contains(node) && seen.is_open(node);
     let free = seen.eligible.iter().filter(|node| free(node));
     let (nodes, lacking) = with_room(seen, free);
     let mut steps = Vec::new();
@@ -460,9 +476,15 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
             }
         }
     };
+    // A pod that its node cannot start is repaired all the same: a new manifest may be the cure.
+    let stays = |place: &Place| {
+        let node = &place.node;
+        let lives = (seen.standing)(node) <= Standing::Quarantined;
+        lives && seen.eligible.contains(node) && has_room(seen.spec, seen.rooms, place)
+    };
     seen.pods
         .iter()
-        .filter(|(place, _)| seen.may_stay(place) && !going.contains(place))
+        .filter(|(place, _)| stays(place) && !going.contains(place))
         .filter_map(|(place, pod)| {
             let why = drift(place, pod)?;
             Some(Step::Repair { place: place.clone(), pod: pod.clone(), why })
@@ -490,17 +512,25 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
         // Its old or its new place may only seem to be gone.
         (Some(_), _) => return TransferPlan::Wait(Reason::SuspiciousTree),
     }
-    // Lost pods first, then those that an operator wants away, then those whose node's labels changed, or that ask for
-    // more than their node has.
-    let astray = seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
-    let rank = |place: &Place| std::cmp::Reverse((seen.standing)(&place.node));
-    let Some((leaving, pod)) = astray.min_by_key(|(place, _)| (rank(place), *place)) else {
-        return TransferPlan::Nothing;
+    // Lost pods first, then those that an operator wants away, those that do not start, and those whose node's labels
+    // changed, or that ask for more than their node has. One that does not start has to have somewhere to go, or it
+    // would hold the others up.
+    let astray = || seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
+    let standing = |place: &Place| (seen.standing)(&place.node);
+    let stuck = |place: &Place| standing(place) == Standing::Quarantined && !seen.can_move();
+    let rank = |place: &Place| std::cmp::Reverse(standing(place));
+    let movable = astray().filter(|(place, _)| !stuck(place));
+    let Some((leaving, pod)) = movable.min_by_key(|(place, _)| (rank(place), *place)) else {
+        return match astray().next() {
+            Some(_) => TransferPlan::Wait(Reason::CannotStart),
+            None => TransferPlan::Nothing,
+        };
     };
-    let standing = (seen.standing)(&leaving.node);
+    let standing = standing(leaving);
     if seen.spec.strategy == Strategy::Static && standing != Standing::Draining {
         return TransferPlan::Wait(match standing {
             Standing::Down => Reason::NodeDown,
+            Standing::Quarantined => Reason::CannotStart,
             _ if seen.fit(&leaving.node) => Reason::InsufficientCapacity,
             _ => Reason::IneligibleNodes,
         });
@@ -560,8 +590,16 @@ fn scheduled_finding(seen: &Observed<'_>, after: Replicas, shortage: Shortage) -
         let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
         (Reason::PlaceTaken, message)
     } else {
-        let unready = seen.eligible.iter().filter(|node| !seen.fit(node)).count();
-        let but = if unready == 0 { "" } else { &format!(", {unready} of them draining or down") };
+        let of = |standing| seen.eligible.iter().filter(|n| (seen.standing)(n) == standing).count();
+        let unready = of(Standing::Draining) + of(Standing::Down);
+        let mut but = match unready {
+            0 => String::new(),
+            unready => format!(", {unready} of them draining or down"),
+        };
+        let quarantined = of(Standing::Quarantined);
+        if quarantined > 0 {
+            but.push_str(&format!(", {quarantined} of them quarantined: they cannot start it"));
+        }
         let message = format!("{current} of {desired}: {eligible} nodes match {selector}{but}");
         (Reason::InsufficientNodes, message)
     };
@@ -591,6 +629,10 @@ fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) 
         TransferPlan::Nothing => Reason::IneligibleNodes,
     };
     let some = astray.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-    let message = format!("{} pods on nodes that they should leave: {some}", astray.len());
+    let which = match reason {
+        Reason::CannotStart => "that cannot start them",
+        _ => "that they should leave",
+    };
+    let message = format!("{} pods on nodes {which}: {some}", astray.len());
     Finding { kind, status: false, reason, message }
 }

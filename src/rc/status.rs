@@ -3,13 +3,16 @@
 //! The status is also the chain that keeps an owner's transactions in order: each one replaces it by CAS and
 //! raises `revision`, so a transaction whose answer was lost and that is applied late finds its place taken.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::ids::{FarmName, NodeName};
 use crate::store::Index;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, backoff};
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -35,10 +38,31 @@ pub struct RcStatus {
     /// The farm leaves the record alone until then, because it kept failing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
+    /// Nodes that could not start a pod of it: none is placed there for a while.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub quarantined_nodes: BTreeMap<NodeName, Quarantine>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,
 }
+
+/// A node that could not start a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantine {
+    /// No pod is placed there until then.
+    pub until: Timestamp,
+    /// How often in a row.
+    pub failures: u32,
+    /// What the node said.
+    pub why: String,
+    /// ModifyIndex of the RC record that the pod was of: a change of the record may be the cure, and ends it.
+    pub observed_index: Index,
+}
+
+/// A node's first quarantine; each that follows is twice as long.
+pub const FIRST_QUARANTINE: Duration = Duration::from_secs(60);
+/// The longest one. An entry is forgotten when it is over for as long.
+pub const LONGEST_QUARANTINE: Duration = Duration::from_secs(3_600);
 
 fn known_conditions<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
@@ -147,6 +171,8 @@ pub enum Reason {
     LockHeld,
     /// A transfer was undone; see `last_error`.
     TransferFailed,
+    /// Pods stand on nodes that cannot start them, and no other node may have them, or the strategy is static.
+    CannotStart,
 }
 
 impl std::fmt::Display for Reason {
@@ -200,6 +226,48 @@ impl RcStatus {
         self.conditions.sort_by_key(|c| c.kind);
     }
 
+    /// Why no pod is placed on `node` at `now`, while the record is as at `record_index`.
+    #[must_use]
+    pub fn quarantine(
+        &self,
+        node: &NodeName,
+        record_index: Index,
+        now: Timestamp,
+    ) -> Option<&Quarantine> {
+        let entry = self.quarantined_nodes.get(node)?;
+        (entry.observed_index == record_index && entry.until > now).then_some(entry)
+    }
+
+    /// When the next quarantine ends.
+    #[must_use]
+    pub fn next_release(&self, record_index: Index, now: Timestamp) -> Option<Timestamp> {
+        let all = self.quarantined_nodes.values();
+        let active = all.filter(|one| one.observed_index == record_index && one.until > now);
+        active.map(|one| one.until).min()
+    }
+
+    /// Notes that `node` could not start a pod; forgets what is long over, or was about another record.
+    pub fn set_quarantine(
+        &mut self,
+        node: &NodeName,
+        record_index: Index,
+        why: &str,
+        now: Timestamp,
+    ) {
+        self.quarantined_nodes.retain(|_, one| {
+            one.observed_index == record_index && now < one.until + LONGEST_QUARANTINE
+        });
+        let before = self.quarantined_nodes.get(node).map_or(0, |one| one.failures);
+        let pause = backoff(FIRST_QUARANTINE, LONGEST_QUARANTINE, before);
+        let entry = Quarantine {
+            until: now + pause,
+            failures: before + 1,
+            why: why.to_owned(),
+            observed_index: record_index,
+        };
+        self.quarantined_nodes.insert(node.clone(), entry);
+    }
+
     /// Whether it is settled: every condition holds, for the record as it was at `observed_index`.
     #[must_use]
     pub fn is_settled(&self) -> bool {
@@ -226,6 +294,26 @@ mod tests {
         status.set_condition(kind, true, Reason::AsDesired, String::new(), at(3));
         assert_eq!(status.condition(kind).unwrap().last_transition_time, at(3));
         assert_eq!(status.conditions.len(), 1);
+    }
+
+    #[test]
+    fn quarantines_double_end_with_a_change_of_the_record_and_are_forgotten() {
+        let (node, other): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
+        let mut status = RcStatus::default();
+        let mut now = at(0);
+        for (failures, pause) in [(1, 60), (2, 120), (3, 240)] {
+            status.set_quarantine(&node, Index(7), "no such program", now);
+            let entry = status.quarantine(&node, Index(7), now).unwrap();
+            assert_eq!((entry.failures, entry.until), (failures, now + Duration::from_secs(pause)));
+            assert_eq!(status.next_release(Index(7), now), Some(entry.until));
+            assert!(status.quarantine(&node, Index(8), now).is_none());
+            now = entry.until;
+            assert!(status.quarantine(&node, Index(7), now).is_none());
+        }
+        assert_eq!(RcStatus::decode(&status.encode()).unwrap(), status);
+        now += LONGEST_QUARANTINE;
+        status.set_quarantine(&other, Index(7), "full", now);
+        assert_eq!(status.quarantined_nodes.keys().collect::<Vec<_>>(), [&other]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl RcController {
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
-        let ready = self.world.standing(&transfer.old_node) == Standing::Ready;
+        let ready = self.standing(&look, &transfer.old_node) == Standing::Ready;
         let has_room = has_room(&look.spec, &self.world.rooms(), &old);
         if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;
@@ -108,7 +108,9 @@ impl RcController {
 
     async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
         let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
-        let in_use = &in_use | &self.without_room(&look);
+        let mut in_use = &in_use | &self.without_room(&look);
+        let quarantined = |node: &&NodeName| self.standing(&look, node) == Standing::Quarantined;
+        in_use.extend(self.status.quarantined_nodes.keys().filter(quarantined).cloned());
         let asked = look.spec.request();
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
@@ -193,6 +195,9 @@ impl RcController {
         status.set_condition(kind, true, reason, String::new(), now);
         status.transfer = None;
         status.last_error = None;
+        if let Some(why) = look.failing.get(&transfer.old_node) {
+            status.set_quarantine(&transfer.old_node, look.record_index, why, now);
+        }
         let mut pods = look.pods.clone();
         for step in &steps {
             writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));

@@ -18,8 +18,8 @@ use crate::farm::tree::{Digest, Tree};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::content_hash;
-use crate::node::Health;
 use crate::node::record::{NodeRecord, NodeState};
+use crate::node::{Health, Told};
 use crate::schedule::capacity::{Fleet, Rooms};
 use crate::schedule::ledger::Capacities;
 use crate::schedule::{Ledger, NodeLabels, NodeSource};
@@ -146,7 +146,7 @@ impl Digest for Intents {
 
 /// `health/`, by place.
 #[derive(Debug, Default)]
-pub struct Healths(BTreeMap<Place, Health>);
+pub struct Healths(BTreeMap<Place, Told>);
 
 impl Healths {
     /// Places that differ between the two.
@@ -165,7 +165,7 @@ impl Digest for Healths {
         let health = |entry: Entry| {
             let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
             let place = Place { node: node.parse().ok()?, pod: pod.parse().ok()? };
-            Some((place, Health::decode(&entry.value)))
+            Some((place, Told::decode(&entry.value)))
         };
         Healths(entries.into_iter().filter_map(health).collect())
     }
@@ -214,8 +214,17 @@ impl Digest for NodeTree {
 #[derive(Debug, Clone, PartialEq)]
 struct Said {
     draining: bool,
+    /// For so long after the end of its session a pod of it may still live.
+    lease: Duration,
     /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
     gone_since: Option<Instant>,
+}
+
+impl Said {
+    /// When it counts as down, if its agent does not come back.
+    fn down_at(&self, grace: Duration) -> Option<Instant> {
+        Some(self.gone_since? + grace.max(self.lease))
+    }
 }
 
 /// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
@@ -228,7 +237,7 @@ pub struct NodeRecords {
 impl NodeRecords {
     fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> Standing {
         match self.nodes.get(node) {
-            Some(Said { gone_since: Some(since), .. }) if now >= *since + grace => Standing::Down,
+            Some(said) if said.down_at(grace).is_some_and(|at| now >= at) => Standing::Down,
             Some(Said { draining: true, .. }) => Standing::Draining,
             _ => Standing::Ready,
         }
@@ -251,7 +260,8 @@ impl Digest for NodeRecords {
             if !record.capacity.is_zero() {
                 capacities.insert(node.clone(), record.capacity);
             }
-            nodes.insert(node, Said { draining, gone_since });
+            let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
+            nodes.insert(node, Said { draining, lease, gone_since });
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
@@ -288,6 +298,24 @@ pub struct Known {
     pub removed: BTreeSet<Place>,
     /// Hash of the manifest that [`Intent::Same`] is about.
     pub manifest: u64,
+}
+
+/// The health of an RC's pods, read at once because its bell was rung: the tree is read less often.
+#[derive(Debug, Clone)]
+pub struct Fresh {
+    index: Index,
+    at: Instant,
+    pod: PodId,
+    told: BTreeMap<NodeName, Told>,
+}
+
+impl Fresh {
+    /// What it says of a place, unless the tree was read later.
+    fn told(&self, place: &Place, tree: &crate::farm::tree::Seen<Healths>) -> Option<Told> {
+        let later = tree.asked.is_some_and(|asked| asked > self.at + SURELY_LATER);
+        let counts = place.pod == self.pod && self.index > tree.index && !later;
+        counts.then(|| self.told.get(&place.node).cloned().unwrap_or_default())
+    }
 }
 
 /// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when
@@ -327,6 +355,8 @@ pub struct World {
     /// Controllers that wait for room.
     pub(super) waiting: Mutex<BTreeSet<RcId>>,
     book: Mutex<Book>,
+    /// RCs whose bells were rung, and whose pods' health was not read since.
+    rung: Mutex<BTreeSet<RcId>>,
     /// Held while pods and intents are read.
     reading: tokio::sync::Mutex<()>,
     /// Readings begun.
@@ -351,6 +381,7 @@ impl World {
             waiting: Mutex::default(),
             reader,
             book: Mutex::default(),
+            rung: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -430,10 +461,51 @@ impl World {
         }
     }
 
+    /// An RC's bell was rung.
+    pub fn note_rung(&self, id: RcId) {
+        self.rung().insert(id);
+    }
+
+    /// Whether an RC's bell was rung since this was asked last.
+    pub fn take_rung(&self, id: RcId) -> bool {
+        self.rung().remove(&id)
+    }
+
+    fn rung(&self) -> std::sync::MutexGuard<'_, BTreeSet<RcId>> {
+        self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the health of the pods of one id now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_health(&self, pod: &PodId) -> Result<Fresh, StoreError> {
+        let (prefix, at) = (key::service_healths(pod), Instant::now());
+        let answer = self.reader.list(&prefix, Query::PLAIN).await?;
+        let told = |entry: &Entry| {
+            Some((prefix.tail(&entry.key)?.parse().ok()?, Told::decode(&entry.value)))
+        };
+        let told = answer.value.iter().filter_map(told).collect();
+        Ok(Fresh { index: answer.index, at, pod: pod.clone(), told })
+    }
+
+    /// What was last told of the pod at a place.
+    #[must_use]
+    pub fn told(&self, place: &Place, fresh: Option<&Fresh>) -> Told {
+        let tree = self.health.seen();
+        let told = fresh.and_then(|fresh| fresh.told(place, &tree));
+        told.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
+    }
+
     /// The pods of an RC: what is known from its owner's own transactions, else what the trees say.
     #[must_use]
-    pub fn pods_of(&self, spec: &RcSpec, known: Option<&Known>) -> BTreeMap<Place, Pod> {
-        let (labels, intents, health) = (self.pods.seen(), self.intents.seen(), self.health.seen());
+    pub fn pods_of(
+        &self,
+        spec: &RcSpec,
+        known: Option<&Known>,
+        fresh: Option<&Fresh>,
+    ) -> BTreeMap<Place, Pod> {
+        let (labels, intents) = (self.pods.seen(), self.intents.seen());
         let wanted = content_hash(spec.manifest.text().as_bytes());
         let newer = known.filter(|known| !known.is_older_than(&labels));
         let newer_intents = known.filter(|known| !known.is_older_than(&intents));
@@ -445,7 +517,7 @@ impl World {
                 None => intents.value.intent(place, wanted),
             }
         };
-        let health = |place: &Place| health.value.0.get(place).copied().unwrap_or_default();
+        let health = |place: &Place| self.told(place, fresh).health;
         if let Some(known) = newer {
             let pod = |(place, pod): (&Place, &Pod)| {
                 let (intent, health) = (intent(place), health(place));
@@ -514,8 +586,7 @@ impl World {
     #[must_use]
     pub fn next_down(&self) -> Option<Instant> {
         let (seen, now) = (self.records.seen(), Instant::now());
-        let down_at =
-            seen.value.nodes.values().filter_map(|said| Some(said.gone_since? + self.node_grace));
+        let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
         down_at.filter(|at| *at > now).min()
     }
 

@@ -258,6 +258,12 @@ pub fn healths() -> Prefix {
     Prefix::fixed("health/")
 }
 
+/// `health/<service>/`: the pods of one id on all nodes.
+#[must_use]
+pub fn service_healths(service: &PodId) -> Prefix {
+    Prefix(format!("health/{service}/").into())
+}
+
 /// `health/<service>/<node>`; a pod's service is named as the pod.
 #[must_use]
 pub fn health(service: &PodId, node: &NodeName) -> Key {
@@ -268,6 +274,12 @@ pub fn health(service: &PodId, node: &NodeName) -> Key {
 #[must_use]
 pub fn pod_statuses() -> Prefix {
     Prefix::fixed("status/pods/")
+}
+
+/// `status/pods/<pod id>/`: the pods of one id on all nodes.
+#[must_use]
+pub fn statuses_of_pod(pod: &PodId) -> Prefix {
+    Prefix(format!("status/pods/{pod}/").into())
 }
 
 /// `status/pods/<pod id>/<node>`: what the node's agent says about a pod of a controller.

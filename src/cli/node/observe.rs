@@ -109,8 +109,11 @@ impl Node {
             (Err(_), _) => State::Unreadable,
             (Ok(_), Standing::Down) => State::Down,
             (Ok(_), Standing::Draining) => State::Draining,
-            (Ok(_), Standing::Ready) if self.agent().is_some() => State::Ready,
-            (Ok(_), Standing::Ready) => State::NoAgent,
+            // No node is quarantined for all controllers.
+            (Ok(_), Standing::Ready | Standing::Quarantined) => match self.agent() {
+                Some(_) => State::Ready,
+                None => State::NoAgent,
+            },
         }
     }
 

@@ -2,14 +2,17 @@
 
 use serde_json::json;
 
+use std::collections::BTreeSet;
+
 use super::drain::intended;
 use super::observe::{Node, find};
 use super::pods::{NodePod, pods, pods_table, pods_words};
 use crate::audit::{Details, NodeChange};
 use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
-use crate::ids::NodeName;
-use crate::store::{Entry, Key, Op, key};
+use crate::ids::{NodeName, PodId};
+use crate::node::agent::report::removal;
+use crate::store::{Entry, Key, Op, Query, Txn, key};
 
 /// Which, and how.
 #[derive(clap::Args)]
@@ -36,13 +39,24 @@ pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<
         check_unused(&node, &pods)?;
     }
     delete(console, &node, &pods).await?;
+    let leftovers = match agent {
+        None => sweep(console, &node.name).await?,
+        Some(_) => 0,
+    };
     let shown = json!({
         "name": node.name,
-        "removed": {"record": node.entry.is_some(), "labels": node.label_entry.is_some()},
+        "removed": {
+            "record": node.entry.is_some(), "labels": node.label_entry.is_some(),
+            "leftovers": leftovers,
+        },
         "left": {"pods": pods, "agent_session": agent},
     });
     console.out.show(&shown, || {
         let mut text = format!("{}: removed\n", node.name);
+        if leftovers > 0 {
+            let words = pods_words(leftovers);
+            text.push_str(&format!("with it what it had said of {words}\n"));
+        }
         if let Some(session) = &agent {
             text.push_str(&format!("left: its agent, with session {session}\n"));
         }
@@ -64,6 +78,29 @@ pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<
         ));
     }
     Ok(Exit::Ok)
+}
+
+/// Deletes what an agent that is gone has said of pods that are not meant to be there any more. How many pods.
+async fn sweep(console: &Console, node: &NodeName) -> anyhow::Result<usize> {
+    let store = &console.store;
+    let mut said: BTreeSet<PodId> = BTreeSet::new();
+    let realities = key::node_realities(node);
+    let real = store.keys(&realities, None, Query::PLAIN).await?.value;
+    said.extend(real.iter().filter_map(|key| realities.tail(key)?.parse::<PodId>().ok()));
+    for prefix in [key::pod_statuses(), key::healths()] {
+        let keys = store.keys(&prefix, None, Query::PLAIN).await?.value;
+        let pods = keys.iter().filter_map(|key| key::pod_and_node(&prefix, key));
+        said.extend(pods.filter(|(_, of)| of == node).map(|(pod, _)| pod));
+    }
+    let wanted: BTreeSet<PodId> = intended(console, node).await?.into_iter().collect();
+    let stale: Vec<&PodId> = said.difference(&wanted).collect();
+    for some in stale.chunks(console.limits.ops / 3) {
+        let mut txn = Txn::by_user();
+        txn.extend(some.iter().flat_map(|pod| removal(node, pod)));
+        // Plain deletes: there is nothing that could refuse them.
+        let _ = store.txn(txn.ops()).await?;
+    }
+    Ok(stale.len())
 }
 
 fn check_unused(node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {

@@ -8,12 +8,12 @@ use crate::cli::node::observe::{Fitness, fitness};
 use crate::farm::records::Presence;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
-use crate::node::Health;
+use crate::node::{Health, Told};
 use crate::rc::plan::{
     Intent, Observed, Occupant, Place, Plan, Pod, Standing, TransferConditions, Trust, plan,
 };
 use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
-use crate::rc::status::RcStatus;
+use crate::rc::status::{Quarantine, RcStatus};
 use crate::schedule::capacity::Rooms;
 use crate::schedule::{RemoteScheduler, ScheduleError, Scheduler};
 use crate::store::key::{self, LabelKind};
@@ -36,6 +36,8 @@ pub(super) struct Seen {
     pub(super) status: Option<RcStatus>,
     /// Somebody holds the record's mutation or transfer lock.
     pub(super) lock_held: bool,
+    /// Nodes that cannot start the controller's pod, or could not a while ago, in words.
+    pub(super) quarantined: BTreeMap<NodeName, String>,
     /// What nodes are fit for, besides their labels.
     fitness: Fitness,
     /// The controller's own labels, which declare its minimum health.
@@ -140,12 +142,30 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
     let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
     let status = console.get(&key::rc_status(found.id)).await?;
+    let status = status.and_then(|entry| RcStatus::decode(&entry.value).ok());
+    let cannot_start = |place: &Place| {
+        let health = healths.get(key::health(&place.pod, &place.node).as_str())?;
+        let why = Told::decode(&health.value).cannot_start?;
+        Some((place.node.clone(), format!("cannot start it: {why}")))
+    };
+    let (index, now) = (found.entry.modify_index, console.now());
+    let shunned = |node: &NodeName| {
+        let entry = status.as_ref()?.quarantine(node, index, now)?;
+        let Quarantine { why, failures, until, .. } = entry;
+        let words = format!("is passed over until {until:.0}: it could not start it ({why})");
+        let again = if *failures > 1 { format!(", {failures} times") } else { String::new() };
+        Some((node.clone(), words + &again))
+    };
+    let named = status.iter().flat_map(|status| status.quarantined_nodes.keys());
+    let quarantined: BTreeMap<NodeName, String> =
+        named.filter_map(shunned).chain(own.keys().filter_map(|p| cannot_start(p))).collect();
     Ok(Seen {
+        quarantined,
         labels: console.get(&key::rc_labels(found.id)).await?,
         fitness: fitness(console).await?,
         occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
         pods: own.iter().map(pod).collect(),
-        status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
+        status,
         lock_held,
         nodes,
         eligible,
@@ -156,7 +176,11 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
 impl Seen {
     /// What a node is fit for, besides its labels.
     pub(super) fn standing(&self, node: &NodeName) -> Standing {
-        self.fitness.standings.get(node).copied().unwrap_or(Standing::Ready)
+        match self.fitness.standings.get(node) {
+            Some(standing) => *standing,
+            None if self.quarantined.contains_key(node) => Standing::Quarantined,
+            None => Standing::Ready,
+        }
     }
 
     /// What the nodes have, and what of it is promised.

@@ -86,6 +86,7 @@ fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {
     let leaves = |node: &NodeName| match seen.standing(node) {
         Standing::Down => "its node is down",
         Standing::Draining => "its node is draining",
+        Standing::Quarantined => "its node cannot start it",
         Standing::Ready if seen.eligible.contains(node) => "its node has no room for it",
         Standing::Ready => "its node is not eligible",
     };
@@ -186,6 +187,8 @@ enum UnfitReason {
     Draining,
     /// Its agent is gone.
     Down,
+    /// It cannot start the pod, or could not a while ago.
+    Quarantined,
     /// A pod of the same id stands there and is not the controller's.
     PlaceTaken,
     /// It has too little room for what the pod asks for.
@@ -197,9 +200,9 @@ enum UnfitReason {
 }
 
 impl UnfitReason {
-    /// Whether it is the node itself that is not ready, whatever the controller asks for.
+    /// Whether the node matches and is not ready.
     fn is_of_the_node(self) -> bool {
-        matches!(self, UnfitReason::Draining | UnfitReason::Down)
+        matches!(self, UnfitReason::Draining | UnfitReason::Down | UnfitReason::Quarantined)
     }
 }
 
@@ -340,12 +343,16 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.standing(node) {
             Standing::Ready => return None,
-            Standing::Draining => (UnfitReason::Draining, "matches, but is draining"),
-            Standing::Down => (UnfitReason::Down, "matches, but is down: its agent is gone"),
+            Standing::Draining => (UnfitReason::Draining, "is draining"),
+            Standing::Down => (UnfitReason::Down, "is down: its agent is gone"),
+            Standing::Quarantined => {
+                let why = seen.quarantined.get(node).map_or("cannot start it", String::as_str);
+                (UnfitReason::Quarantined, why)
+            }
         };
         let holds = seen.pods.keys().any(|place| place.node == *node);
         let pod = if holds { "; a pod is still there" } else { "" };
-        Some(Unfit { node: node.clone(), reason, why: format!("{why}{pod}") })
+        Some(Unfit { node: node.clone(), reason, why: format!("matches, but {why}{pod}") })
     });
     let ready = |node: &NodeName| seen.standing(node) == Standing::Ready;
     let taken = seen.occupants.iter().filter_map(|(node, (occupant, owner))| {

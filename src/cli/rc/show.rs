@@ -4,14 +4,15 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::find::find;
+use super::find::{Found, find};
 use super::observe::{Seen, observe};
 use crate::cli::console::Console;
 use crate::cli::failure::{Exit, failure};
 use crate::cli::output::{age, fields, or_dash, table};
 use crate::ids::{NodeName, PodId};
 use crate::node::Health;
-use crate::rc::plan::Intent;
+use crate::node::status::{Phase, PodStatus};
+use crate::rc::plan::{Intent, Place, Pod, Standing};
 use crate::rc::spec::RcRecord;
 use crate::rc::status::RcStatus;
 use crate::store::{Query, key};
@@ -80,6 +81,7 @@ pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> 
             RcStatus::decode(&entry.value).with_context(|| format!("cannot read {}", entry.key))
         })
         .transpose()?;
+    let unhealthy = unhealthy(console, &found).await?;
     let is_current =
         status.as_ref().is_some_and(|status| status.observed_index >= found.entry.modify_index);
     let shown = json!({
@@ -89,18 +91,81 @@ pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> 
         "is_current": is_current,
         "owner_session": lock,
         "status": status,
+        "unhealthy_pods": unhealthy,
     });
     console.out.show(&shown, || {
         let mut rows = vec![("controller", found.title()), ("session", or_dash(lock.as_ref()))];
-        match &status {
+        let text = match &status {
             None => {
                 rows.push(("status", "no farm has looked at it yet".to_owned()));
                 fields(rows)
             }
             Some(status) => status_text(console, rows, status, is_current),
-        }
+        };
+        text + &unhealthy_text(&unhealthy)
     })?;
     Ok(Exit::Ok)
+}
+
+/// A pod that is not healthy.
+#[derive(Serialize)]
+struct Unhealthy {
+    node: NodeName,
+    pod_id: PodId,
+    health: Health,
+    /// How far its node says that it has come; `None`: it says nothing.
+    phase: Option<Phase>,
+    why: String,
+}
+
+/// The pods that are not healthy, with what their nodes say of them.
+async fn unhealthy(console: &Console, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
+    let seen = observe(console, found).await?;
+    let is_well = |place: &Place, pod: &Pod| {
+        pod.health == Health::Passing && seen.standing(&place.node) != Standing::Down
+    };
+    let ailing: Vec<_> = seen.pods.iter().filter(|(place, pod)| !is_well(place, pod)).collect();
+    let keys = ailing.iter().map(|(place, _)| key::pod_status(&place.pod, &place.node));
+    let told = console.get_many(keys).await?;
+    let row = |(place, pod): &(&Place, &Pod)| {
+        let key = key::pod_status(&place.pod, &place.node);
+        let status = told.get(key.as_str());
+        let status = status.and_then(|entry| PodStatus::decode(&entry.value).ok());
+        Unhealthy {
+            node: place.node.clone(),
+            pod_id: place.pod.clone(),
+            health: pod.health,
+            phase: status.as_ref().map(|status| status.phase),
+            why: why_unhealthy(seen.standing(&place.node), pod.health, status.as_ref()),
+        }
+    };
+    Ok(ailing.iter().map(row).collect())
+}
+
+fn why_unhealthy(standing: Standing, health: Health, status: Option<&PodStatus>) -> String {
+    match (standing, status) {
+        (Standing::Down, _) => "its node is down".to_owned(),
+        (_, None) if health == Health::Absent => {
+            "its node has said nothing of it yet: does its agent run?".to_owned()
+        }
+        (_, Some(status)) if health == Health::Absent => {
+            format!("its node cannot be heard; it said last: {} {}", status.phase, status.message)
+        }
+        (_, Some(status)) if !status.message.is_empty() => status.message.clone(),
+        (_, Some(_) | None) => "its check does not pass".to_owned(),
+    }
+}
+
+fn unhealthy_text(unhealthy: &[Unhealthy]) -> String {
+    if unhealthy.is_empty() {
+        return String::new();
+    }
+    let rows = unhealthy.iter().map(|row| {
+        let Unhealthy { node, pod_id, health, phase, why } = row;
+        let phase = or_dash(*phase);
+        vec![node.to_string(), pod_id.to_string(), health.to_string(), phase, why.clone()]
+    });
+    format!("\n{}", table(&["NOT HEALTHY ON", "POD", "HEALTH", "STATE", "WHY"], rows))
 }
 
 fn status_text(

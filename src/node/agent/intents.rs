@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::LONGEST_PAUSE;
 use super::run::Event;
 use super::state::DataDir;
 use crate::farm::Ground;
@@ -104,8 +105,7 @@ impl IntentWatch {
                         warn!(tree = %prefix, failures, %error, "cannot read the tree; what runs here goes on");
                     }
                     watch.reset();
-                    let pause =
-                        backoff(Duration::from_millis(100), Duration::from_secs(5), failures);
+                    let pause = backoff(Duration::from_millis(100), LONGEST_PAUSE, failures);
                     sleep(self.ground.ids.jitter(pause, 0.5)).await;
                 }
             }

@@ -1,7 +1,8 @@
 //! The node agent: makes `intent/<node>/` real, and says so.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
-//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session.
+//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session; before a single instance is
+//! started, `status/pods/<pod>/` and the intents and records of other nodes that have the pod.
 //! Keys written, all fenced by the lock on `rcfarm/nodes/<node>`: that record and `labels/node/<node>` when a session
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction.
@@ -15,8 +16,10 @@
 //! | [`driver`], [`process`] | what runs pods: the port, and the one for processes |
 //! | [`state`], [`logs`], [`cgroup`] | what is on disk |
 //! | [`health`] | checks |
+//! | [`alone`] | that no other node runs a single instance |
 //! | [`intents`], [`presence`], [`run`] | what is intended, the node's session, and the loop |
 
+mod alone;
 pub mod cgroup;
 pub mod driver;
 pub mod health;
@@ -52,7 +55,7 @@ pub enum AtShutdown {
     /// They go on, for the next agent to adopt.
     #[default]
     LeavePods,
-    /// They are stopped.
+    /// They are stopped; if the agent is killed, as soon as its lease ends.
     StopPods,
 }
 
@@ -80,6 +83,9 @@ pub struct AgentSettings {
     /// What becomes of the pods when it stops.
     pub at_shutdown: AtShutdown,
 }
+
+/// Without Consul an agent tries again at least so often: it is to be in step again soon after Consul is back.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// How an agent proves that it lives, unless set otherwise. Slower than a farm's: there are many agents, and each
 /// beat is a request.

@@ -29,13 +29,26 @@ impl State {
     }
 }
 
+/// Whether a pod may be started as far as other nodes are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alone {
+    /// Others may run it, too.
+    NotNeeded,
+    /// Never two of it alive, and nobody has looked yet.
+    Unasked,
+    /// Somebody is looking.
+    Asked,
+    /// No other node runs it.
+    Sure,
+}
+
 /// A pod that the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSeen {
     /// Hash of its manifest.
     pub hash: u64,
-    /// Never two of it alive.
-    pub single_instance: bool,
+    /// Whether others run it.
+    pub alone: Alone,
     /// Its processes.
     pub processes: BTreeMap<String, State>,
 }
@@ -61,6 +74,8 @@ pub struct Seen<'a> {
 pub enum Action {
     /// Take the intended manifest as the pod's.
     Take(PodId),
+    /// Find out whether another node runs the pod.
+    Ask(PodId),
     /// Start a process.
     Start(PodId, String),
     /// Stop a process.
@@ -109,10 +124,16 @@ pub fn plan(seen: Seen<'_>) -> Plan {
 fn keep(plan: &mut Plan, seen: Seen<'_>, id: &PodId, pod: &PodSeen) {
     for (name, state) in &pod.processes {
         match state {
-            State::Waiting(_) if pod.single_instance && !seen.has_lease => {}
-            State::Waiting(at) if *at <= seen.now => {
-                plan.actions.push(Action::Start(id.clone(), name.clone()));
-            }
+            State::Waiting(_) if pod.alone != Alone::NotNeeded && !seen.has_lease => {}
+            State::Waiting(at) if *at <= seen.now => match pod.alone {
+                Alone::NotNeeded | Alone::Sure => {
+                    plan.actions.push(Action::Start(id.clone(), name.clone()));
+                }
+                Alone::Unasked if plan.actions.last() != Some(&Action::Ask(id.clone())) => {
+                    plan.actions.push(Action::Ask(id.clone()));
+                }
+                Alone::Unasked | Alone::Asked => {}
+            },
             State::Waiting(at) => {
                 plan.again_at = Some(plan.again_at.map_or(*at, |other| other.min(*at)));
             }
@@ -150,7 +171,7 @@ mod tests {
 
     fn pod(hash: u64, states: &[State]) -> PodSeen {
         let processes = states.iter().enumerate().map(|(n, state)| (n.to_string(), *state));
-        PodSeen { hash, single_instance: false, processes: processes.collect() }
+        PodSeen { hash, alone: Alone::NotNeeded, processes: processes.collect() }
     }
 
     fn decide(
@@ -204,10 +225,19 @@ mod tests {
         let waiting = pod(7, &[State::Waiting(later), State::Waiting(soon)]);
         let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
         assert_eq!((plan.actions, plan.again_at), (vec![], Some(soon)));
-        let single = PodSeen { single_instance: true, ..pod(7, &[State::Waiting(now)]) };
-        let pods = [(1, single)];
-        assert_eq!(decide(Some(&[(1, 7)]), &[], &pods, false, now).actions, []);
-        assert_eq!(decide(Some(&[(1, 7)]), &[], &pods, true, now).actions.len(), 1);
+        let due = [State::Waiting(now), State::Waiting(now)];
+        let actions = |alone, has_lease| {
+            let pods = [(1, PodSeen { alone, ..pod(7, &due) })];
+            decide(Some(&[(1, 7)]), &[], &pods, has_lease, now).actions
+        };
+        let start = |n: &str| Action::Start(id(1), n.to_owned());
+        for alone in [Alone::Unasked, Alone::Asked, Alone::Sure] {
+            assert_eq!(actions(alone, false), [], "{alone:?}");
+        }
+        assert_eq!(actions(Alone::Unasked, true), [Action::Ask(id(1))], "once for both");
+        assert_eq!(actions(Alone::Asked, true), []);
+        assert_eq!(actions(Alone::Sure, true), [start("0"), start("1")]);
+        assert_eq!(actions(Alone::NotNeeded, false), [start("0"), start("1")]);
     }
 
     proptest! {
@@ -253,6 +283,7 @@ mod tests {
                         prop_assert_ne!(hash_of(pod), Some(known[pod].hash));
                     }
                     Action::Take(pod) => prop_assert!(hash_of(pod).is_some()),
+                    Action::Ask(_) => prop_assert!(false, "nobody asked for it"),
                     Action::Start(pod, name) => {
                         prop_assert_eq!(known[pod].processes[name], State::Waiting(now));
                     }

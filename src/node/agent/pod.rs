@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use super::driver::{Exit, Found, Launch, Running};
 use super::health::Verdict;
 use super::intents::{Intended, hash_of};
-use super::plan::{PodSeen, State};
+use super::plan::{Alone, PodSeen, State};
 use super::report::Report;
 use super::state::{DataDir, Kept, read};
-use super::{AgentSettings, cgroup};
+use super::{AgentSettings, AtShutdown, cgroup};
 use crate::ids::{NodeName, PodId};
 use crate::manifest::Manifest;
 use crate::node::Health;
@@ -28,6 +28,11 @@ pub(super) struct Pod {
     pub(super) spec: Result<PodSpec, String>,
     pub(super) processes: BTreeMap<String, Process>,
     pub(super) notes: Vec<String>,
+    pub(super) alone: Alone,
+    /// Nodes that must have stopped it before it is started here.
+    pub(super) waits_for: Vec<NodeName>,
+    /// The task that looks for them.
+    pub(super) asking: Option<AbortHandle>,
 }
 
 /// A process of a pod.
@@ -37,6 +42,8 @@ pub(super) struct Process {
     /// How often it was started; it tells one start from another.
     pub(super) attempt: u64,
     failures: u32,
+    /// Starts in a row that came to nothing.
+    unstarted: u32,
     last_exit: Option<Exit>,
     pub(super) verdict: Option<Verdict>,
     pub(super) answer: String,
@@ -51,6 +58,7 @@ impl Process {
             running: None,
             attempt,
             failures: 0,
+            unstarted: 0,
             last_exit: None,
             verdict: None,
             answer: String::new(),
@@ -73,6 +81,15 @@ impl Drop for Process {
     }
 }
 
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.ask_again();
+    }
+}
+
+/// So many starts must have failed before it is said that the node cannot start the pod.
+const UNSTARTED: u32 = 3;
+
 impl Pod {
     /// A pod that was intended, nothing of it running.
     pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> Pod {
@@ -93,7 +110,23 @@ impl Pod {
             (name.clone(), Process::new(state, last.map_or(0, |launch| launch.attempt)))
         };
         let processes = launchables.map(process).collect();
-        Pod { id, intended, spec, processes, notes: Vec::new() }
+        let alone = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
+            true => Alone::Unasked,
+            false => Alone::NotNeeded,
+        };
+        let (notes, waits_for, asking) = (Vec::new(), Vec::new(), None);
+        Pod { id, intended, spec, processes, notes, alone, waits_for, asking }
+    }
+
+    /// Nothing is known of other nodes any more.
+    pub(super) fn ask_again(&mut self) {
+        if let Some(asking) = self.asking.take() {
+            asking.abort();
+        }
+        self.waits_for.clear();
+        if self.alone != Alone::NotNeeded {
+            self.alone = Alone::Unasked;
+        }
     }
 
     pub(super) fn kept(&self) -> Kept {
@@ -108,7 +141,7 @@ impl Pod {
         let processes = self.processes.iter();
         PodSeen {
             hash: self.intended.hash,
-            single_instance: self.spec.as_ref().is_ok_and(|spec| spec.single_instance),
+            alone: self.alone,
             processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
         }
     }
@@ -134,6 +167,7 @@ impl Pod {
         let check = self.process_spec(name).and_then(|spec| spec.health.clone());
         let Some(process) = self.processes.get_mut(name) else { return };
         process.state = State::Running;
+        process.unstarted = 0;
         process.attempt = process.attempt.max(running.attempt);
         process.verdict = check.map(|check| Verdict::new(check.thresholds));
         process.running = Some(running);
@@ -148,6 +182,7 @@ impl Pod {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
         let was_stopped = process.state == State::Stopping;
+        process.unstarted += u32::from(process.state == State::Starting);
         process.failures = policy.failures(process.failures, ran);
         let pause = policy.pause(&exit, process.failures.saturating_sub(1));
         process.state = match pause {
@@ -185,6 +220,7 @@ impl Pod {
                     .push(format!("it asks for {device}={count}, but none was promised to it"));
             }
         }
+        let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
         let env = self.env(name, &process, &spec, settings, data);
         let home = data.pod(&self.id);
         Ok(Launch {
@@ -194,7 +230,7 @@ impl Pod {
             log: home.join(format!("{name}.log")),
             run_as: spec.run_as.as_deref().map(user).transpose()?,
             cgroup,
-            lease: spec.single_instance.then(|| data.lease()),
+            lease: ends_with_node.then(|| data.lease()),
             stop_signal: process.stop_signal,
             env,
         })
@@ -246,11 +282,13 @@ impl Pod {
 
     /// Whether a first start has not come to its end yet, so that there is nothing to tell.
     pub(super) fn is_settling(&self) -> bool {
-        self.processes.values().any(|process| match process.state {
-            State::Starting => true,
-            State::Waiting(_) => process.last_exit.is_none(),
-            _ => false,
-        })
+        let first = self.waits_for.is_empty();
+        first
+            && self.processes.values().any(|process| match process.state {
+                State::Starting => true,
+                State::Waiting(_) => process.last_exit.is_none(),
+                _ => false,
+            })
     }
 
     /// What is to be known of it.
@@ -283,12 +321,20 @@ impl Pod {
             message: messages.join("; "),
             owner: self.intended.owner,
             health: health.unwrap_or(Health::Critical),
+            cannot_start: self.cannot_start(),
             processes: statuses,
             notes: self.notes.clone(),
             devices: self.devices(),
         };
         let reality = launched.then(|| Arc::clone(&self.intended.manifest));
         Report { reality, status }
+    }
+
+    /// Why this node cannot start it. What is wrong with its manifest is wrong everywhere, and not said here.
+    fn cannot_start(&self) -> Option<String> {
+        let stuck = self.processes.iter().find(|(_, process)| process.unstarted >= UNSTARTED)?;
+        let why = stuck.1.last_exit.as_ref().map(Exit::in_words).unwrap_or_default();
+        Some(format!("{}: {why}", stuck.0))
     }
 
     fn health_of(&self, process: &Process) -> Health {
@@ -318,6 +364,10 @@ impl Pod {
             Phase::Unfit => unfit.unwrap_or_default(),
             Phase::Running => process.answer.clone(),
             Phase::Backoff | Phase::Ended => ended.unwrap_or_default(),
+            Phase::Starting if !self.waits_for.is_empty() => {
+                let nodes: Vec<&str> = self.waits_for.iter().map(NodeName::as_str).collect();
+                format!("it runs only once, and waits until it has ended on {}", nodes.join(", "))
+            }
             Phase::Starting => "it is being started".to_owned(),
             Phase::Stopping => "it is being stopped".to_owned(),
         };

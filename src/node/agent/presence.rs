@@ -10,13 +10,14 @@ use tracing::{debug, info, warn};
 
 use super::run::Event;
 use super::state::{DataDir, replace};
-use super::{AgentSettings, SERVICE};
+use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
 use crate::farm::Ground;
 use crate::farm::session::{Keeper, Kept, Member};
 use crate::ids::SessionId;
 use crate::labels::{Labels, decode_labels, encode_labels};
 use crate::node::record::NodeRecord;
 use crate::node::shim::since_boot;
+use crate::store::watch::LONGEST_WAIT;
 use crate::store::{
     Behavior, Claim, Entry, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome, key,
 };
@@ -75,11 +76,10 @@ impl Presence {
                     }
                 }
             }
-            let pause = backoff(Duration::from_millis(200), Duration::from_secs(5), failures);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                () = sleep(self.ground.ids.jitter(pause, 0.5)) => {}
+                () = sleep(self.ground.ids.jitter(pause(failures), 0.5)) => {}
             }
         }
     }
@@ -119,7 +119,7 @@ impl Presence {
         }
         let work = async {
             self.register(kept, &health).await?;
-            self.keep_lease(kept, &health).await;
+            self.keep_standing(kept, &health).await;
             Ok(())
         };
         let served = tokio::select! {
@@ -204,6 +204,7 @@ impl Presence {
     /// The record after registration: the agent's own fields are new, all others stay, a drain among them.
     fn record(&self, old: Option<&NodeRecord>, session: &SessionId) -> NodeRecord {
         let settings = &self.settings;
+        let lease = settings.session.check_ttl.unwrap_or(settings.session.session_ttl);
         NodeRecord {
             address: settings.address.clone(),
             http: settings.http.clone(),
@@ -211,6 +212,7 @@ impl Presence {
             capacity: settings.capacity.clone(),
             agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             session: Some(session.clone()),
+            lease_ms: u64::try_from(lease.as_millis()).ok(),
             ..old.cloned().unwrap_or_default()
         }
     }
@@ -227,10 +229,20 @@ impl Presence {
         labels
     }
 
-    /// Renews the health session, and tells the shims until when the node may count as alive.
-    async fn keep_lease(&self, kept: &Kept, health: &SessionId) {
-        let renew_every = self.settings.session.session_ttl / 3;
-        let mut renewed = tokio::time::Instant::now();
+    /// Until the standing is gone.
+    async fn keep_standing(&self, kept: &Kept, health: &SessionId) {
+        tokio::select! {
+            biased;
+            () = self.keep_lease(kept) => {}
+            () = self.keep_health(health) => {}
+            () = self.watch_record(kept) => {
+                warn!(node = %self.settings.name, "the node's record is not ours any more; it is registered again");
+            }
+        }
+    }
+
+    /// Tells the shims until when the node may count as alive.
+    async fn keep_lease(&self, kept: &Kept) {
         let mut written = kept.epoch().good_until();
         while kept.epoch().is_live() {
             sleep(Duration::from_millis(500)).await;
@@ -238,26 +250,44 @@ impl Presence {
                 written = kept.epoch().good_until();
                 self.write_lease(kept);
             }
-            if renewed.elapsed() >= renew_every {
-                match self.still_holds(kept, health).await {
-                    Ok(true) => renewed = tokio::time::Instant::now(),
-                    Ok(false) => return,
-                    Err(error) => debug!(%error, "the node's standing cannot be looked at"),
-                }
+        }
+    }
+
+    /// Renews the health session until it is gone.
+    async fn keep_health(&self, health: &SessionId) {
+        loop {
+            sleep(self.settings.session.session_ttl / 3).await;
+            match self.ground.store.renew_session(health).await {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => debug!(%error, "the health session cannot be renewed"),
             }
         }
     }
 
-    /// Renews the health session, and looks whether the node's record is still ours: somebody may have deleted it,
-    /// and an agent with nothing to report would not find out.
-    async fn still_holds(&self, kept: &Kept, health: &SessionId) -> Result<bool, StoreError> {
-        let store = &self.ground.store;
-        if !store.renew_session(health).await? {
-            return Ok(false);
+    /// Resolves when the node's record is not ours any more. A session that an operator ended, or a record that he
+    /// deleted, is noticed at once: farms begin to count then, and a single instance must not be here when they end.
+    async fn watch_record(&self, kept: &Kept) {
+        let at = key::node(&self.settings.name);
+        let (mut query, mut failures) = (Query::CONSISTENT, 0);
+        loop {
+            match self.ground.store.get(&at, query).await {
+                Ok(answer) => {
+                    let holder = answer.value.and_then(|entry| entry.session);
+                    if holder.as_ref() != Some(kept.epoch().session()) {
+                        return;
+                    }
+                    failures = 0;
+                    query = Query::after(answer.index, LONGEST_WAIT);
+                }
+                Err(error) => {
+                    debug!(%error, "the node's record cannot be read");
+                    query = Query::CONSISTENT;
+                    failures += 1;
+                    sleep(self.ground.ids.jitter(pause(failures), 0.5)).await;
+                }
+            }
         }
-        let record = store.get(&key::node(&self.settings.name), Query::PLAIN).await?.value;
-        let holder = record.and_then(|entry| entry.session);
-        Ok(holder.as_ref() == Some(kept.epoch().session()))
     }
 
     fn write_lease(&self, kept: &Kept) {
@@ -267,6 +297,11 @@ impl Presence {
             warn!(%error, "the lease cannot be written: single instances will be stopped");
         }
     }
+}
+
+/// After `failures` in a row.
+fn pause(failures: u32) -> Duration {
+    backoff(Duration::from_millis(200), LONGEST_PAUSE, failures)
 }
 
 fn guard(key: &crate::store::Key, entry: Option<&Entry>) -> Op {

@@ -148,7 +148,8 @@ impl Driver for ProcessDriver {
         // The shim was killed; the process goes on without it.
         gone(running.pid, running.start_ticks).await;
         let (attempt, at) = (running.attempt, SystemClock.wall());
-        Exit { attempt, at, ..Exit::unknown("its shim was killed, so nobody saw how it ended") }
+        let why = "nobody saw how it ended: its shim was killed, or the disk is full";
+        Exit { attempt, at, ..Exit::unknown(why) }
     }
 
     async fn stop(&self, running: &Running, name: &str, grace: Duration) {

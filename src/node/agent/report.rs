@@ -22,6 +22,9 @@ pub struct Report {
     pub status: PodStatus,
 }
 
+/// Characters of an explanation that a health record holds: farms read all of them often.
+const LONGEST_WHY: usize = 200;
+
 impl Report {
     /// The operations that make it known. Health is a lock of `session`, so that it goes with the agent.
     #[must_use]
@@ -40,10 +43,13 @@ impl Report {
             None => Op::Delete { key: reality },
         };
         // p2 sets the end of a record that is bound to a session a hundred years ahead.
-        let health = json!({
+        let mut health = json!({
             "Id": pod, "Node": node, "Service": pod, "Status": self.status.health,
             "Time": now, "Expires": now + Duration::from_secs(100 * 365 * 86_400),
         });
+        if let Some(why) = &self.status.cannot_start {
+            health["CannotStart"] = json!(why.chars().take(LONGEST_WHY).collect::<String>());
+        }
         vec![
             reality,
             Op::Set { key: key::pod_status(pod, node), value: self.status.encode(), flags: 0 },

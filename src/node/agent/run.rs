@@ -10,17 +10,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::alone::Asking;
 use super::driver::{Driver, Exit, Found, Running};
 use super::health::{Verdict, ask};
 use super::intents::{IntentWatch, Intents};
-use super::plan::{Action, PodSeen, Seen, State, plan};
+use super::plan::{Action, Alone, PodSeen, Seen, State, plan};
 use super::pod::{Pod, intended, prepare};
 use super::presence::{Presence, Standing};
 use super::report::{Bucket, Leave, Report, bell, flapping, removal};
 use super::state::DataDir;
-use super::{AgentSettings, AtShutdown, cgroup};
+use super::{AgentSettings, AtShutdown, LONGEST_PAUSE, cgroup};
 use crate::farm::Ground;
-use crate::ids::PodId;
+use crate::ids::{NodeName, PodId};
 use crate::node::Health;
 use crate::store::{Commit, Op, Query, StoreError, Txn, Writer, key};
 
@@ -38,6 +39,10 @@ pub(super) enum Event {
     Exited(PodId, String, Exit),
     /// A health check was answered.
     Answer { pod: PodId, launchable: String, attempt: u64, health: Health, words: String },
+    /// No other node runs a single instance.
+    Alone(PodId),
+    /// These may still run it.
+    Others(PodId, Vec<NodeName>),
     /// The pods that the store believes to be real here.
     Real(BTreeSet<PodId>),
     /// A transaction of reports has come to its end.
@@ -83,6 +88,7 @@ impl Agent {
             report_after: None,
             failures: 0,
             is_watching: false,
+            is_leaving: false,
         };
         work.adopt().await;
         work.serve(inbox, shutdown).await;
@@ -108,6 +114,8 @@ struct Work {
     report_after: Option<Instant>,
     failures: u32,
     is_watching: bool,
+    /// Every pod is being stopped, whatever is intended.
+    is_leaving: bool,
 }
 
 impl Work {
@@ -183,7 +191,21 @@ impl Work {
                     self.watch_intents();
                 }
             }
-            Event::Lost => self.standing = None,
+            Event::Lost => {
+                self.standing = None;
+                self.pods.values_mut().for_each(Pod::ask_again);
+            }
+            Event::Alone(pod) => {
+                if let Some(pod) = self.pods.get_mut(&pod).filter(|pod| pod.alone == Alone::Asked) {
+                    pod.alone = Alone::Sure;
+                    pod.waits_for.clear();
+                }
+            }
+            Event::Others(pod, nodes) => {
+                if let Some(pod) = self.pods.get_mut(&pod).filter(|pod| pod.alone == Alone::Asked) {
+                    pod.waits_for = nodes;
+                }
+            }
             Event::Intents(intents) => {
                 for (id, intended) in &intents.pods {
                     if let Some(pod) = self.pods.get_mut(id)
@@ -277,6 +299,7 @@ impl Work {
         for action in plan.actions {
             match action {
                 Action::Take(id) => self.take(id),
+                Action::Ask(id) => self.ask(&id),
                 Action::Start(id, name) => self.start(&id, &name),
                 Action::Stop(id, name, why) => self.stop(&id, &name, why),
                 Action::Forget(id) => self.forget(&id),
@@ -298,6 +321,23 @@ impl Work {
             }
             self.pods.insert(id, pod);
         }
+    }
+
+    /// Has somebody look whether another node runs a single instance.
+    fn ask(&mut self, id: &PodId) {
+        let (Some(standing), Some(pod)) = (self.standing.clone(), self.pods.get_mut(id)) else {
+            return;
+        };
+        let asking = Asking {
+            store: self.agent.ground.store.clone(),
+            standing,
+            node: self.agent.settings.name.clone(),
+            pod: id.clone(),
+            status: pod.report().status,
+            events: self.events.clone(),
+        };
+        pod.alone = Alone::Asked;
+        pod.asking = Some(self.tasks.spawn(asking.run()));
     }
 
     fn start(&mut self, id: &PodId, name: &str) {
@@ -420,7 +460,11 @@ impl Work {
         let value = self.agent.ground.ids.ordered_uuid(wall).to_string();
         let fits = |txn: &Txn<_>, ops: &[Op]| txn.fits(ops, self.agent.settings.limits);
         for id in gone {
-            let ops = removal(node, &id);
+            let mut ops = removal(node, &id);
+            if !self.is_leaving {
+                // It is back: then what is said of it is news, and no other node may believe that it is gone.
+                ops.push(Op::CheckNotExists { key: key::intent(node, &id) });
+            }
             if !fits(&txn, &ops) {
                 break;
             }
@@ -498,7 +542,7 @@ impl Work {
                 warn!(why, failures = self.failures, "the pods' states cannot be written");
             }
             let base = Duration::from_millis(200);
-            let pause = crate::time::backoff(base, Duration::from_secs(5), self.failures);
+            let pause = crate::time::backoff(base, LONGEST_PAUSE, self.failures);
             self.report_after = Some(now + self.agent.ground.ids.jitter(pause, 0.5));
             return;
         }
@@ -522,6 +566,7 @@ impl Work {
     async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<Event>) {
         let until = Instant::now() + LEAVE_TIMEOUT;
         self.intents = Some(Intents::default());
+        self.is_leaving = true;
         loop {
             self.act();
             self.report();

@@ -3,6 +3,7 @@
 
 mod audit;
 mod capacity;
+mod dev;
 mod doctor;
 mod label;
 mod node;

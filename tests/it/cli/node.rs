@@ -30,7 +30,7 @@ async fn agent(world: &World, name: &str) -> SessionId {
 /// Whatever is intended becomes real and healthy, until the guard is dropped.
 fn simulated_nodes(world: &World) -> DropGuard {
     let (store, shutdown) = (Arc::new(world.consul.clone()), CancellationToken::new());
-    tokio::spawn(simulated::run(store, Arc::new(SystemClock), shutdown.clone()));
+    tokio::spawn(simulated::run(store, Arc::new(SystemClock), |_| true, shutdown.clone()));
     shutdown.drop_guard()
 }
 
@@ -241,8 +241,22 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     }
     assert_eq!(world.everything(), before);
 
+    // What an agent that died had said; of a pod that moved away meanwhile.
+    world.put("reality/n3/web", "id: web").await;
+    world.put("status/pods/web/n3", r#"{"phase":"Running"}"#).await;
+    world.put("status/pods/web/n1", r#"{"phase":"Running"}"#).await;
+    world.put("health/web/n3", r#"{"Status":"passing"}"#).await;
+    let stderr = world.run(&["node", "remove", "n3"]).await.failed();
+    assert!(stderr.contains("n3 has 1 pod"), "its agent may be p2's, and still run: {stderr}");
+    world.put("rcfarm/nodes/n3", r#"{"session":"00000000-0000-4000-8000-000000000003"}"#).await;
+    let list = world.run(&["pod", "list"]).await.ok();
+    assert!(list.contains("Lost") && list.contains("its node is down"), "{list}");
     let removed = world.json(&["node", "rm", "n3"]).await;
-    assert_eq!(removed["removed"], json!({"record": false, "labels": true}));
+    assert_eq!(removed["removed"], json!({"record": true, "labels": true, "leftovers": 1}));
+    for gone in ["reality/n3/web", "status/pods/web/n3", "health/web/n3"] {
+        assert!(world.get(gone).await.is_none(), "{gone}");
+    }
+    assert!(world.get("status/pods/web/n1").await.is_some());
     assert_eq!(removed["left"], json!({"pods": [], "agent_session": null}));
     let removed = world.json(&["node", "remove", "n1", "--force"]).await;
     assert_eq!(removed["left"]["agent_session"], json!(session));

@@ -222,3 +222,127 @@ async fn a_farm_that_cannot_yet_see_who_is_healthy_removes_nothing() {
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]), "the healthy ones stay");
     farm.stop().await;
 }
+
+async fn ring(cluster: &Cluster, n: u128) {
+    let value = cluster.ids.uuid().to_string();
+    cluster.put(key::rc_bell(rc_id(n)).as_str(), value).await;
+}
+
+/// What an agent says of a pod that it cannot start.
+async fn fail_to_start(cluster: &Cluster, at: usize, n: u128) {
+    let pod = super::cluster::pod_id(n);
+    let record = json!({"Status": "critical", "CannotStart": "main: no such program"});
+    cluster.put(key::health(&pod, &node(at)).as_str(), record.to_string()).await;
+    ring(cluster, n).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bell_brings_the_health_of_its_pods_at_once_however_seldom_the_tree_is_read() {
+    let cluster = Cluster::new(2).await;
+    cluster.create_rc(1, 2).await;
+    let start = tokio::time::Instant::now();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| match request {
+        // The watch of the whole tree hears nothing after the first seconds.
+        Request::List(prefix) if *prefix == "health/" && start.elapsed() > 5 * SECOND => {
+            Fate::of(Outcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 2 }).await;
+    tokio::time::sleep(70 * SECOND).await;
+    for (healthy, status) in [(1, "passing"), (0, "critical")] {
+        cluster.set_health(&node(0), 1, status).await;
+        ring(&cluster, 1).await;
+        within(SECOND / 10, status, || async {
+            cluster.status(1).await.unwrap().replicas.healthy == healthy
+        })
+        .await;
+        tokio::time::sleep(5 * SECOND).await;
+    }
+    // A pod that flaps is written now and then, and in the end as it is.
+    let revision = cluster.status(1).await.unwrap().revision;
+    for n in 0..100 {
+        cluster.set_health(&node(0), 1, if n % 2 == 0 { "critical" } else { "passing" }).await;
+        ring(&cluster, 1).await;
+        tokio::time::sleep(SECOND / 10).await;
+    }
+    within(3 * SECOND, "the last word", || async {
+        cluster.status(1).await.unwrap().replicas.healthy == 1
+    })
+    .await;
+    let writes = cluster.status(1).await.unwrap().revision - revision;
+    assert!((2..=7).contains(&writes), "{writes} writes in 10 s");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_cannot_start_a_pod_is_left_and_avoided_for_a_while() {
+    let cluster = Cluster::new(4).await;
+    with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await == names(&[0, 1]) }).await;
+    tokio::time::sleep(3 * SECOND).await;
+    fail_to_start(&cluster, 0, 1).await;
+    within(3 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 2]) }).await;
+    let entry = cluster.status(1).await.unwrap().quarantined_nodes[&node(0)].clone();
+    assert_eq!((entry.failures, entry.why.as_str()), (1, "main: no such program"));
+    cluster.delete(key::health(&super::cluster::pod_id(1), &node(0)).as_str()).await;
+
+    // A node whose labels change does not look better for it: the quarantine is of the record.
+    cluster.label_node(&node(3), json!({"pool": "db"})).await;
+    cluster.label_node(&node(1), json!({"pool": "db"})).await;
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[1, 2]), "n0 is the only other one");
+    within(150 * SECOND, "its time is over", || async {
+        cluster.nodes_of(1).await == names(&[0, 2])
+    })
+    .await;
+
+    // It fails again: twice as long, unless the record is changed.
+    cluster.label_node(&node(3), json!({"pool": "web"})).await;
+    fail_to_start(&cluster, 0, 1).await;
+    within(40 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[2, 3]) }).await;
+    assert_eq!(cluster.status(1).await.unwrap().quarantined_nodes[&node(0)].failures, 2);
+    cluster.delete(key::health(&super::cluster::pod_id(1), &node(0)).as_str()).await;
+    with_strategy(&cluster, 1, 3, "dynamic_strategy").await;
+    within(3 * SECOND, "the record is new", || async {
+        cluster.nodes_of(1).await == names(&[0, 2, 3])
+    })
+    .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_no_node_can_start_is_reported_and_stays_and_is_repaired() {
+    let cluster = Cluster::new(2).await;
+    with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
+    with_strategy(&cluster, 2, 1, "static_strategy").await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async {
+        cluster.nodes_of(1).await.len() == 2 && cluster.nodes_of(2).await.len() == 1
+    })
+    .await;
+    tokio::time::sleep(3 * SECOND).await;
+    for (at, n) in [(0, 1), (1, 1), (0, 2)] {
+        fail_to_start(&cluster, at, n).await;
+    }
+    for n in [1, 2] {
+        within(3 * SECOND, "said", || async {
+            placed(&cluster, n).await == Some(Reason::CannotStart)
+        })
+        .await;
+    }
+    let revision = cluster.status(1).await.unwrap().revision;
+    tokio::time::sleep(300 * SECOND).await;
+    assert_eq!(cluster.status(1).await.unwrap().revision, revision, "said once");
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    assert_eq!(cluster.nodes_of(2).await, names(&[0]));
+    let mut record = cluster.record(2, 1);
+    record["manifest"] = json!("id: pod-2\nmended: true\n");
+    cluster.write_rc(2, &record).await;
+    within(3 * SECOND, "the new manifest", || async {
+        cluster.intent(&node(0), 2).await.unwrap().contains("mended")
+    })
+    .await;
+    farm.stop().await;
+}

@@ -130,7 +130,8 @@ impl Run {
         for n in 0..USERS {
             users.spawn(user(n).work(stop.clone()));
         }
-        let nodes = simulated::run(stores[0].clone(), Arc::new(SystemClock), stop.clone());
+        let nodes =
+            simulated::run(stores[0].clone(), Arc::new(SystemClock), |_| true, stop.clone());
         let nodes = tokio::spawn(nodes);
 
         let end = Instant::now() + self.length;

@@ -30,9 +30,14 @@ pub struct Host {
 
 impl Host {
     pub fn new() -> Host {
+        Self::on(&Embedded::default(), "n1")
+    }
+
+    /// Another machine on the same store.
+    pub fn on(store: &Embedded, name: &str) -> Host {
         let directory = tempfile::tempdir().unwrap();
         let settings = AgentSettings {
-            name: "n1".parse().unwrap(),
+            name: name.parse().unwrap(),
             address: "127.0.0.1".to_owned(),
             http: None,
             labels: BTreeMap::from([("pool".to_owned(), "test".to_owned())]),
@@ -46,7 +51,7 @@ impl Host {
             limits: Default::default(),
             at_shutdown: AtShutdown::LeavePods,
         };
-        Host { store: Embedded::default(), settings, _directory: directory, agent: None }
+        Host { store: store.clone(), settings, _directory: directory, agent: None }
     }
 
     pub fn node(&self) -> NodeName {

@@ -1,8 +1,12 @@
 //! Pods come, run, fail and go.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcfarm::embedded::{Fate, Request};
 use rcfarm::ids::RcId;
-use rcfarm::node::Health;
 use rcfarm::node::status::Phase;
+use rcfarm::node::{Health, Told};
 use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::key;
 use uuid::Uuid;
@@ -41,6 +45,65 @@ async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
     host.until_gone("web").await;
     assert!(!is_alive(pid));
     eventually("the directory's end", || !host.settings.data_dir.join("pods/web").exists()).await;
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_flaps_costs_few_writes_and_one_that_cannot_be_started_says_so() {
+    let mut host = Host::new();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counted = writes.clone();
+    let count = move |request: &Request<'_>| {
+        if request.writes() {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        Fate::DELIVER
+    };
+    host.start_on(host.store.with_faults(Arc::new(count)));
+    let often = "    restart: {policy: always, backoff: 10ms, max_backoff: 10ms}\n";
+    host.intend_script("flaps", "echo again", often).await;
+    eventually("a hundred starts", || host.log("flaps").lines().count() > 100).await;
+    let writes = writes.load(Ordering::SeqCst);
+    assert!(writes < 40, "{writes} writes for a hundred starts");
+    let status = host.status("flaps").await.unwrap();
+    assert!(status.message.contains("too often"), "{}", status.message);
+    assert_eq!((status.health, &status.cannot_start), (Health::Unknown, &None), "it starts");
+
+    let missing = "id: missing\nlaunchables:\n  main:\n    launchable_type: process\n    \
+                   command: /no/such\n    restart: {policy: always, backoff: 10ms}\n";
+    host.intend("missing", missing).await;
+    let status = host.until("missing", |status| status.cannot_start.is_some()).await;
+    let why = status.cannot_start.unwrap();
+    assert!(why.contains("main: /no/such cannot be started"), "{why}");
+    let health = host.get(&key::health(&id("missing"), &host.node())).await.unwrap();
+    assert_eq!(Told::decode(&health.value).cannot_start.as_deref(), Some(why.as_str()));
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_cannot_be_written_is_said_and_a_lost_record_is_written_later() {
+    let mut host = Host::new();
+    host.start();
+    let log = host.settings.data_dir.join("pods/web/main.log");
+    std::fs::create_dir_all(&log).unwrap();
+    host.intend_script("web", "exec sleep 600", "").await;
+    let status = host.until("web", |status| status.phase == Phase::Backoff).await;
+    assert!(status.message.contains("the log file"), "{}", status.message);
+    std::fs::remove_dir(&log).unwrap();
+    host.until("web", |status| status.phase == Phase::Running).await;
+
+    // As when the disk is full while the process starts: the shim cannot write what the next agent needs.
+    let record = host.settings.data_dir.join("pods/late/main/running.json");
+    std::fs::create_dir_all(&record).unwrap();
+    std::fs::write(record.join("full"), "").unwrap();
+    host.intend_script("late", "exec sleep 600", "").await;
+    let first = host.until("late", |status| status.phase == Phase::Running).await;
+    std::fs::remove_dir_all(&record).unwrap();
+    eventually("the record", || record.is_file()).await;
+    host.kill().await;
+    host.start();
+    let again = host.until("late", |status| status.phase == Phase::Running).await;
+    assert_eq!(again.processes[0].pid, first.processes[0].pid);
     host.end().await;
 }
 

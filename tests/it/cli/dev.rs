@@ -1,0 +1,175 @@
+//! `rcfarm dev`: agents with real processes.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+use super::world::{Ran, command, run};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Everything in one process, and what its pods listen on.
+struct Dev {
+    child: Child,
+    address: String,
+    ports: [u16; 3],
+    dir: tempfile::TempDir,
+}
+
+/// Three ports in a row that are free at this moment.
+fn three_ports() -> [u16; 3] {
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let Some(third) = first.checked_add(2) else { continue };
+        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if (first..=third).all(is_free) {
+            return [first, first + 1, third];
+        }
+    }
+}
+
+impl Dev {
+    async fn start() -> Dev {
+        let dir = tempfile::tempdir().unwrap();
+        let ports = three_ports();
+        let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/web.yaml");
+        let web = web.to_str().unwrap();
+        let (first, data) = (ports[0].to_string(), dir.path().join("nodes"));
+        let arguments = ["dev", "--apply", web, "--first-port", &first, "--data-dir"];
+        let mut child = command("127.0.0.1:0", dir.path(), &arguments)
+            .arg(data)
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = loop {
+            let line = lines.next_line().await.unwrap().expect("it says where the store is");
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split(',').next().unwrap().to_owned();
+            }
+        };
+        // Nobody reads the rest; the pipe must not be closed.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Dev { child, address, ports, dir }
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ran {
+        run(command(&self.address, self.dir.path(), arguments)).await
+    }
+
+    async fn running(&self) -> usize {
+        let pods = self.run(&["pod", "list", "-o", "json"]).await;
+        let pods: Value = pods.json();
+        let well = |pod: &&Value| pod["phase"] == "Running" && pod["health"] == "passing";
+        pods.as_array().unwrap().iter().filter(well).count()
+    }
+
+    async fn until_running(&self, count: usize) {
+        for _ in 0..PATIENCE.as_millis() / 50 {
+            if self.running().await == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("never {count}: {:?}", self.run(&["pod", "list"]).await);
+    }
+
+    /// Waits until nothing listens where the pods did.
+    async fn until_silent(&self) {
+        for _ in 0..PATIENCE.as_millis() / 50 {
+            if self.ports.iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("something still listens");
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().unwrap().to_string();
+        let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
+    let mut dev = Dev::start().await;
+    dev.until_running(3).await;
+    for (n, port) in (1..).zip(dev.ports) {
+        let page = reqwest::get(format!("http://127.0.0.1:{port}/page")).await.unwrap();
+        let page = page.text().await.unwrap();
+        assert!(page.starts_with(&format!("Hello from pod web on node-{n}, process ")), "{page}");
+        let node = format!("node-{n}");
+        let log = dev.run(&["pod", "logs", "web", "--node", &node, "--lines", "0"]).await.ok();
+        assert!(log.starts_with("listening on http://127.0.0.1:"), "{log}");
+        assert!(log.contains("GET /page\n"), "{log}");
+    }
+    let status = dev.run(&["rc", "status", "web"]).await.ok();
+    assert!(status.contains("3 of 3 scheduled"), "{status}");
+    assert!(!status.contains("NOT HEALTHY"), "{status}");
+    let stderr = dev.run(&["pod", "logs", "web"]).await.failed();
+    assert!(stderr.contains("web runs on node-1, node-2, node-3"), "{stderr}");
+    let broken = dev.dir.path().join("nodes/node-1/pods/web/server.log");
+    std::fs::rename(&broken, broken.with_extension("away")).unwrap();
+    std::fs::create_dir(&broken).unwrap();
+    let stderr = dev.run(&["pod", "logs", "web", "--node", "node-1"]).await.failed();
+    assert!(stderr.contains("the log of web/server cannot be read"), "{stderr}");
+
+    dev.signal("TERM");
+    assert!(dev.child.wait().await.unwrap().success());
+    dev.until_silent().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_end_with_the_program_even_if_it_is_killed() {
+    let mut dev = Dev::start().await;
+    dev.until_running(3).await;
+    dev.signal("KILL");
+    dev.child.wait().await.unwrap();
+    dev.until_silent().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn status_and_explain_say_why_a_pod_is_not_healthy() {
+    let dev = Dev::start().await;
+    let manifest = "id: ghost\nlaunchables:\n  main:\n    launchable_type: process\n    \
+                    command: /no/such\n    restart: {policy: always, backoff: 50ms}\n";
+    std::fs::write(dev.dir.path().join("ghost.yaml"), manifest).unwrap();
+    let create = ["rc", "create", "-f", "ghost.yaml", "--node-selector", "pool=dev"];
+    dev.run(&[&create[..], &["--replicas", "1", "--strategy", "dynamic"]].concat()).await.ok();
+    let mut text = String::new();
+    for _ in 0..PATIENCE.as_millis() / 50 {
+        text = dev.run(&["rc", "status", "ghost"]).await.ok();
+        // Every node was tried, and none is left to go to.
+        if text.contains("CannotStart") && text.contains("NOT HEALTHY ON") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(text.contains("/no/such cannot be started"), "{text}");
+    let text = dev.run(&["rc", "explain", "ghost"]).await.ok();
+    assert!(text.contains("CannotStart"), "{text}");
+    assert!(text.contains("matches, but cannot start it: main: /no/such"), "{text}");
+    assert!(text.contains("matches, but is passed over until 20"), "{text}");
+    let why = dev.run(&["rc", "explain", "ghost", "-o", "json"]).await.json();
+    let unfit = why["unfit_nodes"].as_array().unwrap();
+    assert_eq!(unfit.iter().filter(|unfit| unfit["reason"] == "Quarantined").count(), 3);
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port().to_string();
+    let arguments = ["dev", "--nodes", "1", "--first-port", &port];
+    let ran = run(command("127.0.0.1:0", dir.path(), &arguments)).await;
+    assert!(ran.failed().contains("--first-port"));
+}
