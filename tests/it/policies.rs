@@ -71,6 +71,15 @@ impl Scene {
         String::from_utf8(output.stdout.clone()).unwrap()
     }
 
+    #[track_caller]
+    fn must_not_be_denied(&self, log: &str) {
+        let text = std::fs::read_to_string(self.dir.path().join(log)).unwrap();
+        assert!(
+            !text.to_lowercase().contains("denied"),
+            "{log}: the rights are not enough:\n{text}"
+        );
+    }
+
     async fn all(&self, token: &str, commands: &[&str]) {
         for words in commands {
             Self::ok(words, &self.run(token, words).await);
@@ -85,16 +94,36 @@ async fn the_documented_policies_are_enough() {
         dir: tempfile::tempdir().unwrap(),
     };
     std::fs::write(scene.dir.path().join("web.yaml"), "id: web\n").unwrap();
+    let single = "id: single\nsingle_instance: true\nlaunchables:\n  \
+                  main: {launchable_type: process, command: sleep 600}\n";
+    std::fs::write(scene.dir.path().join("single.yaml"), single).unwrap();
     let farm = scene.token("farm", "").await;
     let user = scene.token("user", "").await;
     let viewer = scene.token("viewer", "").await;
+    let node = scene.token("node", "").await;
 
+    let mut agent = scene.command(&node, "node run --name n1 --label pool=a --data-dir data");
+    let mut agent =
+        Process::start(agent.env("PATH", "/usr/bin:/bin"), scene.dir.path(), "node.log");
     let mut daemon = scene.command(&farm, "farm run --name f1");
     let mut daemon = Process::start(&mut daemon, scene.dir.path(), "farm.log");
     let create = "rc create -f web.yaml --node-selector role=web --replicas 2 --wait";
     let life = ["label set node n1 role=web", "label set node n2 role=web", create];
     scene.all(&user, &life).await;
     scene.all(&user, &["rc scale web 1 --wait", "rc disable web", "rc enable web"]).await;
+
+    scene
+        .all(&user, &["rc create -f single.yaml --node-selector pool=a --replicas 1 --wait"])
+        .await;
+    loop {
+        let pods = scene.run(&viewer, "-o json pod list single").await;
+        let pods: Value = serde_json::from_slice(&pods.stdout).unwrap();
+        if pods[0]["phase"] == "Running" {
+            break;
+        }
+        scene.must_not_be_denied("node.log");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
 
     let looks = [
         "rc list",
@@ -111,6 +140,9 @@ async fn the_documented_policies_are_enough() {
         "audit verify",
         "farm list",
         "doctor",
+        "node list",
+        "node get n1",
+        "pod get single",
     ];
     scene.all(&viewer, &looks).await;
     let pods = scene.run(&viewer, "-o json rc pods web").await;
@@ -121,12 +153,24 @@ async fn the_documented_policies_are_enough() {
         assert!(!refused.status.success(), "a viewer may {words}");
     }
 
+    // Its process goes with it, and what it said of that.
+    scene.all(&user, &["rc delete single"]).await;
+    loop {
+        let pods = scene.run(&viewer, "-o json pod list single").await;
+        if pods.stdout == b"[]\n" {
+            break;
+        }
+        scene.must_not_be_denied("node.log");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
     scene.all(&user, &["farm confirm f1", "rc delete web", "audit prune --keep 30d"]).await;
-    assert!(daemon.runs());
-    let log = std::fs::read_to_string(scene.dir.path().join("farm.log")).unwrap();
-    assert!(!log.to_lowercase().contains("denied"), "a farm's rights are not enough:\n{log}");
-    daemon.signal("TERM");
-    assert!(daemon.ended().await.success());
+    assert!(daemon.runs() && agent.runs());
+    scene.must_not_be_denied("farm.log");
+    scene.must_not_be_denied("node.log");
+    for process in [daemon, agent] {
+        process.signal("TERM");
+        assert!(process.ended().await.success());
+    }
 }
 
 /// What the comments in `user.hcl` offer.

@@ -88,7 +88,7 @@ impl Agent {
             report_after: None,
             failures: 0,
             is_watching: false,
-            is_leaving: false,
+            removing: BTreeSet::new(),
         };
         work.adopt().await;
         work.serve(inbox, shutdown).await;
@@ -114,8 +114,8 @@ struct Work {
     report_after: Option<Instant>,
     failures: u32,
     is_watching: bool,
-    /// Every pod is being stopped, whatever is intended.
-    is_leaving: bool,
+    /// Pods whose end is being told. One that is back is announced when that is over, lest its announcement go with it.
+    removing: BTreeSet<PodId>,
 }
 
 impl Work {
@@ -283,7 +283,7 @@ impl Work {
     /// Does what is to be done. When to look again.
     fn act(&mut self) -> Option<Instant> {
         let seen: BTreeMap<PodId, PodSeen> =
-            self.pods.iter().map(|(id, pod)| (id.clone(), pod.seen())).collect();
+            self.pods.iter().map(|(id, pod)| (id.clone(), self.seen(pod))).collect();
         let hashes: Option<BTreeMap<PodId, u64>> = self.intents.as_ref().map(|intents| {
             intents.pods.iter().map(|(id, intended)| (id.clone(), intended.hash)).collect()
         });
@@ -307,6 +307,16 @@ impl Work {
         }
         // What was taken is to be started, what could not be started to be tried again.
         if is_over { plan.again_at } else { self.act() }
+    }
+
+    fn seen(&self, pod: &Pod) -> PodSeen {
+        let seen = pod.seen();
+        match seen.alone {
+            Alone::Unasked if self.removing.contains(&pod.id) => {
+                PodSeen { alone: Alone::Asked, ..seen }
+            }
+            _ => seen,
+        }
     }
 
     fn take(&mut self, id: PodId) {
@@ -460,11 +470,7 @@ impl Work {
         let value = self.agent.ground.ids.ordered_uuid(wall).to_string();
         let fits = |txn: &Txn<_>, ops: &[Op]| txn.fits(ops, self.agent.settings.limits);
         for id in gone {
-            let mut ops = removal(node, &id);
-            if !self.is_leaving {
-                // It is back: then what is said of it is news, and no other node may believe that it is gone.
-                ops.push(Op::CheckNotExists { key: key::intent(node, &id) });
-            }
+            let ops = removal(node, &id);
             if !fits(&txn, &ops) {
                 break;
             }
@@ -506,6 +512,8 @@ impl Work {
             return again_at;
         }
         self.is_reporting = true;
+        let gone = told.iter().filter(|(_, report)| report.is_none());
+        self.removing = gone.map(|(id, _)| id.clone()).collect();
         let (writer, events) = (self.writer.clone(), self.events.clone());
         self.tasks.spawn(async move {
             let outcome = writer.commit(txn).await;
@@ -521,6 +529,7 @@ impl Work {
         now: Instant,
     ) {
         self.is_reporting = false;
+        self.removing.clear();
         let failed = match outcome {
             Ok(Commit::Applied(_)) => None,
             Ok(Commit::ClaimLost) => {
@@ -566,7 +575,6 @@ impl Work {
     async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<Event>) {
         let until = Instant::now() + LEAVE_TIMEOUT;
         self.intents = Some(Intents::default());
-        self.is_leaving = true;
         loop {
             self.act();
             self.report();
