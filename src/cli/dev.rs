@@ -295,7 +295,9 @@ fn print_welcome(
     created: &[(RcId, String, i64)],
 ) {
     let more = if simulated == 0 { String::new() } else { format!(", {simulated} simulated ones") };
-    println!("rcfarm dev: a store on http://{address}, a farm, {} nodes{more}", machines.len());
+    let nodes = if machines.len() == 1 { "node" } else { "nodes" };
+    let count = machines.len();
+    println!("rcfarm dev: a store on http://{address}, a farm, {count} {nodes}{more}");
     println!(
         "Pods are processes of this machine. All of it ends with ctrl-c, and nothing is kept.\n"
     );

@@ -10,7 +10,8 @@ use tracing::{debug, info, warn};
 
 use super::events;
 use super::plan::{
-    Finding, Observed, Place, Plan, Standing, Step, TransferConditions, TransferPlan, has_room, plan,
+    Finding, Observed, Place, Plan, Standing, Step, TransferConditions, TransferPlan, has_room,
+    plan,
 };
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};

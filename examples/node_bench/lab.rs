@@ -1,0 +1,289 @@
+//! A Consul that can be restarted, nodes that can be killed, and a farm.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rcfarm::consul::{Consul, ConsulConfig};
+use rcfarm::ids::{NodeName, PodId, RcId};
+use rcfarm::node::agent::driver::Running;
+use rcfarm::node::status::PodStatus;
+use rcfarm::rc::status::RcStatus;
+use rcfarm::store::{Entry, Key, PutMode, Query, Reader as _, Store as _, key};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+/// Longer than anything here may take.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How often the store is asked whether something has happened, where no time is taken.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A child that is killed when dropped.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub struct Lab {
+    pub store: Arc<Consul>,
+    pub address: String,
+    dir: TempDir,
+    program: PathBuf,
+    consul: Option<Daemon>,
+}
+
+/// Cores that all processes of the machine use together.
+pub struct Busy(Instant, f64);
+
+fn jiffies() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let fields = stat.lines().next().context("empty /proc/stat")?.split_whitespace().skip(1);
+    let fields: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
+    Ok([0, 1, 2, 5, 6, 7].iter().filter_map(|n| fields.get(*n)).sum())
+}
+
+pub fn busy() -> anyhow::Result<Busy> {
+    Ok(Busy(Instant::now(), jiffies()?))
+}
+
+impl Busy {
+    pub fn cores(&self) -> anyhow::Result<f64> {
+        Ok((jiffies()? - self.1) / 100.0 / self.0.elapsed().as_secs_f64())
+    }
+}
+
+impl Lab {
+    /// A server that keeps its data, so that it can be restarted. It allows a client so many connections.
+    pub async fn new(program: &Path, connections: u32) -> anyhow::Result<Lab> {
+        let held: Vec<TcpListener> = (0..3)
+            .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+            .collect::<Result<_, _>>()?;
+        let ports: Vec<u16> = held
+            .iter()
+            .map(|held| Ok(held.local_addr()?.port()))
+            .collect::<std::io::Result<_>>()?;
+        drop(held);
+        let dir = tempfile::tempdir()?;
+        let config = json!({
+            "bind_addr": "127.0.0.1", "node_name": "bench", "server": true, "bootstrap_expect": 1,
+            "data_dir": dir.path().join("consul"), "disable_update_check": true,
+            "limits": {"http_max_conns_per_client": connections},
+            "ports": {"http": ports[0], "server": ports[1], "serf_lan": ports[2], "serf_wan": -1,
+                "dns": -1, "grpc": -1},
+        });
+        std::fs::write(dir.path().join("consul.json"), config.to_string())?;
+        let address = format!("127.0.0.1:{}", ports[0]);
+        let config = ConsulConfig { address: Some(address.clone()), ..ConsulConfig::default() };
+        let store = Arc::new(Consul::new(&config)?);
+        let program = program.to_owned();
+        let mut lab = Lab { store, address, dir, program, consul: None };
+        lab.start_consul()?;
+        lab.until_led().await?;
+        Ok(lab)
+    }
+
+    pub fn start_consul(&mut self) -> anyhow::Result<()> {
+        let log = std::fs::File::create(self.dir.path().join("consul.log"))?;
+        let child = Command::new(&self.program)
+            .args(["agent", "-log-level=warn", "-config-file"])
+            .arg(self.dir.path().join("consul.json"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        self.consul = Some(Daemon(child));
+        Ok(())
+    }
+
+    /// `kill -9`.
+    pub fn kill_consul(&mut self) {
+        self.consul = None;
+    }
+
+    /// Waits until it can be written to, and has the node that sessions need.
+    pub async fn until_led(&self) -> anyhow::Result<()> {
+        let probe = Key::parse("bench-probe")?;
+        until("a leader", || async {
+            let new = rcfarm::store::NewSession::default();
+            match self.store.create_session(&new).await {
+                Ok(session) => {
+                    self.store.destroy_session(&session).await?;
+                    Ok(self.store.put(&probe, "x".into(), 0, PutMode::Set).await?)
+                }
+                Err(_) => Ok(false),
+            }
+        })
+        .await
+    }
+
+    /// The program that was built beside this one.
+    fn rcfarm(&self) -> anyhow::Result<Command> {
+        let own = std::env::current_exe()?;
+        let beside = own.parent().and_then(Path::parent).context("no directory")?.join("rcfarm");
+        if !beside.exists() {
+            bail!("{} is missing: cargo build, in the same profile", beside.display());
+        }
+        let mut command = Command::new(beside);
+        command.env("CONSUL_HTTP_ADDR", &self.address).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    fn daemon(&self, name: &str, arguments: &[&str]) -> anyhow::Result<Daemon> {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join(format!("{name}.log")))?;
+        let mut command = self.rcfarm()?;
+        Ok(Daemon(command.args(arguments).stdout(Stdio::null()).stderr(log).spawn()?))
+    }
+
+    /// A farm, gone when dropped.
+    pub fn farm(&self) -> anyhow::Result<impl Drop + use<>> {
+        self.daemon("farm", &["farm", "run", "--name", "bench"])
+    }
+
+    /// A node with its agent, labelled pool=bench.
+    pub async fn node(&self, name: &str) -> anyhow::Result<Node> {
+        let data = self.dir.path().join(name);
+        let mut node = Node { name: name.parse()?, data, agent: None };
+        node.start(self)?;
+        until("a node", || async { Ok(node.session(self).await?.is_some()) }).await?;
+        Ok(node)
+    }
+
+    pub async fn get(&self, key: &Key) -> anyhow::Result<Option<Entry>> {
+        Ok(self.store.get(key, Query::PLAIN).await?.value)
+    }
+
+    pub async fn put(&self, key: &Key, value: impl Into<bytes::Bytes>) -> anyhow::Result<()> {
+        if !self.store.put(key, value.into(), 0, PutMode::Set).await? {
+            bail!("Consul refused a plain write");
+        }
+        Ok(())
+    }
+
+    /// Writes a controller on pool=bench.
+    pub async fn controller(
+        &self,
+        manifest: &str,
+        replicas: usize,
+        min_health: Option<usize>,
+    ) -> anyhow::Result<RcId> {
+        let id = RcId(Uuid::new_v4());
+        if let Some(least) = min_health {
+            let labels = json!({key::MIN_HEALTH_LABEL: least.to_string()}).to_string();
+            self.put(&key::rc_labels(id), labels).await?;
+        }
+        let record = json!({
+            "id": id, "manifest": manifest, "node_selector": "pool=bench", "pod_labels": {},
+            "replicas_desired": replicas, "disabled": false,
+            "allocation_strategy": "dynamic_strategy",
+        });
+        self.put(&key::rc(id), record.to_string()).await?;
+        Ok(id)
+    }
+
+    pub async fn controller_status(&self, id: RcId) -> anyhow::Result<RcStatus> {
+        let entry = self.get(&key::rc_status(id)).await?;
+        Ok(entry.map(|entry| RcStatus::decode(&entry.value)).transpose()?.unwrap_or_default())
+    }
+
+    /// All pods' statuses.
+    pub async fn pods(&self) -> anyhow::Result<BTreeMap<(PodId, NodeName), PodStatus>> {
+        let prefix = key::pod_statuses();
+        let entries = self.store.list(&prefix, Query::PLAIN).await?.value;
+        let pod = |entry: &Entry| {
+            let place = key::pod_and_node(&prefix, &entry.key)?;
+            Some((place, PodStatus::decode(&entry.value).ok()?))
+        };
+        Ok(entries.iter().filter_map(pod).collect())
+    }
+}
+
+pub struct Node {
+    pub name: NodeName,
+    pub data: PathBuf,
+    agent: Option<Daemon>,
+}
+
+impl Node {
+    pub fn start(&mut self, lab: &Lab) -> anyhow::Result<()> {
+        let data = self.data.display().to_string();
+        let name = self.name.as_str();
+        let arguments =
+            ["node", "run", "--name", name, "--label", "pool=bench", "--data-dir", &data];
+        self.agent = Some(lab.daemon(name, &arguments)?);
+        Ok(())
+    }
+
+    /// `kill -9`; its pods go on.
+    pub fn kill_agent(&mut self) {
+        self.agent = None;
+    }
+
+    /// As if the machine had lost its power.
+    pub fn kill_everything(&mut self) {
+        self.agent = None;
+        for running in self.running() {
+            for pid in [running.shim, running.pid] {
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+        }
+    }
+
+    /// What its data directory says to run.
+    pub fn running(&self) -> Vec<Running> {
+        let read = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let pods = read(self.data.join("pods"));
+        let launchables = pods.flat_map(|pod| read(pod.path()));
+        let record = |launchable: std::fs::DirEntry| {
+            let text = std::fs::read(launchable.path().join("running.json")).ok()?;
+            serde_json::from_slice(&text).ok()
+        };
+        launchables.filter_map(record).collect()
+    }
+
+    /// The session that holds the node's record.
+    pub async fn session(&self, lab: &Lab) -> anyhow::Result<Option<String>> {
+        let entry = lab.get(&key::node(&self.name)).await?;
+        Ok(entry.and_then(|entry| entry.session).map(|session| session.to_string()))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill_everything();
+    }
+}
+
+/// Waits until something holds.
+pub async fn until<F: Future<Output = anyhow::Result<bool>>>(
+    what: &str,
+    mut holds: impl FnMut() -> F,
+) -> anyhow::Result<()> {
+    let give_up = Instant::now() + PATIENCE;
+    while !holds().await? {
+        if Instant::now() > give_up {
+            bail!("never came: {what}");
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// p50 and p99.
+pub fn percentiles(mut times: Vec<Duration>) -> (Duration, Duration) {
+    times.sort();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    (at(0.5), at(0.99))
+}
