@@ -87,6 +87,12 @@ impl RcController {
     }
 }
 
+impl Drop for RcController {
+    fn drop(&mut self) {
+        self.world.waits_for_room(self.id, false);
+    }
+}
+
 impl Plan {
     /// Whether it has a pod without room, or cannot add one for want of it.
     pub(super) fn is_short_of_room(&self) -> bool {

@@ -431,7 +431,7 @@ impl World {
         }))
     }
 
-    /// Reads pods and intents now; whoever asks meanwhile is served by the next reading, if it succeeds.
+    /// Reads pods, intents and promises now; whoever asks meanwhile is served by the next reading, if it succeeds.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -444,7 +444,14 @@ impl World {
         let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let pods = async { self.pods.read_now().await.map(drop) };
         let intents = async { self.intents.read_now().await.map(drop) };
-        futures_util::future::try_join(pods, intents).await?;
+        // Where nobody asks for resources, there is nothing to read.
+        let promises = async {
+            match self.ledger.is_used() {
+                true => self.ledger.tree.read_now().await.map(drop),
+                false => Ok(()),
+            }
+        };
+        futures_util::future::try_join3(pods, intents, promises).await?;
         self.finished.store(this, Ordering::SeqCst);
         Ok(())
     }

@@ -182,6 +182,12 @@ impl Ledger {
         view.rooms.clone()
     }
 
+    /// Whether any node has promised anything yet, as far as is known.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.tree.seen().value.len() > 0
+    }
+
     /// The right to promise something, of which a farm has one: its tasks would only take each other's places, and
     /// every refusal costs a request. From the plan to its commit; another farm is kept out by the CAS alone.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
