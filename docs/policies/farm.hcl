@@ -20,12 +20,21 @@ key_prefix "rcfarm/allocations/"             { policy = "write" }
 # rcfarm/schedulers/ and rcfarm/queues/ is for the two default records alone, which the farm makes where they are missing.
 key_prefix "rcfarm/schedulers/"       { policy = "write" }
 key_prefix "rcfarm/queues/"           { policy = "write" }
-key_prefix "rcfarm/pod_groups/"       { policy = "read" }
 key_prefix "labels/scheduler/"        { policy = "read" }
 key_prefix "rcfarm/scheduler_status/" { policy = "write" }
 key_prefix "rcfarm/queue_status/"     { policy = "write" }
 key_prefix "rcfarm/pod_group_status/" { policy = "write" }
 key_prefix "lock/rcfarm/schedulers/"  { policy = "write" }
+
+# Jobs: their records go at their end, commands when they are carried out; nodes' agents say how pods are.
+key_prefix "rcfarm/jobs/"                    { policy = "write" }
+key_prefix "rcfarm/job_status/"              { policy = "write" }
+key_prefix "rcfarm/pod_groups/"              { policy = "write" }
+key_prefix "rcfarm/commands/"                { policy = "write" }
+key_prefix "lock/rcfarm/jobs/"               { policy = "write" }
+key_prefix "labels/job/"                     { policy = "read" }
+key_prefix "reality/"                        { policy = "read" }
+key_prefix "status/pods/"                    { policy = "read" }
 
 # Ownership, presence, doorbells, the layout's version.
 key_prefix "lock/replication_controllers/" { policy = "write" }

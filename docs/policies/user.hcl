@@ -16,6 +16,12 @@ key_prefix "status/replication_controllers/" { policy = "write" }
 
 # To make and change queues, add:
 #   key_prefix "rcfarm/queues/" { policy = "write" }
+
+# Jobs, and what is asked of them. A team with a namespace of its own: key_prefix "rcfarm/jobs/team-a/".
+key_prefix "rcfarm/jobs/"     { policy = "write" }
+key_prefix "labels/job/"      { policy = "write" }
+key_prefix "rcfarm/commands/" { policy = "write" }
+
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }
 # To remove orphans and leaked promises, and to change labels of pods, add:

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{EventType, GroupsOrdered, QueueChange};
+use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::store::Index;
@@ -60,6 +60,10 @@ pub enum Details {
     QueueDeleted(QueueChange),
     /// [`EventType::GroupsOrdered`]
     GroupsOrdered(GroupsOrdered),
+    /// [`EventType::JobStep`]
+    JobStep(JobStep),
+    /// [`EventType::JobChanged`]
+    JobChanged(JobChange),
     /// [`EventType::Checkpoint`]
     Checkpoint(Checkpoint),
     /// Anything else, and a retarget by p2: it does not say of which controller.
@@ -307,6 +311,8 @@ details!(
     QueueChanged,
     QueueDeleted,
     GroupsOrdered,
+    JobStep,
+    JobChanged,
     Checkpoint
 );
 
@@ -336,6 +342,8 @@ impl Details {
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)
             | Details::GroupsOrdered(_)
+            | Details::JobStep(_)
+            | Details::JobChanged(_)
             | Details::Checkpoint(_) => None,
             Details::Other(_, json) => json.get(RC_ID)?.as_str()?.parse().ok(),
         }

@@ -198,6 +198,8 @@ impl Folded {
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)
             | Details::GroupsOrdered(_)
+            | Details::JobStep(_)
+            | Details::JobChanged(_)
             | Details::Checkpoint(_)
             | Details::Other(..) => {}
         }

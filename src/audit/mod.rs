@@ -9,6 +9,7 @@
 
 mod details;
 mod fold;
+mod jobs;
 mod prune;
 mod queues;
 mod record;
@@ -18,6 +19,7 @@ pub use details::{
     NodeChange, NodeTransfer, OrphansRemoved, PROMISE_LEAKED, Retarget,
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
+pub use jobs::{JobChange, JobStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{GroupChange, GroupsOrdered, QueueChange};
 pub use record::{AuditError, AuditRecord, EventType, SCHEMA_VERSION, op};

@@ -152,6 +152,10 @@ events! {
     QueueDeleted = "QUEUE_DELETED",
     /// Groups were admitted, placed, sent back or forgotten.
     GroupsOrdered = "POD_GROUPS_ORDERED",
+    /// A farm took a step with a job.
+    JobStep = "JOB_STEP",
+    /// A person created, changed or deleted a job, or asked something of it.
+    JobChanged = "JOB_CHANGED",
     /// What the log said before its older part was pruned.
     Checkpoint = "AUDIT_CHECKPOINT",
 }

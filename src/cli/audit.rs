@@ -300,6 +300,15 @@ fn what(record: &AuditRecord) -> String {
             };
             format!("{}{more}", words.collect::<Vec<_>>().join(", "))
         }
+        Details::JobStep(d) => {
+            let asked = d.asked.as_ref().map(|asked| format!(" {asked}")).unwrap_or_default();
+            let pods = match (d.pods_added.len(), d.pods_removed.len()) {
+                (0, 0) => String::new(),
+                (added, removed) => format!(" +{added} -{removed}"),
+            };
+            format!("job {}{asked} {} -> {} ({}){pods}", d.job, d.phase_before, d.phase, d.reason)
+        }
+        Details::JobChanged(d) => format!("job {} {}", d.job, d.action),
         Details::Checkpoint(d) => {
             format!("{} controllers, through {}", d.controllers.len(), d.through)
         }

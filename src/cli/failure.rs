@@ -9,20 +9,22 @@ use crate::store::StoreError;
 /// How a command ended. The codes are part of the interface: `--help` and `docs/cli.md` list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It did what was asked; `rc plan` and `audit verify` found nothing.
+    /// It did what was asked; `plan`, `rc plan` and `audit verify` found nothing; `job wait` saw what it waited for.
     Ok,
     /// It failed; the arguments being wrong is a failure, too.
     Error,
-    /// `rc plan` found something to do, or `audit verify` a difference.
+    /// `plan` or `rc plan` found something to do, or `audit verify` a difference; a job ended otherwise than `job wait`
+    /// was told.
     Found,
 }
 
 /// The exit codes in words, for `--help`.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; `rc plan` and `audit verify` found nothing
+  0  done; `plan`, `rc plan` and `audit verify` found nothing
   1  failed, or the arguments are wrong; nothing was changed unless the message says so
-  2  `rc plan` found changes to make, or `audit verify` found differences";
+  2  `plan` or `rc plan` found changes to make, `audit verify` found differences, or the job that `job wait` waited
+     for has ended otherwise";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {

@@ -15,6 +15,7 @@ mod failure;
 mod farm;
 mod farm_run;
 mod hello;
+mod job;
 mod label;
 mod node;
 mod node_run;
@@ -49,6 +50,11 @@ enum Command {
     Rc(rc::RcCommand),
     #[command(subcommand)]
     Queue(queue::QueueCommand),
+    Job(job::JobCommand),
+    /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob
+    Apply(job::apply::FileArgs),
+    /// Say what apply would change; exit code 2 when that is something
+    Plan(job::apply::FileArgs),
     #[command(subcommand)]
     Label(label::LabelCommand),
     #[command(subcommand)]
@@ -144,6 +150,9 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
     match command {
         Command::Rc(command) => rc::run(&console()?, command).await,
         Command::Queue(command) => queue::run(&console()?, command).await,
+        Command::Job(command) => job::run(&console()?, command).await,
+        Command::Apply(args) => job::apply::apply(&console()?, &args).await,
+        Command::Plan(args) => job::apply::plan(&console()?, &args).await,
         Command::Label(command) => label::run(&console()?, command).await,
         Command::Audit(command) => audit::run(&console()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {

@@ -49,6 +49,13 @@ pub struct WhichArgs {
     node: Option<NodeName>,
 }
 
+impl WhichArgs {
+    /// The pod on a node.
+    pub(super) fn of(pod: PodId, node: NodeName) -> Self {
+        WhichArgs { pod, node: Some(node) }
+    }
+}
+
 /// What of it.
 #[derive(clap::Args)]
 pub struct LogsArgs {
@@ -63,6 +70,18 @@ pub struct LogsArgs {
     /// Begin with the last lines; 0 prints everything
     #[arg(long, default_value_t = 100)]
     lines: usize,
+}
+
+impl LogsArgs {
+    /// The log of a launchable.
+    pub(super) fn of(
+        which: WhichArgs,
+        launchable: Option<String>,
+        follow: bool,
+        lines: usize,
+    ) -> Self {
+        LogsArgs { which, launchable, follow, lines }
+    }
 }
 
 /// A pod in a list.
@@ -216,7 +235,7 @@ fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<Str
     Some(format!("{how}, {} ago", age(exit.time, now)))
 }
 
-async fn logs(console: &Console, args: &LogsArgs) -> anyhow::Result<Exit> {
+pub(super) async fn logs(console: &Console, args: &LogsArgs) -> anyhow::Result<Exit> {
     let Row { pod, node, .. } = find(console, &args.which).await?;
     let entry = console.get(&key::node(&node)).await?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();

@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use super::kind::{Kind, Site};
+use super::tree::Tree;
 use super::{Farm, FarmSettings, Ground};
+use crate::command::Commands;
+use crate::job::JobKind;
+use crate::job::world::JobWorld;
 use crate::ordering::OrderingKind;
 use crate::ordering::world::Floor;
 use crate::rc::world::World;
 use crate::rc::{Placement, RcKind};
 use crate::schedule::{Discovery, Scheduler, SelectorScheduler};
-use crate::store::Writer;
+use crate::store::watch::Pace;
+use crate::store::{Writer, key};
 
 /// Makes a scheduler over the world that the farm watches.
 pub type MakeScheduler = Box<dyn FnOnce(&Arc<World>) -> Arc<dyn Scheduler> + Send>;
@@ -40,9 +45,12 @@ impl Farm {
         let world = World::new(ground.store.clone(), settings.node_grace);
         let placement = Placement { scheduler: scheduler(&world), discovery };
         let floor = Floor::new(ground.store.clone(), world.clone());
+        let commands = Tree::<Commands>::new(ground.store.clone(), key::commands(), Pace::PROMPT);
+        let jobs = JobWorld::new(ground.store.clone(), world.clone(), commands);
         let kinds: Vec<Arc<dyn Kind>> = vec![
             Arc::new(RcKind::new(site.clone(), world, placement)),
-            Arc::new(OrderingKind::new(site, floor)),
+            Arc::new(OrderingKind::new(site.clone(), floor)),
+            Arc::new(JobKind::new(site, jobs)),
         ];
         Farm::new(settings, ground, kinds)
     }

@@ -1,23 +1,47 @@
-//! Jobs: batch work with members that start together, as Volcano's Job and Kubeflow's training jobs have it. The record
-//! and what is decided about it; all of it is pure.
+//! Jobs: batch work with members that start together, as Volcano's Job and Kubeflow's training jobs have it.
 //!
-//! Keys read and written: none here. A job's record stands at `rcfarm/jobs/<ns>/<name>` and is its user's document
-//! ([`form`]); what its owner says of it, at `rcfarm/job_status/<ns>/<name>` ([`status`]).
-//! A crash between two writes leaves: see the one who carries the plans out.
+//! Keys read: `rcfarm/jobs/<ns>/<name>` (the user's own document, [`form`]), `rcfarm/job_status/`, `rcfarm/pod_groups/`
+//! and `rcfarm/pod_group_status/`, `rcfarm/commands/`, `labels/pod/`, `intent/`, `reality/`, `status/pods/`,
+//! `rcfarm/nodes/`.
+//! Keys written, in one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of the pods that come and go,
+//! `rcfarm/job_status/<ns>/<name>`, `rcfarm/pod_groups/<ns>/<name>`, the consumed `rcfarm/commands/<uuid v7>` (deleted),
+//! `audit_logs/<uuid v7>`; at a job's end its record.
+//! Who else writes them: users the records and commands; the scheduler's owner the statuses of PodGroups; nodes' agents
+//! `reality/` and `status/pods/`. Nobody else the pods of a claimed job.
+//! A crash between two writes leaves: a part of the members made or removed, each whole, and a status that says so; a
+//! member is never made twice, a restart never counted twice, a command never carried out twice.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`spec`], [`form`], [`validate`](mod@validate) | what is wanted, how it is written, and the rules |
+//! | [`status`], [`machine`] | what is said of it, and its ten phases |
+//! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`] | what is done next, and why |
+//! | [`operator`] | what is particular to a framework |
+//! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
+//! | [`world`] | the trees that it watches |
 
 pub mod causes;
+mod controller;
+mod events;
 pub mod form;
+mod kind;
 #[cfg(test)]
 mod lives;
 pub mod machine;
 #[cfg(test)]
 mod machine_tests;
+pub mod manifest;
 pub mod members;
 pub mod operator;
 pub mod plan;
+pub mod pod_status;
 pub mod policies;
 pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod status_tests;
 pub mod validate;
+pub mod world;
+pub mod writes;
+
+pub use kind::JobKind;

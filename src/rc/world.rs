@@ -116,6 +116,12 @@ impl Intents {
         one_way(old, new).chain(one_way(new, old))
     }
 
+    /// The index and the hash of the intent at a place.
+    #[must_use]
+    pub fn at(&self, place: &Place) -> Option<(Index, u64)> {
+        self.0.get(place).copied()
+    }
+
     fn intent(&self, place: &Place, wanted: u64) -> Intent {
         match self.0.get(place) {
             None => Intent::Missing,
@@ -213,6 +219,8 @@ impl Digest for NodeTree {
 /// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
 #[derive(Debug, Clone, PartialEq)]
 struct Said {
+    /// Where its pods are reached; empty when it does not say.
+    address: String,
     draining: bool,
     /// For so long after the end of its session a pod of it may still live.
     lease: Duration,
@@ -261,7 +269,7 @@ impl Digest for NodeRecords {
                 capacities.insert(node.clone(), record.capacity);
             }
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
-            nodes.insert(node, Said { draining, lease, gone_since });
+            nodes.insert(node, Said { address: record.address, draining, lease, gone_since });
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
@@ -572,6 +580,13 @@ impl World {
     #[must_use]
     pub fn standing(&self, node: &NodeName) -> Standing {
         self.records.seen().value.standing(node, Instant::now(), self.node_grace)
+    }
+
+    /// Where the pods of a node are reached, if it says so.
+    #[must_use]
+    pub fn address(&self, node: &NodeName) -> Option<String> {
+        let seen = self.records.seen();
+        seen.value.nodes.get(node).map(|said| said.address.clone()).filter(|a| !a.is_empty())
     }
 
     /// Nodes to which no pod is moved.

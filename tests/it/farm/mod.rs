@@ -3,6 +3,7 @@
 mod capacity;
 mod cluster;
 mod faults;
+mod jobs;
 mod nodes;
 mod ownership;
 mod queues;

@@ -1,0 +1,329 @@
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files, as Volcano and Kubeflow write them.
+
+use std::io::Read as _;
+
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::audit::{Details, JobChange};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::ids::Namespaced;
+use crate::job::form::{self, Read, Remark};
+use crate::store::{Entry, Index, Op, key};
+
+/// From where.
+#[derive(clap::Args)]
+pub struct FileArgs {
+    /// A YAML or JSON file with one job or several; - reads standard input
+    #[arg(short, long, value_name = "FILE")]
+    filename: String,
+    /// The namespace of jobs that name none
+    #[arg(short, long, default_value = "default")]
+    namespace: crate::ids::Namespace,
+}
+
+/// A document, and what is there already.
+struct Wanted {
+    id: Namespaced,
+    document: Value,
+    read: Read,
+    stored: Option<Entry>,
+}
+
+/// What comes of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum Change {
+    Created,
+    Changed,
+    Unchanged,
+}
+
+/// What a plan says of a document.
+#[derive(Serialize)]
+struct Row {
+    job: Namespaced,
+    kind: &'static str,
+    change: Change,
+    /// The fields that differ, with both values.
+    fields: Vec<Difference>,
+    members: Vec<Value>,
+    needed: u32,
+    queue: String,
+    warnings: Vec<Remark>,
+}
+
+#[derive(Serialize)]
+struct Difference {
+    field: String,
+    before: Value,
+    after: Value,
+}
+
+pub(in crate::cli) async fn apply(console: &Console, args: &FileArgs) -> anyhow::Result<Exit> {
+    let all = wanted(console, args).await?;
+    let mut shown = Vec::new();
+    for one in &all {
+        for warning in &one.read.warnings {
+            console.out.note(&format!("{}: {warning}", one.id));
+        }
+        let change = change(one);
+        if change != Change::Unchanged {
+            write(console, one, change).await?;
+        }
+        shown.push(json!({"job": one.id, "kind": one.read.spec.framework.kind(), "change": change,
+            "warnings": one.read.warnings}));
+    }
+    console.out.show(&shown, || {
+        all.iter().map(|one| format!("{}: {}\n", one.id, word(change(one)))).collect()
+    })?;
+    Ok(Exit::Ok)
+}
+
+pub(in crate::cli) async fn plan(console: &Console, args: &FileArgs) -> anyhow::Result<Exit> {
+    let rows: Vec<Row> = wanted(console, args).await?.iter().map(row).collect();
+    console.out.show(&rows, || rows.iter().map(text).collect())?;
+    let nothing = rows.iter().all(|row| row.change == Change::Unchanged);
+    Ok(if nothing { Exit::Ok } else { Exit::Found })
+}
+
+fn word(change: Change) -> &'static str {
+    match change {
+        Change::Created => "created",
+        Change::Changed => "changed",
+        Change::Unchanged => "unchanged",
+    }
+}
+
+/// Reads and judges all documents before anything is changed.
+async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
+    let mut all: Vec<Wanted> = Vec::new();
+    let mut problems = Vec::new();
+    for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
+        let at = format!("{} (document {})", args.filename, n + 1);
+        let wrong = |why: String| failure(format!("{at}: {why}"), "mend it; nothing was changed");
+        let mut document = form::from_yaml(text).map_err(wrong)?;
+        if document.is_null() {
+            continue;
+        }
+        if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
+            document["metadata"]["namespace"] = json!(args.namespace);
+        }
+        let id = form::name(&document).map_err(|remark| wrong(remark.to_string()))?;
+        if all.iter().any(|other| other.id == id) {
+            return Err(wrong(format!("{id} stands in it twice")));
+        }
+        match form::read(&id, &document) {
+            Ok(read) => {
+                let stored = console.get(&key::job(&id)).await?;
+                all.push(Wanted { id, document: as_stored(document), read, stored });
+            }
+            Err(found) => problems.extend(found.iter().map(|remark| format!("{id}: {remark}"))),
+        }
+    }
+    problems.extend(all.iter().filter_map(conflict));
+    if !problems.is_empty() {
+        let why = format!("{} cannot be applied:\n  {}", args.filename, problems.join("\n  "));
+        return Err(failure(why, "mend the fields named; nothing was changed"));
+    }
+    if all.is_empty() {
+        return Err(failure(format!("{} has no documents", args.filename), "write a job into it"));
+    }
+    Ok(all)
+}
+
+fn contents(file: &str) -> anyhow::Result<String> {
+    if file == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(file).with_context(|| file.to_owned())
+}
+
+/// The documents of a YAML stream.
+fn documents(text: &str) -> Vec<String> {
+    let mut documents = vec![String::new()];
+    for line in text.lines() {
+        if line == "---" || line.starts_with("--- ") || line == "..." {
+            documents.push(String::new());
+        } else if let Some(last) = documents.last_mut() {
+            last.push_str(line);
+            last.push('\n');
+        }
+    }
+    let is_empty = |document: &String| {
+        document.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    };
+    documents.retain(|document| !is_empty(document));
+    documents
+}
+
+/// Without what another cluster said of it.
+fn as_stored(mut document: Value) -> Value {
+    if let Some(fields) = document.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = document.get_mut("metadata").and_then(Value::as_object_mut) {
+        for theirs in [
+            "uid",
+            "resourceVersion",
+            "generation",
+            "creationTimestamp",
+            "managedFields",
+            "selfLink",
+        ] {
+            metadata.remove(theirs);
+        }
+    }
+    document
+}
+
+/// Why a document cannot take the place of what is stored.
+fn conflict(one: &Wanted) -> Option<String> {
+    let stored = stored(one)?;
+    if stored.pointer("/metadata/deletionTimestamp").is_some() {
+        return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
+    }
+    (form::shape(&stored) != form::shape(&one.document)).then(|| {
+        format!(
+            "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
+             (changed: {})",
+            one.id,
+            differences(&stored, &one.document)
+                .iter()
+                .map(|difference| difference.field.clone())
+                .collect::<Vec<_>>()
+                .join(", ")
+        )
+    })
+}
+
+fn stored(one: &Wanted) -> Option<Value> {
+    serde_json::from_slice(&one.stored.as_ref()?.value).ok()
+}
+
+fn change(one: &Wanted) -> Change {
+    match (&one.stored, stored(one)) {
+        (None, _) => Change::Created,
+        (Some(_), Some(stored)) if stored == one.document => Change::Unchanged,
+        (Some(_), _) => Change::Changed,
+    }
+}
+
+async fn write(console: &Console, one: &Wanted, change: Change) -> anyhow::Result<()> {
+    let index = one.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
+    let value = one.document.to_string().into();
+    let op = Op::Cas { key: key::job(&one.id), value, flags: 0, index };
+    let details = JobChange {
+        job: one.id.clone(),
+        actor: console.actor(),
+        action: format!("{change:?}"),
+        reason: String::new(),
+        command: None,
+    };
+    match console.commit([op], &Details::JobChanged(details), None).await? {
+        Committed::Applied(_) => Ok(()),
+        Committed::Refused(_) => Err(failure(
+            format!("{}: somebody changed it meanwhile; it was left as it is", one.id),
+            "look at it, then try again",
+        )),
+    }
+}
+
+fn differences(before: &Value, after: &Value) -> Vec<Difference> {
+    let mut found = Vec::new();
+    compare("", before, after, &mut found);
+    found
+}
+
+fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+    match (before, after) {
+        (Value::Object(a), Value::Object(b)) => {
+            let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            for name in names {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                let of = |map: &serde_json::Map<String, Value>| {
+                    map.get(name).cloned().unwrap_or(Value::Null)
+                };
+                compare(&path, &of(a), &of(b), found);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (n, (a, b)) in a.iter().zip(b).enumerate() {
+                compare(&format!("{path}[{n}]"), a, b, found);
+            }
+        }
+        _ if before == after => {}
+        _ => found.push(Difference {
+            field: path.to_owned(),
+            before: before.clone(),
+            after: after.clone(),
+        }),
+    }
+}
+
+fn row(one: &Wanted) -> Row {
+    let spec = &one.read.spec;
+    let fields = stored(one).map(|stored| differences(&stored, &one.document)).unwrap_or_default();
+    let members = spec.tasks.iter().map(|task| {
+        json!({"task": task.name, "replicas": task.replicas, "resources": task.template.resources(),
+            "node_selector": task.template.node_selector.to_string()})
+    });
+    Row {
+        job: one.id.clone(),
+        kind: spec.framework.kind(),
+        change: change(one),
+        fields,
+        members: members.collect(),
+        needed: spec.min_available,
+        queue: spec.queue.clone(),
+        warnings: one.read.warnings.clone(),
+    }
+}
+
+fn text(row: &Row) -> String {
+    let mut text = format!(
+        "{} ({}): {}\n",
+        row.job,
+        row.kind,
+        match row.change {
+            Change::Created => "would be created",
+            Change::Changed => "would be changed",
+            Change::Unchanged => "nothing to do",
+        }
+    );
+    for Difference { field, before, after } in &row.fields {
+        text.push_str(&format!("  ~ {field}: {before} -> {after}\n"));
+    }
+    if row.change == Change::Created {
+        for member in &row.members {
+            let task = member["task"].as_str().unwrap_or_default();
+            text.push_str(&format!("  + {} x {task}\n", member["replicas"]));
+        }
+        text.push_str(&format!("  starts with {} members, in queue {}\n", row.needed, row.queue));
+    }
+    for warning in &row.warnings {
+        text.push_str(&format!("  not honoured: {warning}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_of_documents_is_taken_apart() {
+        let text = "# a\n---\na: 1\n---\n\n# nothing\n--- # b\nb: |\n  ---x\n";
+        assert_eq!(documents(text), ["a: 1\n", "b: |\n  ---x\n"]);
+    }
+
+    #[test]
+    fn differences_are_named_by_path() {
+        let (a, b) = (json!({"a": [{"b": 1}], "c": 1}), json!({"a": [{"b": 2}], "d": 1}));
+        let found: Vec<String> = differences(&a, &b).into_iter().map(|d| d.field).collect();
+        assert_eq!(found, ["a[0].b", "c", "d"]);
+    }
+}

@@ -1,0 +1,152 @@
+//! `rcfarm job delete`
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::ask::write;
+use super::find::{Found, Pod, find, pods};
+use crate::audit::{Details, JobChange};
+use crate::cli::console::{Committed, Console};
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{Progress, duration};
+use crate::ids::Namespaced;
+use crate::store::{Op, Query, key};
+
+/// Which, and how long to wait.
+#[derive(clap::Args)]
+pub struct DeleteArgs {
+    /// The job: its name, or <namespace>/<name>
+    #[arg(value_name = "JOB")]
+    job: Namespaced,
+    /// Do not wait until it is gone
+    #[arg(long)]
+    no_wait: bool,
+    /// Give up waiting after this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+    let id = &args.job;
+    if console.get(&key::job(id)).await?.is_none() {
+        return sweep(console, id).await;
+    }
+    let found = find(console, id).await?;
+    mark(console, &found).await?;
+    if !args.no_wait {
+        gone(console, &found, args.timeout).await?;
+    }
+    let word = if args.no_wait { "is being deleted" } else { "deleted" };
+    let shown = json!({"job": id, "deleted": !args.no_wait});
+    console.out.show(&shown, || format!("{id}: {word}"))?;
+    Ok(Exit::Ok)
+}
+
+/// Tells the owner farm that it shall go: its pods, its group, then its record.
+async fn mark(console: &Console, found: &Found) -> anyhow::Result<()> {
+    if found.document.pointer("/metadata/deletionTimestamp").is_some() {
+        return Ok(());
+    }
+    if let Err(problems) = &found.read {
+        let why = format!(
+            "no farm can work on {}, so nobody removes its pods: {}",
+            found.id, problems[0]
+        );
+        let hint = format!(
+            "mend the record, or delete it: consul kv delete {}; then run this again",
+            key::job(&found.id)
+        );
+        return Err(failure(why, hint));
+    }
+    let mut document = found.document.clone();
+    document["metadata"]["deletionTimestamp"] = json!(console.now());
+    write(console, found, &document, "Deleted").await
+}
+
+async fn gone(console: &Console, found: &Found, timeout: Duration) -> anyhow::Result<()> {
+    let give_up = Instant::now() + timeout;
+    let mut progress = Progress::default();
+    let mut query = Query::PLAIN;
+    loop {
+        let answer = console.store.get(&key::job(&found.id), query).await?;
+        let left = answer.value.filter(|entry| entry.create_index == found.uid());
+        if left.is_none() {
+            return Ok(());
+        }
+        let count = pods(console, &found.id).await?.len();
+        progress.say(&format!("{count} pods left"));
+        if Instant::now() >= give_up {
+            let waited = humantime::format_duration(timeout);
+            let why = format!("gave up waiting after {waited}: {count} pods left");
+            let hint =
+                format!("it goes on being deleted; see by whom: rcfarm job explain {}", found.id);
+            return Err(failure(why, hint));
+        }
+        query = Query::after(answer.index, LOOK_EVERY);
+    }
+}
+
+/// What a job left behind whose record was deleted by hand: pods, status, group.
+async fn sweep(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+    let left = pods(console, id).await?;
+    let status = console.get(&key::job_status(id)).await?;
+    let group = console.get(&key::pod_group(id)).await?;
+    if left.is_empty() && status.is_none() && group.is_none() {
+        return Err(failure(
+            format!("there is no job {id}"),
+            "see which there are: rcfarm job list",
+        ));
+    }
+    let count = left.len();
+    for batch in left.chunks((console.limits.ops - 4) / 3) {
+        let ops = batch.iter().flat_map(remove).collect();
+        commit(console, id, ops).await?;
+    }
+    let rest = [status, group].into_iter().flatten();
+    let ops = rest.filter_map(|entry| {
+        let key = crate::store::Key::parse(&entry.key).ok()?;
+        Some(Op::DeleteCas { key, index: entry.modify_index })
+    });
+    commit(console, id, ops.collect()).await?;
+    let shown = json!({"job": id, "deleted": true, "orphans": count});
+    console
+        .out
+        .show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))?;
+    Ok(Exit::Ok)
+}
+
+fn remove(pod: &Pod) -> [Op; 3] {
+    let (node, id) = (&pod.place.node, &pod.place.pod);
+    let labels = key::pod_labels(node, id);
+    [
+        Op::CheckIndex { key: labels.clone(), index: pod.label_index },
+        Op::Delete { key: labels },
+        Op::Delete { key: key::intent(node, id) },
+    ]
+}
+
+async fn commit(console: &Console, id: &Namespaced, mut ops: Vec<Op>) -> anyhow::Result<()> {
+    if ops.is_empty() {
+        return Ok(());
+    }
+    // A job that was made meanwhile looks after its name's pods itself.
+    ops.push(Op::CheckNotExists { key: key::job(id) });
+    let change = JobChange {
+        job: id.clone(),
+        actor: console.actor(),
+        action: "OrphansRemoved".to_owned(),
+        reason: String::new(),
+        command: None,
+    };
+    match console.commit(ops, &Details::JobChanged(change), None).await? {
+        Committed::Applied(_) => Ok(()),
+        Committed::Refused(_) => Err(failure(
+            format!("{id}: something changed meanwhile; not everything was removed"),
+            "run the command again",
+        )),
+    }
+}

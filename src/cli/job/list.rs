@@ -1,0 +1,115 @@
+//! `rcfarm job list`
+
+use serde::Serialize;
+
+use super::find::{Found, all};
+use crate::cli::console::Console;
+use crate::cli::failure::Exit;
+use crate::cli::output::{age, or_dash, table};
+use crate::ids::{Namespace, Namespaced};
+use crate::job::machine::JobPhase;
+use crate::time::Timestamp;
+
+/// Which.
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// Only jobs of this namespace
+    #[arg(short, long)]
+    namespace: Option<Namespace>,
+    /// Only jobs of this queue
+    #[arg(short, long)]
+    queue: Option<String>,
+}
+
+/// A job in a list.
+#[derive(Serialize)]
+struct Row {
+    job: Namespaced,
+    kind: Option<&'static str>,
+    /// `None`: no farm has looked at it yet.
+    phase: Option<JobPhase>,
+    reason: Option<String>,
+    queue: Option<String>,
+    members: u32,
+    pending: u32,
+    running: u32,
+    succeeded: u32,
+    failed: u32,
+    retry_count: u32,
+    created: Option<Timestamp>,
+    /// Why the record cannot be worked on.
+    invalid: Option<String>,
+}
+
+fn row(found: &Found) -> Row {
+    let spec = found.read.as_ref().ok().map(|read| &read.spec);
+    let status = found.status.clone().unwrap_or_default();
+    let invalid = found.read.as_ref().err().and_then(|problems| problems.first());
+    Row {
+        job: found.id.clone(),
+        kind: spec.map(|spec| spec.framework.kind()),
+        phase: found.status.as_ref().map(|status| status.state.phase),
+        reason: found.status.as_ref().map(|status| status.state.reason.clone()),
+        queue: spec.map(|spec| spec.queue.clone()),
+        members: spec.map_or(0, crate::job::spec::JobSpec::replicas),
+        pending: status.members.pending,
+        running: status.members.running,
+        succeeded: status.members.succeeded,
+        failed: status.members.failed,
+        retry_count: status.retry_count,
+        created: status.created,
+        invalid: invalid.map(ToString::to_string),
+    }
+}
+
+pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+    let found = all(console).await?;
+    let rows: Vec<Row> = found
+        .iter()
+        .map(row)
+        .filter(|row| {
+            args.namespace.as_ref().is_none_or(|namespace| row.job.namespace == *namespace)
+                && args.queue.as_ref().is_none_or(|queue| row.queue.as_ref() == Some(queue))
+        })
+        .collect();
+    console.out.show(&rows, || {
+        if rows.is_empty() {
+            return "there are no jobs; to make one: rcfarm apply -f FILE".to_owned();
+        }
+        let now = console.now();
+        let header = [
+            "JOB",
+            "KIND",
+            "PHASE",
+            "REASON",
+            "QUEUE",
+            "RUNNING",
+            "SUCCEEDED",
+            "FAILED",
+            "RETRIES",
+            "AGE",
+        ];
+        table(
+            &header,
+            rows.iter().map(|row| {
+                let reason = match &row.invalid {
+                    Some(_) => Some("InvalidRecord".to_owned()),
+                    None => row.reason.clone(),
+                };
+                vec![
+                    row.job.to_string(),
+                    or_dash(row.kind),
+                    or_dash(row.phase),
+                    or_dash(reason),
+                    or_dash(row.queue.clone()),
+                    format!("{}/{}", row.running, row.members),
+                    row.succeeded.to_string(),
+                    row.failed.to_string(),
+                    row.retry_count.to_string(),
+                    or_dash(row.created.map(|created| age(created, now))),
+                ]
+            }),
+        )
+    })?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,286 @@
+//! `rcfarm job get`, `tree`, `explain`, `logs`
+
+use serde_json::json;
+
+use super::find::{Found, Pod, find, pods};
+use crate::cli::console::Console;
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{age, fields, or_dash};
+use crate::cli::pod;
+use crate::ids::Namespaced;
+use crate::job::form::Remark;
+use crate::job::pod_status::stands;
+use crate::job::spec::JobSpec;
+use crate::job::status::JobStatus;
+use crate::pod_group::status::PodGroupStatus;
+use crate::store::key;
+
+pub(super) async fn get(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+    let found = find(console, id).await?;
+    let shown = json!({
+        "job": found.id,
+        "uid": found.uid(),
+        "record": found.document,
+        "status": found.status,
+        "problems": found.read.as_ref().err(),
+        "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
+    });
+    console.out.show(&shown, || {
+        let now = console.now();
+        let mut rows = vec![("job", found.id.to_string()), ("uid", found.uid().to_string())];
+        if let Ok(read) = &found.read {
+            rows.extend(spec_rows(&read.spec));
+        }
+        if let Some(status) = &found.status {
+            rows.extend([
+                ("phase", status.state.phase.to_string()),
+                ("reason", status.state.reason.clone()),
+                ("message", status.state.message.clone()),
+                ("members", members(status)),
+                ("retries", status.retry_count.to_string()),
+                ("attempt", status.version.to_string()),
+                ("started", or_dash(status.start_time.map(|at| age(at, now) + " ago"))),
+                ("ended", or_dash(status.completion_time.map(|at| age(at, now) + " ago"))),
+                ("owner", or_dash(status.owner.as_ref().map(|owner| owner.farm.to_string()))),
+            ]);
+        }
+        rows.push(("problems", remarks(found.read.as_ref().err().map_or(&[], |p| p.as_slice()))));
+        fields(rows)
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
+    let tasks = spec.tasks.iter().map(|task| format!("{} x {}", task.replicas, task.name));
+    vec![
+        ("kind", spec.framework.kind().to_owned()),
+        ("tasks", tasks.collect::<Vec<_>>().join(", ")),
+        ("needed", format!("{} of {}", spec.min_available, spec.replicas())),
+        ("queue", spec.queue.clone()),
+        ("priority", or_dash(spec.priority_class.clone())),
+    ]
+}
+
+fn members(status: &JobStatus) -> String {
+    let m = status.members;
+    let counts = [
+        (m.pending, "pending"),
+        (m.running, "running"),
+        (m.succeeded, "succeeded"),
+        (m.failed, "failed"),
+        (m.terminating, "terminating"),
+        (m.unknown, "unknown"),
+    ];
+    let said = counts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
+    said.collect::<Vec<_>>().join(", ")
+}
+
+fn remarks(remarks: &[Remark]) -> String {
+    remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// A pod of a tree.
+#[derive(serde::Serialize)]
+struct Leaf {
+    pod: String,
+    node: String,
+    version: u64,
+    attempt: u32,
+    phase: String,
+    exit_code: Option<i32>,
+    restarts: u32,
+    message: String,
+}
+
+fn leaf(pod: &Pod) -> Leaf {
+    let standing = pod.status.as_ref().map(stands);
+    Leaf {
+        pod: pod.place.pod.to_string(),
+        node: pod.place.node.to_string(),
+        version: pod.mark.version,
+        attempt: pod.mark.attempt,
+        phase: standing.as_ref().map_or("Pending".to_owned(), |s| format!("{:?}", s.phase)),
+        exit_code: standing.as_ref().and_then(|standing| standing.exit_code),
+        restarts: standing.as_ref().map_or(0, |standing| standing.restarts),
+        message: standing.map(|standing| standing.message).unwrap_or_default(),
+    }
+}
+
+pub(super) async fn tree(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+    let found = find(console, id).await?;
+    let pods = pods(console, id).await?;
+    let tasks: Vec<(String, u32)> = match &found.read {
+        Ok(read) => read.spec.tasks.iter().map(|t| (t.name.clone(), t.replicas)).collect(),
+        Err(_) => Vec::new(),
+    };
+    let of = |task: &str| -> Vec<Leaf> {
+        pods.iter().filter(|pod| pod.mark.slot.task == task).map(leaf).collect()
+    };
+    let astray: Vec<Leaf> = pods
+        .iter()
+        .filter(|pod| !tasks.iter().any(|(task, _)| *task == pod.mark.slot.task))
+        .map(leaf)
+        .collect();
+    let all: Vec<_> = tasks.iter().map(|(task, n)| (task, n, of(task))).collect();
+    let shown = json!({
+        "job": found.id,
+        "phase": found.status.as_ref().map(|status| status.state.phase),
+        "tasks": all.iter().map(|(task, n, pods)| json!({"task": task, "replicas": n, "pods": pods}))
+            .collect::<Vec<_>>(),
+        "other_pods": astray,
+    });
+    console.out.show(&shown, || {
+        let phase = found.status.as_ref().map(|status| status.state.phase);
+        let mut text = format!("{}  {}\n", found.id, or_dash(phase));
+        for (n, (task, replicas, pods)) in all.iter().enumerate() {
+            let (stem, bar) = if n + 1 == all.len() { ("`-", "  ") } else { ("|-", "| ") };
+            text.push_str(&format!("{stem} {task}  {} of {replicas} pods\n", pods.len()));
+            for (m, pod) in pods.iter().enumerate() {
+                let twig = if m + 1 == pods.len() { "`-" } else { "|-" };
+                let Leaf { pod: name, node, phase, attempt, message, .. } = pod;
+                let tries =
+                    if *attempt > 0 { format!(", try {}", attempt + 1) } else { String::new() };
+                let code =
+                    pod.exit_code.map(|code| format!(", exit code {code}")).unwrap_or_default();
+                let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+                text.push_str(&format!(
+                    "{bar} {twig} {name}  {phase} on {node}{tries}{code}{why}\n"
+                ));
+            }
+        }
+        for pod in &astray {
+            text.push_str(&format!("?  {} on {}: of no task of the job\n", pod.pod, pod.node));
+        }
+        text
+    })?;
+    Ok(Exit::Ok)
+}
+
+pub(super) async fn explain(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+    let found = find(console, id).await?;
+    let group = console.get(&key::pod_group_status(id)).await?;
+    let group = group.and_then(|entry| PodGroupStatus::decode(&entry.value).ok());
+    let group = group.filter(|group| group.owner_uid == Some(found.uid().to_string()));
+    let lock = console.get(&key::job_lock(id)).await?;
+    let is_owned = lock.is_some_and(|entry| entry.session.is_some());
+    let verdict = verdict(&found, is_owned);
+    let shown = json!({
+        "job": found.id,
+        "verdict": verdict,
+        "owned": is_owned,
+        "state": found.status.as_ref().map(|status| &status.state),
+        "conditions": found.status.as_ref().map(|status| &status.conditions),
+        "group": group.as_ref().map(|group| json!({
+            "phase": group.phase, "reason": group.reason, "message": group.message,
+        })),
+        "delayed": found.status.as_ref().map(|status| &status.delayed),
+        "not_before": found.status.as_ref().and_then(|status| status.not_before),
+        "last_error": found.status.as_ref().and_then(|status| status.last_error.clone()),
+        "problems": found.read.as_ref().err(),
+        "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
+    });
+    console.out.show(&shown, || {
+        let mut rows = vec![("job", found.id.to_string()), ("verdict", verdict.clone())];
+        if let Some(group) = &group {
+            let words = format!("{} ({}) {}", group.phase, group.reason, group.message);
+            rows.push(("group", words.trim_end().to_owned()));
+        }
+        if let Some(status) = &found.status {
+            rows.push(("members", members(status)));
+            let delayed = status.delayed.iter().map(|delayed| {
+                let of =
+                    delayed.slot.as_ref().map(|slot| format!(" of {slot}")).unwrap_or_default();
+                format!("{} at {}, for {}{of}", delayed.action, delayed.due, delayed.event)
+            });
+            rows.push(("put off", delayed.collect::<Vec<_>>().join("\n")));
+            let conditions = status.conditions.iter().map(|condition| {
+                let holds = if condition.status { "" } else { "not " };
+                let why = if condition.message.is_empty() { "" } else { ": " };
+                format!(
+                    "{holds}{:?} since {} ({}){why}{}",
+                    condition.kind,
+                    condition.last_transition_time,
+                    condition.reason,
+                    condition.message
+                )
+            });
+            rows.push(("history", conditions.collect::<Vec<_>>().join("\n")));
+        }
+        if let Ok(read) = &found.read {
+            rows.push(("not honoured", remarks(&read.warnings)));
+        }
+        rows.retain(|(_, value)| !value.is_empty());
+        fields(rows)
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn verdict(found: &Found, is_owned: bool) -> String {
+    if let Err(problems) = &found.read {
+        return format!("no farm can work on the record: {}", remarks(problems));
+    }
+    let Some(status) = &found.status else {
+        return match is_owned {
+            true => "its owner farm has not looked at it yet".to_owned(),
+            false => "no farm owns it; see which there are: rcfarm farm list".to_owned(),
+        };
+    };
+    let state = &status.state;
+    let mut words = format!("{} ({})", state.phase, state.reason);
+    if !state.message.is_empty() {
+        words.push_str(&format!(": {}", state.message));
+    }
+    if !is_owned && !state.phase.is_final() {
+        words.push_str("; no farm owns it now, so nothing happens: rcfarm farm list");
+    }
+    words
+}
+
+/// Which of its pods, and what of it.
+#[derive(clap::Args)]
+pub struct LogsArgs {
+    /// The job: its name, or <namespace>/<name>
+    #[arg(value_name = "JOB")]
+    job: Namespaced,
+    /// Of which task; needed when there are several
+    #[arg(long)]
+    task: Option<String>,
+    /// Of which of its pods; needed when there are several
+    #[arg(long)]
+    index: Option<u32>,
+    /// Of this container; needed when there are several
+    #[arg(long)]
+    container: Option<String>,
+    /// Print what is written from now on, too
+    #[arg(short, long)]
+    follow: bool,
+    /// Begin with the last lines; 0 prints everything
+    #[arg(long, default_value_t = 100)]
+    lines: usize,
+}
+
+pub(super) async fn logs(console: &Console, args: LogsArgs) -> anyhow::Result<Exit> {
+    let found = find(console, &args.job).await?;
+    let mut pods = pods(console, &args.job).await?;
+    pods.retain(|pod| {
+        pod.mark.uid.0 == found.uid()
+            && args.task.as_ref().is_none_or(|task| pod.mark.slot.task == *task)
+            && args.index.is_none_or(|index| pod.mark.slot.index == index)
+    });
+    let names: Vec<String> = pods.iter().map(|pod| pod.mark.slot.to_string()).collect();
+    match (pods.pop(), names.len()) {
+        (Some(pod), 1) => {
+            let which = pod::WhichArgs::of(pod.place.pod, pod.place.node);
+            let logs = pod::LogsArgs::of(which, args.container, args.follow, args.lines);
+            pod::logs(console, &logs).await
+        }
+        (None, _) => {
+            let hint = format!("see its pods: rcfarm job tree {}", args.job);
+            Err(failure(format!("{} has no such pod", args.job), hint))
+        }
+        (Some(_), _) => {
+            let hint = "choose one with --task and --index";
+            Err(failure(format!("{} has {}", args.job, names.join(", ")), hint))
+        }
+    }
+}

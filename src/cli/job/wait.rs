@@ -1,0 +1,122 @@
+//! `rcfarm job wait`
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+
+use super::find::find;
+use crate::cli::console::Console;
+use crate::cli::failure::{Exit, failure};
+use crate::cli::output::{Progress, duration};
+use crate::ids::Namespaced;
+use crate::job::machine::JobPhase;
+use crate::job::spec::JobUid;
+use crate::job::status::JobStatus;
+use crate::store::{Query, key};
+
+/// A read waits at most this long.
+const ONE_WAIT: Duration = Duration::from_secs(20);
+
+/// For what.
+#[derive(clap::Args)]
+pub struct WaitArgs {
+    /// The job: its name, or <namespace>/<name>
+    #[arg(value_name = "JOB")]
+    job: Namespaced,
+    /// Until when
+    #[arg(long = "for", value_name = "STATE", default_value = "end")]
+    until: Until,
+    /// Give up after this long
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// Until when a wait lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Until {
+    /// It has ended: completed, failed or terminated
+    End,
+    /// It runs
+    Running,
+    /// It is suspended or aborted, and nothing of it runs
+    Stopped,
+}
+
+impl Until {
+    fn is_over(self, phase: JobPhase) -> bool {
+        phase.is_final()
+            || match self {
+                Until::End => false,
+                Until::Running => phase == JobPhase::Running,
+                Until::Stopped => phase == JobPhase::Aborted,
+            }
+    }
+
+    fn is_reached(self, phase: JobPhase) -> bool {
+        match self {
+            Until::End => phase == JobPhase::Completed,
+            Until::Running => matches!(phase, JobPhase::Running | JobPhase::Completed),
+            Until::Stopped => phase == JobPhase::Aborted || phase.is_final(),
+        }
+    }
+}
+
+pub(super) async fn run(console: &Console, args: &WaitArgs) -> anyhow::Result<Exit> {
+    let found = find(console, &args.job).await?;
+    let uid = JobUid(found.uid());
+    let give_up = Instant::now() + args.timeout;
+    let status_key = key::job_status(&args.job);
+    let mut progress = Progress::default();
+    let mut said = "no farm has looked at it yet".to_owned();
+    let mut query = Query::PLAIN;
+    loop {
+        let Ok(answer) = timeout_at(give_up, console.store.get(&status_key, query)).await else {
+            return Err(failure(
+                format!(
+                    "gave up waiting after {}: {said}",
+                    humantime::format_duration(args.timeout)
+                ),
+                format!("what holds it up: rcfarm job explain {}", args.job),
+            ));
+        };
+        let answer = answer?;
+        query = Query::after(answer.index, ONE_WAIT);
+        let status = answer.value.and_then(|entry| JobStatus::decode(&entry.value).ok());
+        match status.filter(|status| status.uid == uid) {
+            Some(status) => {
+                said = words(&status);
+                progress.say(&said);
+                if args.until.is_over(status.state.phase) {
+                    drop(progress);
+                    return end(console, args, &status);
+                }
+            }
+            None => {
+                // Gone with its record, or another job has its name now.
+                if find(console, &args.job).await?.uid() != uid.0 {
+                    let why = format!("{} was deleted, and another job has its name", args.job);
+                    return Err(failure(why, "see it: rcfarm job get"));
+                }
+                progress.say(&said);
+            }
+        }
+    }
+}
+
+fn end(console: &Console, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<Exit> {
+    let phase = status.state.phase;
+    let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
+        "message": status.state.message});
+    console.out.show(&shown, || format!("{}: {}", args.job, words(status)))?;
+    Ok(if args.until.is_reached(phase) { Exit::Ok } else { Exit::Found })
+}
+
+fn words(status: &JobStatus) -> String {
+    let (state, m) = (&status.state, status.members);
+    let counts = format!(
+        "{} pending, {} running, {} succeeded, {} failed",
+        m.pending, m.running, m.succeeded, m.failed
+    );
+    format!("{} ({}); {counts}", state.phase, state.reason)
+}

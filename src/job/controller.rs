@@ -1,0 +1,451 @@
+//! The task of one claimed job: look, plan, commit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::events;
+use super::form::{self, Read, Remark};
+use super::machine::JobPhase;
+use super::manifest::Placed;
+use super::plan::{Group, GroupStep, Observed, Plan, plan};
+use super::spec::{JobUid, Slot};
+use super::status::{JobStatus, Owner, Reason};
+use super::world::{JobWorld, Known, Labelled, Page, Pods, UNSEEN};
+use super::writes::{self, Made};
+use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::ids::{Namespaced, NodeName};
+use crate::manifest::content_hash;
+use crate::pod_group::spec::PodGroupRecord;
+use crate::pod_group::status::Phase;
+use crate::rc::plan::{Place, Standing};
+use crate::store::{Commit, Index, Op, Txn, key};
+use crate::time::{Timestamp, backoff};
+
+/// A refused transaction is planned anew after this long, or when what changed is seen.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// The same after many refusals in a row.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+/// Fence, record, status, group, command, audit, and two to spare.
+const FIXED_OPS: usize = 8;
+/// Steps of the machine that change no pod go into one transaction, up to so many.
+const STEPS: usize = 8;
+
+/// See the module.
+pub struct JobController {
+    site: Site,
+    post: Post,
+    id: Namespaced,
+    world: Arc<JobWorld>,
+    page: Page,
+    known: Known,
+    /// What is known may be older than what was last written: it is read before the next plan.
+    behind: bool,
+    refused: u32,
+    owner: Owner,
+    warned: Option<String>,
+}
+
+/// What one look found.
+struct Look {
+    read: Read,
+    shape: u64,
+    record_index: Index,
+    uid: JobUid,
+    pods: Pods,
+    group: Group,
+}
+
+/// What goes into one transaction.
+struct Step {
+    plan: Plan,
+    made: Vec<Made>,
+    removed: Vec<(Place, Slot)>,
+    group: Option<PodGroupRecord>,
+    ops: Vec<Op>,
+    before: JobPhase,
+}
+
+impl JobController {
+    /// A controller for a claimed job.
+    #[must_use]
+    pub fn new(site: Site, post: Post, id: Namespaced, world: Arc<JobWorld>) -> JobController {
+        let page = world.take_page(&id);
+        let behind = page.is_none();
+        let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
+        JobController {
+            site,
+            post,
+            id,
+            world,
+            page: page.unwrap_or_default(),
+            known: Known::default(),
+            behind,
+            refused: 0,
+            owner,
+            warned: None,
+        }
+    }
+
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        self.behind = true;
+        self.page = self.world.read_page(&self.id).await?;
+        self.world.catch_up().await?;
+        self.known = Known::default();
+        self.behind = false;
+        Ok(())
+    }
+
+    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+        let seen = self.post.records.seen();
+        // Deleted by hand: its pods stay until a job of its name is made, or until `rcfarm job delete` is asked again.
+        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(None) };
+        if self.behind {
+            self.refresh().await?;
+        }
+        let read = match form::decode(&self.id, &record.value) {
+            Ok(read) => read,
+            Err(problems) => {
+                self.say_invalid(record.index, &problems).await?;
+                return Ok(None);
+            }
+        };
+        let document = serde_json::from_slice(&record.value).unwrap_or_default();
+        let uid = JobUid(record.created);
+        let group = self.group(&read, uid)?;
+        let pods = self.world.pods_of(&self.id, uid, &self.known);
+        let shape = form::shape(&document);
+        Ok(Some(Look { read, shape, record_index: record.index, uid, pods, group }))
+    }
+
+    /// The PodGroup as the scheduler's owner sees it.
+    fn group(&self, read: &Read, uid: JobUid) -> Result<Group, ReconcileError> {
+        let (index, record) = &self.page.group;
+        if *index == Index::ZERO {
+            return Ok(Group::default());
+        }
+        let owner = record.as_ref().and_then(|record| record.spec.owner.as_ref());
+        let of_name = owner.is_some_and(|o| o.kind == "Job" && o.name == self.id.name.as_str());
+        if !of_name {
+            let key = key::pod_group(&self.id);
+            let why = format!("{key} is not this job's; delete it, or name the job otherwise");
+            return Err(ReconcileError::Record(why));
+        }
+        let Some(record) =
+            record.as_ref().filter(|_| owner.is_some_and(|o| o.uid == uid.to_string()))
+        else {
+            return Ok(Group { is_foreign: true, ..Group::default() });
+        };
+        let statuses = self.world.groups.seen();
+        let status = statuses.value.of(&self.id);
+        let status = status.filter(|status| {
+            status.owner_uid == Some(uid.to_string()) && status.round == record.spec.round
+        });
+        let Some(status) = status else { return Ok(Group { exists: true, ..Group::default() }) };
+        let down = |node: &NodeName| self.world.nodes.standing(node) == Standing::Down;
+        let places = status
+            .may_start(&record.spec)
+            .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
+        let is_held = status.reason != crate::pod_group::status::Reason::AsDesired;
+        Ok(Group {
+            exists: true,
+            is_foreign: false,
+            places,
+            unknown: status.phase == Phase::Unknown,
+            is_over: status.phase == Phase::Completed,
+            waits: is_held.then(|| (status.reason.to_string(), status.message.clone())),
+        })
+    }
+
+    fn decide(&self, look: &Look, status: &JobStatus, room: usize) -> Plan {
+        let commands = self.world.commands.seen();
+        let commands = commands.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
+        plan(&Observed {
+            id: &self.id,
+            uid: look.uid,
+            job: &look.read.spec,
+            shape: look.shape,
+            status,
+            pods: &look.pods.own,
+            leaving: &look.pods.leaving,
+            orphans: look.pods.orphans.len(),
+            group: &look.group,
+            commands,
+            may_remove: self.world.may_remove(),
+            room,
+            now: self.site.clock.wall(),
+        })
+    }
+
+    /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
+    fn step(&self, look: &Look) -> Result<Step, ReconcileError> {
+        let mut room = (self.site.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
+        let before = self.page.status.1.state.phase;
+        loop {
+            let mut plan = self.decide(look, &self.page.status.1, room);
+            let mut asked = plan.asked;
+            for _ in 0..STEPS {
+                let moves_pods = !plan.create.is_empty() || !plan.remove.is_empty() || plan.sweep;
+                if moves_pods || plan.consume.is_some() || plan.finished {
+                    break;
+                }
+                let next = self.decide(look, &plan.status, room);
+                if next.status.state.phase == plan.status.state.phase {
+                    break;
+                }
+                asked = asked.or(next.asked);
+                plan = next;
+            }
+            plan.asked = asked;
+            let step = self.write_down(look, plan, before);
+            let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
+            let status = step.plan.status.encode().len() * 4 / 3;
+            let limits = self.site.limits;
+            // The audit record lists the pods once more.
+            let fits = step.ops.len() + FIXED_OPS <= limits.ops.max(FIXED_OPS + 3)
+                && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
+            match (fits, room) {
+                (true, _) => return Ok(step),
+                (false, 1) => {
+                    let why = "it is too large for a Consul transaction: shorten its pod template";
+                    return Err(ReconcileError::Record(why.to_owned()));
+                }
+                (false, _) => room = (room * 2 / 3).max(1),
+            }
+        }
+    }
+
+    fn write_down(&self, look: &Look, plan: Plan, before: JobPhase) -> Step {
+        let job = &look.read.spec;
+        let empty = BTreeMap::new();
+        let places = look.group.places.as_ref().unwrap_or(&empty);
+        let address = |node: &NodeName| self.world.address(node);
+        let placed = Placed { id: &self.id, uid: look.uid, job, places, address: &address };
+        let made = writes::made(&placed, &plan.create);
+        let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
+        let mut removed = Vec::new();
+        for (pod, _) in &plan.remove {
+            let Some(place) = writes::place_of(&self.id, pod) else { continue };
+            ops.extend(writes::remove_ops(&place, pod.label_index, pod.intent));
+            removed.push((place, pod.slot.clone()));
+        }
+        if plan.sweep {
+            let room = self.site.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
+            for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
+                let intent = intent.map(|(index, _)| index);
+                ops.extend(writes::remove_ops(place, labelled.index, intent));
+                removed.push((place.clone(), labelled.mark.slot.clone()));
+            }
+        }
+        let (index, current) = &self.page.group;
+        let group_key = key::pod_group(&self.id);
+        let mut group = None;
+        match plan.group {
+            GroupStep::Delete if look.group.exists || look.group.is_foreign => {
+                ops.push(Op::DeleteCas { key: group_key, index: *index });
+            }
+            GroupStep::Delete => {}
+            GroupStep::Keep => {
+                let mut wanted = writes::group_of(&self.id, look.uid, job, &plan);
+                if let Some(current) = current {
+                    wanted.other.clone_from(&current.other);
+                }
+                if current.as_ref() != Some(&wanted) {
+                    let value = wanted.encode();
+                    ops.push(Op::Cas { key: group_key, value, flags: 0, index: *index });
+                    group = Some(wanted);
+                }
+            }
+        }
+        if let Some(command) = &plan.consume {
+            ops.push(Op::DeleteCas { key: key::command(command.id), index: command.index });
+        }
+        Step { plan, made, removed, group, ops, before }
+    }
+
+    /// Commits a step, unless it says and does nothing new.
+    async fn carry_out(&mut self, look: &Look, mut step: Step) -> Result<Next, ReconcileError> {
+        let now = self.site.clock.wall();
+        let (status_index, old) = &self.page.status;
+        let status = &mut step.plan.status;
+        status.owner = Some(self.owner.clone());
+        status.observed_index = look.record_index;
+        (status.revision, status.last_reconcile_time) = (old.revision, old.last_reconcile_time);
+        (status.last_error, status.quarantined_until) = (None, None);
+        if step.ops.is_empty() && *status == *old && !step.plan.finished {
+            return Ok(self.rest(&step.plan, now));
+        }
+        status.revision += 1;
+        status.last_reconcile_time = Some(now);
+        let record = key::job(&self.id);
+        let mut txn = Txn::under(&self.post.claim);
+        txn.push(Op::CheckIndex { key: record.clone(), index: look.record_index });
+        let status_key = key::job_status(&self.id);
+        if step.plan.finished {
+            if *status_index > Index::ZERO {
+                txn.push(Op::DeleteCas { key: status_key, index: *status_index });
+            }
+            txn.push(Op::DeleteCas { key: record, index: look.record_index });
+        } else {
+            let (value, index) = (step.plan.status.encode(), *status_index);
+            txn.push(Op::Cas { key: status_key, value, flags: 0, index });
+        }
+        txn.extend(step.ops.iter().cloned());
+        if let Some(event) = events::step(&self.site, &self.id, look.uid, step.before, &step.plan) {
+            let id = self.site.ids.ordered_uuid(event.timestamp);
+            txn.push(crate::audit::op(id, &event));
+        }
+        match self.site.writer.commit(txn).await {
+            Ok(Commit::Applied(index)) => {
+                self.took_place(look, step, index);
+                Ok(Next::After(Duration::ZERO))
+            }
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.id, ?refusals, "refused: looking again");
+                self.refused = self.refused.saturating_add(1);
+                match refusals.iter().all(|refusal| refusal.op == 1) {
+                    true => self.post.records.hurry(),
+                    false => self.refresh().await?,
+                }
+                self.world.commands.hurry();
+                let again = self.refused.saturating_sub(1);
+                Ok(Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again)))
+            }
+            Err(error) => {
+                // What stands there now tells whether it was applied; a late one finds its place taken.
+                self.behind |= error.outcome_unknown();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn took_place(&mut self, look: &Look, step: Step, index: Index) {
+        self.refused = 0;
+        let Step { plan, made, removed, group, before, .. } = step;
+        if plan.status.state.phase != before || !made.is_empty() || !removed.is_empty() {
+            info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
+                made = made.len(), removed = removed.len(), "job changed");
+        }
+        let mut pods = look.pods.intents.clone();
+        pods.extend(look.pods.orphans.clone());
+        let now = Instant::now();
+        let mut gone = std::mem::take(&mut self.known.removed);
+        gone.retain(|_, (_, at)| now < *at + UNSEEN);
+        for (place, slot) in removed {
+            pods.remove(&place);
+            gone.insert(place, (slot, now));
+        }
+        for Made { place, mark, manifest } in made {
+            gone.remove(&place);
+            let intent = (index, content_hash(manifest.as_bytes()));
+            pods.insert(place, (Labelled { index, mark }, Some(intent)));
+        }
+        self.known = Known { index, at: Some(now), pods, removed: gone };
+        if plan.group == GroupStep::Delete {
+            self.page.group = (Index::ZERO, None);
+        } else if let Some(group) = group {
+            self.page.group = (index, Some(group));
+        }
+        self.page.status = match plan.finished {
+            true => (Index::ZERO, JobStatus::default()),
+            false => (index, plan.status),
+        };
+    }
+
+    /// Until when nothing needs to be looked at.
+    fn rest(&self, plan: &Plan, now: Timestamp) -> Next {
+        let due = plan
+            .wake_at
+            .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO));
+        let unseen = self
+            .known
+            .removed
+            .values()
+            .map(|(_, at)| (*at + UNSEEN).saturating_duration_since(Instant::now()));
+        let unseen = unseen.filter(|left| !left.is_zero()).max();
+        match [due, unseen].into_iter().flatten().min() {
+            Some(pause) => Next::After(pause.max(Duration::from_millis(10))),
+            None => Next::OnChange,
+        }
+    }
+
+    async fn say_invalid(
+        &mut self,
+        record_index: Index,
+        problems: &[Remark],
+    ) -> Result<(), ReconcileError> {
+        let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let words = words.join("; ");
+        if self.warned.as_ref() != Some(&words) {
+            warn!(alert = true, key = %key::job(&self.id), why = words,
+                "the job cannot be worked on; its pods are left as they are");
+            self.warned = Some(words.clone());
+        }
+        let mut status = self.page.status.1.clone();
+        status.state.reason = Reason::InvalidRecord.to_string();
+        status.state.message.clone_from(&words);
+        status.last_error = Some(words);
+        self.say(record_index, status).await
+    }
+
+    /// Writes the status alone.
+    async fn say(
+        &mut self,
+        record_index: Index,
+        mut status: JobStatus,
+    ) -> Result<(), ReconcileError> {
+        status.owner = Some(self.owner.clone());
+        status.observed_index = record_index;
+        let (index, old) = &self.page.status;
+        if status == *old {
+            return Ok(());
+        }
+        status.revision += 1;
+        let mut txn = Txn::under(&self.post.claim);
+        txn.push(Op::CheckIndex { key: key::job(&self.id), index: record_index });
+        let (key, value) = (key::job_status(&self.id), status.encode());
+        txn.push(Op::Cas { key, value, flags: 0, index: *index });
+        match self.site.writer.commit(txn).await {
+            Ok(Commit::Applied(index)) => self.page.status = (index, status),
+            Ok(Commit::ClaimLost) => return Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(_)) => self.behind = true,
+            Err(error) => {
+                self.behind |= error.outcome_unknown();
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Controller for JobController {
+    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
+        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        let step = self.step(&look)?;
+        self.carry_out(&look, step).await
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+        if self.behind {
+            self.refresh().await?;
+        }
+        let mut status = self.page.status.1.clone();
+        status.state.reason = Reason::Quarantined.to_string();
+        error.clone_into(&mut status.state.message);
+        status.last_error = Some(error.to_owned());
+        status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
+        self.say(record.index, status).await
+    }
+}

@@ -1,0 +1,52 @@
+//! The audit records of a job's owner.
+
+use super::machine::JobPhase;
+use super::plan::Plan;
+use super::spec::JobUid;
+use crate::audit::{Actor, AuditRecord, Details, JobStep};
+use crate::farm::kind::Site;
+use crate::ids::Namespaced;
+
+/// Pods listed in one record.
+const LISTED: usize = 64;
+
+/// What a transaction did; `None`: it only counted.
+pub fn step(
+    site: &Site,
+    id: &Namespaced,
+    uid: JobUid,
+    before: JobPhase,
+    plan: &Plan,
+) -> Option<AuditRecord> {
+    let status = &plan.status;
+    let nothing = before == status.state.phase
+        && plan.create.is_empty()
+        && plan.remove.is_empty()
+        && plan.consume.is_none()
+        && !plan.finished
+        && status.revision > 1;
+    if nothing {
+        return None;
+    }
+    let pod = |slot: &super::spec::Slot, node: &crate::ids::NodeName| format!("{slot}@{node}");
+    let details = JobStep {
+        job: id.clone(),
+        uid: uid.0,
+        actor: Actor::Farm,
+        farm: Some(site.farm.clone()),
+        asked: plan.asked.map(|(ask, _)| ask.to_string()),
+        command: plan.consume.as_ref().map(|command| command.id),
+        phase_before: before.to_string(),
+        phase: match plan.finished {
+            true => "Deleted".to_owned(),
+            false => status.state.phase.to_string(),
+        },
+        reason: status.state.reason.clone(),
+        message: status.state.message.clone(),
+        version: status.version,
+        retry_count: status.retry_count,
+        pods_added: plan.create.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
+        pods_removed: plan.remove.iter().take(LISTED).map(|(p, _)| pod(&p.slot, &p.node)).collect(),
+    };
+    Some(AuditRecord::new(&Details::JobStep(details), site.clock.wall()))
+}

@@ -1,0 +1,146 @@
+//! What a farm must know to claim jobs and run their tasks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+
+use super::controller::JobController;
+use super::world::{JobPods, JobWorld, PodStandings, Realities};
+use crate::command::Commands;
+use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
+use crate::farm::tree::{Event, Inbox};
+use crate::ids::Namespaced;
+use crate::pod_group::statuses::Statuses;
+use crate::store::key::{self, LabelKind};
+use crate::store::{Index, Prefix, StoreError};
+
+/// Jobs as a kind of record.
+pub struct JobKind {
+    site: Site,
+    world: Arc<JobWorld>,
+}
+
+impl JobKind {
+    /// The kind, over a world that it watches.
+    #[must_use]
+    pub fn new(site: Site, world: Arc<JobWorld>) -> Self {
+        JobKind { site, world }
+    }
+}
+
+fn touched(ids: BTreeSet<Namespaced>) -> Event {
+    Event::Touched(ids.iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+}
+
+fn jobs_of(old: &Commands, new: &Commands) -> BTreeSet<Namespaced> {
+    let jobs = old.jobs.keys().chain(new.jobs.keys());
+    jobs.filter(|job| old.jobs.get(job) != new.jobs.get(job)).cloned().collect()
+}
+
+#[async_trait]
+impl Kind for JobKind {
+    fn name(&self) -> &'static str {
+        "job"
+    }
+
+    fn records(&self) -> Prefix {
+        key::jobs()
+    }
+
+    fn locks(&self) -> Prefix {
+        key::job_locks()
+    }
+
+    fn labels(&self) -> Prefix {
+        key::job_labels()
+    }
+
+    fn trees(&self) -> Vec<Prefix> {
+        vec![
+            key::job_statuses(),
+            key::pod_groups(),
+            key::pod_group_statuses(),
+            key::commands(),
+            key::labels(LabelKind::Pod),
+            key::intents(),
+            key::realities(),
+            key::pod_statuses(),
+        ]
+    }
+
+    fn check_name(&self, tail: &str) -> Result<(), String> {
+        if tail.split('/').count() != 2 {
+            return Err("a job stands under <namespace>/<name>: move it there".to_owned());
+        }
+        tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+        let ids = || self.site.ids.fork();
+        let world = self.world.clone();
+        let pods = {
+            let inbox = inbox.clone();
+            world.pods.clone().watch(ids(), move |old, new| {
+                inbox.post(touched(JobPods::touched(&old.value, &new.value)));
+            })
+        };
+        let realities = {
+            let inbox = inbox.clone();
+            world.realities.clone().watch(ids(), move |old, new| {
+                inbox.post(touched(Realities::touched(&old.value, &new.value)));
+            })
+        };
+        let standings = {
+            let (inbox, world) = (inbox.clone(), world.clone());
+            world.standings.clone().watch(ids(), move |old, new| {
+                let places = PodStandings::touched(&old.value, &new.value);
+                inbox.post(touched(world.owners(places)));
+            })
+        };
+        let groups = {
+            let inbox = inbox.clone();
+            world.groups.clone().watch(ids(), move |old, new| {
+                inbox.post(touched(Statuses::touched(&old.value, &new.value)));
+            })
+        };
+        let commands = {
+            let inbox = inbox.clone();
+            world.commands.clone().watch(ids(), move |old, new| {
+                // Commands for queues are the schedulers' business, and there are few of those.
+                match old.value.queues == new.value.queues {
+                    true => inbox.post(touched(jobs_of(&old.value, &new.value))),
+                    false => inbox.post(Event::All),
+                }
+            })
+        };
+        vec![
+            Box::pin(pods),
+            Box::pin(realities),
+            Box::pin(standings),
+            Box::pin(groups),
+            Box::pin(commands),
+        ]
+    }
+
+    async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        self.world.first_read().await;
+        self.world.prepare(oldest).await
+    }
+
+    fn confirm(&self) {
+        self.world.pods.confirm();
+    }
+
+    fn suspicions(&self) -> Vec<String> {
+        let suspicion = self.world.pods.seen().suspicion;
+        suspicion.iter().map(|why| format!("{}: {why}", self.world.pods.prefix())).collect()
+    }
+
+    fn controller(&self, post: Post) -> Box<dyn Controller> {
+        // Checked by `check_name` when it was claimed.
+        let id = post.id.as_str().parse().expect("a job's name");
+        Box::new(JobController::new(self.site.clone(), post, id, self.world.clone()))
+    }
+}

@@ -1,0 +1,247 @@
+//! The manifest of a member's pod. Pure.
+//!
+//! It is JSON, which is YAML, too. Besides what the node's agent reads it says which try at which member of which job it
+//! is (`job`), so that no two tries have the same text.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::operator::{self, Cluster, Peer, mpi};
+use super::plan::Create;
+use super::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
+use crate::ids::{Namespaced, NodeName, PodId};
+use crate::manifest::Resources;
+
+/// Which pod of which job: `job` of the manifest, and what its labels say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The job.
+    #[serde(rename = "id")]
+    pub job: Namespaced,
+    /// Which of its name.
+    pub uid: JobUid,
+    /// Which member.
+    #[serde(flatten)]
+    pub slot: Slot,
+    /// The attempt of the whole job.
+    pub version: u64,
+    /// Which try at the member.
+    pub attempt: u32,
+}
+
+/// A job whose members have their places.
+pub struct Placed<'a> {
+    /// Its name.
+    pub id: &'a Namespaced,
+    /// Which of the name.
+    pub uid: JobUid,
+    /// What it is.
+    pub job: &'a JobSpec,
+    /// Where each member goes.
+    pub places: &'a BTreeMap<Slot, NodeName>,
+    /// Where the pods of a node are reached.
+    pub address: &'a dyn Fn(&NodeName) -> String,
+}
+
+impl Placed<'_> {
+    /// Where every member is reached. Those that share an address have ports of their own: the offset counts the members
+    /// before them, in the order of the tasks, that are there, too.
+    #[must_use]
+    pub fn peers(&self) -> BTreeMap<Slot, Peer> {
+        let mut at: BTreeMap<String, u16> = BTreeMap::new();
+        let mut peers = BTreeMap::new();
+        for task in &self.job.tasks {
+            for index in 0..task.replicas {
+                let slot = Slot::new(&task.name, index);
+                let Some(node) = self.places.get(&slot) else { continue };
+                let host = (self.address)(node);
+                let count = at.entry(host.clone()).or_default();
+                peers.insert(slot, Peer { host, offset: *count });
+                *count = count.saturating_add(1);
+            }
+        }
+        peers
+    }
+
+    /// What a pod is: its mark.
+    #[must_use]
+    pub fn mark(&self, create: &Create) -> Mark {
+        Mark {
+            job: self.id.clone(),
+            uid: self.uid,
+            slot: create.slot.clone(),
+            version: create.version,
+            attempt: create.attempt,
+        }
+    }
+
+    /// The manifest of a pod. `peers` are [`Placed::peers`].
+    #[must_use]
+    pub fn manifest(&self, create: &Create, pod: &PodId, peers: &BTreeMap<Slot, Peer>) -> String {
+        let Some(task) = self.job.task(&create.slot.task) else { return String::new() };
+        let template = &task.template;
+        let mut fields = Map::new();
+        fields.insert("id".to_owned(), json!(pod));
+        fields.insert("job".to_owned(), json!(self.mark(create)));
+        let launchables: Map<String, Value> = template
+            .containers
+            .iter()
+            .map(|container| {
+                let stanza = self.launchable(container, task.restart, create, peers);
+                (container.name.clone(), stanza)
+            })
+            .collect();
+        fields.insert("launchables".to_owned(), Value::Object(launchables));
+        let asked = template.resources();
+        if !asked.is_zero() {
+            fields.insert("resources".to_owned(), amounts(&asked));
+        }
+        if let Some(user) = &template.run_as {
+            fields.insert("run_as".to_owned(), json!(user));
+        }
+        let limits = limits(&template.containers);
+        if !limits.is_empty() {
+            fields.insert("resource_limits".to_owned(), json!({"cgroup": limits}));
+        }
+        Value::Object(fields).to_string()
+    }
+
+    fn launchable(
+        &self,
+        container: &Container,
+        restart: Restart,
+        create: &Create,
+        peers: &BTreeMap<Slot, Peer>,
+    ) -> Value {
+        let nowhere = Peer { host: String::new(), offset: 0 };
+        let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
+        let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
+        let mut env: BTreeMap<&str, String> =
+            container.env.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let injected = operator::of(self.job.framework).environment(&cluster, &create.slot);
+        for variable in &injected {
+            if variable.container.is_none_or(|only| only == container.name) {
+                env.insert(&variable.name, variable.value.clone());
+            }
+        }
+        let launcher = self.job.framework == Framework::Mpi && create.slot.task == "Launcher";
+        let command = match launcher {
+            true => mpi::hostfile_command(&container.command),
+            false => container.command.clone(),
+        };
+        let mut stanza = Map::new();
+        stanza.insert("launchable_type".to_owned(), json!("process"));
+        stanza.insert("command".to_owned(), json!(command));
+        stanza.insert("restart".to_owned(), json!(restart_word(restart)));
+        if !env.is_empty() {
+            stanza.insert("env".to_owned(), json!(env));
+        }
+        if let Some(cwd) = &container.cwd {
+            stanza.insert("cwd".to_owned(), json!(cwd));
+        }
+        if let Some(health) = &container.health {
+            stanza.insert("health".to_owned(), health.clone());
+        }
+        let task = self.job.task(&create.slot.task);
+        if let Some(grace) = task.and_then(|task| task.template.grace) {
+            stanza.insert("grace".to_owned(), json!(format!("{}s", grace.as_secs())));
+        }
+        Value::Object(stanza)
+    }
+}
+
+/// What the node does itself; the rest is the job's business.
+fn restart_word(restart: Restart) -> &'static str {
+    match restart {
+        Restart::Always => "always",
+        Restart::OnFailure => "on_failure",
+        Restart::Never | Restart::ExitCode => "never",
+    }
+}
+
+fn amounts(resources: &Resources) -> Value {
+    let mut amounts = Map::new();
+    if resources.cpu_milli > 0 {
+        amounts.insert("cpu".to_owned(), json!(format!("{}m", resources.cpu_milli)));
+    }
+    if resources.memory_bytes > 0 {
+        amounts.insert("memory".to_owned(), json!(resources.memory_bytes));
+    }
+    for (device, count) in resources.devices.iter().filter(|(_, count)| **count > 0) {
+        amounts.insert(device.clone(), json!(count));
+    }
+    Value::Object(amounts)
+}
+
+/// A pod is limited only where all its containers are.
+fn limits(containers: &[Container]) -> Map<String, Value> {
+    let mut limits = Map::new();
+    if containers.iter().all(|container| container.limits.cpu_milli > 0) {
+        let cpu: u64 = containers.iter().map(|container| container.limits.cpu_milli).sum();
+        limits.insert("cpus".to_owned(), json!(format!("{cpu}m")));
+    }
+    if containers.iter().all(|container| container.limits.memory_bytes > 0) {
+        let memory: u64 = containers.iter().map(|container| container.limits.memory_bytes).sum();
+        limits.insert("memory".to_owned(), json!(memory));
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Manifest;
+    use crate::node::spec::{Launchable, PodSpec};
+    use crate::store::Index;
+
+    #[test]
+    fn a_node_understands_what_a_member_is_and_members_of_one_node_do_not_collide() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let container = json!({"name": "pytorch", "command": ["python3", "t.py", "$(MASTER_ADDR)"],
+            "workingDir": "/srv", "env": [{"name": "A", "value": "1"}, {"name": "RANK", "value": "9"}],
+            "resources": {"limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1}},
+            "readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 5}});
+        let member = |n: u32| {
+            json!({"replicas": n, "template": {"spec": {
+            "containers": [container], "terminationGracePeriodSeconds": 30}}})
+        };
+        let document = json!({"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {
+            "Master": member(1), "Worker": member(2)}}});
+        let job = crate::job::form::read(&id, &document).unwrap().spec;
+        let places = [("Master", 0, "n1"), ("Worker", 0, "n2"), ("Worker", 1, "n1")];
+        let places: BTreeMap<Slot, NodeName> = places
+            .into_iter()
+            .map(|(task, index, node)| (Slot::new(task, index), node.parse().unwrap()))
+            .collect();
+        let address = |node: &NodeName| format!("10.0.0.{}", &node.as_str()[1..]);
+        let uid = JobUid(Index(7));
+        let placed = Placed { id: &id, uid, job: &job, places: &places, address: &address };
+        let peers = placed.peers();
+        assert_eq!(peers[&Slot::new("Worker", 1)], Peer { host: "10.0.0.1".into(), offset: 1 });
+        let create = Create {
+            slot: Slot::new("Worker", 1),
+            node: "n1".parse().unwrap(),
+            version: 2,
+            attempt: 3,
+        };
+        let pod = create.slot.pod_id(&id).unwrap();
+        let text = placed.manifest(&create, &pod, &peers);
+        let manifest = Manifest::parse(&text).unwrap();
+        assert_eq!(manifest.id().as_str(), "t-worker-1");
+        let spec = PodSpec::read(&manifest).unwrap();
+        assert_eq!(spec.resources, "cpu=2,memory=1Gi,gpu=1".parse().unwrap());
+        assert_eq!((spec.limits.cpu_milli, spec.limits.memory_bytes), (2_000, 1 << 30));
+        let Launchable::Process(process) = &spec.launchables["pytorch"] else { panic!("{spec:?}") };
+        assert_eq!(process.command, ["python3", "t.py", "${MASTER_ADDR}"]);
+        assert_eq!((process.env["A"].as_str(), process.env["RANK"].as_str()), ("1", "2"));
+        assert_eq!(process.env["MASTER_ADDR"], "10.0.0.1");
+        assert_eq!(process.grace.as_secs(), 30);
+        assert!(process.health.is_some());
+        let other = Create { attempt: 4, ..create.clone() };
+        assert_ne!(placed.manifest(&other, &pod, &peers), text, "each try has a text of its own");
+        let mark = manifest.fields().unwrap()["job"].clone();
+        assert_eq!(serde_json::from_value::<Mark>(mark).unwrap(), placed.mark(&create));
+    }
+}

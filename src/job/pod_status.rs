@@ -1,0 +1,128 @@
+//! What a node's word about a pod means for its job. Pure.
+
+use super::status::PodPhase;
+use crate::node::Health;
+use crate::node::status::{Phase, PodStatus, ProcessStatus};
+
+/// How a pod stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// How far it has come.
+    pub phase: PodPhase,
+    /// Whether it runs and its checks pass.
+    pub ready: bool,
+    /// How it ended.
+    pub exit_code: Option<i32>,
+    /// How often its node started its processes again.
+    pub restarts: u32,
+    /// It cannot be run as it is.
+    pub is_unfit: bool,
+    /// Why it is as it is, for people.
+    pub message: String,
+}
+
+impl Standing {
+    /// A pod of which only that is known.
+    #[must_use]
+    pub fn running() -> Standing {
+        Standing { phase: PodPhase::Running, ready: true, ..Standing::default() }
+    }
+}
+
+/// Signals count as a shell counts them: 128 and their number.
+const SIGNALLED: i32 = 128;
+
+/// What became of a process; `None`: it has not ended.
+fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
+    if process.phase != Phase::Ended {
+        return None;
+    }
+    let exit = process.last_exit.as_ref();
+    Some(exit.and_then(|exit| match (exit.exit_code, exit.exit_status) {
+        (code, _) if code >= 0 => Some(code),
+        (_, 0) => None,
+        (_, signal) => Some(SIGNALLED + signal),
+    }))
+}
+
+/// A pod that cannot be run waits, as one whose image cannot be fetched does in Kubernetes; it has ended when all its
+/// processes have, and well when all of them have ended well. Of those that have not, the first one's code counts.
+#[must_use]
+pub fn stands(status: &PodStatus) -> Standing {
+    let ends: Option<Vec<Option<i32>>> = match status.processes.is_empty() {
+        true => None,
+        false => status.processes.iter().map(ended).collect(),
+    };
+    let restarts = status.processes.iter().map(|process| process.restarts).sum::<u64>();
+    let has_run = restarts > 0 || status.processes.iter().any(|p| p.last_exit.is_some());
+    let (phase, exit_code) = match (ends, status.phase) {
+        (Some(ends), _) => match ends.iter().find(|end| **end != Some(0)) {
+            None => (PodPhase::Succeeded, Some(0)),
+            Some(end) => (PodPhase::Failed, *end),
+        },
+        (None, Phase::Running | Phase::Stopping | Phase::Ended) => (PodPhase::Running, None),
+        (None, Phase::Backoff) if has_run => (PodPhase::Running, None),
+        (None, Phase::Starting) if has_run => (PodPhase::Running, None),
+        (None, Phase::Unfit | Phase::Backoff | Phase::Starting) => (PodPhase::Pending, None),
+    };
+    Standing {
+        phase,
+        ready: phase == PodPhase::Running
+            && status.phase == Phase::Running
+            && matches!(status.health, Health::Passing | Health::Absent),
+        exit_code,
+        restarts: u32::try_from(restarts).unwrap_or(u32::MAX),
+        is_unfit: status.phase == Phase::Unfit,
+        message: status.message.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::status::LastExit;
+    use crate::time::Timestamp;
+
+    fn process(phase: Phase, exit: Option<(i32, i32)>, restarts: u64) -> ProcessStatus {
+        let exit = exit.map(|(exit_code, exit_status)| LastExit {
+            time: Timestamp::UNIX_EPOCH,
+            exit_code,
+            exit_status,
+        });
+        ProcessStatus { phase, last_exit: exit, restarts, ..ProcessStatus::default() }
+    }
+
+    fn pod(phase: Phase, processes: Vec<ProcessStatus>) -> Standing {
+        stands(&PodStatus { phase, processes, health: Health::Passing, ..PodStatus::default() })
+    }
+
+    #[test]
+    fn a_pod_has_ended_when_its_processes_have_and_well_when_all_did() {
+        let done = || process(Phase::Ended, Some((0, 0)), 0);
+        let ended = |exit| pod(Phase::Ended, vec![done(), process(Phase::Ended, Some(exit), 0)]);
+        assert_eq!(pod(Phase::Ended, vec![done()]).phase, PodPhase::Succeeded);
+        for (exit, code) in [((3, 0), Some(3)), ((-1, 9), Some(137)), ((-1, 0), None)] {
+            let standing = ended(exit);
+            assert_eq!((standing.phase, standing.exit_code), (PodPhase::Failed, code));
+        }
+        let half = pod(Phase::Running, vec![done(), process(Phase::Running, None, 0)]);
+        assert_eq!(half.phase, PodPhase::Running);
+    }
+
+    #[test]
+    fn what_has_not_ended_waits_or_runs() {
+        for (phase, restarts, wanted, ready) in [
+            (Phase::Unfit, 0, PodPhase::Pending, false),
+            (Phase::Starting, 0, PodPhase::Pending, false),
+            (Phase::Backoff, 0, PodPhase::Pending, false),
+            (Phase::Backoff, 2, PodPhase::Running, false),
+            (Phase::Running, 2, PodPhase::Running, true),
+            (Phase::Stopping, 0, PodPhase::Running, false),
+        ] {
+            let standing = pod(phase, vec![process(phase, None, restarts)]);
+            assert_eq!((standing.phase, standing.ready), (wanted, ready), "{phase}");
+            assert_eq!(u64::from(standing.restarts), restarts);
+        }
+        assert!(pod(Phase::Unfit, vec![]).is_unfit);
+    }
+}

@@ -1,0 +1,463 @@
+//! What every job controller of a farm looks at, each tree read once for all.
+//!
+//! The owner of a job is the only one that changes its pods, so what it has just written counts more than a tree that
+//! was read before ([`Known`]). How a pod stands its node's agent says in `status/pods/`; that counts only when
+//! `reality/` shows the very manifest that is intended, for else it is about an older try at the same member.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::manifest::Mark;
+use super::members::PodSeen;
+use super::pod_status::{Standing as PodStanding, stands};
+use super::spec::{JobUid, Slot};
+use super::status::JobStatus;
+use super::writes::mark_of;
+use crate::command::Commands;
+use crate::farm::tree::{Digest, Seen, Tree};
+use crate::ids::{Namespaced, NodeName};
+use crate::labels::decode_labels;
+use crate::manifest::content_hash;
+use crate::node::status::PodStatus;
+use crate::pod_group::spec::PodGroupRecord;
+use crate::pod_group::statuses::Statuses;
+use crate::rc::plan::{Place, Standing};
+use crate::rc::world::World;
+use crate::store::key::{self, LabelKind};
+use crate::store::watch::Pace;
+use crate::store::{Entry, Index, Prefix, Query, Reader, StoreError};
+
+/// A pod of a job by its labels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Labelled {
+    /// ModifyIndex.
+    pub index: Index,
+    /// What the labels say.
+    pub mark: Mark,
+}
+
+/// `labels/pod/`, the pods of jobs.
+#[derive(Debug, Default)]
+pub struct JobPods {
+    by_job: BTreeMap<Namespaced, BTreeMap<Place, Arc<Labelled>>>,
+    entries: usize,
+}
+
+impl JobPods {
+    fn of(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Labelled>)> {
+        self.by_job.get(job).into_iter().flatten()
+    }
+
+    /// Jobs of which a pod differs between the two.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
+        let jobs = old.by_job.keys().chain(new.by_job.keys());
+        jobs.filter(|job| old.by_job.get(job) != new.by_job.get(job)).cloned().collect()
+    }
+}
+
+impl Digest for JobPods {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
+        let known: BTreeMap<&Place, &Arc<Labelled>> = old.by_job.values().flatten().collect();
+        for entry in entries {
+            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
+            let place = Place { node, pod };
+            let same = known.get(&place).filter(|seen| seen.index == entry.modify_index);
+            let labelled = match same {
+                Some(same) => (*same).clone(),
+                None => {
+                    let labels = decode_labels(&entry.value).ok();
+                    let Some(mark) = labels.as_ref().and_then(mark_of) else { continue };
+                    Arc::new(Labelled { index: entry.modify_index, mark })
+                }
+            };
+            new.by_job.entry(labelled.mark.job.clone()).or_default().insert(place, labelled);
+        }
+        new
+    }
+
+    fn len(&self) -> usize {
+        self.entries
+    }
+}
+
+/// What is real on a node.
+#[derive(Debug, PartialEq)]
+pub struct Real {
+    index: Index,
+    hash: u64,
+    mark: Mark,
+}
+
+/// `reality/`, the pods of jobs.
+#[derive(Debug, Default)]
+pub struct Realities {
+    places: BTreeMap<Place, Arc<Real>>,
+    entries: usize,
+}
+
+#[derive(Deserialize)]
+struct WithMark {
+    job: Mark,
+}
+
+impl Realities {
+    /// Jobs of which something differs between the two.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
+        let one_way = |a: &Self, b: &Self| -> Vec<Namespaced> {
+            let differs =
+                |(place, real): &(&Place, &Arc<Real>)| b.places.get(*place) != Some(*real);
+            a.places.iter().filter(differs).map(|(_, real)| real.mark.job.clone()).collect()
+        };
+        one_way(old, new).into_iter().chain(one_way(new, old)).collect()
+    }
+}
+
+impl Digest for Realities {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let mut new = Realities { entries: entries.len(), ..Realities::default() };
+        for entry in entries {
+            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
+            let place = Place { node, pod };
+            let same = old.places.get(&place).filter(|real| real.index == entry.modify_index);
+            let real = match same {
+                Some(same) => same.clone(),
+                None => {
+                    // Manifests of jobs are JSON; others are not ours to understand.
+                    let Ok(WithMark { job }) = serde_json::from_slice(&entry.value) else {
+                        continue;
+                    };
+                    let hash = content_hash(&entry.value);
+                    Arc::new(Real { index: entry.modify_index, hash, mark: job })
+                }
+            };
+            new.places.insert(place, real);
+        }
+        new
+    }
+
+    fn len(&self) -> usize {
+        self.entries
+    }
+}
+
+/// `status/pods/`, by place.
+#[derive(Debug, Default)]
+pub struct PodStandings {
+    places: BTreeMap<Place, (Index, Arc<PodStanding>)>,
+}
+
+impl PodStandings {
+    /// Places that differ between the two.
+    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
+        let one_way = |a: &'a Self, b: &'a Self| {
+            let index = |all: &'a Self, place| all.places.get(place).map(|(index, _)| *index);
+            a.places.keys().filter(move |place| index(a, place) != index(b, place))
+        };
+        one_way(old, new).chain(one_way(new, old))
+    }
+}
+
+impl Digest for PodStandings {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let standing = |entry: Entry| {
+            let (pod, node) = key::pod_and_node(prefix, &entry.key)?;
+            let place = Place { node, pod };
+            match old.places.get(&place).filter(|(index, _)| *index == entry.modify_index) {
+                Some(same) => Some((place, same.clone())),
+                None => {
+                    let status = PodStatus::decode(&entry.value).ok()?;
+                    Some((place, (entry.modify_index, Arc::new(stands(&status)))))
+                }
+            }
+        };
+        PodStandings { places: entries.into_iter().filter_map(standing).collect() }
+    }
+
+    fn len(&self) -> usize {
+        self.places.len()
+    }
+}
+
+/// What an owner knows of its pods from its own transactions, until the trees have caught up.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// Index of the last transaction that changed pods.
+    pub index: Index,
+    /// When it was answered.
+    pub at: Option<Instant>,
+    /// All pods then: their labels' and intents' indexes, and the hash of their manifests.
+    pub pods: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+    /// Pods that were removed, and when.
+    pub removed: BTreeMap<Place, (Slot, Instant)>,
+}
+
+/// A pod that was removed before its node was seen to have it may just be starting there: for so long it counts as on
+/// its way out.
+pub const UNSEEN: Duration = Duration::from_secs(2);
+
+/// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when Consul
+/// forgets deletions.
+const SURELY_LATER: Duration = Duration::from_secs(30);
+
+fn shows<T>(seen: &Seen<T>, index: Index, at: Option<Instant>) -> bool {
+    let later = |at: Instant| seen.asked.is_some_and(|asked| asked > at + SURELY_LATER);
+    seen.index >= index || at.is_some_and(later)
+}
+
+/// Statuses and groups as read when jobs were last claimed.
+#[derive(Default)]
+struct Book {
+    index: Index,
+    statuses: BTreeMap<Namespaced, (Index, JobStatus)>,
+    groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
+}
+
+/// The status of a job and its group's record, each with its ModifyIndex.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// What was said last.
+    pub status: (Index, JobStatus),
+    /// The PodGroup; `None` with an index: it cannot be read.
+    pub group: (Index, Option<PodGroupRecord>),
+}
+
+/// See the module.
+pub struct JobWorld {
+    reader: Arc<dyn Reader>,
+    /// Nodes and intents, which replication controllers look at, too.
+    pub nodes: Arc<World>,
+    /// `labels/pod/`
+    pub pods: Arc<Tree<JobPods>>,
+    /// `reality/`
+    pub realities: Arc<Tree<Realities>>,
+    /// `status/pods/`
+    pub standings: Arc<Tree<PodStandings>>,
+    /// `rcfarm/pod_group_status/`
+    pub groups: Arc<Tree<Statuses>>,
+    /// `rcfarm/commands/`
+    pub commands: Arc<Tree<Commands>>,
+    book: Mutex<Book>,
+}
+
+/// The pods of a job, as they stand.
+#[derive(Debug, Default)]
+pub struct Pods {
+    /// Those of this job.
+    pub own: Vec<PodSeen>,
+    /// The manifests' hashes, for [`Known`].
+    pub intents: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+    /// Members that are real and no longer wanted, on nodes that can be heard.
+    pub leaving: BTreeMap<Slot, u32>,
+    /// Pods of an older job of the name.
+    pub orphans: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+}
+
+impl JobWorld {
+    /// The trees, not yet read.
+    #[must_use]
+    pub fn new(
+        reader: Arc<dyn Reader>,
+        nodes: Arc<World>,
+        commands: Arc<Tree<Commands>>,
+    ) -> Arc<Self> {
+        Arc::new(JobWorld {
+            nodes,
+            pods: Tree::guarded(reader.clone(), key::labels(LabelKind::Pod), Pace::RESYNC),
+            realities: Tree::new(reader.clone(), key::realities(), Pace::PROMPT),
+            standings: Tree::new(reader.clone(), key::pod_statuses(), Pace::PROMPT),
+            groups: Tree::new(reader.clone(), key::pod_group_statuses(), Pace::PROMPT),
+            commands,
+            reader,
+            book: Mutex::default(),
+        })
+    }
+
+    /// Reads statuses, groups and pods, unless all jobs concerned were made after they were last read: no status means
+    /// no pods.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        let read = self.book().index;
+        if read > Index::ZERO && oldest > read {
+            return Ok(());
+        }
+        *self.book() = Book::default();
+        let statuses = self.reader.list(&key::job_statuses(), Query::CONSISTENT).await?;
+        let groups = self.reader.list(&key::pod_groups(), Query::CONSISTENT).await?;
+        self.catch_up().await?;
+        let status = |entry: &Entry| {
+            let id = key::namespaced(&key::job_statuses(), &entry.key)?;
+            let status = JobStatus::decode(&entry.value).unwrap_or_default();
+            Some((id, (entry.modify_index, status)))
+        };
+        let group = |entry: &Entry| {
+            let id = key::namespaced(&key::pod_groups(), &entry.key)?;
+            Some((id, (entry.modify_index, PodGroupRecord::decode(&entry.value).ok())))
+        };
+        *self.book() = Book {
+            index: statuses.index.min(groups.index).max(Index(1)),
+            statuses: statuses.value.iter().filter_map(status).collect(),
+            groups: groups.value.iter().filter_map(group).collect(),
+        };
+        Ok(())
+    }
+
+    /// What stands of a job since the last [`JobWorld::prepare`]; given out once. `None`: that failed.
+    #[must_use]
+    pub fn take_page(&self, id: &Namespaced) -> Option<Page> {
+        let mut book = self.book();
+        (book.index > Index::ZERO).then(|| Page {
+            status: book.statuses.remove(id).unwrap_or_default(),
+            group: book.groups.remove(id).unwrap_or_default(),
+        })
+    }
+
+    /// Reads a job's status and group now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_page(&self, id: &Namespaced) -> Result<Page, StoreError> {
+        let status = self.reader.get(&key::job_status(id), Query::CONSISTENT).await?.value;
+        let group = self.reader.get(&key::pod_group(id), Query::CONSISTENT).await?.value;
+        let status = status
+            .map(|entry| (entry.modify_index, JobStatus::decode(&entry.value).unwrap_or_default()));
+        let group =
+            group.map(|entry| (entry.modify_index, PodGroupRecord::decode(&entry.value).ok()));
+        Ok(Page { status: status.unwrap_or_default(), group: group.unwrap_or_default() })
+    }
+
+    /// Reads pods and intents now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        let pods = async { self.pods.read_now().await.map(drop) };
+        futures_util::future::try_join(pods, self.nodes.catch_up()).await.map(drop)
+    }
+
+    /// Waits until the trees have been read once.
+    pub async fn first_read(&self) {
+        self.realities.first_read().await;
+        self.standings.first_read().await;
+        self.groups.first_read().await;
+        self.commands.first_read().await;
+        self.nodes.records.first_read().await;
+    }
+
+    /// Whether what is gone from the trees can be believed to be gone.
+    #[must_use]
+    pub fn may_remove(&self) -> bool {
+        self.pods.seen().suspicion.is_none() && self.nodes.intents.seen().suspicion.is_none()
+    }
+
+    /// Whether the trees show everything that `known` says.
+    #[must_use]
+    pub fn has_caught_up(&self, known: &Known) -> bool {
+        shows(&self.pods.seen(), known.index, known.at)
+            && shows(&self.nodes.intents.seen(), known.index, known.at)
+            && known.removed.values().all(|(_, at)| Instant::now() >= *at + UNSEEN)
+    }
+
+    /// The pods that carry a job's name, as they stand.
+    #[must_use]
+    pub fn pods_of(&self, id: &Namespaced, uid: JobUid, known: &Known) -> Pods {
+        let labels = self.pods.seen();
+        let intents = self.nodes.intents.seen();
+        let realities = self.realities.seen();
+        let mut all: BTreeMap<Place, (Labelled, Option<(Index, u64)>)> = BTreeMap::new();
+        if shows(&labels, known.index, known.at) && shows(&intents, known.index, known.at) {
+            for (place, labelled) in labels.value.of(id) {
+                let intent = intents.value.at(place);
+                all.insert(place.clone(), ((**labelled).clone(), intent));
+            }
+        } else {
+            all.clone_from(&known.pods);
+        }
+        let mut pods = Pods::default();
+        for (place, (labelled, intent)) in all {
+            if labelled.mark.uid == uid {
+                pods.own.push(self.seen(&place, &labelled, intent, &realities.value));
+                pods.intents.insert(place, (labelled, intent));
+            } else {
+                pods.orphans.insert(place, (labelled, intent));
+            }
+        }
+        let heard = |node: &NodeName| self.nodes.standing(node) != Standing::Down;
+        for (place, real) in &realities.value.places {
+            let own = real.mark.job == *id && real.mark.uid == uid;
+            if own && !pods.intents.contains_key(place) && heard(&place.node) {
+                *pods.leaving.entry(real.mark.slot.clone()).or_default() += 1;
+            }
+        }
+        let now = Instant::now();
+        for (place, (slot, at)) in &known.removed {
+            if now < *at + UNSEEN
+                && !realities.value.places.contains_key(place)
+                && heard(&place.node)
+            {
+                *pods.leaving.entry(slot.clone()).or_default() += 1;
+            }
+        }
+        pods
+    }
+
+    fn seen(
+        &self,
+        place: &Place,
+        labelled: &Labelled,
+        intent: Option<(Index, u64)>,
+        realities: &Realities,
+    ) -> PodSeen {
+        let real = realities.places.get(place);
+        let is_real = real.is_some_and(|real| intent.is_some_and(|(_, hash)| hash == real.hash));
+        let standings = self.standings.seen();
+        let standing = match standings.value.places.get(place) {
+            Some((_, standing)) if is_real => (**standing).clone(),
+            // A node without an agent of ours says no more than that it is there.
+            None if is_real => PodStanding::running(),
+            Some((_, standing)) if standing.is_unfit => (**standing).clone(),
+            _ => PodStanding::default(),
+        };
+        let mark = &labelled.mark;
+        PodSeen {
+            slot: mark.slot.clone(),
+            node: place.node.clone(),
+            version: mark.version,
+            attempt: mark.attempt,
+            label_index: labelled.index,
+            intent: intent.map(|(index, _)| index),
+            phase: standing.phase,
+            ready: standing.ready,
+            exit_code: standing.exit_code,
+            restarts: standing.restarts,
+            lost: self.nodes.standing(&place.node) == Standing::Down && !standing.phase.has_ended(),
+            message: standing.message,
+        }
+    }
+
+    /// Jobs that own the pods at `places`.
+    #[must_use]
+    pub fn owners<'a>(&self, places: impl Iterator<Item = &'a Place>) -> BTreeSet<Namespaced> {
+        let realities = self.realities.seen();
+        let owner = |place: &Place| realities.value.places.get(place).map(|r| r.mark.job.clone());
+        places.filter_map(owner).collect()
+    }
+
+    /// Where pods of a node are reached.
+    #[must_use]
+    pub fn address(&self, node: &NodeName) -> String {
+        self.nodes.address(node).unwrap_or_else(|| node.to_string())
+    }
+
+    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,213 @@
+//! Turns a plan into the operations of one transaction: labels of pods, their intents, the PodGroup. Pure.
+
+use std::collections::BTreeMap;
+
+use super::manifest::{Mark, Placed};
+use super::members::PodSeen;
+use super::operator;
+use super::plan::{Create, Plan};
+use super::spec::{JobSpec, JobUid, Slot, Task};
+use super::status::Members;
+use crate::ids::{Namespaced, NodeName, QueueName};
+use crate::labels::{Labels, encode_labels};
+use crate::manifest::Resources;
+use crate::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
+use crate::queue::amounts::{Amounts, CPU, MEMORY};
+use crate::rc::plan::Place;
+use crate::store::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
+use crate::store::{Index, Op};
+
+const JOB_NAME: &str = "volcano.sh/job-name";
+const JOB_NAMESPACE: &str = "volcano.sh/job-namespace";
+const TASK: &str = "volcano.sh/task-spec";
+const TASK_INDEX: &str = "volcano.sh/task-index";
+const VERSION: &str = "volcano.sh/job-version";
+const QUEUE: &str = "volcano.sh/queue-name";
+
+/// Which pod of which job these labels are of; `None`: it is no job's.
+#[must_use]
+pub fn mark_of(labels: &Labels) -> Option<Mark> {
+    let of = |name: &str| labels.get(name);
+    Some(Mark {
+        job: Namespaced {
+            namespace: of(JOB_NAMESPACE)?.parse().ok()?,
+            name: of(JOB_NAME)?.parse().ok()?,
+        },
+        uid: of(UID)?.parse().ok()?,
+        slot: Slot::new(of(TASK)?, of(TASK_INDEX)?.parse().ok()?),
+        version: of(VERSION)?.parse().ok()?,
+        attempt: of(ATTEMPT)?.parse().ok()?,
+    })
+}
+
+/// The labels of a pod: the template's, then Volcano's and, where they apply, Kubeflow's, which win.
+#[must_use]
+pub fn labels_of(job: &JobSpec, mark: &Mark) -> Labels {
+    let mut labels = Labels::new();
+    if let Some(task) = job.task(&mark.slot.task) {
+        labels.extend(task.template.labels.clone());
+    }
+    let mut set = |name: &str, value: String| drop(labels.insert(name.to_owned(), value));
+    set(JOB_NAME, mark.job.name.to_string());
+    set(JOB_NAMESPACE, mark.job.namespace.to_string());
+    set(TASK, mark.slot.task.clone());
+    set(TASK_INDEX, mark.slot.index.to_string());
+    set(VERSION, mark.version.to_string());
+    set(QUEUE, job.queue.clone());
+    set(UID, mark.uid.to_string());
+    set(ATTEMPT, mark.attempt.to_string());
+    if job.framework.is_kubeflow() {
+        let kind = job.framework.kind().to_ascii_lowercase();
+        set("training.kubeflow.org/operator-name", format!("{kind}-controller"));
+        set("training.kubeflow.org/job-name", mark.job.name.to_string());
+        set("training.kubeflow.org/replica-type", mark.slot.task.to_ascii_lowercase());
+        set("training.kubeflow.org/replica-index", mark.slot.index.to_string());
+        if operator::of(job.framework).is_master(job, &mark.slot) {
+            set("training.kubeflow.org/job-role", "master".to_owned());
+        }
+    }
+    labels
+}
+
+/// A pod that a transaction makes.
+pub struct Made {
+    /// Where.
+    pub place: Place,
+    /// What it is.
+    pub mark: Mark,
+    /// Its manifest.
+    pub manifest: String,
+}
+
+/// The pods that a plan makes; those whose names are none are left out (validation has seen to it).
+#[must_use]
+pub fn made(placed: &Placed<'_>, creates: &[Create]) -> Vec<Made> {
+    if creates.is_empty() {
+        return Vec::new();
+    }
+    let peers = placed.peers();
+    let one = |create: &Create| {
+        let pod = create.slot.pod_id(placed.id).ok()?;
+        let manifest = placed.manifest(create, &pod, &peers);
+        let place = Place { node: create.node.clone(), pod };
+        Some(Made { place, mark: placed.mark(create), manifest })
+    };
+    creates.iter().filter_map(one).collect()
+}
+
+/// The operations that make a pod: refused when its place is taken.
+#[must_use]
+pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
+    let Place { node, pod } = &made.place;
+    let labels = encode_labels(&labels_of(job, &made.mark));
+    let manifest = made.manifest.clone().into();
+    [
+        Op::Cas { key: key::pod_labels(node, pod), value: labels, flags: 0, index: Index::ZERO },
+        Op::Cas { key: key::intent(node, pod), value: manifest, flags: 0, index: Index::ZERO },
+    ]
+}
+
+/// The operations that remove a pod, guarded by what was seen of it.
+#[must_use]
+pub fn remove_ops(place: &Place, label: Index, intent: Option<Index>) -> Vec<Op> {
+    let labels = key::pod_labels(&place.node, &place.pod);
+    let mut ops =
+        vec![Op::CheckIndex { key: labels.clone(), index: label }, Op::Delete { key: labels }];
+    if let Some(index) = intent {
+        ops.push(Op::DeleteCas { key: key::intent(&place.node, &place.pod), index });
+    }
+    ops
+}
+
+/// The place of a pod of a job.
+#[must_use]
+pub fn place_of(id: &Namespaced, pod: &PodSeen) -> Option<Place> {
+    Some(Place { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
+}
+
+/// The PodGroup that a job wants, with what has become of its members.
+#[must_use]
+pub fn group_of(id: &Namespaced, uid: JobUid, job: &JobSpec, plan: &Plan) -> PodGroupRecord {
+    let needed: u32 = job.tasks.iter().map(Task::needed).sum();
+    let min_task_member = match job.min_available >= needed {
+        true => job.tasks.iter().map(|task| (task.lower_name(), task.needed())).collect(),
+        false => BTreeMap::new(),
+    };
+    let tasks = job.tasks.iter().filter(|task| task.replicas > 0).map(|task| group::Task {
+        name: task.lower_name(),
+        replicas: task.replicas,
+        resources: amounts(&task.template.resources()),
+        node_selector: task.template.node_selector.to_string(),
+    });
+    let spec = PodGroupSpec {
+        min_member: Some(job.min_available),
+        min_task_member,
+        queue: job.queue.parse().unwrap_or_else(|_| default_queue()),
+        priority_class_name: job.priority_class.clone().unwrap_or_default(),
+        priority: priority(job),
+        min_resources: job.min_resources.as_ref().map(amounts).unwrap_or_default(),
+        tasks: tasks.collect(),
+        owner: Some(OwnerRef {
+            kind: "Job".to_owned(),
+            name: id.name.to_string(),
+            uid: uid.to_string(),
+        }),
+        round: plan.status.round,
+        schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),
+        ..PodGroupSpec::default()
+    };
+    let Members { pending, running, succeeded, failed, terminating, unknown } = plan.status.members;
+    let all = pending + running + succeeded + failed + unknown;
+    let members = group::Members {
+        pending: job.replicas().saturating_sub(all),
+        bound: pending,
+        running: running + unknown,
+        succeeded,
+        failed,
+        releasing: terminating,
+    };
+    PodGroupRecord { members, ..PodGroupRecord::new(spec) }
+}
+
+fn default_queue() -> QueueName {
+    crate::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
+}
+
+/// A priority class that is a number is that priority; others are names for people.
+#[must_use]
+pub fn priority(job: &JobSpec) -> i64 {
+    job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
+}
+
+fn amounts(resources: &Resources) -> Amounts {
+    let mut amounts = Amounts::default();
+    if resources.cpu_milli > 0 {
+        amounts = amounts.with(CPU, resources.cpu_milli);
+    }
+    if resources.memory_bytes > 0 {
+        amounts = amounts.with(MEMORY, resources.memory_bytes);
+    }
+    for (device, count) in resources.devices.iter().filter(|(_, count)| **count > 0) {
+        amounts = amounts.with(device, u64::from(*count));
+    }
+    amounts
+}
+
+/// Where the members of a bound group go, but for nodes that are down: what was placed there waits for another place.
+#[must_use]
+pub fn places(
+    job: &JobSpec,
+    node_of: impl Fn(&str, u32) -> Option<NodeName>,
+    is_down: impl Fn(&NodeName) -> bool,
+) -> BTreeMap<Slot, NodeName> {
+    let mut places = BTreeMap::new();
+    for task in &job.tasks {
+        for index in 0..task.replicas {
+            let node = node_of(&task.lower_name(), index);
+            if let Some(node) = node.filter(|node| !is_down(node)) {
+                places.insert(Slot::new(&task.name, index), node);
+            }
+        }
+    }
+    places
+}
