@@ -50,6 +50,7 @@ enum Command {
     Rc(rc::RcCommand),
     #[command(subcommand)]
     Queue(queue::QueueCommand),
+    #[command(subcommand)]
     Job(job::JobCommand),
     /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob
     Apply(job::apply::FileArgs),
