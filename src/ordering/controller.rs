@@ -16,12 +16,13 @@ use super::status::SchedulerStatus;
 use super::world::Floor;
 use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised};
 use crate::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
+use crate::command::Action;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::ids::ObjectName;
 use crate::labels::Selector;
 use crate::pod_group::status::{PodGroupStatus, Reason};
 use crate::queue::machine::{self, Wanted};
-use crate::queue::spec::{BadField, DEFAULT_QUEUE, QueueRecord};
+use crate::queue::spec::{BadField, DEFAULT_QUEUE, Desired, QueueRecord};
 use crate::queue::status::{QueueStatus, WAITING_LISTED};
 use crate::schedule::ledger::booked_node;
 use crate::store::{Commit, Index, Op, Query, StoreError, Txn, key};
@@ -320,6 +321,56 @@ impl OrderingController {
         Ok(true)
     }
 
+    /// Carries out the first command for one of its queues: what it asks is written into the queue's record, and the
+    /// command is consumed in the same transaction. `None`: there is none.
+    async fn obey(&mut self, look: &Look) -> Result<Option<Next>, ReconcileError> {
+        let (commands, queues) = (self.floor.commands.seen(), self.floor.queues.seen());
+        let mine = commands.value.queues.iter().find_map(|(name, pending)| {
+            let (stored, pending) = (queues.value.0.get(name)?, pending.first()?);
+            let is_mine = look.queues.scheduler(name) == self.me;
+            is_mine.then_some((name, stored, pending, stored.record.as_ref().ok()?))
+        });
+        let Some((name, stored, pending, record)) = mine else { return Ok(None) };
+        let (command, key) = (key::command(pending.id), key::queue(name));
+        let mut wanted = record.clone();
+        match pending.command.action {
+            Action::OpenQueue => wanted.spec.state = Desired::Open,
+            Action::CloseQueue => wanted.spec.state = Desired::Closed,
+            other => {
+                warn!(queue = %name, action = %other, "no queue does that: the command is dropped")
+            }
+        }
+        let mut ops = vec![
+            Op::CheckIndex { key: command.clone(), index: pending.index },
+            Op::Delete { key: command },
+        ];
+        let is_change = wanted != *record;
+        let details = is_change.then(|| {
+            let by = pending.command.issued_by.clone();
+            Details::QueueChanged(QueueChange {
+                queue: name.clone(),
+                actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
+                reason: pending.command.action.to_string(),
+                farm: Some(self.site.farm.clone()),
+                before: serde_json::to_value(&record.spec).ok(),
+                after: serde_json::to_value(&wanted.spec).ok(),
+            })
+        });
+        ops.push(match is_change {
+            true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
+            false => Op::CheckIndex { key, index: stored.index },
+        });
+        let written = self.commit(look.record_index, ops, details).await?;
+        let read = (self.floor.queues.read_now(), self.floor.commands.read_now());
+        let (queues, commands) = futures_util::future::join(read.0, read.1).await;
+        queues?;
+        commands?;
+        Ok(Some(match written {
+            Written::Applied(_) => Next::After(Duration::ZERO),
+            Written::Refused => self.after_refusal(),
+        }))
+    }
+
     /// Writes the scheduler's own status alone.
     async fn say(
         &mut self,
@@ -414,6 +465,9 @@ impl Controller for OrderingController {
         let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
         if self.make_default_queue(look.record_index).await? {
             return Ok(Next::After(Duration::ZERO));
+        }
+        if let Some(next) = self.obey(&look).await? {
+            return Ok(next);
         }
         if !self.make(&look, &look.plan.changes).await? {
             return Ok(self.after_refusal());

@@ -53,6 +53,7 @@ impl Kind for OrderingKind {
             key::scheduler_statuses(),
             key::queues(),
             key::queue_statuses(),
+            key::commands(),
             key::pod_groups(),
             key::pod_group_statuses(),
             key::allocations(),
@@ -78,11 +79,16 @@ impl Kind for OrderingKind {
                 }
             }
         };
-        let (queues, groups) = (wake(), wake());
+        let (queues, groups, commands) = (wake(), wake(), wake());
         let ids = || self.site.ids.fork();
         vec![
             Box::pin(self.floor.queues.clone().watch(ids(), move |_, _| queues())),
             Box::pin(self.floor.groups.clone().watch(ids(), move |_, _| groups())),
+            Box::pin(self.floor.commands.clone().watch(ids(), move |old, new| {
+                if old.value.queues != new.value.queues {
+                    commands();
+                }
+            })),
         ]
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::command::Commands;
 use crate::farm::kind::RecordId;
 use crate::farm::tree::{Digest, Tree};
 use crate::labels::Selector;
@@ -73,6 +74,8 @@ pub struct Floor {
     pub queues: Arc<Tree<QueueTree>>,
     /// `rcfarm/pod_groups/`
     pub groups: Arc<Tree<GroupTree>>,
+    /// `rcfarm/commands/`
+    pub commands: Arc<Tree<Commands>>,
     /// The nodes.
     pub world: Arc<World>,
     /// Schedulers that this farm has a task for, to be woken.
@@ -86,6 +89,7 @@ impl Floor {
         Arc::new(Floor {
             queues: Tree::guarded(reader.clone(), key::queues(), Pace::PROMPT),
             groups: Tree::guarded(reader.clone(), key::pod_groups(), Pace::PROMPT),
+            commands: Tree::new(reader.clone(), key::commands(), Pace::PROMPT),
             reader,
             world,
             tasks: Mutex::default(),

@@ -399,3 +399,40 @@ async fn a_status_changed_by_hand_is_looked_at_anew() {
     check(&cluster);
     farm.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
+    for fate in [Outcome::Deliver, Outcome::Lose, Outcome::LoseReply] {
+        let cluster = cluster(1).await;
+        put_queue(&cluster, "q", json!({"weight": 3})).await;
+        let (farm, made) = mortal(&cluster, 2, fate.clone());
+        within(10 * SECOND, "the first words", || async { made.load(Ordering::SeqCst) > 0 }).await;
+        let command = |n: u128, action: &str| {
+            let target = json!({"kind": "Queue", "queue": "q"});
+            let value = json!({"action": action, "target": target, "issued_by": "alice"});
+            let key = key::command(uuid::Uuid::from_u128(n));
+            let cluster = &cluster;
+            async move { cluster.put(key.as_str(), value.to_string()).await }
+        };
+        command(1, "CloseQueue").await;
+        tokio::time::sleep(5 * SECOND).await;
+        farm.kill().await;
+        let farm = cluster.start("lives");
+        let left = || cluster.store.inspect(|state| state.kv.list("rcfarm/commands/").count());
+        within(10 * SECOND, "consumed", || async { left() == 0 }).await;
+        let key = key::queue(&queue("q"));
+        let record = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
+        let record: Value = serde_json::from_slice(&record.value).unwrap();
+        assert_eq!(
+            (&record["spec"]["state"], &record["spec"]["weight"]),
+            (&json!("Closed"), &json!(3))
+        );
+        command(2, "RestartJob").await;
+        within(10 * SECOND, "dropped", || async { left() == 0 }).await;
+        let told = cluster.audit().await;
+        let told = told.iter().filter(|r| r.event_type.as_str() == "QUEUE_CHANGED");
+        let by: Vec<Value> = told.map(|r| r.event_details["actor"].clone()).collect();
+        assert_eq!(by, [json!("user:alice")], "{fate:?}");
+        farm.stop().await;
+    }
+}
