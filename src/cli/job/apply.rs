@@ -19,9 +19,9 @@ pub struct FileArgs {
     /// A YAML or JSON file with one job or several; - reads standard input
     #[arg(short, long, value_name = "FILE")]
     filename: String,
-    /// The namespace of jobs that name none
-    #[arg(short, long, default_value = "default")]
-    namespace: crate::ids::Namespace,
+    /// The namespace of jobs that name none (`--namespace` is Consul's own)
+    #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
+    within: crate::ids::Namespace,
 }
 
 /// A document, and what is there already.
@@ -108,7 +108,7 @@ async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted
             continue;
         }
         if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
-            document["metadata"]["namespace"] = json!(args.namespace);
+            document["metadata"]["namespace"] = json!(args.within);
         }
         let id = form::name(&document).map_err(|remark| wrong(remark.to_string()))?;
         if all.iter().any(|other| other.id == id) {

@@ -13,9 +13,9 @@ use crate::time::Timestamp;
 /// Which.
 #[derive(clap::Args)]
 pub struct ListArgs {
-    /// Only jobs of this namespace
-    #[arg(short, long)]
-    namespace: Option<Namespace>,
+    /// Only jobs of this namespace (`--namespace` is Consul's own)
+    #[arg(long = "in", value_name = "NAMESPACE")]
+    within: Option<Namespace>,
     /// Only jobs of this queue
     #[arg(short, long)]
     queue: Option<String>,
@@ -68,7 +68,7 @@ pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Ex
         .iter()
         .map(row)
         .filter(|row| {
-            args.namespace.as_ref().is_none_or(|namespace| row.job.namespace == *namespace)
+            args.within.as_ref().is_none_or(|within| row.job.namespace == *within)
                 && args.queue.as_ref().is_none_or(|queue| row.queue.as_ref() == Some(queue))
         })
         .collect();

@@ -5,6 +5,7 @@ mod audit;
 mod capacity;
 mod dev;
 mod doctor;
+mod job;
 mod label;
 mod node;
 mod queue;

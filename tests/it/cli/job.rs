@@ -1,0 +1,138 @@
+//! `rcfarm apply`, `plan` and `job …`, on their own and beside a farm.
+
+use std::time::Duration;
+
+use rcfarm::store::{DeleteMode, Key, Query, Reader, Store, key};
+use serde_json::{Value, json};
+
+use super::world::World;
+
+const JOB: &str = "\
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: mnist}
+spec:
+  queue: default
+  tasks:
+    - {name: ps, replicas: 1, template: &t {spec: {restartPolicy: Never, containers: [
+        {name: c, image: x/y, command: [sleep, '60']}]}}}
+    - {name: worker, replicas: 2, template: *t}
+";
+
+fn write(world: &World, name: &str, text: &str) {
+    std::fs::write(world.dir.path().join(name), text).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_is_planned_applied_changed_and_refused() {
+    let world = World::new().await;
+    write(&world, "job.yaml", JOB);
+    let plan = world.run(&["plan", "-f", "job.yaml"]).await;
+    assert_eq!(plan.code, 2, "{plan:?}");
+    assert!(plan.stdout.contains("default/mnist (Job): would be created"), "{}", plan.stdout);
+    assert!(plan.stdout.contains("+ 2 x worker") && plan.stdout.contains("3 members"), "{plan:?}");
+    assert!(plan.stdout.contains("spec.tasks[0].template.spec.containers[0].image"), "{plan:?}");
+
+    let applied = world.run(&["apply", "-f", "job.yaml"]).await;
+    assert!(applied.stderr.contains("containers[0].image"), "{applied:?}");
+    assert_eq!(applied.ok(), "default/mnist: created\n");
+    assert_eq!(world.run(&["plan", "-f", "job.yaml"]).await.code, 0);
+    assert_eq!(world.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: unchanged\n");
+
+    write(&world, "job.yaml", &JOB.replace("replicas: 2", "replicas: 3"));
+    let plan = world.run(&["plan", "-f", "job.yaml"]).await;
+    assert!(plan.stdout.contains("~ spec.tasks[1].replicas: 2 -> 3"), "{plan:?}");
+    assert_eq!(world.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: changed\n");
+
+    write(&world, "job.yaml", &JOB.replace("queue: default", "queue: other"));
+    let refused = world.run(&["apply", "-f", "job.yaml"]).await.failed();
+    assert!(refused.contains("spec.queue") && refused.contains("only counts"), "{refused}");
+
+    let two =
+        format!("{JOB}---\n{}", JOB.replace("mnist", "m2").replace("name: worker", "name: ps"));
+    write(&world, "two.yaml", &two.replace("replicas: 1", "replicas: -1"));
+    let refused = world.run(&["apply", "-f", "two.yaml"]).await.failed();
+    for words in ["default/mnist: spec.tasks[0].replicas", "default/m2: spec.tasks[1].name"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(refused.contains("nothing was changed"), "{refused}");
+    let jobs = world.json(&["job", "list"]).await;
+    assert_eq!(jobs.as_array().unwrap().len(), 1);
+    let audit = world.json(&["audit", "list"]).await;
+    let actions: Vec<&Value> =
+        audit.as_array().unwrap().iter().map(|r| &r["record"]["event_details"]["action"]).collect();
+    assert_eq!(actions, ["Created", "Changed"]);
+}
+
+/// Asks until the answer is as wanted.
+async fn until(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
+    for _ in 0..600 {
+        let shown = world.json(&["job", "get", "mnist"]).await;
+        if holds(&shown) {
+            return shown;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{:#}", world.json(&["job", "get", "mnist"]).await);
+}
+
+/// What a node without an agent of ours says: what is intended is there, or is not.
+async fn follow(world: &World) {
+    let list = async |prefix| world.consul.list(&prefix, Query::PLAIN).await.unwrap().value;
+    let intents = list(key::intents()).await;
+    for entry in &intents {
+        let real = entry.key.replacen("intent/", "reality/", 1);
+        world.put(&real, std::str::from_utf8(&entry.value).unwrap()).await;
+    }
+    for entry in list(key::realities()).await {
+        let intent = entry.key.replacen("reality/", "intent/", 1);
+        if !intents.iter().any(|other| other.key == intent) {
+            let key = Key::parse(&entry.key).unwrap();
+            assert!(world.consul.delete(&key, DeleteMode::Always).await.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_looked_at_asked_and_deleted() {
+    let world = World::new().await;
+    world.nodes(2).await;
+    let _farm = world.farm("a", "");
+    write(&world, "job.yaml", JOB);
+    world.run(&["apply", "-f", "job.yaml"]).await.ok();
+    let phase = |shown: &Value, phase: &str| shown["status"]["state"]["phase"] == json!(phase);
+    until(&world, |shown| shown["status"]["pending"] == json!(3)).await;
+    follow(&world).await;
+    until(&world, |shown| phase(shown, "Running")).await;
+    assert_eq!(world.run(&["job", "wait", "mnist", "--for", "running"]).await.code, 0);
+    let list = world.run(&["job", "list"]).await.ok();
+    assert!(list.contains("default/mnist") && list.contains("3/3"), "{list}");
+    let tree = world.run(&["job", "tree", "mnist"]).await.ok();
+    assert!(tree.contains("worker  2 of 2 pods") && tree.contains("mnist-worker-1"), "{tree}");
+    let explained = world.run(&["job", "explain", "mnist"]).await.ok();
+    assert!(explained.contains("Running (EnoughRunning)"), "{explained}");
+
+    let unknown = world.run(&["job", "restart-pod", "mnist", "worker", "7"]).await.failed();
+    assert!(unknown.contains("has 2 pods"), "{unknown}");
+    world.run(&["job", "abort", "mnist", "--reason", "lunch"]).await.ok();
+    until(&world, |shown| phase(shown, "Aborting") || phase(shown, "Aborted")).await;
+    follow(&world).await;
+    let stopped = world.run(&["job", "wait", "mnist", "--for", "stopped"]).await.ok();
+    assert!(stopped.contains("Aborted"), "{stopped}");
+    world.run(&["job", "resume", "mnist"]).await.ok();
+    until(&world, |shown| shown["status"]["pending"] == json!(3)).await;
+    follow(&world).await;
+    until(&world, |shown| phase(shown, "Running")).await;
+
+    world.run(&["job", "delete", "mnist", "--no-wait"]).await.ok();
+    for _ in 0..200 {
+        follow(&world).await;
+        if world.run(&["job", "get", "mnist"]).await.code == 1 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let gone = world.run(&["job", "get", "mnist"]).await.failed();
+    assert!(gone.contains("there is no job default/mnist"), "{gone}");
+    assert_eq!(world.json(&["job", "list"]).await, json!([]));
+}
