@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::Parser;
+use rcfarm::sim::mutation::catch_all;
 use rcfarm::sim::{Options, Report, run};
 
 /// Simulated worlds.
@@ -30,6 +31,9 @@ struct Args {
     /// Go on after a violation, and list the seeds that had one.
     #[arg(long)]
     all: bool,
+    /// Switch each safety layer off in turn, and write docs/mutations.md.
+    #[arg(long, conflicts_with_all = ["seeds", "seed"])]
+    mutations: bool,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -60,8 +64,27 @@ fn main() -> ExitCode {
         println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
         return ExitCode::from(u8::from(report.violation.is_some()));
     }
+    if args.mutations {
+        return mutations();
+    }
     let bad = many(&args);
     ExitCode::from(u8::from(bad))
+}
+
+fn mutations() -> ExitCode {
+    let (page, missed) = catch_all(|case, caught| {
+        let how = caught.as_ref().map_or("not caught".to_owned(), |caught| {
+            format!("seed {}: invariant {}", caught.seed, caught.violation.invariant)
+        });
+        println!("{}: {how}", case.name());
+    });
+    match std::fs::write("docs/mutations.md", page) {
+        Ok(()) => ExitCode::from(u8::from(missed > 0)),
+        Err(error) => {
+            eprintln!("docs/mutations.md: {error}; run this where docs/ is");
+            ExitCode::from(2)
+        }
+    }
 }
 
 fn many(args: &Args) -> bool {

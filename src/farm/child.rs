@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::kind::{Controller, Kind, Next, Post, ReconcileError};
+use crate::probe::{Mutation, active};
 use crate::time::{IdSource, backoff};
 
 /// Every record is looked at again after this long (and up to half as much more), whatever the watches say.
@@ -142,7 +143,7 @@ impl Child {
         failures: u32,
         why: &str,
     ) -> (Duration, Duration) {
-        if failures < PATIENCE {
+        if failures < PATIENCE || active(Mutation::NoQuarantine) {
             warn!(record = %self.post.id, failures, why, "the record fails");
             return (self.ids.jitter(Duration::from_millis(500), 0.5), Duration::ZERO);
         }
@@ -168,6 +169,7 @@ impl Child {
         match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
             Ok(Ok(next)) => Attempt::Done(next),
             Ok(Err(error)) => Attempt::Failed(error),
+            Err(panic) if active(Mutation::PanicEscapes) => std::panic::resume_unwind(panic),
             Err(panic) => {
                 let text = panic
                     .downcast_ref::<&str>()

@@ -9,6 +9,7 @@ use super::kind::RecordId;
 use super::records::{Locks, Peers, RecordLabels, Records};
 use crate::ids::{FarmName, SessionId};
 use crate::labels::Selector;
+use crate::probe::{Mutation, active};
 
 /// A record that its preferred farm has not claimed for this long is anybody's.
 pub const GRACE: Duration = Duration::from_millis(750);
@@ -128,7 +129,9 @@ fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
 
 fn keep_or_part(seen: &Observed<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
     if !wanted {
-        plan.release.push(id.clone());
+        if !active(Mutation::ClaimKept) {
+            plan.release.push(id.clone());
+        }
         return;
     }
     let Some((farm, session)) = preferred(seen, id) else { return };

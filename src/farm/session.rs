@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use crate::ids::SessionId;
+use crate::probe::{Mutation, active};
 use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 
 /// How a daemon proves that it is alive.
@@ -61,7 +62,10 @@ impl Member {
             service: SERVICE,
             service_id: format!("{SERVICE}-{name}-{}", &process[..8]),
             meta: ("farm", name.to_string()),
-            behavior: Behavior::Delete,
+            behavior: match active(Mutation::LockOutlivesSession) {
+                true => Behavior::Release,
+                false => Behavior::Delete,
+            },
         }
     }
 }
@@ -84,6 +88,9 @@ struct Deadlines {
 
 impl Deadlines {
     fn earlier(&self) -> Instant {
+        if active(Mutation::NoDeadline) {
+            return self.session + Duration::from_secs(3600);
+        }
         self.check.map_or(self.session, |check| check.min(self.session))
     }
 }
@@ -240,7 +247,9 @@ impl Keeper {
                     // Its session is most likely gone too; renewal will tell.
                     warn!("the agent has forgotten our check; it is registered again");
                     let _ = self.store.register_service(service).await;
-                    if let Ok(false) = self.store.renew_session(kept.epoch.session()).await {
+                    if let Ok(false) = self.store.renew_session(kept.epoch.session()).await
+                        && !active(Mutation::DeadSessionKept)
+                    {
                         self.gone(kept);
                         return;
                     }
@@ -262,11 +271,11 @@ impl Keeper {
             sleep(pause).await;
             let asked = Instant::now();
             match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
-                Ok(Ok(true)) => {
+                Ok(Ok(renewed)) if renewed || active(Mutation::DeadSessionKept) => {
                     pause = ttl / 3;
                     self.prolong(kept, |deadlines| deadlines.session = asked + ttl);
                 }
-                Ok(Ok(false)) => {
+                Ok(Ok(_)) => {
                     self.gone(kept);
                     return;
                 }

@@ -71,11 +71,15 @@ pub struct Tree<T> {
     /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
     taking: Mutex<()>,
     read_at_once: Notify,
+    doubted: Notify,
     first: Notify,
 }
 
 /// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
 const EMPTY_PAUSE: Duration = Duration::from_millis(500);
+
+/// A tree that is not believed is read again this often.
+const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
 
 /// At least this often a tree is read anew, whatever its watch says.
 const FULL_EVERY: Duration = Duration::from_secs(300);
@@ -102,6 +106,7 @@ impl<T: Digest> Tree<T> {
             seen: Mutex::default(),
             taking: Mutex::default(),
             read_at_once: Notify::new(),
+            doubted: Notify::new(),
             first: Notify::new(),
         })
     }
@@ -127,7 +132,11 @@ impl<T: Digest> Tree<T> {
         let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
         let (answer, _) = self.believed(answer, true).await?;
         self.take(answer, asked, true);
-        Ok(self.seen())
+        let seen = self.seen();
+        if seen.suspicion.is_some() {
+            self.doubted.notify_one();
+        }
+        Ok(seen)
     }
 
     /// Resolves when the tree has been read once.
@@ -173,7 +182,17 @@ impl<T: Digest> Tree<T> {
         let mut failures = 0;
         loop {
             let asked = Instant::now();
-            let answer = match watch.next().await {
+            let next = tokio::select! {
+                biased;
+                next = watch.next() => next,
+                // Another read found it suspicious. This one would block until something else changes.
+                () = self.doubted.notified() => {
+                    watch.reset();
+                    tokio::time::sleep(DOUBTFUL_PAUSE).await;
+                    continue;
+                }
+            };
+            let answer = match next {
                 Ok(answer) => self.believed(answer, watch.is_confirmed()).await,
                 Err(error) => Err(error),
             };
@@ -192,13 +211,21 @@ impl<T: Digest> Tree<T> {
                     if !seen.says_the_same_as(&told) {
                         changed(&told, &seen);
                     }
-                    let empty = seen.entries == 0;
+                    let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
                     told = seen;
                     let rested = woken.duration_since(last_read);
                     debt = debt.after_read(self.pace, rested, self.cost(&before, asked, woken));
                     last_read = Instant::now();
                     let pause = debt.pause(self.pace);
-                    if empty { pause.max(EMPTY_PAUSE) } else { pause }
+                    if doubtful {
+                        // Rights that come back change no index: no watch would wake for them.
+                        watch.reset();
+                        pause.max(DOUBTFUL_PAUSE)
+                    } else if empty {
+                        pause.max(EMPTY_PAUSE)
+                    } else {
+                        pause
+                    }
                 }
                 Err(error) => {
                     watch.reset();

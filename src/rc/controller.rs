@@ -20,6 +20,7 @@ use super::{Pods, writes};
 use crate::audit::AuditRecord;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::ids::{NodeName, RcId};
+use crate::probe::{Mutation, active};
 use crate::schedule::capacity::Booking;
 use crate::schedule::ledger::booked_node;
 use crate::schedule::{Discovery, Nodes, ScheduleError, Scheduler};
@@ -333,20 +334,32 @@ impl RcController {
         status.owner = Some(self.owner.clone());
         status.revision = self.status.revision + 1;
         let mut txn = Txn::under(&self.post.claim);
-        txn.push(Op::CheckIndex { key: key::rc(self.id), index: record_index });
-        txn.push(Op::Cas {
-            key: key::rc_status(self.id),
-            value: status.encode(),
-            flags: 0,
-            index: self.status_index,
+        txn.push(match active(Mutation::NoRecordGuard) {
+            true => Op::GetTree { prefix: key::rc_locks() },
+            false => Op::CheckIndex { key: key::rc(self.id), index: record_index },
+        });
+        let (key, value, flags) = (key::rc_status(self.id), status.encode(), 0);
+        txn.push(match active(Mutation::NoChain) {
+            true => Op::Set { key, value, flags },
+            false => Op::Cas { key, value, flags, index: self.status_index },
         });
         txn.extend(ops);
-        for record in audit {
-            let id = self.site.ids.ordered_uuid(record.timestamp);
-            txn.push(crate::audit::op(id, &record));
+        let audit: Vec<Op> = audit
+            .iter()
+            .map(|record| crate::audit::op(self.site.ids.ordered_uuid(record.timestamp), record))
+            .collect();
+        let mut apart = Txn::under(&self.post.claim);
+        if active(Mutation::AuditApart) {
+            apart.extend(audit);
+        } else if !active(Mutation::NoAudit) {
+            txn.extend(audit);
         }
         let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
-        match self.site.writer.commit(txn).await {
+        let committed = self.site.writer.commit(txn).await;
+        if apart.ops().len() > 1 {
+            let _ = self.site.writer.commit(apart).await?;
+        }
+        match committed {
             Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
@@ -367,7 +380,7 @@ impl RcController {
                 }
                 Ok(Written::Refused)
             }
-            Err(error) if error.outcome_unknown() => {
+            Err(error) if error.outcome_unknown() && !active(Mutation::RepeatUnknown) => {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
                 self.behind = true;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::controller::{Placement, RcController};
 use super::world::{Healths, Intents, PodLabels, World};
+use crate::farm::emptiness::Suspicion;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
 use crate::farm::tree::{Event, Inbox};
 use crate::ids::RcId;
@@ -33,6 +34,13 @@ impl RcKind {
 
 fn touched(ids: impl IntoIterator<Item = RcId>) -> Event {
     Event::Touched(ids.into_iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+}
+
+/// Whoever waits for a tree to be trusted again need not have a pod in it.
+fn trust_changed(inbox: &Inbox, old: Option<Suspicion>, new: Option<Suspicion>) {
+    if old != new {
+        inbox.post(Event::All);
+    }
 }
 
 #[async_trait]
@@ -116,6 +124,7 @@ impl Kind for RcKind {
             let inbox = inbox.clone();
             world.pods.clone().watch(ids(), move |old, new| {
                 inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
+                trust_changed(&inbox, old.suspicion, new.suspicion);
             })
         };
         let intents = {
@@ -123,6 +132,7 @@ impl Kind for RcKind {
             world.intents.clone().watch(ids(), move |old, new| {
                 let places = Intents::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
+                trust_changed(&inbox, old.suspicion, new.suspicion);
             })
         };
         let health = {
@@ -130,6 +140,7 @@ impl Kind for RcKind {
             world.health.clone().watch(ids(), move |old, new| {
                 let places = Healths::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
+                trust_changed(&inbox, old.suspicion, new.suspicion);
             })
         };
         let promises = {

@@ -11,6 +11,7 @@ use super::status::{ConditionType, Reason, Replicas, Transfer};
 use crate::ids::{NodeName, PodId};
 use crate::labels::Labels;
 use crate::node::Health;
+use crate::probe::{Mutation, active};
 use crate::schedule::capacity::{Lack, Rooms, ranked};
 use crate::store::Index;
 
@@ -293,7 +294,7 @@ impl Plan {
 
 /// Decides what to do about an RC.
 pub fn plan(seen: &Observed<'_>) -> Plan {
-    if seen.spec.disabled {
+    if seen.spec.disabled && !active(Mutation::DisabledIgnored) {
         return disabled(seen);
     }
     let (mut steps, shortage) = count_steps(seen);
@@ -437,7 +438,8 @@ fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
         })
         .collect();
     order.sort_by(|a, b| a.0.cmp(&b.0));
-    let least = seen.spec.min_health.unwrap_or(0).min(seen.spec.replicas_desired) as usize;
+    let declared = seen.spec.min_health.filter(|_| !active(Mutation::NoMinimumHealth));
+    let least = declared.unwrap_or(0).min(seen.spec.replicas_desired) as usize;
     let mut healthy = seen.healthy();
     let mut steps = Vec::new();
     for ((why, _, _, place), passing, pod) in order {
@@ -553,6 +555,9 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
 /// Whether a healthy pod may be taken away for a while. A pod that is down loses nothing by moving; otherwise all
 /// must be up, so that the move is the only risk, unless a minimum was declared and is kept without it.
 fn may_spare_one(seen: &Observed<'_>, standing: Standing) -> bool {
+    if active(Mutation::TransferBlind) {
+        return true;
+    }
     match (standing, seen.spec.min_health) {
         (Standing::Draining, Some(least)) => seen.healthy() > least as usize,
         _ => seen.healthy() == seen.pods.len(),

@@ -8,6 +8,7 @@ use crate::ids::NodeName;
 use crate::labels::{Labels, encode_labels};
 use crate::manifest::content_hash;
 use crate::node::Health;
+use crate::probe::{Mutation, active};
 use crate::schedule::capacity::{Booking, Books, Lack, Rooms};
 use crate::store::{Index, Limits, Op, key};
 
@@ -30,6 +31,9 @@ fn intent_op(spec: &RcSpec, place: &Place, seen: Intent) -> Op {
         Intent::Same(index) => Op::CheckIndex { key, index },
         Intent::Missing | Intent::Differs(_) => {
             let value = bytes::Bytes::copy_from_slice(spec.manifest.text().as_bytes());
+            if active(Mutation::NoIntentGuard) {
+                return Op::Set { key, value, flags: 0 };
+            }
             Op::Cas { key, value, flags: 0, index: seen.index() }
         }
     }
@@ -37,7 +41,11 @@ fn intent_op(spec: &RcSpec, place: &Place, seen: Intent) -> Op {
 
 fn label_op(place: &Place, labels: &Labels, index: Index) -> Op {
     let key = key::pod_labels(&place.node, &place.pod);
-    Op::Cas { key, value: encode_labels(labels), flags: 0, index }
+    let (value, flags) = (encode_labels(labels), 0);
+    if active(Mutation::NoLabelGuard) {
+        return Op::Set { key, value, flags };
+    }
+    Op::Cas { key, value, flags, index }
 }
 
 fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
@@ -48,6 +56,9 @@ fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
         Op::CheckIndex { key: label.clone(), index: pod.label_index },
         Op::Delete { key: label },
     ];
+    if active(Mutation::NoOwnIdCheck) {
+        ops.remove(0);
+    }
     if pod.intent != Intent::Missing {
         ops.push(Op::DeleteCas { key: intent, index: pod.intent.index() });
     }

@@ -8,6 +8,7 @@
 //! | `wire.rs` | the network between a process and Consul |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
 //! | `referee.rs` | sees every applied write, keeps the trace |
+//! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
 //! | `invariant/` | what must never happen, and what must always happen |
 //!
 //! The same seed gives the same trace, in any build: everything random comes from forks of one ChaCha8 stream, time is
@@ -20,6 +21,7 @@
 mod dice;
 mod fleet;
 mod invariant;
+pub mod mutation;
 mod process;
 mod referee;
 mod scheduler;

@@ -142,6 +142,14 @@ impl Referee {
         self.lock().push(Line::Said(at, what));
     }
 
+    /// Prints something, where the trace is printed; no part of it.
+    pub fn remark(&self, what: impl FnOnce() -> String) {
+        let inner = self.lock();
+        if inner.print && inner.violation.is_none() {
+            println!("           {}", what());
+        }
+    }
+
     /// Something must not be.
     pub fn violated(&self, invariant: u32, what: String) {
         self.lock().violated(invariant, what);
@@ -171,8 +179,9 @@ impl Referee {
     }
 
     /// A process heard of its new session.
-    pub fn epoch_begins(&self, process: u32, _id: &SessionId, new: &NewSession, asked: Instant) {
+    pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
         let mut inner = self.lock();
+        inner.facts.current.insert(process, id.clone());
         let proof = inner.proofs.entry(process).or_default();
         let ttl = new.ttl.unwrap_or_default();
         proof.terms = ((!new.checks.is_empty()).then_some(CHECK_TTL), ttl);
@@ -276,6 +285,7 @@ impl Inner {
         for change in &applied.sessions {
             if let SessionChange::Ended(session, _) = change
                 && let Some(process) = self.facts.sessions.get(&session.id)
+                && self.facts.current.get(process) == Some(&session.id)
             {
                 self.ended.push((applied.at, *process));
             }

@@ -282,9 +282,8 @@ impl Writer {
             // A pod of one record is given to the other while the first one shrinks.
             12 | 13 => {
                 let (from, to) = if self.dice.permille(500) { (3, 4) } else { (4, 3) };
-                let soon = self.soon(at);
                 self.at(at, Act::GivePod(from, to));
-                self.at(soon, Act::Scale(from, 0));
+                self.at(at, Act::Scale(from, 0));
             }
             14 => match self.dice.below(3) {
                 0 => self.at(at, Act::DropIntent(record)),
@@ -300,9 +299,8 @@ impl Writer {
             // Somebody puts a pod by hand where one is about to be placed.
             _ => {
                 let node = self.dice.below(NODES);
-                let before = at + self.dice.between(Duration::ZERO, Duration::from_millis(900));
-                self.at(before, Act::Scale(record, 5));
                 self.while_(at, 4, 20, Act::Squat(node, record), Act::Unsquat(node, record));
+                self.at(at, Act::Scale(record, 6));
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::mutation::{CASES, Case, catch_all, named};
 use super::{Options, Report, run};
 
 /// Lives through seeds on two threads; gives those in which something was found, in order.
@@ -16,7 +17,9 @@ fn found(seeds: std::ops::Range<u64>) -> Vec<Report> {
                     if seed >= seeds.end {
                         return;
                     }
-                    let report = run(seed, &Options::default());
+                    // One alone is shown in full, with `--nocapture`.
+                    let print = seeds.end - seeds.start == 1;
+                    let report = run(seed, &Options { print, ..Options::default() });
                     if report.violation.is_some() {
                         found.lock().unwrap().push(report);
                     }
@@ -30,9 +33,44 @@ fn found(seeds: std::ops::Range<u64>) -> Vec<Report> {
 }
 
 fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("SIM_SEEDS") else { return 0..80 };
+    let Ok(text) = std::env::var("SIM_SEEDS") else { return 0..100 };
     let (first, end) = text.split_once("..").expect("SIM_SEEDS is like 0..100");
     first.parse().unwrap()..end.parse().unwrap()
+}
+
+/// The seeds in which something was found once.
+fn kept() -> Vec<u64> {
+    let lines = include_str!("../../testdata/seeds/found.txt").lines();
+    lines.map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn seeds_that_once_found_something_find_nothing() {
+    for seed in kept() {
+        let report = run(seed, &Options::default());
+        assert_eq!(report.violation, None, "seed {seed}:\n{}", report.last.join("\n"));
+    }
+}
+
+/// `UPDATE_DOCS=1` writes the page anew.
+#[test]
+fn without_a_safety_layer_an_invariant_is_violated() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutations.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let (page, missed) = catch_all(|case, caught| println!("{}: {caught:?}", case.name()));
+        std::fs::write(path, page).unwrap();
+        assert_eq!(missed, 0, "see docs/mutations.md");
+        return;
+    }
+    let page = std::fs::read_to_string(path).unwrap();
+    let caught = |case: &&Case| {
+        let seed = named(&page, case);
+        let seed = seed.unwrap_or_else(|| panic!("docs/mutations.md lacks {}", case.name()));
+        // A change of the program changes what seeds do: then any will do.
+        case.try_seed(seed).or_else(|| case.catch()).is_some()
+    };
+    let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
+    assert_eq!(missed, [""; 0], "nothing notices when these are switched off");
 }
 
 #[test]

@@ -257,11 +257,18 @@ impl Wire {
             Kind::Write => (Duration::ZERO, None),
         };
         let limit = ANSWER_WITHIN + blocks + blocks / 16;
-        match timeout(limit, answered).await {
+        let asked = Instant::now();
+        let result = match timeout(limit, answered).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(interrupted()),
             Err(_) => Err(StoreError::Timeout { after: limit }),
-        }
+        };
+        self.referee.remark(|| {
+            let (took, error) = (asked.elapsed(), result.as_ref().err());
+            let what = if kind == Kind::Write { "writes" } else { "reads" };
+            format!("   #{} {what} {subject} in {took:?} {error:?}", self.link.process)
+        });
+        result
     }
 
     async fn read<T: Send + 'static>(

@@ -10,7 +10,7 @@ use crate::rc::status::RcStatus;
 use crate::store::key;
 
 /// After one deed.
-pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     if deed.process().is_none() {
         return;
     }
@@ -24,7 +24,7 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
         return;
     };
     chain(deed, rc, say);
-    retargets(deed, picture, rc, &entries, say);
+    retargets(deed, picture, facts.by_hand.contains(&rc), &entries, say);
     transfers(deed, rc, &entries, say);
 }
 
@@ -61,8 +61,10 @@ fn statuses(deed: &Deed<'_>, rc: RcId) -> (RcStatus, RcStatus) {
     }
 }
 
-/// A change of pods has one entry, which names the nodes as they changed and as they are.
-fn retargets(deed: &Deed<'_>, picture: &Picture, rc: RcId, entries: &[Details], say: Say<'_>) {
+/// A change of pods has one entry, which names the nodes as they changed and as they are; the latter not where a user
+/// moved pods by hand, which no transaction is guarded against.
+fn retargets(deed: &Deed<'_>, picture: &Picture, by_hand: bool, entries: &[Details], say: Say<'_>) {
+    let Some(rc) = deed.record() else { return };
     let retargets: Vec<_> = entries
         .iter()
         .filter_map(|details| if let Details::Retarget(d) = details { Some(d) } else { None })
@@ -95,8 +97,8 @@ fn retargets(deed: &Deed<'_>, picture: &Picture, rc: RcId, entries: &[Details], 
     let agrees = retarget.replication_controller_id == rc
         && added == &after - &before
         && removed == &before - &after
-        && listed.is_none_or(|listed| listed == after)
-        && retarget.count == picture.places(rc).len();
+        && (by_hand || listed.is_none_or(|listed| listed == after))
+        && (by_hand || retarget.count == picture.places(rc).len());
     if !agrees {
         say(
             15,

@@ -15,6 +15,14 @@ pub fn unsettled(
     live: &BTreeSet<u32>,
     wanted: &[RcId],
 ) -> Option<String> {
+    let absent = |process: &&u32| {
+        let session = picture.present.get(&facts.processes[process].farm);
+        session.is_none() || session != facts.current.get(process)
+    };
+    if let Some(process) = live.iter().find(absent) {
+        // An earlier session of its name may live on until its TTL has passed.
+        return Some(format!("{} #{process} has not got its name", facts.processes[process].farm));
+    }
     wanted.iter().find_map(|rc| {
         let Some(spec) = picture.spec(*rc) else { return Some(format!("{rc} has no record")) };
         owner(picture, facts, live, *rc).or_else(|| count(picture, spec))
@@ -27,6 +35,9 @@ fn owner(picture: &Picture, facts: &Facts, live: &BTreeSet<u32>, rc: RcId) -> Op
         return Some(format!("{rc} is owned by a process that is dead"));
     };
     let farm = &facts.processes[process];
+    if facts.current.get(process) != Some(session) {
+        return Some(format!("{rc} is owned by an earlier session of {}", farm.farm));
+    }
     let labels = picture.rc_labels.get(&rc).and_then(|t| t.now()?.clone()).unwrap_or_default();
     if !farm.selector.matches(&labels) {
         return Some(format!("{rc} is owned by {}, whose selector does not match it", farm.farm));

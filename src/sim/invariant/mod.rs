@@ -75,6 +75,8 @@ pub struct Facts {
     pub processes: BTreeMap<u32, Process>,
     /// Whose each session is.
     pub sessions: BTreeMap<SessionId, u32>,
+    /// The session that each process relies on.
+    pub current: BTreeMap<u32, SessionId>,
     /// Records whose pods a user changed by hand, so that the log cannot know them.
     pub by_hand: BTreeSet<RcId>,
 }
@@ -103,5 +105,5 @@ impl Deed<'_> {
 pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     ownership::check(deed, picture, facts, say);
     replication::check(deed, picture, say);
-    audit::check(deed, picture, say);
+    audit::check(deed, picture, facts, say);
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::VIEW;
 use crate::embedded::{Change, Tables};
-use crate::ids::{NodeName, RcId, SessionId};
+use crate::ids::{FarmName, NodeName, RcId, SessionId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::Resources;
 use crate::node::Health;
@@ -35,6 +35,7 @@ pub enum Item {
     NodeLabels(NodeName),
     Node(NodeName),
     Allocations(NodeName),
+    Farm(FarmName),
     Audit(Uuid),
     Other,
 }
@@ -74,6 +75,8 @@ impl Item {
             Some(Item::NodeLabels(tail.parse().ok()?))
         } else if let Some(tail) = key::labels(LabelKind::ReplicationController).tail(text) {
             Some(Item::RcLabels(tail.parse().ok()?))
+        } else if let Some(tail) = key::farms().tail(text) {
+            Some(Item::Farm(tail.parse().ok()?))
         } else if let Some(tail) = key::nodes().tail(text) {
             Some(Item::Node(tail.parse().ok()?))
         } else {
@@ -152,6 +155,8 @@ pub struct Picture {
     pub statuses: BTreeMap<RcId, RcStatus>,
     /// Who owns them.
     pub owners: BTreeMap<RcId, SessionId>,
+    /// Whose session holds each farm's name.
+    pub present: BTreeMap<FarmName, SessionId>,
     /// Pods by place.
     pub pods: BTreeMap<Place, PodSeen>,
     /// Pods by owner.
@@ -206,6 +211,12 @@ impl Picture {
                 match entry.as_ref().and_then(|entry| entry.session.clone()) {
                     Some(session) => drop(self.owners.insert(*id, session)),
                     None => drop(self.owners.remove(id)),
+                }
+            }
+            (Item::Farm(farm), entry) => {
+                match entry.as_ref().and_then(|entry| entry.session.clone()) {
+                    Some(session) => drop(self.present.insert(farm.clone(), session)),
+                    None => drop(self.present.remove(farm)),
                 }
             }
             (Item::Pod(place), entry) => self.set_pod(place, entry.as_deref().map(PodSeen::of)),
