@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
@@ -61,6 +62,8 @@ pub struct RcController {
     pub(super) status: RcStatus,
     pub(super) status_index: Index,
     pub(super) known: Option<Known>,
+    /// The record's value that was decoded last, and what came of it.
+    decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
     /// Health as read when the bell was rung last.
     fresh: Option<Fresh>,
     /// The status or the trees may be older than what was last written: they are read before the next plan.
@@ -119,6 +122,7 @@ impl RcController {
             status,
             status_index,
             known: None,
+            decoded: None,
             fresh: None,
             behind,
             refused: 0,
@@ -141,7 +145,7 @@ impl RcController {
             self.refresh().await?;
         }
         let labels = self.post.labels.seen().value.of(&self.post.id);
-        let checked = RcSpec::decode(self.id, &record.value);
+        let checked = self.decode(&record.value);
         let spec = match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
             Ok(spec) => spec,
             Err(bad) => {
@@ -165,6 +169,18 @@ impl RcController {
         };
         let failing = pods.keys().filter_map(failing).collect();
         Ok(Some(Look { spec, record_index: record.index, pods, eligible, failing }))
+    }
+
+    /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
+    fn decode(&mut self, value: &Bytes) -> Result<RcSpec, BadRecord> {
+        if let Some((of, decoded)) = &self.decoded
+            && of == value
+        {
+            return decoded.clone();
+        }
+        let decoded = RcSpec::decode(self.id, value);
+        self.decoded = Some((value.clone(), decoded.clone()));
+        decoded
     }
 
     /// What a node is fit for, as far as this RC is concerned.

@@ -279,6 +279,12 @@ impl Inner {
         if is_restore {
             self.picture.reload(applied.at, tables);
         }
+        let (actor, ops) = match &applied.cause {
+            Cause::Kv(ops) => (self.actor, ops.as_slice()),
+            _ => (Actor::Consul, [].as_slice()),
+        };
+        let record = invariant::record_of(ops)
+            .map(|rc| (rc, self.picture.statuses.get(&rc).cloned().unwrap_or_default()));
         let net = net(&applied.changes);
         let changes: Vec<_> =
             net.iter().map(|change| (self.picture.apply(applied.at, change), change)).collect();
@@ -290,15 +296,11 @@ impl Inner {
                 self.ended.push((applied.at, *process));
             }
         }
-        let (actor, ops) = match &applied.cause {
-            Cause::Kv(ops) => (self.actor, ops.as_slice()),
-            _ => (Actor::Consul, [].as_slice()),
-        };
         self.push(Line::Applied(actor, Box::new(applied.clone())));
         if is_restore {
             return;
         }
-        let deed = Deed { at: applied.at, actor, ops, changes };
+        let deed = Deed { at: applied.at, actor, changes, record };
         let mut found = Vec::new();
         invariant::check(&deed, &self.picture, &self.facts, &mut |number, what| {
             found.push((number, what));

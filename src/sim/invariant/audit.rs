@@ -15,7 +15,7 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
         return;
     }
     let entries = entries(deed, say);
-    let Some(rc) = deed.record() else {
+    let Some((rc, before)) = &deed.record else {
         // Records of other kinds, such as queues, are told of beside what changed of them.
         let others = deed.changes.iter().any(|(item, _)| *item == Item::Other);
         if entries.iter().any(|details| details.controller().is_some() || !others) {
@@ -23,9 +23,11 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
         }
         return;
     };
-    chain(deed, rc, say);
-    retargets(deed, picture, facts.by_hand.contains(&rc), &entries, say);
-    transfers(deed, rc, &entries, say);
+    let no_status = RcStatus::default();
+    let statuses = (before, picture.statuses.get(rc).unwrap_or(&no_status));
+    chain(*rc, statuses, say);
+    retargets(deed, picture, facts.by_hand.contains(rc), &entries, say);
+    transfers(*rc, statuses, &entries, say);
 }
 
 fn entries(deed: &Deed<'_>, say: Say<'_>) -> Vec<Details> {
@@ -41,23 +43,10 @@ fn entries(deed: &Deed<'_>, say: Say<'_>) -> Vec<Details> {
 }
 
 /// Each transaction of an owner replaces the status of the one before.
-fn chain(deed: &Deed<'_>, rc: RcId, say: Say<'_>) {
-    let (before, after) = statuses(deed, rc);
+fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), say: Say<'_>) {
     if after.revision != before.revision + 1 {
         let (was, is) = (before.revision, after.revision);
         say(15, format!("{rc}: revision {is} follows {was}, so a transaction was overtaken"));
-    }
-}
-
-fn statuses(deed: &Deed<'_>, rc: RcId) -> (RcStatus, RcStatus) {
-    let change = deed.changes.iter().find(|(item, _)| *item == Item::Status(rc));
-    let decode = |entry: &std::sync::Arc<crate::store::Entry>| RcStatus::decode(&entry.value).ok();
-    let side = |entry: Option<&std::sync::Arc<crate::store::Entry>>| {
-        entry.and_then(decode).unwrap_or_default()
-    };
-    match change {
-        Some((_, change)) => (side(change.before.as_ref()), side(change.after.as_ref())),
-        None => Default::default(),
     }
 }
 
@@ -108,9 +97,9 @@ fn retargets(deed: &Deed<'_>, picture: &Picture, by_hand: bool, entries: &[Detai
 }
 
 /// A transfer's begin and end have one entry each.
-fn transfers(deed: &Deed<'_>, rc: RcId, entries: &[Details], say: Say<'_>) {
-    let (before, after) = statuses(deed, rc);
-    let (before, after) = (before.transfer.map(|t| t.id), after.transfer.map(|t| t.id));
+fn transfers(rc: RcId, (before, after): (&RcStatus, &RcStatus), entries: &[Details], say: Say<'_>) {
+    let id = |status: &RcStatus| status.transfer.as_ref().map(|transfer| transfer.id);
+    let (before, after) = (id(before), id(after));
     let wanted = match (before, after) {
         (None, Some(id)) => vec![(true, id)],
         (Some(id), None) => vec![(false, id)],

@@ -30,6 +30,7 @@ use super::referee::Actor;
 use crate::embedded::{Change, KvOp, Verb};
 use crate::ids::{FarmName, RcId, SessionId};
 use crate::labels::Selector;
+use crate::rc::status::RcStatus;
 use crate::store::key;
 
 /// A view that a live farm acts on is at most this old.
@@ -53,10 +54,10 @@ pub struct Deed<'a> {
     pub at: Duration,
     /// Whose.
     pub actor: Actor,
-    /// What was asked for.
-    pub ops: &'a [KvOp],
     /// What it changed, and of what kind that is.
     pub changes: Vec<(Item, &'a Change)>,
+    /// The record that a controller's transaction is about, and its status before; see [`record_of`].
+    pub record: Option<(RcId, RcStatus)>,
 }
 
 /// What is known of a process.
@@ -81,14 +82,21 @@ pub struct Facts {
     pub by_hand: BTreeSet<RcId>,
 }
 
+/// The record that a controller's transaction is about: the one whose status it replaces.
+#[must_use]
+pub fn record_of(ops: &[KvOp]) -> Option<RcId> {
+    let statuses = key::rc_statuses();
+    ops.iter().filter(|op| op.verb != Verb::Get).find_map(|op| {
+        let tail = statuses.tail(&op.key)?.split_once('/')?.0;
+        tail.parse().ok()
+    })
+}
+
 impl Deed<'_> {
-    /// The record that a controller's transaction is about: the one whose status it replaces.
+    /// The record that it is about.
     #[must_use]
     pub fn record(&self) -> Option<RcId> {
-        self.ops.iter().filter(|op| op.verb != Verb::Get).find_map(|op| {
-            let tail = key::rc_statuses().tail(&op.key)?.split_once('/')?.0;
-            tail.parse().ok()
-        })
+        self.record.as_ref().map(|(id, _)| *id)
     }
 
     /// The process, if one did it.

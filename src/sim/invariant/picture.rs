@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::VIEW;
 use crate::embedded::{Change, Tables};
+use crate::farm::NODE_GRACE;
 use crate::ids::{FarmName, NodeName, RcId, SessionId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::Resources;
@@ -296,8 +297,14 @@ impl Picture {
             labels.as_ref().is_some_and(|labels| spec.node_selector.matches(labels))
         };
         let labelled = self.node_labels.get(node).is_some_and(|t| t.ever(from, false, matches));
-        let ready = |said: &Option<Said>| said.as_ref().is_none_or(|s| !s.draining && !s.gone);
-        labelled && self.nodes.get(node).is_none_or(|t| t.ever(from, true, ready))
+        let ready = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.draining);
+        // A node whose agent is gone stays as fit as it was for a grace; a drain may end meanwhile.
+        let here = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.gone);
+        let seen_since = from.saturating_sub(NODE_GRACE);
+        labelled
+            && self.nodes.get(node).is_none_or(|said| {
+                said.ever(from, true, ready) && said.ever(seen_since, true, here)
+            })
     }
 
     /// Whether a node may have looked unfit for an RC's pods lately.

@@ -6,7 +6,6 @@ use super::{Deed, Item, Picture, PodSeen, Say};
 use crate::ids::{NodeName, RcId};
 use crate::rc::plan::Place;
 use crate::rc::spec::RcSpec;
-use crate::rc::status::RcStatus;
 
 /// What a transaction did to one RC's pods.
 struct Moves {
@@ -160,16 +159,9 @@ fn spec_minimum(picture: &Picture, spec: &RcSpec) -> usize {
 
 /// 11: a transfer of a healthy pod begins only while the others are healthy, or while enough are.
 fn transfer_begins(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
-    let change = deed.changes.iter().find(|(item, _)| *item == Item::Status(rc));
-    let Some((_, change)) = change else { return };
-    let decode = |side: &Option<std::sync::Arc<crate::store::Entry>>| {
-        side.as_ref().and_then(|entry| RcStatus::decode(&entry.value).ok()).unwrap_or_default()
-    };
-    let (before, after) = (decode(&change.before), decode(&change.after));
-    let (None, Some(transfer), Some(spec)) = (before.transfer, after.transfer, picture.spec(rc))
-    else {
-        return;
-    };
+    let before = deed.record.as_ref().and_then(|(_, status)| status.transfer.as_ref());
+    let after = picture.statuses.get(&rc).and_then(|status| status.transfer.as_ref());
+    let (None, Some(transfer), Some(spec)) = (before, after, picture.spec(rc)) else { return };
     let places = picture.places(rc);
     let Some(old) = places.iter().find(|place| place.node == transfer.old_node) else { return };
     if !picture.surely_passing(old, deed.at) {
