@@ -137,16 +137,20 @@ impl World {
             for id in waiting {
                 let change = plan.changes.iter().find(|change| change.id == id);
                 let after = change.and_then(|change| change.after.as_ref());
-                let admitted = after.is_some_and(|after| after.phase.is_admitted());
+                // An earlier group of the name may still be rolled forward, to be given back whole.
+                let of = self.groups[&id].created;
+                let admitted =
+                    after.is_some_and(|after| after.of == of && after.phase.is_admitted());
                 if admitted {
                     assert_eq!(first_left, None, "invariant 18: {id} goes before it in {name}");
                     continue;
                 }
                 let spec = self.spec_of(&id).unwrap();
-                let paused = self
-                    .book
-                    .get(&id)
-                    .is_some_and(|k| k.status.not_before.is_some_and(|t| t > self.now));
+                let known = self.book.get(&id);
+                let paused =
+                    known.is_some_and(|k| k.status.not_before.is_some_and(|t| t > self.now));
+                // It is looked at once the earlier group of its name has given everything back.
+                let paused = paused || known.is_some_and(|k| k.status.of != of);
                 let sent_back = after.is_some_and(|after| after.reason == Reason::BackedOff);
                 let least = spec.charge(&spec.least());
                 let never = queues

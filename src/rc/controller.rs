@@ -207,7 +207,7 @@ impl RcController {
         });
         let discovery_synced = if astray {
             let healthy = self.world.healthy_nodes(&look.pods);
-            self.placement.discovery.synced(World::service(spec), &healthy).await?
+            self.placement.discovery.synced(spec.manifest.id(), &healthy).await?
         } else {
             true
         };

@@ -385,15 +385,19 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
     (steps, shortage)
 }
 
+/// Nodes in the order in which they are taken.
+type InOrder<'a> = Box<dyn Iterator<Item = &'a NodeName> + 'a>;
+
 /// Of `nodes`, those with room for a pod, in the order in which they are taken: by name when the pods ask for nothing,
-/// else by the RC's packing. And those without, each with what it lacks.
+/// else by the RC's packing. And those without, each with what it lacks. Lazy where it can be: thousands of nodes are
+/// eligible for a few pods.
 fn with_room<'a>(
     seen: &'a Observed<'_>,
-    nodes: impl Iterator<Item = &'a NodeName>,
-) -> (Vec<&'a NodeName>, Vec<(&'a NodeName, Lack)>) {
+    nodes: impl Iterator<Item = &'a NodeName> + 'a,
+) -> (InOrder<'a>, Vec<(&'a NodeName, Lack)>) {
     let (pod, want) = (seen.spec.manifest.id(), seen.spec.resources());
     if want.is_zero() {
-        return (nodes.collect(), Vec::new());
+        return (Box::new(nodes), Vec::new());
     }
     let mut lacking = Vec::new();
     let mut roomy = Vec::new();
@@ -405,7 +409,8 @@ fn with_room<'a>(
         }
     }
     let salt = seen.spec.id.to_string();
-    (ranked(want, seen.spec.packing, &salt, roomy.into_iter()), lacking)
+    let roomy = ranked(want, seen.spec.packing, &salt, roomy.into_iter());
+    (Box::new(roomy.into_iter()), lacking)
 }
 
 /// Nodes that a message names.

@@ -640,12 +640,6 @@ impl World {
         healthy.map(|(place, _)| place.node.clone()).collect()
     }
 
-    /// The id under which the RC's service is found.
-    #[must_use]
-    pub fn service(spec: &RcSpec) -> &PodId {
-        spec.manifest.id()
-    }
-
     fn book(&self) -> std::sync::MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
