@@ -124,7 +124,8 @@ async fn echo(
     mut known: Vec<Entry>,
 ) -> anyhow::Result<()> {
     let writer = Writer::new(store.clone());
-    for n in 0.. {
+    let mut n = 0;
+    loop {
         let query = Query::after(index, Duration::from_secs(60));
         let answer = store.list(&key::rcs(), query).await?;
         for record in answer.value.iter().filter(|record| record.modify_index > index) {
@@ -133,6 +134,8 @@ async fn echo(
                 lock(&store, &epoch, &[rc]).await?;
             }
             let claim = Claim::new(key::rc_lock(rc), epoch.clone());
+            // One answer may show several records: each gets a pod of its own.
+            n += 1;
             match writer.commit(transaction(&claim, (rc, record.modify_index), n, 1)).await? {
                 Commit::Applied(_) => {}
                 other => bail!("refused: {other:?}"),
@@ -140,7 +143,6 @@ async fn echo(
         }
         (index, known) = (answer.index, answer.value);
     }
-    Ok(())
 }
 
 fn transaction(
