@@ -51,6 +51,9 @@ pub struct DevArgs {
     /// How many nodes there are, labelled pool=dev; their pods are processes of this machine
     #[arg(long, default_value_t = 3)]
     nodes: u16,
+    /// What each of these nodes says it has; the GPUs are numbers and nothing more
+    #[arg(long, default_value = "cpu=4,memory=8Gi,gpu=2", value_name = "NAME=AMOUNT,…")]
+    capacity: Resources,
     /// Pods on the first node find this as $NODE_PORT, those on the next the one after it, and so on
     #[arg(long, default_value_t = 9001, value_name = "PORT")]
     first_port: u16,
@@ -115,7 +118,7 @@ pub(super) async fn run(
     tokio::spawn(serve(listener, store, CONNECTIONS));
     let home = Home::make(args.data_dir.as_deref())?;
     let machines = machines(&args, &home)?;
-    let agents = start_agents(&machines, &shared, &shutdown).await?;
+    let agents = start_agents(&machines, &args.capacity, &shared, &shutdown).await?;
     simulate(shared.as_ref(), args.simulated).await?;
     let pretends: simulated::Pretends = |node| node.as_str().starts_with(SIMULATED);
     let clock = Arc::new(SystemClock);
@@ -207,6 +210,7 @@ fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
 /// Starts an agent for each machine, and what serves its logs.
 async fn start_agents(
     machines: &[Machine],
+    capacity: &Resources,
     store: &Arc<dyn Store>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<JoinSet<Result<(), String>>> {
@@ -221,7 +225,7 @@ async fn start_agents(
             address: Ipv4Addr::LOCALHOST.to_string(),
             http: Some(http),
             labels: BTreeMap::from([("pool".into(), "dev".into()), ("zone".into(), zone(n))]),
-            capacity: Resources::default(),
+            capacity: capacity.clone(),
             env: environment(machine)?,
             data_dir: machine.data_dir.clone(),
             session: agent::session_settings(),
