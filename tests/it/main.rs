@@ -11,6 +11,7 @@ mod documents;
 mod end_to_end;
 mod farm;
 mod faults;
+mod image;
 mod layering;
 mod node;
 mod policies;
