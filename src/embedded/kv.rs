@@ -113,9 +113,16 @@ impl Kv {
         !self.graves.is_empty()
     }
 
-    /// Undoes a committed write, newest first, for a look at an older state.
-    pub(super) fn unwind(&mut self, index: Index, changes: &[Change]) {
-        for change in changes.iter().rev() {
+    /// The part below a prefix, for a look at an older state of it.
+    pub(super) fn part(&self, prefix: &str) -> Kv {
+        let entries = below(&self.entries, prefix).map(|(k, e)| (k.clone(), e.clone())).collect();
+        let graves = below(&self.graves, prefix).map(|(k, index)| (k.clone(), *index)).collect();
+        Kv { entries, graves, held: BTreeSet::new(), newest: self.newest }
+    }
+
+    /// Undoes a committed write, newest first, of a part of the keys.
+    pub(super) fn unwind(&mut self, index: Index, changes: &[Change], prefix: &str) {
+        for change in changes.iter().rev().filter(|change| change.key.starts_with(prefix)) {
             self.swap(&change.key, change.before.clone());
         }
         self.graves.retain(|_, at| *at < index);

@@ -308,11 +308,19 @@ impl State {
         }
     }
 
-    /// Keys and sessions as they were this many writes ago.
-    fn past(&self, writes: usize) -> Tables {
-        let mut tables = self.model.tables().clone();
+    /// What a read looks at as it was this many writes ago; of keys only those that it is about.
+    fn past(&self, subject: &Subject, writes: usize) -> Tables {
+        let now = self.model.tables();
+        let (kv, prefix) = match subject {
+            Subject::Key(prefix) | Subject::Prefix(prefix) => {
+                (now.kv.part(prefix), prefix.as_str())
+            }
+            _ => (Kv::default(), ""),
+        };
+        let (sessions, catalog) = (now.sessions.clone(), now.catalog.clone());
+        let mut tables = Tables { kv, sessions, catalog, index: now.index };
         for applied in self.remembered.iter().flatten().rev().take(writes) {
-            tables.kv.unwind(applied.index, &applied.changes);
+            tables.kv.unwind(applied.index, &applied.changes, prefix);
             for change in &applied.sessions {
                 tables.sessions.unwind(applied.index, change);
             }

@@ -131,7 +131,7 @@ impl Embedded {
         look: impl FnOnce(&Tables) -> T,
     ) -> T {
         pause(fate.before).await;
-        let seen = look(&self.with(|state, _| state.past(writes)));
+        let seen = look(&self.with(|state, _| state.past(&Subject::Sessions, writes)));
         pause(fate.after).await;
         seen
     }
@@ -144,7 +144,7 @@ impl Embedded {
         writes: usize,
         look: &impl Fn(&Tables) -> T,
     ) -> Option<Answer<T>> {
-        let past = self.with(|state, _| state.past(writes));
+        let past = self.with(|state, _| state.past(subject, writes));
         let index = past.index_of(subject);
         query.wait.is_none_or(|wait| index > wait.after).then(|| answer(look(&past), index))
     }

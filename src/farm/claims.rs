@@ -35,6 +35,19 @@ pub struct Round {
     pub unknown: Vec<RecordId>,
 }
 
+/// A record to part with, and what must hold for it.
+pub type Guarded = (RecordId, Option<Op>);
+
+/// What became of giving locks up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[must_use]
+pub enum Parted {
+    /// Given up, or the store failed: the lock tree will tell.
+    AsPlanned,
+    /// Consul refused some: what was seen of the locks or of the labels is not so.
+    Refused,
+}
+
 impl Claims {
     /// Claims under `epoch`.
     pub fn new(store: Arc<dyn Store>, farm: FarmName, epoch: Epoch, limits: Limits) -> Self {
@@ -100,17 +113,15 @@ impl Claims {
         Some(Op::Unlock { key, value: Bytes::new(), session: self.epoch.session().clone() })
     }
 
-    /// Gives locks up: released and deleted in one step, so that whoever waits gets them at once. A lock that is
-    /// not ours any more makes its whole batch fall apart into single ones.
-    pub async fn release(&self, kind: &dyn Kind, ids: &[RecordId]) {
-        let op_pair = |id: &RecordId| {
+    /// Gives locks up, each under its guard: released and deleted in one step, so that whoever waits gets them at
+    /// once. A lock that is not ours any more makes its whole batch fall apart into single ones.
+    pub async fn release(&self, kind: &dyn Kind, parted: &[Guarded]) -> Parted {
+        let ops = |(id, guard): &Guarded| {
             let key = lock_key(kind, id)?;
-            Some([self.unlock_op(kind, id)?, Op::Delete { key }])
+            let unlock = self.unlock_op(kind, id)?;
+            Some(guard.iter().cloned().chain([unlock, Op::Delete { key }]).collect())
         };
-        for batch in ids.chunks(self.limits.ops / 2) {
-            let ops: Vec<Op> = batch.iter().filter_map(op_pair).flatten().collect();
-            self.part(&ops, batch.len()).await;
-        }
+        self.part(parted.iter().filter_map(ops).collect()).await
     }
 
     /// Gives locks to another farm's session without a moment in which they are nobody's. Fails for all when that
@@ -118,45 +129,63 @@ impl Claims {
     pub async fn hand_over(
         &self,
         kind: &dyn Kind,
-        ids: &[RecordId],
+        parted: &[Guarded],
         farm: &FarmName,
         to: &SessionId,
-    ) {
-        let op_pair = |id: &RecordId| {
+    ) -> Parted {
+        let ops = |(id, guard): &Guarded| {
             let key = lock_key(kind, id)?;
             let value = Bytes::copy_from_slice(farm.as_str().as_bytes());
-            Some([self.unlock_op(kind, id)?, Op::Lock { key, value, session: to.clone() }])
+            let lock = Op::Lock { key, value, session: to.clone() };
+            Some(guard.iter().cloned().chain([self.unlock_op(kind, id)?, lock]).collect())
         };
-        for batch in ids.chunks(self.limits.ops / 2) {
-            let ops: Vec<Op> = batch.iter().filter_map(op_pair).flatten().collect();
-            self.part(&ops, batch.len()).await;
-        }
+        self.part(parted.iter().filter_map(ops).collect()).await
     }
 
     /// Gives up another lock of a record than the one that says who owns it.
-    pub async fn release_stray(&self, kind: &dyn Kind, id: &RecordId, lock: &str) {
-        let Some(key) = kind.locks().key_of(&format!("{id}/{lock}")) else { return };
-        let (value, session) = (Bytes::new(), self.epoch.session().clone());
-        let unlock = Op::Unlock { key: key.clone(), value, session };
-        self.part(&[unlock, Op::Delete { key }], 1).await;
+    pub async fn release_stray(&self, kind: &dyn Kind, id: &RecordId, lock: &str) -> Parted {
+        let key = kind.locks().key_of(&format!("{id}/{lock}"));
+        let ops = key.map(|key| {
+            let (value, session) = (Bytes::new(), self.epoch.session().clone());
+            vec![Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]
+        });
+        self.part(ops.into_iter().collect()).await
     }
 
-    async fn part(&self, ops: &[Op], records: usize) {
-        match self.store.txn(ops).await {
-            Ok(TxnOutcome::Committed { .. }) => {}
-            Ok(TxnOutcome::Refused(refusals)) if records > 1 => {
-                debug!(?refusals, "parting refused: one by one");
-                for pair in ops.chunks(2) {
-                    if let Err(error) = self.store.txn(pair).await {
-                        warn!(%error, key = pair[0].subject(), "a lock could not be given up");
+    /// Commits the operations of each lock together, those of many locks in one transaction where they fit.
+    async fn part(&self, locks: Vec<Vec<Op>>) -> Parted {
+        let most = locks.iter().map(Vec::len).max().unwrap_or(1);
+        let mut parted = Parted::AsPlanned;
+        for batch in locks.chunks((self.limits.ops / most).max(1)) {
+            if self.part_batch(&batch.concat()).await == Parted::AsPlanned {
+                continue;
+            }
+            match batch {
+                [_] => parted = Parted::Refused,
+                many => {
+                    debug!(locks = many.len(), "parting refused: one by one");
+                    for ops in many {
+                        parted = parted.max(self.part_batch(ops).await);
                     }
                 }
             }
-            Ok(TxnOutcome::Refused(refusals)) => debug!(?refusals, "parting refused"),
+        }
+        parted
+    }
+
+    async fn part_batch(&self, ops: &[Op]) -> Parted {
+        match self.store.txn(ops).await {
+            Ok(TxnOutcome::Committed { .. }) => {}
+            Ok(TxnOutcome::Refused(refusals)) => {
+                debug!(?refusals, "parting refused");
+                return Parted::Refused;
+            }
             Err(error) => {
-                warn!(%error, records, "locks could not be given up; they are tried again")
+                let key = ops.first().map_or("", Op::subject);
+                warn!(%error, key, "locks could not be given up; they are tried again");
             }
         }
+        Parted::AsPlanned
     }
 }
 

@@ -11,31 +11,37 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::{Instrument, error, error_span, info, warn};
+use tracing::{Instrument, debug, error, error_span, info, warn};
 
 use super::child::{Child, Exit, Leash};
-use super::claims::{BUSY_PAUSE, Claims, Round, announce};
+use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round, announce};
 use super::kind::{Kind, Post, RecordId, lock_key};
 use super::lot::{Lot, Parting, Running};
 use super::plan::{ClaimPlan, Observed, plan};
-use super::records::{Bells, Peers, Presence, Records};
+use super::records::{Bells, Locks, Peers, Presence, RecordLabels, Records};
 use super::run::Farm;
 use super::session::{Keeper, Kept};
 use super::tree::{Event, Inbox, Tree};
 use crate::ids::{FarmName, SessionId};
 use crate::probe;
 use crate::store::{Claim, DeleteMode, Epoch, Index, key};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, backoff};
 
 /// A presence says something new at most this often.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
+/// Reading anew is tried again after pauses from the first to the second of these.
+const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// A task that was told to stop is waited for this long.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What finished beside the loop.
 enum Done {
     Claimed(usize, Round),
-    /// Locks were given up or handed over, a bell taken down, the presence renewed: the trees will tell.
+    /// Locks were given up or handed over.
+    Parted(usize, Parted),
+    /// The locks and the labels of a kind were read anew.
+    Read(usize),
+    /// A bell was taken down, the presence renewed: the trees will tell.
     Sent,
 }
 
@@ -134,7 +140,15 @@ impl Days<'_> {
                             self.claimed(e, n, round);
                             true
                         }
-                        Done::Sent => false,
+                        Done::Parted(n, Parted::Refused) => {
+                            self.doubt(e, n);
+                            false
+                        }
+                        Done::Read(n) => {
+                            self.lots[n].is_doubted = false;
+                            true
+                        }
+                        Done::Parted(_, Parted::AsPlanned) | Done::Sent => false,
                     }
                 }
                 events = inbox.take() => self.heard(e, events),
@@ -304,10 +318,10 @@ impl Days<'_> {
             let lot = &mut self.lots[n];
             lot.take_stock(now);
             let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
-            let records = lot.records.seen();
+            let (records, labels) = (lot.records.seen(), lot.labels.seen());
             let decided = plan(&Observed {
                 records: &records.value,
-                labels: &lot.labels.seen().value,
+                labels: &labels.value,
                 locks: &lot.locks.seen().value,
                 peers: &peers.value,
                 peers_since: &since,
@@ -317,11 +331,12 @@ impl Days<'_> {
                 held: &held,
                 barred: &lot.barred,
                 unowned_since: &lot.unowned_since,
+                doubtful: lot.is_doubted,
                 suspicious: records.suspicion.is_some(),
                 now,
             });
             again_at = [again_at, decided.again_at].into_iter().flatten().min();
-            self.carry_out(e, n, decided);
+            self.carry_out(e, n, decided, &labels.value);
         }
         let suspicions = self.suspicions();
         self.farm.note(|report| {
@@ -333,7 +348,9 @@ impl Days<'_> {
         again_at
     }
 
-    fn carry_out(&mut self, e: &mut Epochal, n: usize, plan: ClaimPlan) {
+    /// `labels` are what the plan was made from.
+    fn carry_out(&mut self, e: &mut Epochal, n: usize, plan: ClaimPlan, labels: &RecordLabels) {
+        let peers = self.peers.seen();
         let lot = &mut self.lots[n];
         if !plan.claim.is_empty() || !plan.adopt.is_empty() {
             lot.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
@@ -354,17 +371,28 @@ impl Days<'_> {
             lot.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
             let (claims, kind) = (e.claims.clone(), lot.kind.clone());
             e.beside.push(Box::pin(async move {
-                claims.release_stray(kind.as_ref(), &id, &lock).await;
-                Done::Sent
+                Done::Parted(n, claims.release_stray(kind.as_ref(), &id, &lock).await)
             }));
         }
-        let release = plan.release.into_iter().map(|id| (id, Parting::Release));
+        let guard = |id: &RecordId| labels.guard(&lot.kind.labels(), id);
+        let release = plan.release.into_iter().map(|id| {
+            let is_there = lot.records.seen().value.0.contains_key(&id);
+            let guard = is_there.then(|| guard(&id)).flatten();
+            (id, Parting::Release(guard))
+        });
         let drop = plan.drop.into_iter().map(|id| (id, Parting::Drop));
-        let hand_over = plan.hand_over.into_iter();
-        let hand_over = hand_over.map(|(id, farm, to)| (id, Parting::HandOver(farm, to)));
-        for (id, parting) in release.chain(drop).chain(hand_over) {
+        let hand_over = plan.hand_over.into_iter().map(|(id, farm, to)| {
+            let takes_all =
+                |farm| peers.value.0.get(farm).is_some_and(|peer| peer.selector.is_everything());
+            let guard = if takes_all(&farm) { None } else { guard(&id) };
+            (id, Parting::HandOver(farm, to, guard))
+        });
+        let mut dropped = false;
+        let partings: Vec<_> = release.chain(drop).chain(hand_over).collect();
+        for (id, parting) in partings {
             match lot.children.get_mut(&id) {
                 Some(running) if running.parting.is_none() => {
+                    dropped |= parting == Parting::Drop;
                     running.parting = Some(parting);
                     running.leash.stop.cancel();
                 }
@@ -372,6 +400,9 @@ impl Days<'_> {
                 None if !lot.claiming.contains(&id) => e.parted.push((n, id, parting)),
                 None => {}
             }
+        }
+        if dropped {
+            self.doubt(e, n);
         }
         self.part(e);
     }
@@ -390,6 +421,7 @@ impl Days<'_> {
         for id in round.won {
             lot.claiming.remove(&id);
             lot.refused.remove(&id);
+            lot.unowned_since.insert(id.clone(), now);
             let Some(lock) = lock_key(lot.kind.as_ref(), &id) else { continue };
             let claim = Claim::new(lock, e.epoch.clone());
             let leash =
@@ -438,9 +470,21 @@ impl Days<'_> {
                 warn!(kind = lot.kind.name(), record = %id, "the claim is lost");
                 lot.barred.insert(id, Instant::now() + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
+                // Its tree may say for a long time that the lock is ours, and the record would be taken up again.
+                self.doubt(e, n);
             }
             _ => {}
         }
+    }
+
+    /// Consul has refused what followed from the locks or the labels of a kind: they are read anew, once for all who
+    /// doubt.
+    fn doubt(&mut self, e: &mut Epochal, n: usize) {
+        let lot = &mut self.lots[n];
+        if std::mem::replace(&mut lot.is_doubted, true) {
+            return;
+        }
+        e.beside.push(Box::pin(read_anew(n, lot.locks.clone(), lot.labels.clone())));
     }
 
     /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
@@ -450,15 +494,15 @@ impl Days<'_> {
         if e.parted.is_empty() || (stopping > 0 && e.parted.len() < 30) {
             return;
         }
-        let mut releases: BTreeMap<usize, Vec<RecordId>> = BTreeMap::new();
-        let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<RecordId>> = BTreeMap::new();
+        let mut releases: BTreeMap<usize, Vec<Guarded>> = BTreeMap::new();
+        let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
         for (n, id, parting) in e.parted.drain(..) {
             // Until the lock tree shows the new owner, the record must not look like one to adopt.
             self.lots[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
             match parting {
-                Parting::Release => releases.entry(n).or_default().push(id),
-                Parting::HandOver(farm, to) => {
-                    hand_overs.entry((n, farm, to)).or_default().push(id)
+                Parting::Release(guard) => releases.entry(n).or_default().push((id, guard)),
+                Parting::HandOver(farm, to, guard) => {
+                    hand_overs.entry((n, farm, to)).or_default().push((id, guard));
                 }
                 Parting::Drop => {}
             }
@@ -467,16 +511,14 @@ impl Days<'_> {
             let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
             info!(kind = kind.name(), records = ids.len(), "released");
             e.beside.push(Box::pin(async move {
-                claims.release(kind.as_ref(), &ids).await;
-                Done::Sent
+                Done::Parted(n, claims.release(kind.as_ref(), &ids).await)
             }));
         }
         for ((n, farm, to), ids) in hand_overs {
             let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
             info!(kind = kind.name(), records = ids.len(), to = %farm, "handed over");
             e.beside.push(Box::pin(async move {
-                claims.hand_over(kind.as_ref(), &ids, &farm, &to).await;
-                Done::Sent
+                Done::Parted(n, claims.hand_over(kind.as_ref(), &ids, &farm, &to).await)
             }));
         }
     }
@@ -489,6 +531,7 @@ impl Days<'_> {
             lot.children.clear();
             lot.claiming.clear();
             lot.barred.clear();
+            lot.is_doubted = false;
         }
         if running > 0 {
             info!(records = running, "stopping the tasks");
@@ -506,6 +549,23 @@ async fn wait_until(at: Option<Instant>) {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
     }
+}
+
+/// Reads the locks and the labels of a kind until it succeeds. Their watches alone would not do: after a restored
+/// snapshot they wait for indexes that are far off.
+async fn read_anew(n: usize, locks: Arc<Tree<Locks>>, labels: Arc<Tree<RecordLabels>>) -> Done {
+    let mut failures = 0;
+    while let Err(error) = async {
+        locks.read_now().await?;
+        labels.read_now().await.map(drop)
+    }
+    .await
+    {
+        debug!(%error, "locks and labels cannot be read anew yet");
+        sleep(backoff(READ_AGAIN.0, READ_AGAIN.1, failures)).await;
+        failures += 1;
+    }
+    Done::Read(n)
 }
 
 /// Claims what is free, then brings the kind up to date once for all that are ours now. `new`: none of them was

@@ -15,7 +15,7 @@ use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Seen, Tree};
 use crate::ids::{FarmName, SessionId};
 use crate::store::watch::Pace;
-use crate::store::{Claim, Index, Reader};
+use crate::store::{Claim, Index, Op, Reader};
 use crate::time::backoff;
 
 /// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
@@ -38,6 +38,8 @@ pub(super) struct Lot {
     pub(super) had_owner: BTreeSet<RecordId>,
     pub(super) unowned_since: BTreeMap<RecordId, Instant>,
     pub(super) unusable: BTreeSet<RecordId>,
+    /// Its locks and labels are being read anew, because Consul refused what followed from them.
+    pub(super) is_doubted: bool,
     /// What the books were last made from.
     stock: Option<Stock>,
 }
@@ -50,11 +52,12 @@ pub(super) struct Running {
     pub(super) parting: Option<Parting>,
 }
 
-/// What happens to the lock once the task has stopped.
+/// What happens to the lock once the task has stopped. Where the record's labels are the reason, a guard comes with
+/// it: two farms that saw different ones would pass the record to and fro.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Parting {
-    Release,
-    HandOver(FarmName, SessionId),
+    Release(Option<Op>),
+    HandOver(FarmName, SessionId, Option<Op>),
     Drop,
 }
 
@@ -73,6 +76,7 @@ impl Lot {
             had_owner: BTreeSet::new(),
             unowned_since: BTreeMap::new(),
             unusable: BTreeSet::new(),
+            is_doubted: false,
             stock: None,
         }
     }

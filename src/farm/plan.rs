@@ -18,6 +18,9 @@ pub const GRACE: Duration = Duration::from_millis(750);
 /// other would pass records round.
 pub const SETTLED: Duration = Duration::from_secs(2);
 
+/// A lock that was taken this long ago is shown by its tree, whatever that costs to read: if not, it is gone.
+pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
+
 /// Everything that claims depend on.
 pub struct Observed<'a> {
     /// All records.
@@ -40,8 +43,10 @@ pub struct Observed<'a> {
     pub held: &'a BTreeSet<RecordId>,
     /// Records that it may not claim yet: not a record's name, or just refused.
     pub barred: &'a BTreeMap<RecordId, Instant>,
-    /// Since when each record has been seen without an owner.
+    /// Since when each record has been seen without an owner, or since it was claimed.
     pub unowned_since: &'a BTreeMap<RecordId, Instant>,
+    /// The locks are being read anew: none is taken for ours because they say so.
+    pub doubtful: bool,
     /// A record tree that cannot be believed: nothing is released because it is not in it.
     pub suspicious: bool,
     /// Now.
@@ -84,13 +89,13 @@ pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
             (true, Some(owner)) if owner == seen.session => {
                 keep_or_part(seen, id, wanted, &mut plan)
             }
-            // The lock tree may be a moment behind our own claim; the fence tells, not this.
-            (true, None) => {}
+            (true, None) => not_shown(seen, id, &mut plan),
             (true, Some(_)) => plan.drop.push(id.clone()),
             (false, Some(owner)) if owner == seen.session => {
                 // Barred: just given away, and the lock tree is a moment behind.
                 match seen.barred.get(id).filter(|until| **until > seen.now) {
                     Some(until) => plan.look_again(*until),
+                    None if seen.doubtful => {}
                     None if wanted => plan.adopt.push(id.clone()),
                     None => plan.release.push(id.clone()),
                 }
@@ -124,6 +129,15 @@ fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
             None if owned => plan.release.push(id.clone()),
             None => plan.stray.extend(others.into_iter().map(|name| (id.clone(), name.clone()))),
         }
+    }
+}
+
+/// The lock tree may be a moment behind our own claim. Later, a restored snapshot has taken the lock away.
+fn not_shown(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
+    let Some(since) = seen.unowned_since.get(id) else { return };
+    match seen.now >= *since + SURELY_SHOWN {
+        true => plan.drop.push(id.clone()),
+        false => plan.look_again(*since + SURELY_SHOWN),
     }
 }
 
@@ -201,6 +215,7 @@ mod tests {
         barred: BTreeMap<RecordId, Instant>,
         unowned_since: BTreeMap<RecordId, Instant>,
         selector: Selector,
+        doubtful: bool,
         suspicious: bool,
         now: Instant,
     }
@@ -233,6 +248,7 @@ mod tests {
                 barred: BTreeMap::new(),
                 unowned_since: BTreeMap::new(),
                 selector: Selector::everything(),
+                doubtful: false,
                 suspicious: false,
                 now,
             }
@@ -256,6 +272,7 @@ mod tests {
                 held: &self.held,
                 barred: &self.barred,
                 unowned_since: &self.unowned_since,
+                doubtful: self.doubtful,
                 suspicious: self.suspicious,
                 now: self.now,
             })
@@ -319,6 +336,19 @@ mod tests {
         world.held.insert(id(1));
         let plan = world.plan("a");
         assert_eq!((plan.adopt, plan.drop), (vec![id(0)], vec![id(1)]));
+        world.doubtful = true;
+        assert_eq!(world.plan("a").adopt, [], "not while the locks are doubtful");
+    }
+
+    #[test]
+    fn a_claim_that_its_tree_never_shows_is_dropped() {
+        let mut world = World::new(1, &["a"]);
+        world.held.insert(id(0));
+        world.unowned_since.insert(id(0), world.now);
+        let plan = world.plan("a");
+        assert_eq!((plan.drop.len(), plan.again_at), (0, Some(world.now + SURELY_SHOWN)));
+        world.now += SURELY_SHOWN;
+        assert_eq!(world.plan("a").drop, [id(0)]);
     }
 
     #[test]

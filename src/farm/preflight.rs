@@ -1,5 +1,7 @@
 //! What a farm makes sure of before it touches anything.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +106,7 @@ async fn check_rights(
         .flat_map(|kind| [kind.records(), kind.locks(), kind.labels()])
         .chain(kinds.iter().flat_map(|kind| kind.trees()))
         .chain(own);
+    let prefixes: BTreeSet<Prefix> = prefixes.collect();
     let mut hidden = Vec::new();
     for prefix in prefixes {
         if !may_read(store, &prefix).await? {

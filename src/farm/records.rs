@@ -10,7 +10,7 @@ use super::kind::RecordId;
 use super::tree::Digest;
 use crate::ids::{FarmName, SessionId};
 use crate::labels::{Labels, Selector, decode_labels};
-use crate::store::{Entry, Index, Prefix, key};
+use crate::store::{Entry, Index, Op, Prefix, key};
 use crate::time::Timestamp;
 
 /// A record as stored.
@@ -94,6 +94,17 @@ impl RecordLabels {
     #[must_use]
     pub fn of(&self, id: &RecordId) -> Option<Arc<Labels>> {
         self.0.get(id).map_or_else(|| Some(Arc::default()), |(_, labels)| labels.clone())
+    }
+
+    /// The operation that makes Consul refuse a transaction unless the labels of `id`, which stand below `prefix`, are
+    /// the ones seen here.
+    #[must_use]
+    pub fn guard(&self, prefix: &Prefix, id: &RecordId) -> Option<Op> {
+        let key = prefix.key_of(id.as_str())?;
+        Some(match self.0.get(id) {
+            Some((index, _)) => Op::CheckIndex { key, index: *index },
+            None => Op::CheckNotExists { key },
+        })
     }
 
     /// Records whose labels differ between the two.

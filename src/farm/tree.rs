@@ -131,9 +131,10 @@ impl<T: Digest> Tree<T> {
         let asked = Instant::now();
         let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
         let (answer, _) = self.believed(answer, true).await?;
+        let before = self.seen().index;
         self.take(answer, asked, true);
         let seen = self.seen();
-        if seen.suspicion.is_some() {
+        if seen.suspicion.is_some() || seen.index < before {
             self.doubted.notify_one();
         }
         Ok(seen)
@@ -185,7 +186,8 @@ impl<T: Digest> Tree<T> {
             let next = tokio::select! {
                 biased;
                 next = watch.next() => next,
-                // Another read found it suspicious. This one would block until something else changes.
+                // Another read found it suspicious, or found an older state, which a snapshot brought back. This one
+                // would block until something else changes.
                 () = self.doubted.notified() => {
                     watch.reset();
                     tokio::time::sleep(DOUBTFUL_PAUSE).await;
@@ -257,15 +259,18 @@ impl<T: Digest> Tree<T> {
         if before.is_read() { digestion + by_size } else { digestion + waited }
     }
 
-    /// Looks twice at a tree that shrank suspiciously: without rights a list is cut silently, while a read of one
-    /// key is refused; with rights, what a list then shows is true. Whether the leader confirmed it is passed on.
+    /// Looks twice at a tree that shrank suspiciously, or that is empty and was never seen otherwise: without rights a list
+    /// is cut silently, while a read of one key is refused; with rights, what a list then shows is true. Whether the
+    /// leader confirmed it is passed on.
     async fn believed(
         &self,
         mut answer: Answer<Vec<Entry>>,
         confirmed: bool,
     ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
-        let trusted = self.seen().trusted_len;
-        if judge(trusted, answer.value.len(), answer.filtered).is_none() {
+        let seen = self.seen();
+        let never_trusted = !seen.is_read() || seen.suspicion.is_some() && seen.trusted_len == 0;
+        let is_blank = never_trusted && answer.value.is_empty();
+        if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
             return Ok((answer, confirmed));
         }
         if may_read(self.reader.as_ref(), &self.prefix).await? {

@@ -16,6 +16,7 @@ use super::plan::{
 };
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
+use super::statuses::Reliance;
 use super::world::{Fresh, Known, World};
 use super::{Pods, writes};
 use crate::audit::AuditRecord;
@@ -25,7 +26,7 @@ use crate::probe::{Mutation, active};
 use crate::schedule::capacity::Booking;
 use crate::schedule::ledger::booked_node;
 use crate::schedule::{Discovery, Nodes, ScheduleError, Scheduler};
-use crate::store::{Commit, Index, Op, Refusal, Txn, key};
+use crate::store::{Commit, Index, Op, Query, Refusal, Txn, key};
 use crate::time::{Timestamp, backoff};
 
 /// No scheduler is waited for longer than this.
@@ -38,9 +39,6 @@ const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// The same after many refusals in a row: what stands in the way is not to be seen.
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
-
-/// So many refusals in a row because of the record alone, and it is read instead of waited for.
-const PATIENT_REFUSALS: u32 = 4;
 
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
@@ -61,6 +59,8 @@ pub struct RcController {
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     pub(super) status: RcStatus,
     pub(super) status_index: Index,
+    /// Tells when another status stands there.
+    reliance: Arc<Reliance>,
     pub(super) known: Option<Known>,
     /// The record's value that was decoded last, and what came of it.
     decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
@@ -109,9 +109,10 @@ impl RcController {
         world: Arc<World>,
         placement: Placement,
     ) -> RcController {
-        let read = world.take_status(id);
+        let (read, reliance) = (world.statuses.take(id), world.statuses.reliance(id));
         let behind = read.is_none();
         let (status_index, status) = read.unwrap_or_default();
+        reliance.on(status_index);
         let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
         RcController {
             site,
@@ -121,6 +122,7 @@ impl RcController {
             placement,
             status,
             status_index,
+            reliance,
             known: None,
             decoded: None,
             fresh: None,
@@ -141,7 +143,7 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        if self.behind {
+        if self.reliance.take_astray() || self.behind {
             self.refresh().await?;
         }
         let labels = self.post.labels.seen().value.of(&self.post.id);
@@ -385,12 +387,7 @@ impl RcController {
                 let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(promised).collect();
                 self.world.ledger.reread(&overtaken).await?;
                 if refusals.iter().all(|refusal| refusal.op == 1) {
-                    // Only the record itself changed: its tree brings it. Not after a restored snapshot: what
-                    // that brought back has an index that no watch waits for.
-                    match self.refused {
-                        0..PATIENT_REFUSALS => self.post.records.hurry(),
-                        _ => drop(self.post.records.read_now().await?),
-                    }
+                    self.expect_record(record_index).await?;
                 } else if refusals.iter().any(|refusal| promised(refusal).is_none()) {
                     self.refresh().await?;
                 }
@@ -400,7 +397,7 @@ impl RcController {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
                 self.behind = true;
-                let (index, found) = self.world.read_status(self.id).await?;
+                let (index, found) = self.world.statuses.read(self.id).await?;
                 if found == status {
                     info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
                     self.behind = false;
@@ -412,8 +409,23 @@ impl RcController {
         }
     }
 
+    /// Sees to it that the record comes, which is another than the one at `seen`. A newer one its tree brings. An older
+    /// one it does not: a restored snapshot has brought it back, under an index that no watch waits for; and whatever
+    /// else is known is of the time before.
+    async fn expect_record(&mut self, seen: Index) -> Result<(), ReconcileError> {
+        let record = self.site.reader.get(&key::rc(self.id), Query::CONSISTENT).await?.value;
+        if record.is_some_and(|record| record.modify_index > seen) {
+            self.post.records.hurry();
+            return Ok(());
+        }
+        self.behind = true;
+        self.post.records.read_now().await?;
+        self.refresh().await
+    }
+
     fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
         (self.status, self.status_index) = (status, index);
+        self.reliance.on(index);
         self.refused = 0;
         Written::At(index)
     }
@@ -423,7 +435,8 @@ impl RcController {
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
         self.known = None;
-        (self.status_index, self.status) = self.world.read_status(self.id).await?;
+        (self.status_index, self.status) = self.world.statuses.read(self.id).await?;
+        self.reliance.on(self.status_index);
         self.world.catch_up().await?;
         self.behind = false;
         Ok(())

@@ -1,5 +1,6 @@
 //! What a farm must know to claim RCs and run their tasks.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,9 +122,12 @@ impl Kind for RcKind {
             }
         };
         let pods = {
-            let inbox = inbox.clone();
+            let (inbox, world) = (inbox.clone(), world.clone());
             world.pods.clone().watch(ids(), move |old, new| {
                 inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
+                if PodLabels::freed(&old.value, &new.value) {
+                    inbox.post(touched(world.waiting()));
+                }
                 trust_changed(&inbox, old.suspicion, new.suspicion);
             })
         };
@@ -132,6 +136,9 @@ impl Kind for RcKind {
             world.intents.clone().watch(ids(), move |old, new| {
                 let places = Intents::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
+                if Intents::freed(&old.value, &new.value) {
+                    inbox.post(touched(world.waiting()));
+                }
                 trust_changed(&inbox, old.suspicion, new.suspicion);
             })
         };
@@ -151,7 +158,15 @@ impl Kind for RcKind {
                 inbox.post(touched(touched_ids));
             })
         };
+        let statuses = {
+            let (inbox, world, ids) = (inbox.clone(), world.clone(), ids());
+            async move {
+                let tell = move |astray: BTreeSet<RcId>| inbox.post(touched(astray));
+                world.statuses.watch(ids, tell).await;
+            }
+        };
         vec![
+            Box::pin(statuses),
             Box::pin(nodes),
             Box::pin(records),
             Box::pin(lost),

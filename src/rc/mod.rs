@@ -19,6 +19,7 @@ mod plan_tests;
 mod promises;
 pub mod spec;
 pub mod status;
+mod statuses;
 mod transfer;
 pub mod world;
 pub mod writes;

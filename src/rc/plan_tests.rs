@@ -13,7 +13,7 @@ use crate::labels::Selector;
 use crate::manifest::Manifest;
 use crate::node::Health;
 use crate::schedule::capacity::{Booking, Owner, Packing, Room, Rooms};
-use crate::store::{Index, Limits, Op};
+use crate::store::{Index, Limits, Op, key};
 
 /// A world of ten nodes.
 #[derive(Debug, Clone)]
@@ -59,6 +59,15 @@ fn pod(spec: &RcSpec, n: u64) -> Pod {
         intent: Intent::Same(Index(10 + n)),
         health: Health::Passing,
     }
+}
+
+#[test]
+fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
+    let spec = spec(0);
+    let pod = Pod { intent: Intent::Missing, ..pod(&spec, 1) };
+    let step = Step::Remove { place: place(1, "web"), pod, why: RemoveReason::Surplus };
+    let key = key::intent(&node(1), spec.manifest.id());
+    assert!(writes::ops(&spec, &step).contains(&Op::CheckNotExists { key }));
 }
 
 impl World {

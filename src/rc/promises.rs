@@ -49,7 +49,11 @@ impl RcController {
         plan: &Plan,
     ) -> Result<Option<Next>, ReconcileError> {
         let is_short = plan.is_short_of_room();
-        self.world.waits_for_room(self.id, is_short);
+        let waits = is_short || plan.is_short_of_places();
+        if self.world.waits_for_room(self.id, waits) && waits {
+            // What came free since the look began was told to those alone who waited then.
+            return Ok(Some(Next::After(Duration::ZERO)));
+        }
         if look.spec.disabled || self.world.trust() != Trust::Full {
             return Ok(None);
         }
@@ -101,16 +105,22 @@ impl Plan {
                 && finding.reason == Reason::InsufficientCapacity
         })
     }
+
+    /// Whether it cannot add a pod because pods of others, or of nobody, stand where it would.
+    fn is_short_of_places(&self) -> bool {
+        self.findings.iter().any(|finding| finding.reason == Reason::PlaceTaken)
+    }
 }
 
 impl World {
-    /// Notes whether a controller waits for room: then it is told of every change of what is promised.
-    pub(super) fn waits_for_room(&self, id: RcId, waits: bool) {
+    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is promised,
+    /// and when a pod or an intent is gone. `true`: that is news.
+    pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = if waits { waiting.insert(id) } else { waiting.remove(&id) };
+        if waits { waiting.insert(id) } else { waiting.remove(&id) }
     }
 
-    /// Controllers that wait for room.
+    /// Controllers that wait for room or for a place.
     pub(super) fn waiting(&self) -> BTreeSet<RcId> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::plan::{Intent, Occupant, Place, Pod, Standing, Trust};
 use super::spec::{RC_ID, RcSpec};
-use super::status::RcStatus;
+use super::statuses::{Book, Statuses};
 use crate::farm::tree::{Digest, Tree};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
@@ -58,6 +58,12 @@ impl PodLabels {
                 .collect()
         };
         one_way(old, new).into_iter().chain(one_way(new, old)).collect()
+    }
+
+    /// Whether a pod is gone from its place.
+    #[must_use]
+    pub fn freed(old: &Self, new: &Self) -> bool {
+        old.places.keys().any(|place| !new.places.contains_key(place))
     }
 
     /// The owner of the pod at a place.
@@ -115,6 +121,12 @@ impl Intents {
                 .map(|(place, _)| place)
         };
         one_way(old, new).chain(one_way(new, old))
+    }
+
+    /// Whether an intent is gone.
+    #[must_use]
+    pub fn freed(old: &Self, new: &Self) -> bool {
+        old.0.keys().any(|place| !new.0.contains_key(place))
     }
 
     /// The index and the hash of the intent at a place.
@@ -339,13 +351,6 @@ impl Known {
     }
 }
 
-/// The statuses as read when records were last claimed; index 0 while they, or the pods with them, are not read.
-#[derive(Default)]
-struct Book {
-    index: Index,
-    statuses: BTreeMap<RcId, (Index, RcStatus)>,
-}
-
 /// See the module.
 pub struct World {
     reader: Arc<dyn Reader>,
@@ -363,9 +368,9 @@ pub struct World {
     pub health: Arc<Tree<Healths>>,
     /// `rcfarm/allocations/`
     pub ledger: Ledger,
-    /// Controllers that wait for room.
+    /// Controllers that wait for room or for a place.
     pub(super) waiting: Mutex<BTreeSet<RcId>>,
-    book: Mutex<Book>,
+    pub(super) statuses: Statuses,
     /// RCs whose bells were rung, and whose pods' health was not read since.
     rung: Mutex<BTreeSet<RcId>>,
     /// Held while pods and intents are read.
@@ -390,8 +395,8 @@ impl World {
             health: Tree::new(reader.clone(), key::healths(), Pace::RESYNC),
             ledger: Ledger::new(reader.clone()),
             waiting: Mutex::default(),
+            statuses: Statuses::new(reader.clone()),
             reader,
-            book: Mutex::default(),
             rung: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
             begun: AtomicU64::new(0),
@@ -405,41 +410,16 @@ impl World {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
-        let read = self.book().index;
-        if read > Index::ZERO && oldest > read {
+        if self.statuses.is_before(oldest) {
             return Ok(());
         }
-        // Until all is read, whoever asks for a status gets none and has to look for himself.
-        *self.book() = Book::default();
-        let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
-        let status = |entry: &Entry| {
-            let tail = key::rc_statuses().tail(&entry.key)?.strip_suffix("/rcfarm")?.to_owned();
-            let status = RcStatus::decode(&entry.value).unwrap_or_default();
-            Some((tail.parse().ok()?, (entry.modify_index, status)))
-        };
-        let statuses = answer.value.iter().filter_map(status).collect();
+        // Until all is read, whoever asks for a status gets none and has to look for himself: the trees may show
+        // nothing yet, or what was long ago.
+        self.statuses.keep(Book::default());
+        let book = self.statuses.read_all().await?;
         self.catch_up().await?;
-        *self.book() = Book { index: answer.index.max(Index(1)), statuses };
+        self.statuses.keep(book);
         Ok(())
-    }
-
-    /// The status of an RC as of the last [`World::prepare`]; each is given out once. `None`: it failed, so that
-    /// the trees may show nothing yet, or what was long ago.
-    #[must_use]
-    pub fn take_status(&self, id: RcId) -> Option<(Index, RcStatus)> {
-        let mut book = self.book();
-        (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
-    }
-
-    /// Reads an RC's status now.
-    ///
-    /// # Errors
-    /// Any [`StoreError`].
-    pub async fn read_status(&self, id: RcId) -> Result<(Index, RcStatus), StoreError> {
-        let entry = self.reader.get(&key::rc_status(id), Query::CONSISTENT).await?.value;
-        Ok(entry.map_or_else(Default::default, |entry| {
-            (entry.modify_index, RcStatus::decode(&entry.value).unwrap_or_default())
-        }))
     }
 
     /// Reads pods, intents and promises now; whoever asks meanwhile is served by the next reading, if it succeeds.
@@ -638,9 +618,5 @@ impl World {
             pod.health == Health::Passing && self.standing(&place.node) != Standing::Down
         });
         healthy.map(|(place, _)| place.node.clone()).collect()
-    }
-
-    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

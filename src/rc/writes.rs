@@ -59,9 +59,11 @@ fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
     if active(Mutation::NoOwnIdCheck) {
         ops.remove(0);
     }
-    if pod.intent != Intent::Missing {
-        ops.push(Op::DeleteCas { key: intent, index: pod.intent.index() });
-    }
+    // One that was not seen may be there all the same, and would be left behind.
+    ops.push(match pod.intent {
+        Intent::Missing => Op::CheckNotExists { key: intent },
+        Intent::Same(index) | Intent::Differs(index) => Op::DeleteCas { key: intent, index },
+    });
     ops
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::invariant::ownership::Proof;
 use super::invariant::{self, Deed, Facts, Picture, Process, Violation};
 use crate::embedded::{Applied, Cause, Change, Embedded, SessionChange, Tables};
-use crate::ids::{RcId, SessionId};
+use crate::ids::SessionId;
 use crate::store::{NewSession, Op, key};
 
 /// So many of the last operations are shown with a violation.
@@ -216,11 +216,6 @@ impl Referee {
         }
     }
 
-    /// A user changes pods by hand.
-    pub fn by_hand(&self, rc: RcId) {
-        self.lock().facts.by_hand.insert(rc);
-    }
-
     // ---- what the world asks --------------------------------------------------------------------------
 
     /// Whether a process's session has a check; one whose agent refused it has its TTL alone.
@@ -301,6 +296,9 @@ impl Inner {
             return;
         }
         let deed = Deed { at: applied.at, actor, changes, record };
+        if actor == Actor::User {
+            self.facts.by_hand.extend(deed.owners_of_pods().into_iter().map(|rc| (rc, applied.at)));
+        }
         let mut found = Vec::new();
         invariant::check(&deed, &self.picture, &self.facts, &mut |number, what| {
             found.push((number, what));

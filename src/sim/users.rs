@@ -196,8 +196,6 @@ impl Users {
         let places = self.referee.look(|picture, _| (picture.places(old), picture.places(new)));
         let taken = |place: &&Place| places.1.iter().all(|other| other.node != place.node);
         let Some(Place { node, pod }) = places.0.iter().find(taken) else { return };
-        self.referee.by_hand(old);
-        self.referee.by_hand(new);
         let labels: BTreeMap<&str, String> =
             BTreeMap::from([(RC_ID, new.to_string()), (POD_ID, pod.to_string())]);
         let value = serde_json::to_vec(&labels).expect("labels encode");

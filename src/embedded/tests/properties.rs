@@ -145,7 +145,7 @@ fn check(before: &Tables, after: &Tables, applied: Option<&Applied>) -> Result<(
     if let Some(applied) = applied {
         prop_assert!(applied.index == after.index && after.index > before.index);
         let mut unwound = after.clone();
-        unwound.kv.unwind(applied.index, &applied.changes);
+        unwound.kv.unwind(applied.index, &applied.changes, "");
         prop_assert_eq!(entries(&unwound), old, "and can be undone");
     }
     for entry in new.values() {

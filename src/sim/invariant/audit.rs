@@ -26,7 +26,7 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     let no_status = RcStatus::default();
     let statuses = (before, picture.statuses.get(rc).unwrap_or(&no_status));
     chain(*rc, statuses, say);
-    retargets(deed, picture, facts.by_hand.contains(rc), &entries, say);
+    retargets(deed, picture, facts.by_hand.contains_key(rc), &entries, say);
     transfers(*rc, statuses, &entries, say);
 }
 
@@ -145,7 +145,7 @@ pub fn check_fold(picture: &Picture, facts: &Facts, say: Say<'_>) {
             | crate::audit::Difference::Nodes { controller, .. }
             | crate::audit::Difference::Desired { controller, .. } => controller,
         };
-        if !facts.by_hand.contains(rc) {
+        if !facts.by_hand.contains_key(rc) {
             say(15, format!("the log is not the state: {difference}"));
         }
     }

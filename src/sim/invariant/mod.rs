@@ -78,8 +78,8 @@ pub struct Facts {
     pub sessions: BTreeMap<SessionId, u32>,
     /// The session that each process relies on.
     pub current: BTreeMap<u32, SessionId>,
-    /// Records whose pods a user changed by hand, so that the log cannot know them.
-    pub by_hand: BTreeSet<RcId>,
+    /// Records whose pods a user changed by hand, so that the log cannot know them, and when last.
+    pub by_hand: BTreeMap<RcId, Duration>,
 }
 
 /// The record that a controller's transaction is about: the one whose status it replaces.
@@ -99,6 +99,14 @@ impl Deed<'_> {
         self.record.as_ref().map(|(id, _)| *id)
     }
 
+    /// Whose pods it changed: those that had them, and those that have them now.
+    #[must_use]
+    pub fn owners_of_pods(&self) -> BTreeSet<RcId> {
+        let pods = self.changes.iter().filter(|(item, _)| matches!(item, Item::Pod(_)));
+        let sides = pods.flat_map(|(_, change)| [&change.before, &change.after]).flatten();
+        sides.filter_map(|entry| PodSeen::of(entry).rc).collect()
+    }
+
     /// The process, if one did it.
     #[must_use]
     pub fn process(&self) -> Option<u32> {
@@ -112,6 +120,6 @@ impl Deed<'_> {
 /// Looks at one deed; `picture` is what it left.
 pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     ownership::check(deed, picture, facts, say);
-    replication::check(deed, picture, say);
+    replication::check(deed, picture, facts, say);
     audit::check(deed, picture, facts, say);
 }

@@ -38,15 +38,7 @@ fn written(deed: &Deed<'_>) -> BTreeSet<RcId> {
     if let Some(record) = deed.record() {
         return BTreeSet::from([record]);
     }
-    let mut all = BTreeSet::new();
-    for (item, change) in &deed.changes {
-        if let Item::Pod(_) = item {
-            let sides = [&change.before, &change.after];
-            let owners = sides.into_iter().flatten().map(|e| super::PodSeen::of(e).rc);
-            all.extend(owners.flatten());
-        }
-    }
-    all
+    deed.owners_of_pods()
 }
 
 fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &Deed<'_>) -> bool {

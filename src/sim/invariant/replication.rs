@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Deed, Item, Picture, PodSeen, Say};
+use super::{Deed, Facts, Item, Picture, PodSeen, Say};
 use crate::ids::{NodeName, RcId};
 use crate::rc::plan::Place;
 use crate::rc::spec::RcSpec;
@@ -47,7 +47,7 @@ impl Moves {
 }
 
 /// After one deed.
-pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     promises(deed, picture, say);
     if deed.process().is_none() {
         return;
@@ -76,7 +76,10 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
         say(10, format!("pods of {rc} were changed, which is disabled"));
     }
     let moves = Moves::of(deed, rc);
-    counts(picture, spec, &moves, say);
+    // No transaction is guarded against what people do to pods by hand: it counts once it can have been seen.
+    if facts.by_hand.get(&rc).is_none_or(|at| *at < picture.oldest_view(deed.at)) {
+        counts(picture, spec, &moves, say);
+    }
     places(deed, picture, spec, &moves, say);
     removals(deed, picture, spec, &moves, say);
 }

@@ -141,6 +141,20 @@ async fn prefer_unschedule_ineligible_then_unhealthy_then_newest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_place_that_comes_free_is_taken() {
+    let cluster = Cluster::new(2).await;
+    let by_hand = key::intent(&node(0), &pod_id(1));
+    cluster.put(by_hand.as_str(), "id: pod-1\nby: hand\n").await;
+    cluster.create_rc(1, 2).await;
+    let farm = cluster.start("a");
+    within(2 * SECOND, "one", || async { cluster.nodes_of(1).await == names(&[1]) }).await;
+    tokio::time::sleep(5 * SECOND).await;
+    cluster.delete(by_hand.as_str()).await;
+    within(5 * SECOND, "both", || async { cluster.nodes_of(1).await == names(&[0, 1]) }).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn consistency_is_restored_and_audited() {
     let cluster = Cluster::new(2).await;
     cluster.create_rc(1, 2).await;

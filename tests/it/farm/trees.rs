@@ -12,7 +12,7 @@ use rcfarm::farm::tree::{Digest, Tree};
 use rcfarm::rc::world::{NodeTree, World};
 use rcfarm::store::key::{self, LabelKind};
 use rcfarm::store::watch::Pace;
-use rcfarm::store::{Entry, Prefix};
+use rcfarm::store::{Entry, Prefix, StoreError};
 use serde_json::json;
 
 fn names(tree: &Tree<NodeTree>) -> BTreeSet<String> {
@@ -57,6 +57,7 @@ async fn a_reading_that_failed_serves_nobody() {
         },
         _ => Fate::DELIVER,
     };
+    cluster.put("labels/pod/n0001/web", "{}").await;
     let world = World::new(Arc::new(cluster.store.with_faults(Arc::new(faults))), SECOND);
     let first = tokio::spawn({
         let world = world.clone();
@@ -66,7 +67,34 @@ async fn a_reading_that_failed_serves_nobody() {
     cluster.put("labels/pod/n0000/web", "{}").await;
     let (second, third) = tokio::join!(world.catch_up(), world.catch_up());
     assert!(first.await.unwrap().is_ok() && second.is_err() && third.is_ok());
-    assert_eq!(world.pods.seen().value.len(), 1, "the third was told that it sees everything");
+    assert_eq!(world.pods.seen().value.len(), 2, "the third was told that it sees everything");
+}
+
+/// A farm's rights may go after it has checked them, and before it has read anything that could be missed.
+#[tokio::test(start_paused = true)]
+async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
+    let cluster = Cluster::new(2).await;
+    let hidden = Arc::new(AtomicBool::new(true));
+    let now = hidden.clone();
+    let faults = move |request: &Request<'_>| match (now.load(Ordering::SeqCst), request) {
+        (true, Request::List(_)) => Fate::of(Outcome::Short(0)),
+        (true, Request::Get(_)) => {
+            Fate::of(Outcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
+        }
+        _ => Fate::DELIVER,
+    };
+    let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
+    let tree = Tree::<NodeTree>::guarded(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
+    tree.first_read().await;
+    for _ in 0..20 {
+        assert!(tree.seen().suspicion.is_some(), "and not when it is read again, either");
+        tokio::time::sleep(SECOND / 2).await;
+    }
+    hidden.store(false, Ordering::SeqCst);
+    tokio::time::sleep(3 * SECOND).await;
+    assert_eq!((names(&tree).len(), tree.seen().suspicion), (2, None));
+    watch.abort();
 }
 
 /// Reads at most every five seconds.

@@ -171,6 +171,7 @@ impl View {
             held: &self.held,
             barred: &self.barred,
             unowned_since: &self.unowned_since,
+            doubtful: false,
             suspicious: self.suspicious,
             now: self.now,
         })

@@ -1,0 +1,147 @@
+//! What a restored snapshot, or a tree that is read late, leaves behind: an old state that no watch tells of
+//! (`consul_semantics.md` §0 #12).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::SECOND;
+use super::cluster::{Cluster, rc_id, within};
+use rcfarm::embedded::{Applied, Fate, Request, Tables};
+use rcfarm::store::{NewSession, PutMode, Store, key};
+
+async fn label(cluster: &Cluster, n: u128, tier: &str) {
+    cluster.put(key::rc_labels(rc_id(n)).as_str(), format!(r#"{{"tier":"{tier}"}}"#)).await;
+}
+
+async fn owner_said(cluster: &Cluster, n: u128, farm: &str) -> bool {
+    let owner = cluster.status(n).await.and_then(|status| status.owner);
+    owner.is_some_and(|owner| owner.farm.as_str() == farm)
+}
+
+/// The lock is gone, and its tree still says that it is ours.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
+    let cluster = Cluster::new(5).await;
+    label(&cluster, 0, "batch").await;
+    cluster.create_rc(0, 2).await;
+    let farm = cluster.start_selecting("a", "tier=web");
+    tokio::time::sleep(SECOND).await;
+    let snapshot = cluster.store.snapshot();
+    label(&cluster, 0, "web").await;
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 2 }).await;
+    cluster.store.restore(snapshot);
+    label(&cluster, 0, "web").await;
+    cluster.create_rc(0, 4).await;
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 4 }).await;
+    farm.stop().await;
+}
+
+/// A farm that believes its tree would run into the fence several times a second until the tree is read again.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_lost_again_and_again_is_looked_at_instead() {
+    let cluster = Cluster::new(5).await;
+    label(&cluster, 0, "batch").await;
+    cluster.create_rc(0, 2).await;
+    let farm = cluster.start_selecting("a", "tier=web");
+    tokio::time::sleep(SECOND).await;
+    let snapshot = cluster.store.snapshot();
+    label(&cluster, 0, "web").await;
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 2 }).await;
+    cluster.store.restore(snapshot);
+    // Somebody else has it now, which is no farm.
+    let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
+    let taken = PutMode::Acquire(session);
+    let key = key::rc_lock(rc_id(0));
+    assert!(cluster.store.put(&key, "p2".into(), 0, taken).await.unwrap());
+    label(&cluster, 0, "web").await;
+    cluster.create_rc(0, 4).await;
+    tokio::time::sleep(20 * SECOND).await;
+    let lost = farm.report.lock().unwrap().claims_lost;
+    assert!(lost <= 2, "{lost} claims lost");
+    farm.stop().await;
+}
+
+/// An owner at rest writes nothing that would be refused.
+#[tokio::test(start_paused = true)]
+async fn an_owner_says_again_what_a_restored_snapshot_took_back() {
+    let cluster = Cluster::new(5).await;
+    cluster.create_rc(0, 2).await;
+    let a = cluster.start("a");
+    within(3 * SECOND, "said", || owner_said(&cluster, 0, "a")).await;
+    a.kill().await;
+    // The moment at which the next owner has the lock, and has not said so.
+    let moment: Arc<Mutex<Option<Tables>>> = Arc::default();
+    let seen = moment.clone();
+    cluster.store.observe(move |applied: &Applied, tables: &Tables| {
+        let lock = key::rc_lock(rc_id(0));
+        if applied.changes.iter().any(|c| c.key == lock.as_str() && c.after.is_some()) {
+            *seen.lock().unwrap() = Some(tables.clone());
+        }
+    });
+    let b = cluster.start("b");
+    within(10 * SECOND, "said", || owner_said(&cluster, 0, "b")).await;
+    tokio::time::sleep(SECOND).await;
+    cluster.store.restore(moment.lock().unwrap().take().unwrap());
+    assert!(owner_said(&cluster, 0, "a").await);
+    within(400 * SECOND, "said again", || owner_said(&cluster, 0, "b")).await;
+    b.stop().await;
+}
+
+/// The new owner has seen a record that a restored snapshot took back.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
+    let cluster = Cluster::new(5).await;
+    cluster.create_rc(0, 2).await;
+    cluster.put(key::rc_labels(rc_id(0)).as_str(), r#"{"never":"no"}"#).await;
+    let a = cluster.start("a");
+    within(3 * SECOND, "owned", || owner_said(&cluster, 0, "a")).await;
+    let b = cluster.start_selecting("b", "never=so");
+    tokio::time::sleep(5 * SECOND).await;
+    let snapshot = cluster.store.snapshot();
+    cluster.create_rc(0, 4).await;
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 4 }).await;
+    tokio::time::sleep(SECOND).await;
+    cluster.store.restore(snapshot);
+    cluster.put(key::rc_labels(rc_id(0)).as_str(), r#"{"never":"so"}"#).await;
+    a.stop().await;
+    let took = within(9 * SECOND, "taken over", || owner_said(&cluster, 0, "b")).await;
+    assert!(took < SECOND / 2, "it took {took:?}");
+    assert_eq!(cluster.nodes_of(0).await.len(), 2);
+    b.stop().await;
+}
+
+/// One farm reads the labels late and hands a record over that the other does not want.
+#[tokio::test(start_paused = true)]
+async fn farms_that_see_different_labels_do_not_pass_a_record_to_and_fro() {
+    let cluster = Cluster::new(1).await;
+    for n in 0..10 {
+        label(&cluster, n, "web").await;
+        cluster.create_rc(n, 1).await;
+    }
+    let asked = AtomicU64::new(0);
+    let a = cluster.start_faulty("a", move |request| match request {
+        // The second one waits for a change, and is answered a minute late.
+        Request::List("labels/replication_controller/")
+            if asked.fetch_add(1, Ordering::SeqCst) == 1 =>
+        {
+            Fate { after: 60 * SECOND, ..Fate::DELIVER }
+        }
+        _ => Fate::DELIVER,
+    });
+    within(3 * SECOND, "claimed", || async { a.claims() == 10 }).await;
+    for n in 0..10 {
+        label(&cluster, n, "batch").await;
+    }
+    let changes = Arc::new(AtomicU64::new(0));
+    let count = changes.clone();
+    cluster.store.observe(move |applied: &Applied, _: &Tables| {
+        let lock = |key: &str| key::rc_locks().tail(key).is_some();
+        let changed = applied.changes.iter().filter(|change| lock(&change.key)).count();
+        count.fetch_add(changed as u64, Ordering::SeqCst);
+    });
+    let c = cluster.start_selecting("c", "tier=web");
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!((changes.load(Ordering::SeqCst), a.claims(), c.claims()), (0, 10, 0));
+    a.stop().await;
+    c.stop().await;
+}
