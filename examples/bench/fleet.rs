@@ -96,7 +96,7 @@ impl Rc {
     }
 }
 
-async fn write_all(store: &Arc<Consul>, ops: Vec<Op>) -> anyhow::Result<()> {
+pub async fn write_all(store: &Arc<Consul>, ops: Vec<Op>) -> anyhow::Result<()> {
     stream::iter(ops.chunks(64).map(<[Op]>::to_vec).collect::<Vec<_>>())
         .map(|batch| async move {
             match store.txn(&batch).await? {

@@ -14,7 +14,9 @@
 mod clock;
 mod farm;
 mod fleet;
+mod jobs;
 mod machine;
+mod pods;
 mod raw;
 mod report;
 mod rows;
@@ -71,6 +73,12 @@ enum Mode {
         /// The farm's name.
         name: String,
     },
+    /// Nodes whose pods do what their manifests say without being run.
+    #[command(hide = true)]
+    Nodes {
+        /// Consul.
+        http_addr: String,
+    },
 }
 
 fn connect(address: &str) -> anyhow::Result<Arc<Consul>> {
@@ -81,8 +89,12 @@ fn connect(address: &str) -> anyhow::Result<Arc<Consul>> {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if let Some(Mode::Farm { http_addr, name }) = args.mode {
-        return farm::serve(connect(&http_addr)?, &name).await;
+    match args.mode {
+        Some(Mode::Farm { http_addr, name }) => {
+            return farm::serve(connect(&http_addr)?, &name).await;
+        }
+        Some(Mode::Nodes { http_addr }) => return pods::pretend(connect(&http_addr)?).await,
+        None => {}
     }
     let scratch = tempfile::tempdir()?;
     let server = match &args.consul {

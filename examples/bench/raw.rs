@@ -64,6 +64,33 @@ pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
+/// How long `count` transactions of `pods` pods each take, one after the other.
+pub async fn one_after_the_other(
+    store: &Arc<Consul>,
+    pods: usize,
+    count: usize,
+) -> anyhow::Result<Duration> {
+    let epoch = epoch(store).await?;
+    let session = epoch.session().clone();
+    let rc = Rc::new(0);
+    let lock = key::rc_lock(rc.id);
+    store.put(&lock, "bench".into(), 0, PutMode::Acquire(session.clone())).await?;
+    rc.write(store, pods).await?;
+    let record = store.get(&key::rc(rc.id), Query::PLAIN).await?.value;
+    let Some(record) = record else { bail!("the record is gone") };
+    let (claim, writer) = (Claim::new(lock, epoch), Writer::new(store.clone()));
+    let start = Instant::now();
+    for n in 0..count {
+        match writer.commit(transaction(&claim, (rc.id, record.modify_index), n, pods)).await? {
+            Commit::Applied(_) => {}
+            other => bail!("refused: {other:?}"),
+        }
+    }
+    let took = start.elapsed();
+    store.destroy_session(&session).await?;
+    Ok(took)
+}
+
 async fn epoch(store: &Consul) -> anyhow::Result<Epoch> {
     let session = NewSession { behavior: Behavior::Delete, ..NewSession::default() };
     let session = store.create_session(&session).await?;

@@ -42,10 +42,22 @@ pub enum Row {
     Kill,
     /// Two farms, one of them is told to stop.
     Term,
+    /// 10,000 jobs of one pod are submitted at once; their pods end at once.
+    #[value(name = "jobs-10000")]
+    Jobs10000,
+    /// The same with 1,000 jobs.
+    #[value(name = "jobs-1000")]
+    Jobs1000,
+    /// A job of 1,000 pods on 1,000 nodes.
+    #[value(name = "gang-1000")]
+    Gang1000,
+    /// The owner of a job is killed in the middle of the restart of its gang.
+    #[value(name = "gang-kill")]
+    GangKill,
 }
 
 impl Row {
-    pub const ALL: [Row; 9] = [
+    pub const ALL: [Row; 13] = [
         Row::Cold1000,
         Row::Cold10000,
         Row::Create,
@@ -55,6 +67,10 @@ impl Row {
         Row::Idle,
         Row::Kill,
         Row::Term,
+        Row::Jobs1000,
+        Row::Jobs10000,
+        Row::Gang1000,
+        Row::GangKill,
     ];
 }
 
@@ -68,11 +84,11 @@ pub struct Bench {
 }
 
 /// Longer than any row may take to settle.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Nothing has been written for this long: a farm is done.
-const QUIET: Duration = Duration::from_millis(250);
+pub const QUIET: Duration = Duration::from_millis(250);
 /// How exactly a farm that writes thousands of transactions is timed.
-const SAMPLING: Duration = Duration::from_millis(5);
+pub const SAMPLING: Duration = Duration::from_millis(5);
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
@@ -94,10 +110,14 @@ impl Bench {
             Row::Idle => self.rest().await,
             Row::Kill => self.failover(true).await,
             Row::Term => self.failover(false).await,
+            Row::Jobs1000 => self.jobs(1_000).await,
+            Row::Jobs10000 => self.jobs(10_000).await,
+            Row::Gang1000 => self.gang(1_000).await,
+            Row::GangKill => self.gang_kill().await,
         }
     }
 
-    fn start(&self, name: &str) -> anyhow::Result<FarmProcess> {
+    pub fn start(&self, name: &str) -> anyhow::Result<FarmProcess> {
         FarmProcess::start(&self.address, name, &self.logs)
     }
 
@@ -344,7 +364,7 @@ impl Bench {
         ])
     }
 
-    fn consul_cpu(&self) -> anyhow::Result<Duration> {
+    pub fn consul_cpu(&self) -> anyhow::Result<Duration> {
         self.consul_pid.map_or(Ok(Duration::ZERO), machine::cpu)
     }
 
@@ -409,7 +429,7 @@ fn gap(from: u64, to: u64) -> Duration {
     Duration::from_millis(rand::rng().random_range(from..to))
 }
 
-fn last_of(entries: &[Entry]) -> Index {
+pub fn last_of(entries: &[Entry]) -> Index {
     entries.iter().map(|entry| entry.modify_index).max().unwrap_or_default()
 }
 
@@ -417,7 +437,7 @@ fn total(requests: &Requests) -> u64 {
     requests.values().sum()
 }
 
-fn sent(requests: &Requests, kind: &str) -> f64 {
+pub fn sent(requests: &Requests, kind: &str) -> f64 {
     requests.get(kind).copied().unwrap_or(0) as f64
 }
 

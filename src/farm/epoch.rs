@@ -1,6 +1,6 @@
 //! One epoch of a farm, from its first claim to the end of its last task: the loop that owns every map.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ use crate::time::{Timestamp, backoff};
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
 /// Reading anew is tried again after pauses from the first to the second of these.
 const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// While something is left of records that are gone, claims are planned this often.
+const TIDYING: Duration = Duration::from_secs(2);
 /// A task that was told to stop is waited for this long.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -319,8 +321,17 @@ impl Days<'_> {
             lot.take_stock(now);
             let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
             let (records, labels) = (lot.records.seen(), lot.labels.seen());
+            let left_behind = match records.suspicion {
+                None => lot.kind.left_behind(&records.value),
+                Some(_) => BTreeSet::new(),
+            };
+            if !left_behind.is_empty() {
+                // When nothing is left nobody says so.
+                again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
+            }
             let decided = plan(&Observed {
                 records: &records.value,
+                left_behind: &left_behind,
                 labels: &labels.value,
                 locks: &lot.locks.seen().value,
                 peers: &peers.value,

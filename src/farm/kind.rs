@@ -1,6 +1,7 @@
 //! What a kind of record must say of itself so that a farm can claim its records and run their tasks. A new kind
 //! is one directory that implements [`Kind`], and one line where the farm is put together.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,6 +90,12 @@ pub trait Kind: Send + Sync + 'static {
     /// Where their labels stand, each under the record's name; what a farm's selector looks at.
     fn labels(&self) -> Prefix;
 
+    /// Whether its records cannot well become few all of a sudden. Not where records come and go by the thousand, and
+    /// whatever is removed because one is gone has the store make sure of that.
+    fn is_guarded(&self) -> bool {
+        true
+    }
+
     /// The other trees that its controllers read.
     fn trees(&self) -> Vec<Prefix>;
 
@@ -105,6 +112,12 @@ pub trait Kind: Send + Sync + 'static {
 
     /// The watches of the trees that its controllers look at, to be run beside the farm.
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;
+
+    /// Names without a record of which something is left to be tidied up. Each is claimed like a record, and its
+    /// controller finds no record.
+    fn left_behind(&self, _records: &Records) -> BTreeSet<RecordId> {
+        BTreeSet::new()
+    }
 
     /// Called after records were claimed and before their controllers start: brings what the kind knows up to
     /// date, once for all of them. `oldest` is the smallest CreateIndex among them, or 0 when one of them had an

@@ -47,10 +47,12 @@ impl Farm {
         let floor = Floor::new(ground.store.clone(), world.clone());
         let commands = Tree::<Commands>::new(ground.store.clone(), key::commands(), Pace::PROMPT);
         let jobs = JobWorld::new(ground.store.clone(), world.clone(), commands);
+        // Jobs are many and small.
+        let together = Writer::together(ground.store.clone(), settings.limits);
         let kinds: Vec<Arc<dyn Kind>> = vec![
             Arc::new(RcKind::new(site.clone(), world, placement)),
             Arc::new(OrderingKind::new(site.clone(), floor)),
-            Arc::new(JobKind::new(site, jobs)),
+            Arc::new(JobKind::new(Site { writer: together, ..site }, jobs)),
         ];
         Farm::new(settings, ground, kinds)
     }

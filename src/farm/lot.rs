@@ -63,8 +63,9 @@ pub(super) enum Parting {
 
 impl Lot {
     pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
+        let tree = if kind.is_guarded() { Tree::guarded } else { Tree::new };
         Lot {
-            records: Tree::guarded(reader.clone(), kind.records(), Pace::PROMPT),
+            records: tree(reader.clone(), kind.records(), Pace::PROMPT),
             labels: Tree::new(reader.clone(), kind.labels(), Pace::PROMPT),
             locks: Tree::new(reader.clone(), kind.locks(), Pace::PROMPT),
             kind,

@@ -25,6 +25,8 @@ pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
 pub struct Observed<'a> {
     /// All records.
     pub records: &'a Records,
+    /// Names without a record that are claimed all the same: something is left of them.
+    pub left_behind: &'a BTreeSet<RecordId>,
     /// Their labels.
     pub labels: &'a RecordLabels,
     /// Their locks.
@@ -82,7 +84,7 @@ impl ClaimPlan {
 /// Decides about claims.
 pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
-    for id in seen.records.0.keys() {
+    for id in seen.records.0.keys().chain(seen.left_behind) {
         let owner = seen.locks.0.get(id).and_then(|locks| locks.owner.as_ref());
         let wanted = seen.labels.matches(id, seen.selector);
         match (seen.held.contains(id), owner) {
@@ -106,11 +108,15 @@ pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
         }
     }
     if !seen.suspicious {
-        let gone = seen.held.iter().filter(|id| !seen.records.0.contains_key(id));
+        let gone = seen.held.iter().filter(|id| is_gone(seen, id));
         plan.release.extend(gone.cloned());
     }
     left_behind(seen, &mut plan);
     plan
+}
+
+fn is_gone(seen: &Observed<'_>, id: &RecordId) -> bool {
+    !seen.records.0.contains_key(id) && !seen.left_behind.contains(id)
 }
 
 /// Locks that our session still holds although no task of ours works on their record: a task was stopped in the
@@ -118,7 +124,7 @@ pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
 fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
     for (id, locks) in seen.locks.0.iter().filter(|(id, _)| !seen.held.contains(id)) {
         let owned = locks.owner.as_ref() == Some(seen.session);
-        let gone = !seen.suspicious && !seen.records.0.contains_key(id);
+        let gone = !seen.suspicious && is_gone(seen, id);
         let others = locks.others.iter().filter(|(_, session)| *session == seen.session);
         let others: Vec<&String> = others.map(|(name, _)| name).collect();
         if (others.is_empty() || owned) && !(owned && gone) {
@@ -217,6 +223,7 @@ mod tests {
         selector: Selector,
         doubtful: bool,
         suspicious: bool,
+        left_behind: BTreeSet<RecordId>,
         now: Instant,
     }
 
@@ -250,6 +257,7 @@ mod tests {
                 selector: Selector::everything(),
                 doubtful: false,
                 suspicious: false,
+                left_behind: BTreeSet::new(),
                 now,
             }
         }
@@ -274,6 +282,7 @@ mod tests {
                 unowned_since: &self.unowned_since,
                 doubtful: self.doubtful,
                 suspicious: self.suspicious,
+                left_behind: &self.left_behind,
                 now: self.now,
             })
         }
@@ -384,6 +393,18 @@ mod tests {
         assert_eq!(plan.release, [id(2)], "there is no such record any more");
         world.suspicious = true;
         assert!(world.plan("a").release.is_empty());
+    }
+
+    #[test]
+    fn what_a_record_left_behind_is_claimed_and_kept_until_nothing_is_left() {
+        let mut world = World::new(1, &["a"]);
+        world.left_behind.insert(id(7));
+        assert_eq!(world.plan("a").claim, [id(0), id(7)]);
+        world.held.insert(id(7));
+        world.own(&id(7), "a");
+        assert!(world.plan("a").release.is_empty());
+        world.left_behind.clear();
+        assert_eq!(world.plan("a").release, [id(7)]);
     }
 
     #[test]

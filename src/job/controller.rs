@@ -1,6 +1,6 @@
 //! The task of one claimed job: look, plan, commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +10,18 @@ use tracing::{debug, info, warn};
 
 use super::events;
 use super::form::{self, Read, Remark};
+use super::labelled::Labelled;
 use super::machine::JobPhase;
-use super::manifest::Placed;
+use super::manifest::{Mark, Placed};
+use super::members::FreePod;
 use super::plan::{Group, GroupStep, Observed, Plan, plan};
 use super::spec::{JobUid, Slot};
 use super::status::{JobStatus, Owner, Reason};
-use super::world::{JobWorld, Known, Labelled, Page, Pods, UNSEEN};
+use super::sweep::{self, sweep};
+use super::world::{JobWorld, Known, Page, Pods, UNSEEN};
 use super::writes::{self, Made};
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::farm::records::Record;
 use crate::ids::{Namespaced, NodeName};
 use crate::manifest::content_hash;
 use crate::pod_group::spec::PodGroupRecord;
@@ -30,6 +34,8 @@ use crate::time::{Timestamp, backoff};
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// The same after many refusals in a row.
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+/// What a job left behind is looked at again after this long: its nodes stop what runs.
+const TIDY_AGAIN: Duration = Duration::from_secs(1);
 /// Fence, record, status, group, command, audit, and two to spare.
 const FIXED_OPS: usize = 8;
 /// Steps of the machine that change no pod go into one transaction, up to so many.
@@ -48,15 +54,25 @@ pub struct JobController {
     refused: u32,
     owner: Owner,
     warned: Option<String>,
+    /// What the record meant when it was last read, and its ModifyIndex then.
+    meaning: Option<(Index, Arc<Meaning>)>,
+}
+
+/// What a record says.
+struct Meaning {
+    read: Read,
+    /// See [`form::shape`].
+    shape: u64,
 }
 
 /// What one look found.
 struct Look {
-    read: Read,
-    shape: u64,
+    record: Arc<Meaning>,
     record_index: Index,
     uid: JobUid,
     pods: Pods,
+    free: Vec<FreePod>,
+    taken: BTreeSet<Slot>,
     group: Group,
 }
 
@@ -64,17 +80,22 @@ struct Look {
 struct Step {
     plan: Plan,
     made: Vec<Made>,
+    adopted: Vec<Adopted>,
     removed: Vec<(Place, Slot)>,
     group: Option<PodGroupRecord>,
     ops: Vec<Op>,
     before: JobPhase,
 }
 
+/// A pod that becomes a member: where, as what, and what is intended there.
+type Adopted = (Place, Mark, Option<(Index, u64)>);
+
 impl JobController {
     /// A controller for a claimed job.
     #[must_use]
     pub fn new(site: Site, post: Post, id: Namespaced, world: Arc<JobWorld>) -> JobController {
         let page = world.take_page(&id);
+        world.note_job(&id);
         let behind = page.is_none();
         let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
         JobController {
@@ -88,38 +109,55 @@ impl JobController {
             refused: 0,
             owner,
             warned: None,
+            meaning: None,
         }
+    }
+
+    /// What the record says; decoded when it has changed.
+    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<Remark>> {
+        if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
+            return Ok(same.clone());
+        }
+        let (document, read) = form::decode(&self.id, value)?;
+        let meaning = Arc::new(Meaning { read, shape: form::shape(&document) });
+        self.meaning = Some((index, meaning.clone()));
+        Ok(meaning)
     }
 
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
         self.page = self.world.read_page(&self.id).await?;
         self.world.catch_up().await?;
-        self.known = Known::default();
+        let removed = std::mem::take(&mut self.known.removed);
+        self.known = Known { removed, ..Known::default() };
         self.behind = false;
         Ok(())
     }
 
-    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
-        let seen = self.post.records.seen();
-        // Deleted by hand: its pods stay until a job of its name is made, or until `rcfarm job delete` is asked again.
-        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(None) };
-        if self.behind {
-            self.refresh().await?;
-        }
-        let read = match form::decode(&self.id, &record.value) {
-            Ok(read) => read,
+    async fn look(&mut self, record: &Record) -> Result<Option<Look>, ReconcileError> {
+        let meaning = match self.meaning(record.index, &record.value) {
+            Ok(meaning) => meaning,
             Err(problems) => {
                 self.say_invalid(record.index, &problems).await?;
                 return Ok(None);
             }
         };
-        let document = serde_json::from_slice(&record.value).unwrap_or_default();
         let uid = JobUid(record.created);
-        let group = self.group(&read, uid)?;
-        let pods = self.world.pods_of(&self.id, uid, &self.known);
-        let shape = form::shape(&document);
-        Ok(Some(Look { read, shape, record_index: record.index, uid, pods, group }))
+        let group = self.group(&meaning.read, uid)?;
+        let spec = &meaning.read.spec;
+        let mut pods = self.world.pods_of(&self.id, uid, &self.known);
+        pods.astray.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
+        let free = pods.free.iter().map(|(place, (free, intent))| FreePod {
+            slot: free.slot.clone(),
+            node: place.node.clone(),
+            is_intended: intent.is_some(),
+        });
+        let free = free.collect();
+        let places = group.places.as_ref();
+        let taken = places.map(|places| self.world.taken(&self.id, places, &pods, &self.known));
+        let taken = taken.unwrap_or_default();
+        let record_index = record.index;
+        Ok(Some(Look { record: meaning, record_index, uid, pods, free, taken, group }))
     }
 
     /// The PodGroup as the scheduler's owner sees it.
@@ -167,12 +205,15 @@ impl JobController {
         plan(&Observed {
             id: &self.id,
             uid: look.uid,
-            job: &look.read.spec,
-            shape: look.shape,
+            job: &look.record.read.spec,
+            shape: look.record.shape,
             status,
             pods: &look.pods.own,
             leaving: &look.pods.leaving,
             orphans: look.pods.orphans.len(),
+            free: &look.free,
+            astray: !look.pods.astray.is_empty(),
+            taken: &look.taken,
             group: &look.group,
             commands,
             may_remove: self.world.may_remove(),
@@ -189,7 +230,11 @@ impl JobController {
             let mut plan = self.decide(look, &self.page.status.1, room);
             let mut asked = plan.asked;
             for _ in 0..STEPS {
-                let moves_pods = !plan.create.is_empty() || !plan.remove.is_empty() || plan.sweep;
+                let moves_pods = !plan.create.is_empty()
+                    || !plan.remove.is_empty()
+                    || !plan.adopt.is_empty()
+                    || plan.release
+                    || plan.sweep;
                 if moves_pods || plan.consume.is_some() || plan.finished {
                     break;
                 }
@@ -220,13 +265,18 @@ impl JobController {
     }
 
     fn write_down(&self, look: &Look, plan: Plan, before: JobPhase) -> Step {
-        let job = &look.read.spec;
+        let job = &look.record.read.spec;
         let empty = BTreeMap::new();
         let places = look.group.places.as_ref().unwrap_or(&empty);
         let address = |node: &NodeName| self.world.address(node);
         let placed = Placed { id: &self.id, uid: look.uid, job, places, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
+        let adopted = self.adopted(look, &placed, &plan, &mut ops);
+        if plan.release {
+            let few = look.pods.astray.iter().take(FIXED_OPS / 2);
+            ops.extend(few.map(|(place, astray)| writes::release_op(place, astray)));
+        }
         let mut removed = Vec::new();
         for (pod, _) in &plan.remove {
             let Some(place) = writes::place_of(&self.id, pod) else { continue };
@@ -264,7 +314,74 @@ impl JobController {
         if let Some(command) = &plan.consume {
             ops.push(Op::DeleteCas { key: key::command(command.id), index: command.index });
         }
-        Step { plan, made, removed, group, ops, before }
+        Step { plan, made, adopted, removed, group, ops, before }
+    }
+
+    /// Pods that become members, with what that takes.
+    fn adopted(
+        &self,
+        look: &Look,
+        placed: &Placed<'_>,
+        plan: &Plan,
+        ops: &mut Vec<Op>,
+    ) -> Vec<Adopted> {
+        let mut adopted = Vec::new();
+        for create in &plan.adopt {
+            let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
+            let place = Place { node: create.node.clone(), pod };
+            let Some((free, intent)) = look.pods.free.get(&place) else { continue };
+            let mark = placed.mark(create);
+            ops.push(writes::adopt_op(&mark, &place, free));
+            adopted.push((place, mark, *intent));
+        }
+        adopted
+    }
+
+    /// The record is gone: whatever is left of the job goes, too.
+    async fn tidy_up(&mut self) -> Result<Next, ReconcileError> {
+        if !self.world.may_remove() {
+            return Ok(Next::After(TIDY_AGAIN));
+        }
+        let status = self.page.status.1.clone();
+        let pods = self.world.pods_of(&self.id, status.uid, &self.known);
+        let commands = self.world.commands.seen();
+        let commands = commands.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
+        let room = self.site.limits.ops.saturating_sub(FIXED_OPS);
+        let sweep = sweep(&self.id, &self.page, &pods, commands, room);
+        if sweep.ops.is_empty() {
+            if sweep.is_last {
+                self.world.forget_job(&self.id);
+            }
+            return Ok(Next::After(TIDY_AGAIN));
+        }
+        let mut txn = Txn::under(&self.post.claim);
+        txn.push(Op::CheckNotExists { key: key::job(&self.id) });
+        txn.extend(sweep.ops.iter().cloned());
+        let event = sweep::audited(&self.site, &self.id, &status, &sweep);
+        txn.push(crate::audit::op(self.site.ids.ordered_uuid(event.timestamp), &event));
+        match self.site.writer.commit(txn).await {
+            Ok(Commit::Applied(_)) => {
+                info!(record = %self.id, pods = sweep.pods.len(), last = sweep.is_last,
+                    "its record is gone: removed what it left");
+                // Nothing here is worth remembering: it is read again.
+                let now = Instant::now();
+                let gone = sweep.pods.into_iter().map(|(place, mark)| (place, (mark.slot, now)));
+                self.known.removed.extend(gone);
+                self.behind = true;
+                Ok(Next::After(Duration::ZERO))
+            }
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.id, ?refusals, "refused: looking again");
+                self.behind = true;
+                self.post.records.hurry();
+                Ok(Next::After(TIDY_AGAIN))
+            }
+            Err(error) => {
+                self.behind |= error.outcome_unknown();
+                Err(error.into())
+            }
+        }
     }
 
     /// Commits a step, unless it says and does nothing new.
@@ -326,7 +443,7 @@ impl JobController {
 
     fn took_place(&mut self, look: &Look, step: Step, index: Index) {
         self.refused = 0;
-        let Step { plan, made, removed, group, before, .. } = step;
+        let Step { plan, made, adopted, removed, group, before, .. } = step;
         if plan.status.state.phase != before || !made.is_empty() || !removed.is_empty() {
             info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
                 made = made.len(), removed = removed.len(), "job changed");
@@ -345,16 +462,24 @@ impl JobController {
             let intent = (index, content_hash(manifest.as_bytes()));
             pods.insert(place, (Labelled { index, mark }, Some(intent)));
         }
+        for (place, mark, intent) in adopted {
+            info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
+            pods.insert(place, (Labelled { index, mark }, intent));
+        }
         self.known = Known { index, at: Some(now), pods, removed: gone };
         if plan.group == GroupStep::Delete {
             self.page.group = (Index::ZERO, None);
         } else if let Some(group) = group {
             self.page.group = (index, Some(group));
         }
-        self.page.status = match plan.finished {
+        let is_gone = plan.finished;
+        self.page.status = match is_gone {
             true => (Index::ZERO, JobStatus::default()),
             false => (index, plan.status),
         };
+        if is_gone {
+            self.world.forget_job(&self.id);
+        }
     }
 
     /// Until when nothing needs to be looked at.
@@ -426,7 +551,12 @@ impl JobController {
 #[async_trait]
 impl Controller for JobController {
     async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
-        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        if self.behind {
+            self.refresh().await?;
+        }
+        let seen = self.post.records.seen();
+        let Some(record) = seen.value.0.get(&self.post.id) else { return self.tidy_up().await };
+        let Some(look) = self.look(record).await? else { return Ok(Next::OnChange) };
         let step = self.step(&look)?;
         self.carry_out(&look, step).await
     }

@@ -2,19 +2,27 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use tracing::debug;
 
 use super::controller::JobController;
-use super::world::{JobPods, JobWorld, PodStandings, Realities};
+use super::labelled::JobPods;
+use super::world::{JobWorld, PodStandings, Realities, record_id};
 use crate::command::Commands;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
+use crate::farm::records::Records;
 use crate::farm::tree::{Event, Inbox};
 use crate::ids::Namespaced;
 use crate::pod_group::statuses::Statuses;
+use crate::rc::plan::Place;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, Prefix, StoreError};
+
+/// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
+const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
 
 /// Jobs as a kind of record.
 pub struct JobKind {
@@ -31,7 +39,7 @@ impl JobKind {
 }
 
 fn touched(ids: BTreeSet<Namespaced>) -> Event {
-    Event::Touched(ids.iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+    Event::Touched(ids.iter().map(record_id).collect())
 }
 
 fn jobs_of(old: &Commands, new: &Commands) -> BTreeSet<Namespaced> {
@@ -55,6 +63,10 @@ impl Kind for JobKind {
 
     fn labels(&self) -> Prefix {
         key::job_labels()
+    }
+
+    fn is_guarded(&self) -> bool {
+        false
     }
 
     fn trees(&self) -> Vec<Prefix> {
@@ -81,22 +93,30 @@ impl Kind for JobKind {
         let ids = || self.site.ids.fork();
         let world = self.world.clone();
         let pods = {
-            let inbox = inbox.clone();
+            let (inbox, world) = (inbox.clone(), world.clone());
             world.pods.clone().watch(ids(), move |old, new| {
-                inbox.post(touched(JobPods::touched(&old.value, &new.value)));
+                let jobs = JobPods::touched(&old.value, &new.value);
+                jobs.iter().filter(|job| new.value.has(job)).for_each(|job| world.note_job(job));
+                inbox.post(touched(jobs));
+                // There may be pods of jobs that are gone.
+                inbox.post(Event::Claims);
             })
         };
         let realities = {
             let inbox = inbox.clone();
+            let world_ = world.clone();
             world.realities.clone().watch(ids(), move |old, new| {
-                inbox.post(touched(Realities::touched(&old.value, &new.value)));
+                let places: Vec<&Place> = Realities::touched(&old.value, &new.value).collect();
+                let mut jobs = world_.owners(&old.value, places.iter().copied());
+                jobs.extend(world_.owners(&new.value, places.into_iter()));
+                inbox.post(touched(jobs));
             })
         };
         let standings = {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.standings.clone().watch(ids(), move |old, new| {
                 let places = PodStandings::touched(&old.value, &new.value);
-                inbox.post(touched(world.owners(places)));
+                inbox.post(touched(world.owners(&world.realities.seen().value, places)));
             })
         };
         let groups = {
@@ -115,13 +135,30 @@ impl Kind for JobKind {
                 }
             })
         };
+        let leftovers = {
+            let (inbox, ids) = (inbox.clone(), ids());
+            async move {
+                loop {
+                    match world.look_for_leftovers().await {
+                        Ok(()) => inbox.post(Event::Claims),
+                        Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
+                    }
+                    tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5)).await;
+                }
+            }
+        };
         vec![
+            Box::pin(leftovers),
             Box::pin(pods),
             Box::pin(realities),
             Box::pin(standings),
             Box::pin(groups),
             Box::pin(commands),
         ]
+    }
+
+    fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
+        self.world.left_behind(records)
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {

@@ -37,6 +37,17 @@ pub struct PodSeen {
     pub message: String,
 }
 
+/// A pod that carries the job's name and nobody's uid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreePod {
+    /// Which member it says to be.
+    pub slot: Slot,
+    /// Where it is.
+    pub node: NodeName,
+    /// Whether it is intended; if not it is on its way out.
+    pub is_intended: bool,
+}
+
 /// Why a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum RemoveReason {

@@ -15,16 +15,19 @@
 //! |---|---|
 //! | [`spec`], [`form`], [`validate`](mod@validate) | what is wanted, how it is written, and the rules |
 //! | [`status`], [`machine`] | what is said of it, and its ten phases |
-//! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`] | what is done next, and why |
+//! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
-//! | [`world`] | the trees that it watches |
+//! | `sweep` | what is done about a job whose record is gone |
+//! | [`world`], [`labelled`] | the trees that it watches |
 
+pub mod adoption;
 pub mod causes;
 mod controller;
 mod events;
 pub mod form;
 mod kind;
+pub mod labelled;
 #[cfg(test)]
 mod lives;
 pub mod machine;
@@ -40,6 +43,7 @@ pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod status_tests;
+mod sweep;
 pub mod validate;
 pub mod world;
 pub mod writes;

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::adoption::{Reference, Verdict, verdict};
 use super::causes::{self, Cause};
 use super::machine::{Ask, Budget, Facts, JobPhase, Stop, step};
 use super::members::{
-    PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, sort,
+    FreePod, PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, sort,
 };
 use super::operator::{self, Counts, Outcome, total};
 use super::spec::{CleanPods, JobSpec, JobUid, Slot};
@@ -52,6 +53,12 @@ pub struct Observed<'a> {
     pub leaving: &'a BTreeMap<Slot, u32>,
     /// Pods of an older job of this name.
     pub orphans: usize,
+    /// Pods of this name that are nobody's.
+    pub free: &'a [FreePod],
+    /// Whether pods of this job carry another name by now.
+    pub astray: bool,
+    /// Members whose places are taken by pods that are not theirs.
+    pub taken: &'a BTreeSet<Slot>,
     /// Its PodGroup.
     pub group: &'a Group,
     /// Commands that were not carried out, oldest first.
@@ -98,6 +105,10 @@ pub struct Plan {
     pub remove: Vec<(PodSeen, RemoveReason)>,
     /// Whether pods of an older job of the name are removed.
     pub sweep: bool,
+    /// Pods of the name that are nobody's and become members.
+    pub adopt: Vec<Create>,
+    /// Whether pods that carry another name by now are let go.
+    pub release: bool,
     /// What becomes of the PodGroup.
     pub group: GroupStep,
     /// The command that is consumed.
@@ -126,6 +137,8 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
         create: Vec::new(),
         remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
         sweep: seen.orphans > 0,
+        adopt: Vec::new(),
+        release: false,
         group: GroupStep::Keep,
         consume: None,
         asked: None,
@@ -159,6 +172,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     let gone = advance(seen, &mut plan, &sorted.members, &before, &cause, &outcome);
     let mut members = sorted.members;
     members.retain(|slot, _| !gone.contains(slot));
+    adopt(seen, &mut plan);
     start(seen, &mut plan, &members);
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
@@ -415,6 +429,25 @@ fn after_restart(seen: &Observed<'_>, plan: &mut Plan, stop: Stop, cause: &Cause
     }
 }
 
+/// Takes in the pods that carry the job's name and are nobody's, and lets those go that do not carry it any more.
+fn adopt(seen: &Observed<'_>, plan: &mut Plan) {
+    let deleting = seen.job.deleting;
+    plan.release =
+        seen.astray && verdict(Reference::Mine, false, deleting, false) == Verdict::Release;
+    for pod in seen.free.iter().take(seen.room) {
+        if verdict(Reference::Nobody, true, deleting, !pod.is_intended) != Verdict::Adopt {
+            continue;
+        }
+        let slot = pod.slot.clone();
+        if seen.job.task(&slot.task).is_some_and(|task| slot.index < task.replicas) {
+            plan.status.memory(&slot.task).started.insert(slot.index);
+        }
+        let version = plan.status.version;
+        let attempt = attempt_of(&plan.status, &slot);
+        plan.adopt.push(Create { slot, node: pod.node.clone(), version, attempt });
+    }
+}
+
 /// Starts the members that have a place and nothing to wait for.
 fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
     let Some(places) = &seen.group.places else { return };
@@ -425,7 +458,9 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
         return;
     }
     plan.status.not_before = None;
-    let going: BTreeSet<Slot> = plan.remove.iter().map(|(pod, _)| pod.slot.clone()).collect();
+    let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
+    let coming = plan.adopt.iter().map(|create| &create.slot);
+    let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
     for task in &seen.job.tasks {
         if !dependencies_ready(seen.job, task, members) {
             continue;
@@ -514,6 +549,18 @@ fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, Stri
     if !running && waits_for_old(seen, plan) {
         let message = "members of an older attempt are on their way out".to_owned();
         return say(Reason::WaitingForOldMembers, message);
+    }
+    let untaken = |slot: &&Slot| {
+        let memory = plan.status.tasks.get(&slot.task);
+        !memory.is_some_and(|memory| memory.started.contains(slot.index))
+    };
+    if let Some(slot) = seen.taken.iter().find(untaken) {
+        let node = seen.group.places.as_ref().and_then(|places| places.get(slot));
+        let node = node.map(ToString::to_string).unwrap_or_default();
+        let message = format!(
+            "where {slot} is to go, on {node}, is a pod of its name that is not this job's: remove it"
+        );
+        return say(Reason::PlaceTaken, message);
     }
     let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
     let waiting = seen

@@ -140,6 +140,8 @@ pub enum Reason {
     WaitingForOldMembers,
     /// Members wait for the end of the pause after a failure.
     RestartDelayed,
+    /// Where a member is to go is a pod of its name that is not this job's.
+    PlaceTaken,
     /// Members are being started.
     Starting,
     /// Enough members run.

@@ -11,16 +11,17 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use super::labelled::{Astray, Free, JobPods, Labelled};
 use super::manifest::Mark;
 use super::members::PodSeen;
 use super::pod_status::{Standing as PodStanding, stands};
 use super::spec::{JobUid, Slot};
 use super::status::JobStatus;
-use super::writes::mark_of;
 use crate::command::Commands;
+use crate::farm::kind::RecordId;
+use crate::farm::records::Records;
 use crate::farm::tree::{Digest, Seen, Tree};
 use crate::ids::{Namespaced, NodeName};
-use crate::labels::decode_labels;
 use crate::manifest::content_hash;
 use crate::node::status::PodStatus;
 use crate::pod_group::spec::PodGroupRecord;
@@ -31,73 +32,20 @@ use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
 use crate::store::{Entry, Index, Prefix, Query, Reader, StoreError};
 
-/// A pod of a job by its labels.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Labelled {
-    /// ModifyIndex.
-    pub index: Index,
-    /// What the labels say.
-    pub mark: Mark,
-}
-
-/// `labels/pod/`, the pods of jobs.
-#[derive(Debug, Default)]
-pub struct JobPods {
-    by_job: BTreeMap<Namespaced, BTreeMap<Place, Arc<Labelled>>>,
-    entries: usize,
-}
-
-impl JobPods {
-    fn of(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Labelled>)> {
-        self.by_job.get(job).into_iter().flatten()
-    }
-
-    /// Jobs of which a pod differs between the two.
-    #[must_use]
-    pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
-        let jobs = old.by_job.keys().chain(new.by_job.keys());
-        jobs.filter(|job| old.by_job.get(job) != new.by_job.get(job)).cloned().collect()
-    }
-}
-
-impl Digest for JobPods {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
-        let known: BTreeMap<&Place, &Arc<Labelled>> = old.by_job.values().flatten().collect();
-        for entry in entries {
-            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
-            let place = Place { node, pod };
-            let same = known.get(&place).filter(|seen| seen.index == entry.modify_index);
-            let labelled = match same {
-                Some(same) => (*same).clone(),
-                None => {
-                    let labels = decode_labels(&entry.value).ok();
-                    let Some(mark) = labels.as_ref().and_then(mark_of) else { continue };
-                    Arc::new(Labelled { index: entry.modify_index, mark })
-                }
-            };
-            new.by_job.entry(labelled.mark.job.clone()).or_default().insert(place, labelled);
-        }
-        new
-    }
-
-    fn len(&self) -> usize {
-        self.entries
-    }
-}
-
 /// What is real on a node.
 #[derive(Debug, PartialEq)]
 pub struct Real {
     index: Index,
     hash: u64,
-    mark: Mark,
+    /// `None`: it was not made for a job. It may have been adopted by one.
+    mark: Option<Mark>,
 }
 
-/// `reality/`, the pods of jobs.
+/// `reality/`
 #[derive(Debug, Default)]
 pub struct Realities {
     places: BTreeMap<Place, Arc<Real>>,
+    by_job: BTreeMap<Namespaced, Vec<Place>>,
     entries: usize,
 }
 
@@ -107,15 +55,18 @@ struct WithMark {
 }
 
 impl Realities {
-    /// Jobs of which something differs between the two.
-    #[must_use]
-    pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
-        let one_way = |a: &Self, b: &Self| -> Vec<Namespaced> {
-            let differs =
-                |(place, real): &(&Place, &Arc<Real>)| b.places.get(*place) != Some(*real);
-            a.places.iter().filter(differs).map(|(_, real)| real.mark.job.clone()).collect()
+    /// Places that differ between the two.
+    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
+        let one_way = |a: &'a Self, b: &'a Self| {
+            let index = |all: &'a Self, place| all.places.get(place).map(|real| real.index);
+            a.places.keys().filter(move |place| index(a, place) != index(b, place))
         };
-        one_way(old, new).into_iter().chain(one_way(new, old)).collect()
+        one_way(old, new).chain(one_way(new, old))
+    }
+
+    /// The job that the pod at a place was made for.
+    fn job_at(&self, place: &Place) -> Option<&Namespaced> {
+        Some(&self.places.get(place)?.mark.as_ref()?.job)
     }
 }
 
@@ -130,13 +81,16 @@ impl Digest for Realities {
                 Some(same) => same.clone(),
                 None => {
                     // Manifests of jobs are JSON; others are not ours to understand.
-                    let Ok(WithMark { job }) = serde_json::from_slice(&entry.value) else {
-                        continue;
-                    };
+                    let made = entry.value.starts_with(b"{").then(|| &entry.value);
+                    let made = made.and_then(|made| serde_json::from_slice(made).ok());
+                    let mark = made.map(|WithMark { job }| job);
                     let hash = content_hash(&entry.value);
-                    Arc::new(Real { index: entry.modify_index, hash, mark: job })
+                    Arc::new(Real { index: entry.modify_index, hash, mark })
                 }
             };
+            if let Some(mark) = &real.mark {
+                new.by_job.entry(mark.job.clone()).or_default().push(place.clone());
+            }
             new.places.insert(place, real);
         }
         new
@@ -219,6 +173,12 @@ struct Book {
     groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
 }
 
+/// The name under which farms know a job.
+#[must_use]
+pub fn record_id(id: &Namespaced) -> RecordId {
+    RecordId::from(id.to_string().as_str())
+}
+
 /// The status of a job and its group's record, each with its ModifyIndex.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
@@ -244,6 +204,10 @@ pub struct JobWorld {
     /// `rcfarm/commands/`
     pub commands: Arc<Tree<Commands>>,
     book: Mutex<Book>,
+    /// Pods that were not made for the jobs that own them: their nodes' word does not say whose they are.
+    adopted: Mutex<BTreeMap<Place, Namespaced>>,
+    /// Jobs of which something may be left: those that were claimed, and those that something was found of.
+    known_jobs: Mutex<BTreeSet<RecordId>>,
 }
 
 /// The pods of a job, as they stand.
@@ -257,6 +221,10 @@ pub struct Pods {
     pub leaving: BTreeMap<Slot, u32>,
     /// Pods of an older job of the name.
     pub orphans: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+    /// Pods of the name that are nobody's, with what is intended there.
+    pub free: BTreeMap<Place, (Arc<Free>, Option<(Index, u64)>)>,
+    /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
+    pub astray: BTreeMap<Place, Arc<Astray>>,
 }
 
 impl JobWorld {
@@ -277,6 +245,8 @@ impl JobWorld {
             commands,
             reader,
             book: Mutex::default(),
+            adopted: Mutex::default(),
+            known_jobs: Mutex::default(),
         })
     }
 
@@ -374,17 +344,26 @@ impl JobWorld {
         let intents = self.nodes.intents.seen();
         let realities = self.realities.seen();
         let mut all: BTreeMap<Place, (Labelled, Option<(Index, u64)>)> = BTreeMap::new();
+        let mut pods = Pods::default();
         if shows(&labels, known.index, known.at) && shows(&intents, known.index, known.at) {
             for (place, labelled) in labels.value.of(id) {
                 let intent = intents.value.at(place);
                 all.insert(place.clone(), ((**labelled).clone(), intent));
             }
+            let free = labels.value.free(id);
+            let free = free.map(|(at, free)| (at.clone(), (free.clone(), intents.value.at(at))));
+            pods.free = free.collect();
+            let astray = labels.value.astray(uid);
+            pods.astray = astray.map(|(place, one)| (place.clone(), one.clone())).collect();
         } else {
             all.clone_from(&known.pods);
         }
-        let mut pods = Pods::default();
         for (place, (labelled, intent)) in all {
             if labelled.mark.uid == uid {
+                let real = realities.value.places.get(&place);
+                if real.is_some_and(|real| real.mark.is_none()) {
+                    self.adopted().insert(place.clone(), id.clone());
+                }
                 pods.own.push(self.seen(&place, &labelled, intent, &realities.value));
                 pods.intents.insert(place, (labelled, intent));
             } else {
@@ -392,10 +371,11 @@ impl JobWorld {
             }
         }
         let heard = |node: &NodeName| self.nodes.standing(node) != Standing::Down;
-        for (place, real) in &realities.value.places {
-            let own = real.mark.job == *id && real.mark.uid == uid;
-            if own && !pods.intents.contains_key(place) && heard(&place.node) {
-                *pods.leaving.entry(real.mark.slot.clone()).or_default() += 1;
+        for place in realities.value.by_job.get(id).into_iter().flatten() {
+            let mark = realities.value.places[place].mark.as_ref();
+            let Some(mark) = mark.filter(|mark| mark.uid == uid) else { continue };
+            if !pods.intents.contains_key(place) && heard(&place.node) {
+                *pods.leaving.entry(mark.slot.clone()).or_default() += 1;
             }
         }
         let now = Instant::now();
@@ -408,6 +388,29 @@ impl JobWorld {
             }
         }
         pods
+    }
+
+    /// Of the places of members those where something is intended that is not of `pods`, as far as is known.
+    #[must_use]
+    pub fn taken(
+        &self,
+        id: &Namespaced,
+        places: &BTreeMap<Slot, NodeName>,
+        pods: &Pods,
+        known: &Known,
+    ) -> BTreeSet<Slot> {
+        let intents = self.nodes.intents.seen();
+        if !shows(&intents, known.index, known.at) {
+            return BTreeSet::new();
+        }
+        let is_taken = |(slot, node): &(&Slot, &NodeName)| {
+            let Ok(pod) = slot.pod_id(id) else { return false };
+            let place = Place { node: (*node).clone(), pod };
+            intents.value.at(&place).is_some()
+                && !pods.intents.contains_key(&place)
+                && !known.removed.contains_key(&place)
+        };
+        places.iter().filter(is_taken).map(|(slot, _)| slot.clone()).collect()
     }
 
     fn seen(
@@ -444,18 +447,76 @@ impl JobWorld {
         }
     }
 
-    /// Jobs that own the pods at `places`.
+    /// Jobs that own the pods at `places`, and those that adopted any.
     #[must_use]
-    pub fn owners<'a>(&self, places: impl Iterator<Item = &'a Place>) -> BTreeSet<Namespaced> {
-        let realities = self.realities.seen();
-        let owner = |place: &Place| realities.value.places.get(place).map(|r| r.mark.job.clone());
+    pub fn owners<'a>(
+        &self,
+        realities: &Realities,
+        places: impl Iterator<Item = &'a Place>,
+    ) -> BTreeSet<Namespaced> {
+        let adopted = self.adopted();
+        let owner = |place: &Place| {
+            let made = realities.job_at(place).cloned();
+            made.or_else(|| adopted.get(place).cloned())
+        };
         places.filter_map(owner).collect()
+    }
+
+    /// A job was claimed, or something of it was found: if its record goes, what is left is tidied up.
+    pub fn note_job(&self, id: &Namespaced) {
+        self.known_jobs().insert(record_id(id));
+    }
+
+    /// Nothing is left of a job.
+    pub fn forget_job(&self, id: &Namespaced) {
+        self.known_jobs().remove(&record_id(id));
+    }
+
+    /// Jobs of which something may be left and that have no record. Whoever acts on it has the store make sure of that.
+    #[must_use]
+    pub fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
+        let known = self.known_jobs();
+        known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect()
+    }
+
+    /// Looks what there is of jobs without records, by the names of the keys: after a time in which no farm ran, nothing
+    /// else would show it.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn look_for_leftovers(&self) -> Result<(), StoreError> {
+        let names = async |prefix: Prefix| {
+            let keys = self.reader.keys(&prefix, None, Query::PLAIN).await?.value;
+            let ids = keys.iter().filter_map(|key| key::namespaced(&prefix, key));
+            Ok::<BTreeSet<Namespaced>, StoreError>(ids.collect())
+        };
+        let (statuses, groups) =
+            (names(key::job_statuses()).await?, names(key::pod_groups()).await?);
+        let records = names(key::jobs()).await?;
+        for id in groups.difference(&records) {
+            let entry = self.reader.get(&key::pod_group(id), Query::PLAIN).await?.value;
+            let record = entry.and_then(|entry| PodGroupRecord::decode(&entry.value).ok());
+            let owner = record.and_then(|record| record.spec.owner);
+            if owner.is_some_and(|o| o.kind == "Job" && o.name == id.name.as_str()) {
+                self.note_job(id);
+            }
+        }
+        statuses.difference(&records).for_each(|id| self.note_job(id));
+        Ok(())
     }
 
     /// Where pods of a node are reached.
     #[must_use]
     pub fn address(&self, node: &NodeName) -> String {
         self.nodes.address(node).unwrap_or_else(|| node.to_string())
+    }
+
+    fn adopted(&self) -> std::sync::MutexGuard<'_, BTreeMap<Place, Namespaced>> {
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known_jobs(&self) -> std::sync::MutexGuard<'_, BTreeSet<RecordId>> {
+        self.known_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn book(&self) -> std::sync::MutexGuard<'_, Book> {

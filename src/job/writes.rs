@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use super::labelled::{Astray, Free};
 use super::manifest::{Mark, Placed};
 use super::members::PodSeen;
 use super::operator;
 use super::plan::{Create, Plan};
 use super::spec::{JobSpec, JobUid, Slot, Task};
 use super::status::Members;
-use crate::ids::{Namespaced, NodeName, QueueName};
+use crate::ids::{Namespaced, NodeName, PodId, QueueName};
 use crate::labels::{Labels, encode_labels};
 use crate::manifest::Resources;
 use crate::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
@@ -28,16 +29,64 @@ const QUEUE: &str = "volcano.sh/queue-name";
 #[must_use]
 pub fn mark_of(labels: &Labels) -> Option<Mark> {
     let of = |name: &str| labels.get(name);
+    let (job, slot) = name_of(labels)?;
     Some(Mark {
-        job: Namespaced {
-            namespace: of(JOB_NAMESPACE)?.parse().ok()?,
-            name: of(JOB_NAME)?.parse().ok()?,
-        },
-        uid: of(UID)?.parse().ok()?,
-        slot: Slot::new(of(TASK)?, of(TASK_INDEX)?.parse().ok()?),
+        job,
+        uid: uid_of(labels)?,
+        slot,
         version: of(VERSION)?.parse().ok()?,
         attempt: of(ATTEMPT)?.parse().ok()?,
     })
+}
+
+/// The job and the member that these labels name, whosever the pod is.
+#[must_use]
+pub fn name_of(labels: &Labels) -> Option<(Namespaced, Slot)> {
+    let of = |name: &str| labels.get(name);
+    let (namespace, name) = (of(JOB_NAMESPACE)?.parse().ok()?, of(JOB_NAME)?.parse().ok()?);
+    let slot = Slot::new(of(TASK)?, of(TASK_INDEX)?.parse().ok()?);
+    Some((Namespaced { namespace, name }, slot))
+}
+
+/// The uid that these labels carry.
+#[must_use]
+pub fn uid_of(labels: &Labels) -> Option<JobUid> {
+    labels.get(UID)?.parse().ok()
+}
+
+/// Whether a pod of this name can be a member of the job.
+#[must_use]
+pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
+    let Some(rest) = pod.as_str().strip_prefix(id.name.as_str()) else { return false };
+    let of_task = |task: &Task| {
+        let index = rest.strip_prefix('-')?.strip_prefix(&task.lower_name())?.strip_prefix('-')?;
+        index.parse::<u32>().ok()
+    };
+    job.tasks.iter().any(|task| of_task(task).is_some())
+}
+
+/// The operation that makes a pod a member: its labels get the job's uid, unless they were changed meanwhile.
+#[must_use]
+pub fn adopt_op(mark: &Mark, place: &Place, free: &Free) -> Op {
+    let mut labels = free.labels.clone();
+    for (name, value) in [
+        (UID, mark.uid.to_string()),
+        (VERSION, mark.version.to_string()),
+        (ATTEMPT, mark.attempt.to_string()),
+    ] {
+        labels.insert(name.to_owned(), value);
+    }
+    let key = key::pod_labels(&place.node, &place.pod);
+    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: free.index }
+}
+
+/// The operation that lets a pod go: the uid leaves its labels, unless they were changed meanwhile.
+#[must_use]
+pub fn release_op(place: &Place, astray: &Astray) -> Op {
+    let mut labels = astray.labels.clone();
+    labels.remove(UID);
+    let key = key::pod_labels(&place.node, &place.pod);
+    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: astray.index }
 }
 
 /// The labels of a pod: the template's, then Volcano's and, where they apply, Kubeflow's, which win.

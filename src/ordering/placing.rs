@@ -75,6 +75,8 @@ pub struct Change {
     pub release: Vec<Member>,
     /// Promises that are made, after those were taken back.
     pub promise: Vec<Member>,
+    /// It is done because the group's record is gone: the store itself makes sure of that.
+    pub is_gone: bool,
 }
 
 impl Change {
@@ -82,7 +84,8 @@ impl Change {
     #[must_use]
     pub fn of_status(id: &GroupId, before: Option<&Known>, after: PodGroupStatus) -> Change {
         let (before, after) = (before.cloned(), Some(after));
-        Change { id: id.clone(), before, after, release: Vec::new(), promise: Vec::new() }
+        let (release, promise) = (Vec::new(), Vec::new());
+        Change { id: id.clone(), before, after, release, promise, is_gone: false }
     }
 
     /// Whether the status stays as it is.

@@ -102,10 +102,16 @@ impl<'a> Pass<'a> {
     fn drop_status(&mut self, id: &GroupId, known: &Known, release: Vec<Member>) {
         self.give_back(id, &known.status, &release);
         let before = Some(known.clone());
-        let change = Change { id: id.clone(), before, after: None, release, promise: Vec::new() };
-        self.plan.changes.push(change);
+        let is_gone = self.is_gone(id);
+        let (id, promise) = (id.clone(), Vec::new());
+        self.plan.changes.push(Change { id, before, after: None, release, promise, is_gone });
         // A new group of the name is looked at once the old one is forgotten.
-        self.plan.more |= self.seen.groups.contains_key(id);
+        self.plan.more |= !is_gone;
+    }
+
+    /// Whether there is no record of the name, not even of a later group.
+    fn is_gone(&self, id: &GroupId) -> bool {
+        !self.seen.groups.contains_key(id)
     }
 
     /// Books a release on the working copies: nodes and queue.
@@ -132,7 +138,8 @@ impl<'a> Pass<'a> {
             (place.state, place.then) = (PlacementState::Releasing, Some(then));
         }
         after.say(known.status.phase, reason, message, self.seen.now);
-        self.plan.changes.push(Change::of_status(id, Some(known), after));
+        let is_gone = self.is_gone(id);
+        self.plan.changes.push(Change { is_gone, ..Change::of_status(id, Some(known), after) });
         self.plan.more = true;
     }
 

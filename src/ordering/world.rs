@@ -88,7 +88,9 @@ impl Floor {
     pub fn new(reader: Arc<dyn Reader>, world: Arc<World>) -> Arc<Self> {
         Arc::new(Floor {
             queues: Tree::guarded(reader.clone(), key::queues(), Pace::PROMPT),
-            groups: Tree::guarded(reader.clone(), key::pod_groups(), Pace::PROMPT),
+            // Not guarded: groups come and go with their jobs, and before one is forgotten the store is asked whether
+            // its record is gone.
+            groups: Tree::new(reader.clone(), key::pod_groups(), Pace::PROMPT),
             commands: Tree::new(reader.clone(), key::commands(), Pace::PROMPT),
             reader,
             world,

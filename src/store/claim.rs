@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnOutcome};
+use super::group::Group;
+use super::{Fenced, Index, Key, Limits, Op, Refusal, Store, StoreError, Txn, TxnOutcome};
 use crate::ids::SessionId;
 use crate::probe::{Mutation, active};
 
@@ -155,6 +156,7 @@ pub enum Commit {
 #[derive(Clone)]
 pub struct Writer {
     store: Arc<dyn Store>,
+    group: Option<Arc<Group>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -167,7 +169,14 @@ impl Writer {
     /// A writer on `store`.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Writer { store }
+        Writer { store, group: None }
+    }
+
+    /// A writer that puts the transactions of several claims that have to wait into one, as far as it fits.
+    #[must_use]
+    pub fn together(store: Arc<dyn Store>, limits: Limits) -> Self {
+        let group = Some(Arc::new(Group::new(store.clone(), limits)));
+        Writer { store, group }
     }
 
     /// Commits a fenced transaction, unless the claim's local deadline has passed.
@@ -180,13 +189,21 @@ impl Writer {
         if !claim.is_live() {
             return Ok(Commit::ClaimLost);
         }
+        if let Some(group) = &self.group {
+            return group.commit(txn).await;
+        }
         match self.store.txn(&txn.ops).await? {
             TxnOutcome::Committed { index, .. } => Ok(Commit::Applied(index)),
-            TxnOutcome::Refused(refusals) if refusals.iter().any(|r| r.op == 0) => {
-                claim.lose();
-                Ok(Commit::ClaimLost)
-            }
-            TxnOutcome::Refused(refusals) => Ok(Commit::Refused(refusals)),
+            TxnOutcome::Refused(refusals) => Ok(refused(claim, refusals)),
         }
     }
+}
+
+/// What a refusal of a claim's transaction means.
+pub(super) fn refused(claim: &Claim, refusals: Vec<Refusal>) -> Commit {
+    if refusals.iter().any(|refusal| refusal.op == 0) {
+        claim.lose();
+        return Commit::ClaimLost;
+    }
+    Commit::Refused(refusals)
 }

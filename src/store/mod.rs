@@ -8,6 +8,7 @@
 
 mod claim;
 mod error;
+mod group;
 pub mod key;
 mod rooted;
 mod txn;

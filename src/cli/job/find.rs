@@ -30,8 +30,12 @@ pub(super) struct Found {
 
 impl Found {
     fn new(id: Namespaced, entry: Entry, status: Option<&Entry>) -> Found {
-        let read = form::decode(&id, &entry.value);
-        let document = serde_json::from_slice(&entry.value).unwrap_or_default();
+        let (document, read) = match form::decode(&id, &entry.value) {
+            Ok((document, read)) => (document, Ok(read)),
+            Err(problems) => {
+                (serde_json::from_slice(&entry.value).unwrap_or_default(), Err(problems))
+            }
+        };
         let status = status.and_then(|entry| JobStatus::decode(&entry.value).ok());
         let status = status.filter(|status| status.uid == JobUid(entry.create_index));
         Found { id, entry, document, read, status }

@@ -116,15 +116,16 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<Remark>> {
     }
 }
 
-/// Reads a stored record.
+/// Reads a stored record: the document, and what it means.
 ///
 /// # Errors
 /// As [`read`].
-pub fn decode(id: &Namespaced, value: &[u8]) -> Result<Read, Vec<Remark>> {
+pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<Remark>> {
     let document: Value = serde_json::from_slice(value).map_err(|error| {
         vec![Remark { field: "the record".to_owned(), why: format!("it is no JSON: {error}") }]
     })?;
-    read(id, &document)
+    let read = read(id, &document)?;
+    Ok((document, read))
 }
 
 /// Turns YAML, or JSON, into a document.
@@ -174,6 +175,21 @@ fn metadata(
     }
     metadata.finish(remarks);
     (labels, deleting)
+}
+
+/// A priority class is honoured where it is a number: there is no list of classes here.
+fn priority_class(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    remarks: &mut Remarks,
+) -> Option<String> {
+    let class = fields.text(name, remarks)?;
+    if class.parse::<i64>().is_err() {
+        let why =
+            format!("{class:?} is no number, so the priority is 0; write one, as in \"1000\"");
+        remarks.warning(fields.at(name), why);
+    }
+    Some(class.to_owned())
 }
 
 /// Whose defaults hold.
@@ -250,8 +266,8 @@ fn run_policy(job: &mut JobSpec, spec: &mut Fields<'_>, remarks: &mut Remarks) {
     if let Some(queue) = scheduling.text("queue", remarks) {
         job.queue = queue.to_owned();
     }
-    if let Some(class) = scheduling.text("priorityClass", remarks) {
-        job.priority_class = Some(class.to_owned());
+    if let Some(class) = priority_class(&mut scheduling, "priorityClass", remarks) {
+        job.priority_class = Some(class);
     }
     if let Some(seconds) = scheduling.count("scheduleTimeoutSeconds", remarks) {
         job.schedule_timeout = Some(Duration::from_secs(seconds.into()));

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, Remarks};
 use super::template::template;
-use super::{Defaults, base, run_policy};
+use super::{Defaults, base, priority_class, run_policy};
 use crate::command::Action;
 use crate::job::spec::{Event, Framework, JobSpec, Plugin, Policy, Restart, Task};
 
@@ -38,7 +38,7 @@ pub(super) fn job(spec: &mut Fields<'_>, remarks: &mut Remarks) -> JobSpec {
     if let Some(queue) = spec.text("queue", remarks) {
         job.queue = queue.to_owned();
     }
-    job.priority_class = spec.text("priorityClassName", remarks).map(str::to_owned);
+    job.priority_class = priority_class(spec, "priorityClassName", remarks);
     plugins(&mut job, spec, remarks);
     if let Some(ttl) = spec.count("ttlSecondsAfterFinished", remarks) {
         job.ttl = Some(Duration::from_secs(ttl.into()));

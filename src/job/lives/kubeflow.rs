@@ -172,6 +172,41 @@ fn the_tables_of_deadlines_and_times_to_live() {
     assert!(!life.finished, "a suspended one does not");
 }
 
+/// `kubeflow_common.md` §4.2: what becomes of pods that nobody made for the job.
+#[test]
+fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_them() {
+    let free = |index: u32, node: &str, is_intended: bool| FreePod {
+        slot: Slot::new("Worker", index),
+        node: node.parse().unwrap(),
+        is_intended,
+    };
+    let mut life = tf(&[("Worker", 3, "Never")], json!({}));
+    life.free = vec![free(1, "n7", true), free(2, "n8", false), free(9, "n9", true)];
+    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.slots(), ["worker-0", "worker-1", "worker-2"]);
+    assert_eq!(life.pod("Worker", 1).node.as_str(), "n7");
+    let made: Vec<u32> = life.made.iter().map(|(slot, ..)| slot.index).collect();
+    assert_eq!(made, [0, 2], "what is adopted is not made, what is on its way out is");
+    assert_eq!(life.run(), P::Running);
+    life.pods.retain(|pod| pod.slot.index != 1);
+    life.settle();
+    assert_eq!(life.made.last().unwrap().0.index, 1, "it is missed as if it had been made");
+
+    let mut life = tf(&[("Worker", 1, "Never")], json!({}));
+    life.run();
+    life.free = vec![free(0, "n7", true)];
+    life.settle();
+    assert_eq!(life.slots(), ["worker-0"], "D2: of two the one that has come furthest stays");
+    assert_eq!(life.pod("Worker", 0).node.as_str(), "n1");
+
+    let mut life = tf(&[("Worker", 1, "Never")], json!({}));
+    life.run();
+    life.free = vec![free(0, "n7", true)];
+    life.document["metadata"] = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    life.settle();
+    assert!(life.finished && life.free.len() == 1, "a job that goes adopts nobody");
+}
+
 /// `kubeflow_common.md` §1.3, as D1 to D3 require it: made is what is missing in the range, removed is everything else.
 #[test]
 fn the_table_of_slots() {

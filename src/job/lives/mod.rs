@@ -3,7 +3,7 @@
 mod kubeflow;
 mod volcano;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ use crate::command::{Action, Command, Pending, Target};
 use crate::ids::{Namespaced, NodeName};
 use crate::job::form;
 use crate::job::machine::JobPhase;
-use crate::job::members::PodSeen;
+use crate::job::members::{FreePod, PodSeen};
 use crate::job::plan::{Create, Group, GroupStep, Observed, plan};
 use crate::job::spec::{JobSpec, JobUid, Slot};
 use crate::job::status::{ConditionType, JobStatus, PodPhase};
@@ -30,6 +30,8 @@ struct Life {
     /// Removed pods that their nodes are still stopping.
     leaving: Vec<PodSeen>,
     commands: Vec<Pending>,
+    /// Pods of the name that are nobody's.
+    free: Vec<FreePod>,
     group: Group,
     admitted: bool,
     now: Timestamp,
@@ -50,6 +52,7 @@ impl Life {
             pods: Vec::new(),
             leaving: Vec::new(),
             commands: Vec::new(),
+            free: Vec::new(),
             group: Group::default(),
             admitted: true,
             now: Timestamp::from_second(1_000).unwrap(),
@@ -88,6 +91,9 @@ impl Life {
             pods: &self.pods,
             leaving: &leaving,
             orphans: 0,
+            free: &self.free,
+            astray: false,
+            taken: &BTreeSet::new(),
             group: &self.group,
             commands: &self.commands,
             may_remove: true,
@@ -97,6 +103,7 @@ impl Life {
         let busy = plan.status != self.status
             || !plan.create.is_empty()
             || !plan.remove.is_empty()
+            || !plan.adopt.is_empty()
             || plan.consume.is_some()
             || self.group.exists != (plan.group == GroupStep::Keep);
         assert!(plan.create.len() + plan.remove.len() <= self.room);
@@ -109,6 +116,10 @@ impl Life {
             if !pod.lost {
                 self.leaving.push(pod);
             }
+        }
+        for Create { slot, node, version, attempt } in plan.adopt {
+            self.free.retain(|free| (&free.slot, &free.node) != (&slot, &node));
+            self.pods.push(pod(slot, node, version, attempt));
         }
         for create in plan.create {
             let Create { slot, node, version, attempt } = create;

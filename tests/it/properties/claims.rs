@@ -172,6 +172,7 @@ impl View {
             barred: &self.barred,
             unowned_since: &self.unowned_since,
             doubtful: false,
+            left_behind: &BTreeSet::new(),
             suspicious: self.suspicious,
             now: self.now,
         })

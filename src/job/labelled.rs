@@ -1,0 +1,196 @@
+//! `labels/pod/`, as far as jobs care: whose each pod is, and whose it could be.
+//!
+//! A pod belongs to a job when its labels name the job and carry the job's uid (Kubernetes' selector and controller
+//! reference). The other cases are those of the reference's claim table (`kubeflow_common.md` §1.12).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::manifest::Mark;
+use super::spec::{JobUid, Slot};
+use super::writes::{mark_of, name_of, uid_of};
+use crate::farm::tree::Digest;
+use crate::ids::Namespaced;
+use crate::labels::{Labels, decode_labels};
+use crate::rc::plan::Place;
+use crate::store::key;
+use crate::store::{Entry, Index, Prefix};
+
+/// A pod of a job by its labels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Labelled {
+    /// ModifyIndex.
+    pub index: Index,
+    /// What the labels say.
+    pub mark: Mark,
+}
+
+/// A pod whose labels name a job and no uid: nobody's yet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Free {
+    /// ModifyIndex.
+    pub index: Index,
+    /// Which member it says to be.
+    pub slot: Slot,
+    /// Its labels.
+    pub labels: Labels,
+}
+
+/// A pod with a job's uid whose labels, or whose name, are not those of a member of the job that they name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Astray {
+    /// ModifyIndex.
+    pub index: Index,
+    /// Its labels.
+    pub labels: Labels,
+}
+
+/// What a pod's labels make of it.
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Of(Arc<Labelled>),
+    Free(Namespaced, Arc<Free>),
+    Astray(JobUid, Arc<Astray>),
+}
+
+/// `labels/pod/`, the pods of jobs.
+#[derive(Debug, Default)]
+pub struct JobPods {
+    by_job: BTreeMap<Namespaced, BTreeMap<Place, Arc<Labelled>>>,
+    free: BTreeMap<Namespaced, BTreeMap<Place, Arc<Free>>>,
+    astray: BTreeMap<JobUid, BTreeMap<Place, Arc<Astray>>>,
+    entries: usize,
+}
+
+impl JobPods {
+    /// The pods that carry a job's name and a uid.
+    pub fn of(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Labelled>)> {
+        self.by_job.get(job).into_iter().flatten()
+    }
+
+    /// Those that carry its name and no uid.
+    pub fn free(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Free>)> {
+        self.free.get(job).into_iter().flatten()
+    }
+
+    /// Those that carry the uid and are not what they are called.
+    pub fn astray(&self, uid: JobUid) -> impl Iterator<Item = (&Place, &Arc<Astray>)> {
+        self.astray.get(&uid).into_iter().flatten()
+    }
+
+    /// Whether any pod carries a job's name and a uid.
+    #[must_use]
+    pub fn has(&self, job: &Namespaced) -> bool {
+        self.by_job.contains_key(job)
+    }
+
+    /// Jobs of which a pod differs between the two. What is astray is found when its job looks at itself.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
+        let jobs = old.by_job.keys().chain(new.by_job.keys());
+        let own = jobs.filter(|job| old.by_job.get(job) != new.by_job.get(job));
+        let free = new.free.keys().filter(|job| old.free.get(job) != new.free.get(job));
+        own.chain(free).cloned().collect()
+    }
+
+    fn insert(&mut self, place: Place, kind: Kind) {
+        match kind {
+            Kind::Of(labelled) => {
+                self.by_job.entry(labelled.mark.job.clone()).or_default().insert(place, labelled);
+            }
+            Kind::Free(job, free) => drop(self.free.entry(job).or_default().insert(place, free)),
+            Kind::Astray(uid, astray) => {
+                self.astray.entry(uid).or_default().insert(place, astray);
+            }
+        }
+    }
+}
+
+/// What the labels of the pod at a place make of it; `None`: it is no job's.
+fn kind_of(place: &Place, index: Index, labels: Labels) -> Option<Kind> {
+    let uid = uid_of(&labels);
+    match (mark_of(&labels), uid) {
+        (Some(mark), _) if mark.slot.pod_id(&mark.job).is_ok_and(|id| id == place.pod) => {
+            Some(Kind::Of(Arc::new(Labelled { index, mark })))
+        }
+        (_, Some(uid)) => Some(Kind::Astray(uid, Arc::new(Astray { index, labels }))),
+        (_, None) => {
+            let (job, slot) = name_of(&labels)?;
+            let is_so_called = slot.pod_id(&job).is_ok_and(|id| id == place.pod);
+            is_so_called.then(|| Kind::Free(job, Arc::new(Free { index, slot, labels })))
+        }
+    }
+}
+
+impl Digest for JobPods {
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
+        let known: BTreeMap<&Place, &Arc<Labelled>> = old.by_job.values().flatten().collect();
+        for entry in entries {
+            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
+            let place = Place { node, pod };
+            let same = known.get(&place).filter(|seen| seen.index == entry.modify_index);
+            let kind = match same {
+                Some(same) => Some(Kind::Of((*same).clone())),
+                None => {
+                    let labels = decode_labels(&entry.value).ok();
+                    labels.and_then(|labels| kind_of(&place, entry.modify_index, labels))
+                }
+            };
+            if let Some(kind) = kind {
+                new.insert(place, kind);
+            }
+        }
+        new
+    }
+
+    fn len(&self) -> usize {
+        self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, value: &str) -> Entry {
+        Entry {
+            key: format!("labels/pod/{key}"),
+            value: bytes::Bytes::copy_from_slice(value.as_bytes()),
+            flags: 0,
+            session: None,
+            lock_index: 0,
+            create_index: Index(1),
+            modify_index: Index(5),
+        }
+    }
+
+    #[test]
+    fn pods_are_told_apart_by_name_and_uid() {
+        let of = |job: &str, task: &str, uid: &str| {
+            format!(
+                r#"{{"volcano.sh/job-name":"{job}","volcano.sh/job-namespace":"default","volcano.sh/task-spec":"{task}",
+                "volcano.sh/task-index":"0","volcano.sh/job-version":"0","rcfarm/attempt":"0"{uid}}}"#
+            )
+        };
+        let entries = vec![
+            entry("n1/a-w-0", &of("a", "w", r#","rcfarm/job_uid":"7""#)),
+            entry("n2/a-w-0", &of("a", "w", "")),
+            entry("n3/a-w-0", &of("b", "w", r#","rcfarm/job_uid":"7""#)),
+            entry("n4/a-w-0", r#"{"rcfarm/job_uid":"7"}"#),
+            entry("n5/web", &of("a", "w", "")),
+            entry("n6/web", r#"{"role":"web"}"#),
+        ];
+        let pods = JobPods::digest(&JobPods::default(), &key::labels(key::LabelKind::Pod), entries);
+        let (a, b) = ("default/a".parse().unwrap(), "default/b".parse().unwrap());
+        let nodes = |places: Vec<&Place>| {
+            places.iter().map(|place| place.node.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes(pods.of(&a).map(|(place, _)| place).collect()), ["n1"]);
+        assert_eq!(nodes(pods.free(&a).map(|(place, _)| place).collect()), ["n2"]);
+        assert_eq!(pods.of(&b).count(), 0, "a pod relabelled to another job is not that one's");
+        let astray = pods.astray(JobUid(Index(7))).map(|(place, _)| place).collect();
+        assert_eq!(nodes(astray), ["n3", "n4"]);
+        assert_eq!(pods.len(), 6);
+    }
+}

@@ -1,0 +1,95 @@
+//! What is left of a job whose record is gone: deleted by hand, or while no farm ran. Pure.
+//!
+//! First its pods go, then, when their nodes have stopped them, the group with its place, then the status and the
+//! commands that nobody carries out any more. Each transaction is guarded by the absence of the record: a look at a
+//! tree that was cut short removes nothing, and a job that is made meanwhile looks after its name itself.
+
+use super::manifest::Mark;
+use super::status::JobStatus;
+use super::world::{Page, Pods};
+use super::writes::remove_ops;
+use crate::audit::{Actor, AuditRecord, Details, JobStep};
+use crate::command::Pending;
+use crate::farm::kind::Site;
+use crate::ids::Namespaced;
+use crate::rc::plan::Place;
+use crate::store::{Op, key};
+
+/// The next thing to do.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Sweep {
+    /// Operations, beside the fence, the guard and the audit record.
+    pub ops: Vec<Op>,
+    /// Pods that go.
+    pub pods: Vec<(Place, Mark)>,
+    /// The group goes.
+    pub group: bool,
+    /// Nothing is left after it.
+    pub is_last: bool,
+}
+
+/// Decides; `room`: so many operations fit.
+pub fn sweep(
+    id: &Namespaced,
+    page: &Page,
+    pods: &Pods,
+    commands: &[Pending],
+    room: usize,
+) -> Sweep {
+    let mut sweep = Sweep::default();
+    for (place, (labelled, intent)) in pods.intents.iter().chain(&pods.orphans) {
+        let ops = remove_ops(place, labelled.index, intent.map(|(index, _)| index));
+        if sweep.ops.len() + ops.len() > room {
+            return sweep;
+        }
+        sweep.ops.extend(ops);
+        sweep.pods.push((place.clone(), labelled.mark.clone()));
+    }
+    if !sweep.pods.is_empty() || !pods.leaving.is_empty() {
+        return sweep;
+    }
+    let (group_index, group) = &page.group;
+    let owner = group.as_ref().and_then(|group| group.spec.owner.as_ref());
+    if owner.is_some_and(|owner| owner.kind == "Job" && owner.name == id.name.as_str()) {
+        sweep.group = true;
+        sweep.ops.push(Op::DeleteCas { key: key::pod_group(id), index: *group_index });
+    }
+    let (status_index, _) = &page.status;
+    if status_index.0 > 0 {
+        sweep.ops.push(Op::DeleteCas { key: key::job_status(id), index: *status_index });
+    }
+    let left = room.saturating_sub(sweep.ops.len());
+    let consumed = commands.iter().take(left);
+    sweep
+        .ops
+        .extend(consumed.map(|one| Op::DeleteCas { key: key::command(one.id), index: one.index }));
+    sweep.is_last = true;
+    sweep
+}
+
+/// What the audit log says of it.
+pub fn audited(site: &Site, id: &Namespaced, status: &JobStatus, sweep: &Sweep) -> AuditRecord {
+    let phase = if sweep.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
+    let details = JobStep {
+        job: id.clone(),
+        uid: status.uid.0,
+        actor: Actor::Farm,
+        farm: Some(site.farm.clone()),
+        asked: None,
+        command: None,
+        phase_before: status.state.phase.to_string(),
+        phase,
+        reason: "RecordGone".to_owned(),
+        message: "its record was deleted".to_owned(),
+        version: status.version,
+        retry_count: status.retry_count,
+        pods_added: Vec::new(),
+        pods_removed: sweep
+            .pods
+            .iter()
+            .map(|(place, mark)| format!("{}@{}", mark.slot, place.node))
+            .collect(),
+    };
+    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+}
