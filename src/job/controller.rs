@@ -18,7 +18,7 @@ use super::plan::{Group, GroupStep, Observed, Plan, plan};
 use super::spec::{JobUid, Slot};
 use super::status::{JobStatus, Owner, Reason};
 use super::sweep::{self, sweep};
-use super::world::{JobWorld, Known, Page, Pods, UNSEEN};
+use super::world::{Intended, JobWorld, Known, Page, Pods, UNSEEN};
 use super::writes::{self, Made};
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::farm::records::Record;
@@ -88,7 +88,7 @@ struct Step {
 }
 
 /// A pod that becomes a member: where, as what, and what is intended there.
-type Adopted = (Place, Mark, Option<(Index, u64)>);
+type Adopted = (Place, Mark, Intended);
 
 impl JobController {
     /// A controller for a claimed job.

@@ -81,7 +81,7 @@ impl Digest for Realities {
                 Some(same) => same.clone(),
                 None => {
                     // Manifests of jobs are JSON; others are not ours to understand.
-                    let made = entry.value.starts_with(b"{").then(|| &entry.value);
+                    let made = entry.value.starts_with(b"{").then_some(&entry.value);
                     let made = made.and_then(|made| serde_json::from_slice(made).ok());
                     let mark = made.map(|WithMark { job }| job);
                     let hash = content_hash(&entry.value);
@@ -210,19 +210,22 @@ pub struct JobWorld {
     known_jobs: Mutex<BTreeSet<RecordId>>,
 }
 
+/// An intent's ModifyIndex and the hash of its manifest.
+pub type Intended = Option<(Index, u64)>;
+
 /// The pods of a job, as they stand.
 #[derive(Debug, Default)]
 pub struct Pods {
     /// Those of this job.
     pub own: Vec<PodSeen>,
     /// The manifests' hashes, for [`Known`].
-    pub intents: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+    pub intents: BTreeMap<Place, (Labelled, Intended)>,
     /// Members that are real and no longer wanted, on nodes that can be heard.
     pub leaving: BTreeMap<Slot, u32>,
     /// Pods of an older job of the name.
-    pub orphans: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
+    pub orphans: BTreeMap<Place, (Labelled, Intended)>,
     /// Pods of the name that are nobody's, with what is intended there.
-    pub free: BTreeMap<Place, (Arc<Free>, Option<(Index, u64)>)>,
+    pub free: BTreeMap<Place, (Arc<Free>, Intended)>,
     /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
     pub astray: BTreeMap<Place, Arc<Astray>>,
 }
@@ -343,15 +346,20 @@ impl JobWorld {
         let labels = self.pods.seen();
         let intents = self.nodes.intents.seen();
         let realities = self.realities.seen();
-        let mut all: BTreeMap<Place, (Labelled, Option<(Index, u64)>)> = BTreeMap::new();
+        let mut all: BTreeMap<Place, (Labelled, Intended)> = BTreeMap::new();
         let mut pods = Pods::default();
-        if shows(&labels, known.index, known.at) && shows(&intents, known.index, known.at) {
+        // Each tree has an index of its own: what changes in one of them does not wait for the other.
+        let believed = shows(&intents, known.index, known.at);
+        let intent = |place: &Place| match known.pods.get(place) {
+            Some((_, intent)) if !believed => *intent,
+            _ => intents.value.at(place),
+        };
+        if shows(&labels, known.index, known.at) {
             for (place, labelled) in labels.value.of(id) {
-                let intent = intents.value.at(place);
-                all.insert(place.clone(), ((**labelled).clone(), intent));
+                all.insert(place.clone(), ((**labelled).clone(), intent(place)));
             }
             let free = labels.value.free(id);
-            let free = free.map(|(at, free)| (at.clone(), (free.clone(), intents.value.at(at))));
+            let free = free.map(|(at, free)| (at.clone(), (free.clone(), intent(at))));
             pods.free = free.collect();
             let astray = labels.value.astray(uid);
             pods.astray = astray.map(|(place, one)| (place.clone(), one.clone())).collect();
@@ -417,7 +425,7 @@ impl JobWorld {
         &self,
         place: &Place,
         labelled: &Labelled,
-        intent: Option<(Index, u64)>,
+        intent: Intended,
         realities: &Realities,
     ) -> PodSeen {
         let real = realities.places.get(place);

@@ -9,6 +9,7 @@ mod contract;
 mod differential;
 mod documents;
 mod end_to_end;
+mod facts;
 mod farm;
 mod faults;
 mod image;

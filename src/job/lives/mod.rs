@@ -1,5 +1,6 @@
 //! Whole lives of jobs, without a store: plans are carried out on pods in memory, and a clock is moved by hand.
 
+mod facts;
 mod kubeflow;
 mod volcano;
 

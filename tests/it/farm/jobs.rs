@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::SECOND;
 use super::cluster::{Cluster, within};
 use rcfarm::audit::Details;
+use rcfarm::embedded::{Fate, Outcome, Request};
 use rcfarm::ids::{Namespaced, NodeName, PodId};
 use rcfarm::job::machine::JobPhase;
 use rcfarm::job::status::JobStatus;
@@ -76,7 +77,7 @@ async fn turn(cluster: &Cluster, ends: &Ends, started: &Mutex<Vec<(String, Value
         let reality = key::reality(&node, &pod);
         let real = cluster.store.get(&reality, Query::PLAIN).await.unwrap().value;
         if real.as_ref().is_some_and(|real| real.value == manifest.to_string()) {
-            let tries = manifest["job"]["attempt"].as_u64().unwrap();
+            let tries = manifest["job"]["attempt"].as_u64().unwrap_or(0);
             if let Some(code) = ends(pod.as_str(), tries) {
                 say(cluster, &node, &pod, Some(code)).await;
             }
@@ -273,9 +274,8 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     let farm = cluster.start("a");
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
     let first = reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
-    // By hand, without asking anybody: its pods stay, and the next job of the name takes them away.
+    // By hand, without asking anybody, and at once made anew.
     cluster.delete("rcfarm/jobs/default/j").await;
-    tokio::time::sleep(5 * SECOND).await;
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
     within(20 * SECOND, "the new one runs alone", || async {
         let status = status(&cluster, "default/j").await;
@@ -288,15 +288,122 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     let document = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"tasks": [task("w", 1)]}});
     cluster.put("rcfarm/jobs/default/j", document.to_string()).await;
-    within(20 * SECOND, "nothing is left", || async {
-        let mut left = keys(&cluster, "rcfarm/jobs/").await;
-        left.extend(keys(&cluster, "rcfarm/job_status/").await);
-        left.extend(keys(&cluster, "rcfarm/pod_groups/").await);
-        left.extend(keys(&cluster, "labels/pod/").await);
-        left.extend(keys(&cluster, "intent/").await);
+    nothing_is_left(&cluster).await;
+    farm.stop().await;
+}
+
+async fn nothing_is_left(cluster: &Cluster) {
+    within(40 * SECOND, "nothing is left", || async {
+        let mut left = Vec::new();
+        for tree in ["rcfarm/jobs/", "rcfarm/job_status/", "rcfarm/pod_groups/", "labels/pod/"] {
+            left.extend(keys(cluster, tree).await);
+        }
+        for tree in ["intent/", "rcfarm/pod_group_status/", "lock/rcfarm/jobs/"] {
+            left.extend(keys(cluster, tree).await);
+        }
         left.is_empty()
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_record_is_deleted_by_hand_leaves_nothing() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let _nodes = Nodes::start(&cluster, Box::new(|pod, _| (pod == "ends-w-0").then_some(0)));
+    let farm = cluster.start("a");
+    for job in ["default/runs", "default/ends"] {
+        submit(&cluster, job, json!({"tasks": [task("w", 1)]})).await;
+    }
+    reaches(&cluster, "default/runs", JobPhase::Running, 10 * SECOND).await;
+    reaches(&cluster, "default/ends", JobPhase::Completed, 10 * SECOND).await;
+    cluster.delete("rcfarm/jobs/default/runs").await;
+    cluster.delete("rcfarm/jobs/default/ends").await;
+    nothing_is_left(&cluster).await;
+
+    // While no farm runs.
+    submit(&cluster, "default/runs", json!({"tasks": [task("w", 30)]})).await;
+    reaches(&cluster, "default/runs", JobPhase::Running, 20 * SECOND).await;
+    farm.stop().await;
+    cluster.delete("rcfarm/jobs/default/runs").await;
+    let farm = cluster.start("b");
+    nothing_is_left(&cluster).await;
+    let gone = cluster.audit().await.into_iter().filter(|record| match record.details().unwrap() {
+        Details::JobStep(step) => step.reason == "RecordGone" && step.phase == "Deleted",
+        _ => false,
+    });
+    assert_eq!(gone.count(), 3);
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let is_blind = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let blind = is_blind.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Request::List("rcfarm/jobs/") | Request::Keys("rcfarm/jobs/")
+            if blind.load(std::sync::atomic::Ordering::SeqCst) =>
+        {
+            Fate::of(Outcome::Short(0))
+        }
+        _ => Fate::DELIVER,
+    });
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
+    is_blind.store(true, std::sync::atomic::Ordering::SeqCst);
+    // Something changes, so that the tree is read.
+    submit(&cluster, "default/other", json!({"tasks": [task("w", 1)]})).await;
+    tokio::time::sleep(700 * SECOND).await;
+    for tree in ["intent/", "labels/pod/"] {
+        let of_j = keys(&cluster, tree).await.into_iter().filter(|key| key.contains("/j-w-"));
+        assert_eq!(of_j.count(), 2, "{tree}");
+    }
+    is_blind.store(false, std::sync::atomic::Ordering::SeqCst);
+    reaches(&cluster, "default/other", JobPhase::Running, 700 * SECOND).await;
+    assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Running);
+    assert!(nodes.starts().values().all(|starts| *starts == 1), "{:?}", nodes.starts());
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_nobodys_is_adopted_and_one_that_is_called_otherwise_is_let_go() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let farm = cluster.start("a");
+    let mut labels = json!({"volcano.sh/job-name": "j", "volcano.sh/job-namespace": "default",
+        "volcano.sh/task-spec": "w", "volcano.sh/task-index": "1", "color": "blue"});
+    let node = super::cluster::node(3);
+    cluster.put(&format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
+    cluster.put(&format!("intent/{node}/j-w-1"), r#"{"id":"j-w-1"}"#).await;
+    tokio::time::sleep(SECOND).await;
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 3)]})).await;
+    let running = reaches(&cluster, "default/j", JobPhase::Running, 70 * SECOND).await;
+    within(70 * SECOND, "all three", || async {
+        status(&cluster, "default/j").await.members.running == 3
+    })
+    .await;
+    assert_eq!(keys(&cluster, "labels/pod/").await.len(), 3, "no other was made for it");
+    let read = async || {
+        let key = rcfarm::store::Key::parse(&format!("labels/pod/{node}/j-w-1")).unwrap();
+        let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
+        serde_json::from_slice::<Value>(&entry.value).unwrap()
+    };
+    let adopted = read().await;
+    assert_eq!(adopted["rcfarm/job_uid"], running.uid.to_string());
+    assert_eq!(adopted["color"], "blue");
+
+    labels = adopted;
+    labels["volcano.sh/job-name"] = json!("other");
+    cluster.put(&format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
+    within(70 * SECOND, "it is let go", || async { read().await.get("rcfarm/job_uid").is_none() })
+        .await;
+    within(70 * SECOND, "another takes its place", || async {
+        let status = status(&cluster, "default/j").await;
+        status.members.running == 3 && nodes.starts()["j-w-1"] == 2
+    })
+    .await;
+    assert_eq!(keys(&cluster, "intent/").await.len(), 4, "it goes on running");
     farm.stop().await;
 }
 

@@ -1,0 +1,65 @@
+//! The facts of Volcano's that are to hold here, by their numbers (`volcano.md` §5.4): each is a test that carries its
+//! number, `f_j7_…`, and where one test tells of several, it names each. And Kubeflow's measured tables
+//! (`kubeflow_common.md` §1 and §2): each is a test that says so.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Names of the functions marked as tests in all sources, and what is said of each.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for dir in ["src/job", "src/pod_group"] {
+        read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut names);
+    }
+    names
+}
+
+fn read(dir: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read(&path, names);
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let parts: Vec<&str> = text.split("#[test]").collect();
+        for pair in parts.windows(2) {
+            let name = pair[1].split_once("fn ").and_then(|(_, rest)| rest.split_once('('));
+            let Some((name, _)) = name else { continue };
+            // What is written right above it.
+            let above = pair[0].trim_end().rsplit_once("\n\n").map_or("", |(_, above)| above);
+            let about: String =
+                above.lines().filter(|line| line.trim().starts_with("///")).collect();
+            names.insert(format!("{name} {about}"));
+        }
+    }
+}
+
+#[test]
+fn every_fact_has_its_test() {
+    let tests = tests();
+    let facts = [("j", 26), ("a", 9), ("p", 7)];
+    let wanted =
+        facts.iter().flat_map(|(letter, last)| (1..=*last).map(move |n| format!("f_{letter}{n}_")));
+    let missing: Vec<String> =
+        wanted.filter(|fact| !tests.iter().any(|test| test.contains(fact.as_str()))).collect();
+    assert_eq!(missing, Vec::<String>::new(), "of {} tests", tests.len());
+}
+
+/// The sections with measured tables that apply: expectations, services and the outer loop have no counterpart here
+/// (`docs/differences.md`).
+const TABLES: [&str; 10] =
+    ["§1.3", "§1.4", "§1.5", "§1.6", "§1.7", "§1.8", "§1.12", "§2.1", "§2.2", "§2.3"];
+
+#[test]
+fn every_measured_table_has_its_test() {
+    let tests = tests();
+    let tells = |test: &String, table: &str| {
+        let told = test.split("`kubeflow_common.md`").nth(1).unwrap_or_default();
+        told.match_indices(table).any(|(at, _)| {
+            !told[at + table.len()..].starts_with(|next: char| next.is_ascii_digit())
+        })
+    };
+    let missing = TABLES.iter().filter(|table| !tests.iter().any(|test| tells(test, table)));
+    assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "{tests:#?}");
+}
