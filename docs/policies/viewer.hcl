@@ -9,5 +9,6 @@ key_prefix "reality/"                        { policy = "read" }
 key_prefix "status/pods/"                    { policy = "read" }
 key_prefix "status/replication_controllers/" { policy = "read" }
 key_prefix "lock/replication_controllers/"   { policy = "read" }
+key_prefix "lock/rcfarm/"                    { policy = "read" }
 key_prefix "audit_logs/"                     { policy = "read" }
 key_prefix "rcfarm/"                         { policy = "read" }

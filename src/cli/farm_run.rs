@@ -120,30 +120,41 @@ pub(super) fn ground(store: Arc<dyn Store>) -> Ground {
     Ground { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
 }
 
+/// What `--session-ttl` and `--check-ttl` ask for, if Consul and the daemon can serve it; a check of zero is none.
+pub(super) fn session_settings(
+    session_ttl: Duration,
+    check_ttl: Duration,
+    shortest_check: Duration,
+) -> anyhow::Result<SessionSettings> {
+    let (least, most) = (Duration::from_secs(10), Duration::from_secs(86_400));
+    if session_ttl < least || session_ttl > most {
+        return Err(failure(
+            format!("--session-ttl {session_ttl:?} is out of Consul's range"),
+            "choose 10s to 24h; 30s outlives a leader election",
+        ));
+    }
+    let check_ttl = (!check_ttl.is_zero()).then_some(check_ttl);
+    if check_ttl.is_some_and(|ttl| ttl < shortest_check || ttl > session_ttl) {
+        return Err(failure(
+            format!("--check-ttl {:?} is out of range", check_ttl.unwrap_or_default()),
+            format!("choose {shortest_check:?} up to the session's TTL, or 0s for none"),
+        ));
+    }
+    Ok(SessionSettings { check_ttl, session_ttl })
+}
+
 impl RunArgs {
     fn settings(&self) -> anyhow::Result<FarmSettings> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => machine_name()?,
         };
-        let (least, most) = (Duration::from_secs(10), Duration::from_secs(86_400));
-        if self.session_ttl < least || self.session_ttl > most {
-            return Err(failure(
-                format!("--session-ttl {:?} is out of Consul's range", self.session_ttl),
-                "choose 10s to 24h; 30s outlives a leader election",
-            ));
-        }
-        let check_ttl = (!self.check_ttl.is_zero()).then_some(self.check_ttl);
-        if check_ttl.is_some_and(|ttl| ttl < Duration::from_millis(500) || ttl > self.session_ttl) {
-            return Err(failure(
-                format!("--check-ttl {:?} is out of range", self.check_ttl),
-                "choose 500ms up to the session's TTL, or 0s for none",
-            ));
-        }
+        let half_a_second = Duration::from_millis(500);
+        let session = session_settings(self.session_ttl, self.check_ttl, half_a_second)?;
         Ok(FarmSettings {
             name,
             selector: self.selector.clone(),
-            session: SessionSettings { check_ttl, session_ttl: self.session_ttl },
+            session,
             limits: Limits { ops: usize::from(self.max_txn_ops), ..Limits::default() },
             node_grace: self.node_grace,
         })

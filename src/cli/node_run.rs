@@ -11,10 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::failure::{Exit, failure};
-use super::farm_run::{LogArgs, ground, stop_on_signal};
+use super::farm_run::{LogArgs, ground, session_settings, stop_on_signal};
 use super::output::duration;
 use crate::consul::Consul;
-use crate::farm::SessionSettings;
 use crate::ids::NodeName;
 use crate::labels::{check_label_key, check_label_value};
 use crate::manifest::Resources;
@@ -105,21 +104,9 @@ impl RunArgs {
             check_label_key(label).with_context(|| format!("--label {label}={value}"))?;
             check_label_value(value).with_context(|| format!("--label {label}={value}"))?;
         }
-        let (least, most) = (Duration::from_secs(10), Duration::from_secs(86_400));
-        if self.session_ttl < least || self.session_ttl > most {
-            return Err(failure(
-                format!("--session-ttl {:?} is out of Consul's range", self.session_ttl),
-                "choose 10s to 24h; 30s outlives a leader election",
-            ));
-        }
-        let check_ttl = (!self.check_ttl.is_zero()).then_some(self.check_ttl);
         // A single instance is stopped in the last 3 s of the lease, and a beat may be missed once before.
-        if check_ttl.is_some_and(|ttl| ttl < Duration::from_secs(6) || ttl > self.session_ttl) {
-            return Err(failure(
-                format!("--check-ttl {:?} is out of range", self.check_ttl),
-                "choose 6s up to the session's TTL, or 0s for none",
-            ));
-        }
+        let shortest_check = Duration::from_secs(6);
+        let session = session_settings(self.session_ttl, self.check_ttl, shortest_check)?;
         Ok(AgentSettings {
             name: self.name.clone(),
             address: self.address.clone().unwrap_or_else(|| self.name.to_string()),
@@ -128,7 +115,7 @@ impl RunArgs {
             capacity: self.capacity.clone(),
             env: BTreeMap::from_iter(self.env.clone()),
             data_dir: self.data_dir.clone(),
-            session: SessionSettings { check_ttl, session_ttl: self.session_ttl },
+            session,
             limits: Limits::default(),
             at_shutdown: AtShutdown::LeavePods,
         })

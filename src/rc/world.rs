@@ -108,6 +108,17 @@ impl Digest for PodLabels {
     }
 }
 
+/// Places at which two maps differ; those that both have come twice.
+fn differing<'a, T: PartialEq>(
+    old: &'a BTreeMap<Place, T>,
+    new: &'a BTreeMap<Place, T>,
+) -> impl Iterator<Item = &'a Place> {
+    let one_way = |a: &'a BTreeMap<Place, T>, b: &'a BTreeMap<Place, T>| {
+        a.iter().filter(|(place, seen)| b.get(*place) != Some(*seen)).map(|(place, _)| place)
+    };
+    one_way(old, new).chain(one_way(new, old))
+}
+
 /// `intent/`: index and hash of each manifest.
 #[derive(Debug, Default)]
 pub struct Intents(BTreeMap<Place, (Index, u64)>);
@@ -115,12 +126,7 @@ pub struct Intents(BTreeMap<Place, (Index, u64)>);
 impl Intents {
     /// Places that differ between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
-        let one_way = |a: &'a Self, b: &'a Self| {
-            a.0.iter()
-                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
-                .map(|(place, _)| place)
-        };
-        one_way(old, new).chain(one_way(new, old))
+        differing(&old.0, &new.0)
     }
 
     /// Whether an intent is gone.
@@ -170,12 +176,7 @@ pub struct Healths(BTreeMap<Place, Told>);
 impl Healths {
     /// Places that differ between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
-        let one_way = |a: &'a Self, b: &'a Self| {
-            a.0.iter()
-                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
-                .map(|(place, _)| place)
-        };
-        one_way(old, new).chain(one_way(new, old))
+        differing(&old.0, &new.0)
     }
 }
 

@@ -39,6 +39,35 @@ async fn what_is_wrong_comes_with_a_remedy() {
     assert!(gone.stdout.contains("CONSUL_HTTP_ADDR"), "{gone:?}");
 }
 
+#[tokio::test]
+async fn batch_records_that_nobody_can_work_on_are_named() {
+    let world = World::new().await;
+    world.put("rcfarm/jobs/default/broken", r#"{"kind":"Job","spec":{"tasks":7}}"#).await;
+    world.put("rcfarm/jobs/lonely", "{}").await;
+    world.put("rcfarm/queues/research", r#"{"spec":{"weight":"heavy"}}"#).await;
+    world.put("rcfarm/pod_groups/default/g", "[]").await;
+    let late = r#"{"action":"AbortJob","target":{"kind":"Job","job":"default/gone"}}"#;
+    world.put("rcfarm/commands/019aa8ae-9c2f-7d31-8a0e-5a3c8f1b7d42", late).await;
+    let checks = world.json(&["doctor"]).await;
+    let check = |name: &str| {
+        let check = checks.as_array().unwrap().iter().find(|check| check["check"] == name);
+        check.unwrap_or_else(|| panic!("{name}: {checks}")).clone()
+    };
+    for (name, count, key) in [
+        ("jobs", 2, "rcfarm/jobs/default/broken"),
+        ("queues", 1, "rcfarm/queues/research"),
+        ("pod groups", 1, "rcfarm/pod_groups/default/g"),
+        ("commands", 1, "there is no job default/gone"),
+    ] {
+        let check = check(name);
+        let detail = check["detail"].as_str().unwrap();
+        assert_eq!(check["result"], "warn", "{check}");
+        assert!(detail.starts_with(&format!("{count} cannot")) && detail.contains(key), "{detail}");
+        assert!(check["remedy"].is_string(), "{check}");
+    }
+    assert_eq!(check("controllers")["result"], "ok");
+}
+
 /// Who comes without a token may do everything: so the harness sees when the server is ready.
 const ACL: &str = r#"
 acl {

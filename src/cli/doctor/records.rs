@@ -1,0 +1,166 @@
+//! Whether what stands in the store can be worked on.
+
+use std::collections::BTreeSet;
+
+use super::{Check, Verdict, failed};
+use crate::cli::console::Console;
+use crate::cli::rc::{find, promises};
+use crate::command::{Command, Target};
+use crate::ids::{Namespaced, QueueName};
+use crate::job::form;
+use crate::pod_group::spec::PodGroupRecord;
+use crate::queue::spec::QueueRecord;
+use crate::store::{Entry, Prefix, Query, StoreError, key};
+
+/// The name of a key that only keeps its tree from being empty.
+const SENTINEL: &str = "_";
+
+pub(super) async fn check(console: &Console, checks: &mut Vec<Check>) {
+    checks.push(controllers(console).await);
+    match batch(console).await {
+        Ok(more) => checks.extend(more),
+        Err(error) => checks.push(failed("jobs", &error)),
+    }
+    checks.push(promises(console).await);
+}
+
+/// What is wrong with the entries of a tree, a line each.
+struct Looked {
+    count: usize,
+    faults: Vec<String>,
+}
+
+impl Looked {
+    fn at(entries: &[Entry], fault: impl Fn(&Entry) -> Result<(), String>) -> Looked {
+        let told = |entry: &Entry| Some(format!("{}: {}", entry.key, fault(entry).err()?));
+        Looked { count: entries.len(), faults: entries.iter().filter_map(told).collect() }
+    }
+
+    fn check(self, what: &str, remedy: &str) -> Check {
+        match self.faults.first() {
+            None => Check::ok(what, format!("{}, all readable", self.count)),
+            Some(first) => Check::bad(
+                Verdict::Warn,
+                what,
+                format!("{} cannot be worked on, such as {first}", self.faults.len()),
+                remedy,
+            ),
+        }
+    }
+}
+
+async fn controllers(console: &Console) -> Check {
+    let (records, strange) = match find::all(console).await {
+        Ok(all) => all,
+        Err(error) => {
+            let remedy = "try again; if it stays, ask Consul's log";
+            return Check::bad(Verdict::Fail, "controllers", error.to_string(), remedy);
+        }
+    };
+    let bad =
+        records.iter().filter_map(|found| Some(format!("{}: {}", found.id, found.spec().err()?)));
+    let count = records.len();
+    let faults = bad.chain(strange.into_iter().map(|key| format!("{key}: its name is no UUID")));
+    Looked { count, faults: faults.collect() }.check(
+        "controllers",
+        "mend or delete them; a p2 farm on the same tree stops at them altogether",
+    )
+}
+
+/// Jobs, the groups and queues that they wait in, and what was asked of them.
+async fn batch(console: &Console) -> Result<[Check; 4], StoreError> {
+    let jobs = entries(console, key::jobs()).await?;
+    let groups = entries(console, key::pod_groups()).await?;
+    let queues = entries(console, key::queues()).await?;
+    let commands = entries(console, key::commands()).await?;
+    let known = Known {
+        jobs: jobs.iter().filter_map(|e| key::namespaced(&key::jobs(), &e.key)).collect(),
+        queues: queues.iter().filter_map(|e| key::queues().tail(&e.key)?.parse().ok()).collect(),
+    };
+    Ok([
+        Looked::at(&jobs, job).check("jobs", "mend them: rcfarm apply -f; or: rcfarm job delete"),
+        Looked::at(&groups, group).check("pod groups", "mend or delete them: consul kv"),
+        Looked::at(&queues, queue).check("queues", "mend them: rcfarm queue --help"),
+        Looked::at(&commands, |entry| known.command(entry)).check(
+            "commands",
+            "nobody will carry them out: consul kv delete KEY, then ask again by rcfarm job or rcfarm queue",
+        ),
+    ])
+}
+
+async fn entries(console: &Console, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
+    let mut entries = console.store.list(&tree, Query::PLAIN).await?.value;
+    entries.retain(|entry| tree.tail(&entry.key) != Some(SENTINEL));
+    Ok(entries)
+}
+
+fn job(entry: &Entry) -> Result<(), String> {
+    let id = key::namespaced(&key::jobs(), &entry.key)
+        .ok_or("its name is not NAMESPACE/NAME in lower case")?;
+    let problems = form::decode(&id, &entry.value).err().unwrap_or_default();
+    problems.first().map_or(Ok(()), |problem| Err(problem.to_string()))
+}
+
+fn group(entry: &Entry) -> Result<(), String> {
+    key::namespaced(&key::pod_groups(), &entry.key)
+        .ok_or("its name is not NAMESPACE/NAME in lower case")?;
+    PodGroupRecord::decode(&entry.value).map(drop).map_err(|bad| bad.to_string())
+}
+
+fn queue(entry: &Entry) -> Result<(), String> {
+    let name = key::queues().tail(&entry.key).unwrap_or_default();
+    name.parse::<QueueName>().map_err(|error| error.to_string())?;
+    QueueRecord::decode(&entry.value).map(drop).map_err(|bad| bad.to_string())
+}
+
+/// What commands may be for.
+struct Known {
+    jobs: BTreeSet<Namespaced>,
+    queues: BTreeSet<QueueName>,
+}
+
+impl Known {
+    fn command(&self, entry: &Entry) -> Result<(), String> {
+        let name = key::commands().tail(&entry.key).unwrap_or_default();
+        uuid::Uuid::parse_str(name).map_err(|_| "its name is no UUID")?;
+        match Command::decode(&entry.value).map_err(|error| error.to_string())?.target {
+            Target::Job { job, .. } if !self.jobs.contains(&job) => {
+                Err(format!("there is no job {job}"))
+            }
+            Target::Queue { queue } if !self.queues.contains(&queue) => {
+                Err(format!("there is no queue {queue}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What nodes have promised: each to a pod that is there, and no more than they have.
+async fn promises(console: &Console) -> Check {
+    let promises = match promises::promises(console).await {
+        Ok(promises) => promises,
+        Err(error) => return failed("promises", &error),
+    };
+    let (pods, nodes) = promises.count();
+    if let Some(fault) = promises.faults().first() {
+        return Check::bad(
+            Verdict::Warn,
+            "promises",
+            fault,
+            "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or mend it",
+        );
+    }
+    match promises.leaks.first() {
+        None => Check::ok("promises", format!("resources for {pods} pods on {nodes} nodes")),
+        Some(leak) => Check::bad(
+            Verdict::Warn,
+            "promises",
+            format!("{}, such as: {}", leaks_words(promises.leaks.len()), promises::words(leak)),
+            "free them: rcfarm rc orphans --remove (a farm does so when it needs the room)",
+        ),
+    }
+}
+
+fn leaks_words(count: usize) -> String {
+    if count == 1 { "1 has no pod".to_owned() } else { format!("{count} have no pods") }
+}
