@@ -167,6 +167,10 @@ impl RunArgs {
         let remote = RemoteScheduler::new(&self.scheduler).map_err(|error| {
             failure(error.to_string(), "--scheduler labels, or http://host:port")
         })?;
+        warn!(
+            scheduler = self.scheduler,
+            "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/scheduler.md)"
+        );
         Ok(Box::new(|_| Arc::new(remote)))
     }
 }

@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Inbox, Tree};
 use crate::ids::FarmName;
+use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
 use crate::time::{Clock, IdSource};
 
@@ -94,6 +95,11 @@ pub trait Kind: Send + Sync + 'static {
     /// whatever is removed because one is gone has the store make sure of that.
     fn is_guarded(&self) -> bool {
         true
+    }
+
+    /// How its records, their labels and locks are watched.
+    fn pace(&self) -> Pace {
+        Pace::PROMPT
     }
 
     /// The other trees that its controllers read.

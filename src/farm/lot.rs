@@ -14,7 +14,6 @@ use super::kind::{Kind, RecordId};
 use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Seen, Tree};
 use crate::ids::{FarmName, SessionId};
-use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Op, Reader};
 use crate::time::backoff;
 
@@ -65,9 +64,9 @@ impl Lot {
     pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
         let tree = if kind.is_guarded() { Tree::guarded } else { Tree::new };
         Lot {
-            records: tree(reader.clone(), kind.records(), Pace::PROMPT),
-            labels: Tree::new(reader.clone(), kind.labels(), Pace::PROMPT),
-            locks: Tree::new(reader.clone(), kind.locks(), Pace::PROMPT),
+            records: tree(reader.clone(), kind.records(), kind.pace()),
+            labels: Tree::new(reader.clone(), kind.labels(), kind.pace()),
+            locks: Tree::new(reader.clone(), kind.locks(), kind.pace()),
             kind,
             children: BTreeMap::new(),
             turns: Arc::new(Semaphore::new(AT_WORK)),

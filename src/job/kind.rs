@@ -19,6 +19,7 @@ use crate::ids::Namespaced;
 use crate::pod_group::statuses::Statuses;
 use crate::rc::plan::Place;
 use crate::store::key::{self, LabelKind};
+use crate::store::watch::Pace;
 use crate::store::{Index, Prefix, StoreError};
 
 /// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
@@ -67,6 +68,10 @@ impl Kind for JobKind {
 
     fn is_guarded(&self) -> bool {
         false
+    }
+
+    fn pace(&self) -> Pace {
+        Pace::BULK
     }
 
     fn trees(&self) -> Vec<Prefix> {

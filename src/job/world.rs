@@ -242,9 +242,9 @@ impl JobWorld {
             nodes,
             // Not guarded: a job that goes takes its pods with it, and all of them may be one job's.
             pods: Tree::new(reader.clone(), key::labels(LabelKind::Pod), Pace::RESYNC),
-            realities: Tree::new(reader.clone(), key::realities(), Pace::PROMPT),
-            standings: Tree::new(reader.clone(), key::pod_statuses(), Pace::PROMPT),
-            groups: Tree::new(reader.clone(), key::pod_group_statuses(), Pace::PROMPT),
+            realities: Tree::new(reader.clone(), key::realities(), Pace::BULK),
+            standings: Tree::new(reader.clone(), key::pod_statuses(), Pace::BULK),
+            groups: Tree::new(reader.clone(), key::pod_group_statuses(), Pace::BULK),
             commands,
             reader,
             book: Mutex::default(),

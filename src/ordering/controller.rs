@@ -34,6 +34,8 @@ const PLACED_PER_PASS: usize = 500;
 const WORDS_EVERY: Duration = Duration::from_millis(250);
 /// While something waits for room, the nodes are looked at this often; what others free rings no bell.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// Promises without a group are looked for this often: nothing that is done here leaves any.
+const LEAKS_EVERY: Duration = Duration::from_secs(60);
 /// A refused transaction is planned anew after this long.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// The same after many refusals in a row.
@@ -55,6 +57,8 @@ pub struct OrderingController {
     refused: u32,
     /// When words may be written again.
     words_at: Instant,
+    /// When promises without a group are looked for again.
+    leaks_at: Instant,
     alerted: Option<String>,
     may_make_queues: bool,
 }
@@ -89,6 +93,7 @@ impl OrderingController {
             behind: true,
             refused: 0,
             words_at: Instant::now(),
+            leaks_at: Instant::now(),
             alerted: None,
             may_make_queues: true,
         }
@@ -179,6 +184,7 @@ impl OrderingController {
             statuses: &self.groups,
             fleet: &fleet,
             may_forget: groups.suspicion.is_none(),
+            with_leaks: Instant::now() >= self.leaks_at,
             now: self.site.clock.wall(),
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.site.limits) },
@@ -471,6 +477,9 @@ impl Controller for OrderingController {
         }
         if !self.make(&look, &look.plan.changes).await? {
             return Ok(self.after_refusal());
+        }
+        if Instant::now() >= self.leaks_at {
+            self.leaks_at = Instant::now() + LEAKS_EVERY;
         }
         let words = Instant::now() >= self.words_at;
         if !self.tell_queues(&look, words && !look.plan.more).await? {

@@ -112,6 +112,15 @@ pub fn owner_of(id: &GroupId) -> Owner {
     Owner::Other(format!("pod_group/{id}"))
 }
 
+/// The group in whose name something is promised.
+#[must_use]
+pub fn group_of(owner: &Owner) -> Option<GroupId> {
+    match owner {
+        Owner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
+        Owner::Rc(_) => None,
+    }
+}
+
 /// The question for so many members of a group.
 #[must_use]
 pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {

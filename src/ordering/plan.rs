@@ -43,6 +43,8 @@ pub struct Observed<'a> {
     pub fleet: &'a Fleet,
     /// Whether a group without a record is gone; not while the records became suspiciously few.
     pub may_forget: bool,
+    /// Whether promises of groups without a status are looked for: somebody deleted it past whoever owns the scheduler.
+    pub with_leaks: bool,
     /// The time.
     pub now: Timestamp,
     /// An index that is later than anything seen: the place of a group that goes to the end of its queue.
@@ -144,6 +146,9 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
         if let Some(queue) = &known.status.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.status.charged);
         }
+    }
+    if seen.with_leaks {
+        pass.free_leaks();
     }
     let mut candidates = pass.settle_all();
     pass.sort(&mut candidates);

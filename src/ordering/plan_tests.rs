@@ -105,6 +105,7 @@ impl World {
             statuses: &self.book,
             fleet: &self.fleet,
             may_forget: true,
+            with_leaks: true,
             now: self.now,
             latest: Index(self.index),
             bounds: self.bounds,

@@ -3,8 +3,11 @@
 //! Here stands everything that a later owner does with what an earlier one left: a place that was decided and not yet
 //! promised by every node is rolled forward, or back when a node has no room after all.
 
+use std::collections::BTreeMap;
+
 use super::placing::{
-    Change, Known, Member, StoredGroup, book, fitted, held, members, missing, nodes_of, parts,
+    Change, Known, Member, StoredGroup, book, fitted, group_of, held, members, missing, nodes_of,
+    parts,
 };
 use super::plan::{Candidate, Pass};
 use crate::pod_group::machine::{Order, Seen, next};
@@ -48,6 +51,34 @@ impl<'a> Pass<'a> {
             }
         }
         candidates
+    }
+
+    /// Gives back what is promised in the name of groups that have no status.
+    pub(super) fn free_leaks(&mut self) {
+        if !self.is_default() {
+            return;
+        }
+        let mut leaks: BTreeMap<GroupId, Vec<Member>> = BTreeMap::new();
+        for (node, room) in self.seen.fleet.rooms.iter() {
+            for (pod, allocation) in &room.promised.pods {
+                let group = group_of(&allocation.owner);
+                let Some(id) = group.filter(|id| !self.seen.statuses.contains_key(id)) else {
+                    continue;
+                };
+                let (node, pod, want) = (node.clone(), pod.clone(), allocation.amounts());
+                leaks.entry(id).or_default().push(Member { node, pod, want });
+            }
+        }
+        for (id, members) in leaks {
+            for release in parts(members, self.seen.bounds.nodes) {
+                // Only promises can fail.
+                let _ = book(&mut self.fleet, &id, &release, &[]);
+                let (promise, is_gone) = (Vec::new(), false);
+                let change =
+                    Change { id: id.clone(), before: None, after: None, release, promise, is_gone };
+                self.plan.changes.push(change);
+            }
+        }
     }
 
     fn state_of(&self, known: &Known) -> Option<PlacementState> {

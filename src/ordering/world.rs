@@ -90,7 +90,7 @@ impl Floor {
             queues: Tree::guarded(reader.clone(), key::queues(), Pace::PROMPT),
             // Not guarded: groups come and go with their jobs, and before one is forgotten the store is asked whether
             // its record is gone.
-            groups: Tree::new(reader.clone(), key::pod_groups(), Pace::PROMPT),
+            groups: Tree::new(reader.clone(), key::pod_groups(), Pace::BULK),
             commands: Tree::new(reader.clone(), key::commands(), Pace::PROMPT),
             reader,
             world,

@@ -150,6 +150,8 @@ fn status_op(change: &Change) -> Op {
     match &change.after {
         Some(_) if change.keeps_status() => Op::CheckIndex { key, index },
         Some(after) => Op::Cas { key, value: revised(change, after).encode(), flags: 0, index },
+        // A promise without a status: it must still have none.
+        None if change.before.is_none() => Op::CheckNotExists { key },
         None => Op::DeleteCas { key, index },
     }
 }

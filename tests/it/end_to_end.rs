@@ -15,16 +15,16 @@ use crate::consul_server::ConsulServer;
 /// Longer than anything here takes on a busy machine; what is asserted is order, never time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-struct Scene {
+pub struct Scene {
     server: ConsulServer,
-    store: Arc<dyn Store>,
+    pub store: Arc<dyn Store>,
 }
 
 /// A farm process; killed when dropped.
-struct FarmProcess(Child);
+pub struct FarmProcess(Child);
 
 impl FarmProcess {
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let pid = self.0.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
@@ -34,7 +34,7 @@ impl FarmProcess {
         self.0.wait().unwrap();
     }
 
-    async fn stop(mut self) {
+    pub async fn stop(mut self) {
         self.signal("TERM");
         let done = tokio::task::spawn_blocking(move || self.0.wait().unwrap()).await.unwrap();
         assert!(done.success(), "a farm that is told to stop ends with {done}");
@@ -49,7 +49,7 @@ impl Drop for FarmProcess {
 }
 
 impl Scene {
-    async fn new(nodes: usize) -> Scene {
+    pub async fn new(nodes: usize) -> Scene {
         let server = ConsulServer::dev().await;
         let address = Some(server.http().to_string());
         let config = ConsulConfig { address, ..ConsulConfig::default() };
@@ -60,25 +60,25 @@ impl Scene {
         scene
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
         command.args(args).env("CONSUL_HTTP_ADDR", self.server.http().to_string());
         command
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub fn run(&self, args: &[&str]) -> Output {
         self.command(args).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs a command that must succeed; what it printed.
-    fn ok(&self, args: &[&str]) -> String {
+    pub fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "rcfarm {}: {stderr}", args.join(" "));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn farm(&self, name: &str) -> FarmProcess {
+    pub fn farm(&self, name: &str) -> FarmProcess {
         let mut command = self.command(&["farm", "run", "--name", name, "--log", "warn"]);
         FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
     }
@@ -110,7 +110,7 @@ impl Scene {
         self.ok(&[&args[..], &["--replicas", &replicas]].concat()).trim().to_owned()
     }
 
-    async fn list(&self, prefix: &Prefix) -> Vec<Entry> {
+    pub async fn list(&self, prefix: &Prefix) -> Vec<Entry> {
         self.store.list(prefix, Query::CONSISTENT).await.unwrap().value
     }
 
@@ -150,7 +150,7 @@ impl Scene {
     }
 }
 
-async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let start = Instant::now();
     while !holds().await {
         assert!(start.elapsed() < PATIENCE, "it never happened: {what}");

@@ -13,6 +13,7 @@ mod facts;
 mod farm;
 mod faults;
 mod image;
+mod job_commands;
 mod layering;
 mod node;
 mod policies;

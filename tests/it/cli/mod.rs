@@ -7,6 +7,7 @@ mod dev;
 mod doctor;
 mod job;
 mod label;
+mod meet;
 mod node;
 mod queue;
 mod rc;

@@ -424,3 +424,77 @@ async fn a_malformed_job_is_told_so_and_harms_no_other() {
     }
     farm.stop().await;
 }
+
+/// After how many transactions a farm dies, and whether there is room for the gang afterwards: all members start, or none.
+async fn dies_after(writes: usize, with_room: bool) -> bool {
+    const MEMBERS: u32 = 60;
+    let cluster = Arc::new(Cluster::new(60).await);
+    for n in 0..60 {
+        let key = key::node(&super::cluster::node(n));
+        cluster.put(key.as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
+    }
+    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let left = Arc::new(std::sync::atomic::AtomicUsize::new(writes));
+    let lives = left.clone();
+    let dying = cluster.start_faulty("a", move |request| {
+        use std::sync::atomic::Ordering::SeqCst;
+        let one_less = |left: usize| left.checked_sub(1);
+        match request {
+            Request::Txn(_) if lives.fetch_update(SeqCst, SeqCst, one_less).is_err() => {
+                Fate::of(Outcome::Lose)
+            }
+            _ => Fate::DELIVER,
+        }
+    });
+    let mut member = task("w", MEMBERS);
+    member["template"]["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": 1}});
+    submit(&cluster, "default/j", json!({"tasks": [member]})).await;
+    let all = async || keys(&cluster, "intent/").await.len() == MEMBERS as usize;
+    // Until it has done all it can, or everything.
+    let start = tokio::time::Instant::now();
+    while left.load(std::sync::atomic::Ordering::SeqCst) > 0
+        && !all().await
+        && start.elapsed() < 60 * SECOND
+    {
+        tokio::time::sleep(SECOND / 20).await;
+    }
+    dying.kill().await;
+    let was_done = all().await;
+    let begun = !keys(&cluster, "intent/").await.is_empty();
+    let status = cluster.store.get(&key::pod_group_status(&id("default/j")), Query::PLAIN).await;
+    let status =
+        status.unwrap().value.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap());
+    let is_bound = status.is_some_and(|status| status.contains(r#""state":"Bound""#));
+    assert!(is_bound || !begun, "after {writes}: members began before all had their place");
+    let taken = super::cluster::node(7);
+    if !with_room && !is_bound {
+        // One node fewer: the gang cannot be placed any more.
+        cluster.put(key::node(&taken).as_str(), r#"{"state":"draining"}"#).await;
+        let promised = key::allocation(&taken);
+        let allocations = keys(&cluster, "rcfarm/allocations/").await;
+        if allocations.iter().any(|key| key == promised.as_str()) {
+            // It was promised already: then that promise counts, and all are placed.
+            cluster.put(key::node(&taken).as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
+        }
+    }
+    let heir = cluster.start("b");
+    tokio::time::sleep(45 * SECOND).await;
+    let count = keys(&cluster, "intent/").await.len();
+    assert!(count == 0 || count == MEMBERS as usize, "after {writes}: {count} of {MEMBERS}");
+    assert!(!with_room || count > 0, "after {writes}: there is room");
+    assert!(nodes.starts().values().all(|starts| *starts == 1), "after {writes}: a member twice");
+    heir.stop().await;
+    was_done
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_that_dies_at_any_transaction_of_a_gang_leaves_all_or_none() {
+    for with_room in [true, false] {
+        let mut writes = 1;
+        while !dies_after(writes, with_room).await {
+            writes += 1;
+            assert!(writes < 60, "it is never done");
+        }
+        assert!(writes > 5, "a gang of this size is written ahead: {writes}");
+    }
+}

@@ -258,6 +258,35 @@ async fn a_bad_scheduler_record_admits_nothing_and_says_so() {
     farm.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_promised_to_a_group_that_is_not_there_is_given_back() {
+    let cluster = cluster(2).await;
+    let allocation = json!({"pods": {
+        "ghost-w-0": {"owner": "pod_group/ns/ghost", "cpu_milli": 4000},
+    }});
+    for n in 0..2 {
+        cluster.put(key::allocation(&node(n)).as_str(), allocation.to_string()).await;
+    }
+    let farm = cluster.start("a");
+    let promised = async || {
+        let mut pods = BTreeSet::new();
+        for entry in cluster.store.list(&key::allocations(), Query::PLAIN).await.unwrap().value {
+            pods.extend(Allocations::decode(&entry.value).unwrap().pods.into_keys());
+        }
+        pods.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    within(30 * SECOND, "the ghost's are free", || async { promised().await.is_empty() }).await;
+    put_group(&cluster, "g", json!({"tasks": workers(2, "3")})).await;
+    within(20 * SECOND, "bound", || bound(&cluster, "g")).await;
+    // Its status goes past its owner, and the record with it.
+    farm.stop().await;
+    cluster.delete(key::pod_group(&id("g")).as_str()).await;
+    cluster.delete(key::pod_group_status(&id("g")).as_str()).await;
+    let farm = cluster.start("b");
+    within(30 * SECOND, "free again", || async { promised().await.is_empty() }).await;
+    farm.stop().await;
+}
+
 /// A farm that cannot be heard any more from its `deadly`-th transaction of the scheduler on, which is lost, or of which
 /// only the answer is.
 fn mortal(

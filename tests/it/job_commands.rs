@@ -1,0 +1,172 @@
+//! What people ask of jobs and queues at the command line: the built program, a real Consul, an agent and real processes.
+
+use std::process::{Child, Stdio};
+
+use rcfarm::store::{Query, key};
+use serde_json::Value;
+
+use crate::end_to_end::{Scene, until};
+
+/// An agent; killed when dropped. Its pods end by themselves after two minutes at the latest.
+struct AgentProcess(Child);
+
+impl Drop for AgentProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const JOB: &str = "\
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: NAME}
+spec:
+  queue: research
+  tasks:
+    - {name: a, replicas: 2, template: &t {spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1,
+        containers: [{name: c, command: [sleep, '120'], resources: {requests: {cpu: 1}}}]}}}
+    - {name: b, replicas: 1, template: *t}
+";
+
+struct Stage {
+    scene: Scene,
+    dir: tempfile::TempDir,
+    _agent: AgentProcess,
+}
+
+impl Stage {
+    async fn new() -> Stage {
+        let scene = Scene::new(0).await;
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("node").to_str().unwrap().to_owned();
+        let arguments = ["node", "run", "--name", "n1", "--capacity", "cpu=8", "--data-dir", &data];
+        let more = ["--label", "pool=jobs", "--log", "warn"];
+        let mut command = scene.command(&[&arguments[..], &more].concat());
+        let agent = AgentProcess(command.stdin(Stdio::null()).spawn().unwrap());
+        let stage = Stage { scene, dir, _agent: agent };
+        stage.scene.ok(&["queue", "create", "research", "--capability", "cpu=8"]);
+        stage
+    }
+
+    fn apply(&self, name: &str) {
+        let file = self.dir.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, JOB.replace("NAME", name)).unwrap();
+        self.scene.ok(&["apply", "-f", file.to_str().unwrap()]);
+    }
+
+    fn job(&self, name: &str) -> Value {
+        let shown = self.scene.ok(&["job", "get", name, "-o", "json"]);
+        serde_json::from_str::<Value>(&shown).unwrap()["status"].clone()
+    }
+
+    async fn phase(&self, name: &str, phase: &str) {
+        until(&format!("{name} is {phase}"), || async {
+            self.job(name)["state"]["phase"] == phase
+        })
+        .await;
+    }
+
+    /// Waits until three members run, each in the try that is given: of `a`, and of `b`.
+    async fn runs(&self, name: &str, tries: [u64; 3], version: u64) {
+        until(&format!("{name} runs, {tries:?}, attempt {version}"), || async {
+            let status = self.job(name);
+            let attempt = |task: &str, n: &str| {
+                status["tasks"][task]["attempts"][n].as_u64().unwrap_or_default()
+            };
+            status["state"]["phase"] == "Running"
+                && status["running"] == 3
+                && [attempt("a", "0"), attempt("a", "1"), attempt("b", "0")] == tries
+                && status["version"] == version
+        })
+        .await;
+    }
+
+    async fn commands(&self) -> usize {
+        self.scene.store.list(&key::commands(), Query::CONSISTENT).await.unwrap().value.len()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_command_does_once_what_it_says_to_a_job_of_real_processes() {
+    let stage = Stage::new().await;
+    let farm = stage.scene.farm("a");
+    let ok = |arguments: &[&str]| stage.scene.ok(arguments);
+    stage.apply("j");
+    stage.runs("j", [0, 0, 0], 0).await;
+    ok(&["job", "restart-pod", "j", "a", "1"]);
+    stage.runs("j", [0, 1, 0], 0).await;
+    ok(&["job", "restart-task", "j", "a", "--reason", "why not"]);
+    stage.runs("j", [1, 2, 0], 0).await;
+    ok(&["job", "restart", "j"]);
+    stage.runs("j", [2, 3, 1], 1).await;
+    assert_eq!(stage.job("j")["retryCount"], 0, "a person's restarts are no retries");
+
+    ok(&["job", "suspend", "j"]);
+    stage.phase("j", "Aborted").await;
+    assert_eq!(stage.job("j")["state"]["reason"], "Suspended");
+    let intents = stage.scene.list(&key::intents()).await;
+    assert!(intents.is_empty(), "{intents:?}");
+    ok(&["job", "resume", "j"]);
+    stage.runs("j", [3, 4, 2], 1).await;
+
+    ok(&["job", "abort", "j"]);
+    stage.phase("j", "Aborted").await;
+    ok(&["job", "resume", "j"]);
+    stage.runs("j", [4, 5, 3], 1).await;
+    ok(&["job", "complete", "j"]);
+    stage.phase("j", "Completed").await;
+    let waited = stage.scene.run(&["job", "wait", "j"]);
+    assert_eq!(waited.status.code(), Some(0));
+
+    stage.apply("k");
+    stage.runs("k", [0, 0, 0], 0).await;
+    ok(&["job", "terminate", "k"]);
+    stage.phase("k", "Terminated").await;
+    let waited = stage.scene.run(&["job", "wait", "k"]);
+    assert_eq!(waited.status.code(), Some(2), "that is no success");
+
+    assert_eq!(stage.commands().await, 0, "each was consumed");
+    let steps = ok(&["audit", "list", "-o", "json"]);
+    let steps: Value = serde_json::from_str(&steps).unwrap();
+    let commands = steps.as_array().unwrap().iter().filter_map(|entry| {
+        entry["record"]["event_details"]["command"].as_str().map(str::to_owned)
+    });
+    let mut commands: Vec<String> = commands.collect();
+    commands.sort();
+    let count = commands.len();
+    commands.dedup();
+    // Each stands in the log twice: when it was given, and when it was carried out.
+    assert_eq!(commands.len() * 2, count, "{commands:?}");
+    for job in ["j", "k"] {
+        ok(&["job", "delete", job, "--timeout", "80s"]);
+    }
+    farm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_queue_admits_nothing_until_it_is_opened() {
+    let stage = Stage::new().await;
+    let farm = stage.scene.farm("a");
+    let ok = |arguments: &[&str]| stage.scene.ok(arguments);
+    stage.apply("first");
+    stage.runs("first", [0, 0, 0], 0).await;
+    ok(&["queue", "close", "research"]);
+    stage.apply("second");
+    until("the second one is told why", || async {
+        stage.job("second")["state"]["reason"] == "QueueClosed"
+    })
+    .await;
+    let queue = || {
+        let shown = ok(&["queue", "get", "research", "-o", "json"]);
+        serde_json::from_str::<Value>(&shown).unwrap()
+    };
+    until("it is closing", || async { queue()["status"]["state"] == "Closing" }).await;
+    assert_eq!(stage.job("first")["state"]["phase"], "Running", "what runs goes on");
+    ok(&["queue", "open", "research"]);
+    stage.runs("second", [0, 0, 0], 0).await;
+    for job in ["first", "second"] {
+        ok(&["job", "delete", job, "--timeout", "80s"]);
+    }
+    farm.stop().await;
+}
