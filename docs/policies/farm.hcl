@@ -6,6 +6,8 @@ key_prefix "labels/replication_controller/" { policy = "read" }
 key_prefix "labels/node/"                   { policy = "read" }
 key_prefix "health/"                        { policy = "read" }
 key_prefix "rcfarm/nodes/"                  { policy = "read" }
+# An empty key that keeps the tree from being empty. Without the right to it there are more requests, no more.
+key        "rcfarm/nodes/_/_/_"             { policy = "write" }
 
 # Pods, statuses and the audit log are the farms'.
 key_prefix "labels/pod/"                     { policy = "write" }

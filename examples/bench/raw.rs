@@ -1,6 +1,7 @@
 //! What the same Consul gives with the same requests and no farm: how many transactions a second, and how fast
 //! one is answered by another.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use anyhow::bail;
 use rcfarm::consul::Consul;
 use rcfarm::ids::{PodId, RcId};
+use rcfarm::store::watch::TreeWatch;
 use rcfarm::store::{
     Behavior, Claim, Commit, Entry, Epoch, Index, NewSession, Op, PutMode, Query, Reader as _,
     Store as _, Txn, TxnOutcome, Writer, key,
@@ -97,8 +99,8 @@ async fn epoch(store: &Consul) -> anyhow::Result<Epoch> {
     Ok(Epoch::new(session, Instant::now() + Duration::from_secs(3600)))
 }
 
-/// The requests that a farm cannot do without, and nothing else: a blocking read of all records, and for each that
-/// has changed a lock, if it is new, and a transaction that writes one pod. How fast a farm could be.
+/// The requests that a farm cannot do without, and nothing else: a watch on the records, as a farm has it, and for each
+/// that has changed a lock, if it is new, and a transaction that writes one pod. How fast a farm could be.
 pub struct Echo {
     epoch: Epoch,
     task: JoinHandle<anyhow::Result<()>>,
@@ -107,12 +109,14 @@ pub struct Echo {
 impl Echo {
     pub async fn start(store: Arc<Consul>) -> anyhow::Result<Echo> {
         let epoch = epoch(&store).await?;
-        let known = store.list(&key::rcs(), Query::PLAIN).await?;
-        let ids: Vec<RcId> = known.value.iter().filter_map(id).collect();
+        let mut watch = TreeWatch::new(store.clone(), key::rcs(), Duration::from_secs(3_600));
+        let records = watch.next().await?.value;
+        let ids: Vec<RcId> = records.iter().filter_map(id).collect();
         for ids in ids.chunks(64) {
             lock(&store, &epoch, ids).await?;
         }
-        let task = tokio::spawn(echo(store, epoch.clone(), known.index, known.value));
+        let known = records.into_iter().map(|record| (record.key, record.modify_index)).collect();
+        let task = tokio::spawn(echo(store, epoch.clone(), watch, known));
         Ok(Echo { epoch, task })
     }
 
@@ -147,17 +151,18 @@ async fn lock(store: &Consul, epoch: &Epoch, rcs: &[RcId]) -> anyhow::Result<()>
 async fn echo(
     store: Arc<Consul>,
     epoch: Epoch,
-    mut index: Index,
-    mut known: Vec<Entry>,
+    mut watch: TreeWatch,
+    mut known: BTreeMap<String, Index>,
 ) -> anyhow::Result<()> {
     let writer = Writer::new(store.clone());
     let mut n = 0;
     loop {
-        let query = Query::after(index, Duration::from_secs(60));
-        let answer = store.list(&key::rcs(), query).await?;
-        for record in answer.value.iter().filter(|record| record.modify_index > index) {
-            let Some(rc) = id(record) else { continue };
-            if !known.iter().any(|old| old.key == record.key) {
+        for record in watch.next().await?.value {
+            let before = known.insert(record.key.clone(), record.modify_index);
+            let Some(rc) = id(&record).filter(|_| before != Some(record.modify_index)) else {
+                continue;
+            };
+            if before.is_none() {
                 lock(&store, &epoch, &[rc]).await?;
             }
             let claim = Claim::new(key::rc_lock(rc), epoch.clone());
@@ -168,7 +173,6 @@ async fn echo(
                 other => bail!("refused: {other:?}"),
             }
         }
-        (index, known) = (answer.index, answer.value);
     }
 }
 

@@ -5,7 +5,7 @@
 //! A crash between two writes leaves: nothing half done; a command is either there or carried out. Volcano deletes
 //! first and acts later, and loses a command in a crash (`volcano.md` §10 no. 5).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -150,6 +150,15 @@ pub struct Commands {
     /// Of queues.
     pub queues: BTreeMap<QueueName, Vec<Pending>>,
     entries: usize,
+}
+
+impl Commands {
+    /// Jobs whose commands differ between the two.
+    #[must_use]
+    pub fn jobs_touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
+        let jobs = old.jobs.keys().chain(new.jobs.keys());
+        jobs.filter(|job| old.jobs.get(job) != new.jobs.get(job)).cloned().collect()
+    }
 }
 
 impl Digest for Commands {

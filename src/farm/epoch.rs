@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, error_span, info, warn};
 
+use super::bells::{Answering, Rung};
 use super::child::{Child, Exit, Leash};
 use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round, announce};
 use super::kind::{Kind, Post, RecordId, lock_key};
@@ -24,7 +25,7 @@ use super::session::{Keeper, Kept};
 use super::tree::{Event, Inbox, Tree};
 use crate::ids::{FarmName, SessionId};
 use crate::probe;
-use crate::store::{Claim, DeleteMode, Epoch, Index, key};
+use crate::store::{Claim, DeleteMode, Epoch, Index, Op, Store, TxnOutcome, key};
 use crate::time::{Timestamp, backoff};
 
 /// A presence says something new at most this often.
@@ -43,8 +44,10 @@ enum Done {
     Parted(usize, Parted),
     /// The locks and the labels of a kind were read anew.
     Read(usize),
-    /// A bell was taken down, the presence renewed: the trees will tell.
+    /// The presence was renewed: the trees will tell.
     Sent,
+    /// Bells were taken down, but for these.
+    Quiet(Vec<(String, RecordId)>),
 }
 
 /// What lives longer than an epoch.
@@ -67,6 +70,7 @@ struct Epochal {
     parted: Vec<(usize, RecordId, Parting)>,
     since: Timestamp,
     announced: Option<(Presence, Instant)>,
+    answering: Answering,
 }
 
 impl Days<'_> {
@@ -101,6 +105,7 @@ impl Days<'_> {
             parted: Vec::new(),
             since: self.farm.ground.clock.wall(),
             announced: None,
+            answering: Answering::default(),
         };
         self.farm.note(|report| report.session = Some(epoch.session().to_string()));
         let named = tokio::select! {
@@ -151,21 +156,34 @@ impl Days<'_> {
                             true
                         }
                         Done::Parted(_, Parted::AsPlanned) | Done::Sent => false,
+                        Done::Quiet(standing) => {
+                            e.answering.still_ring(standing);
+                            false
+                        }
                     }
                 }
                 events = inbox.take() => self.heard(e, events),
                 () = wait_until(again_at) => true,
             };
             // The first plan waits for every tree; a half-read world would look like unowned records.
+            let by_labels = self.is_selected_by_labels();
+            self.lots.iter().for_each(|lot| lot.wake_watches(by_labels));
             replan &= self.lots.iter().all(Lot::is_read) && self.peers.seen().is_read();
             if replan {
                 again_at = self.plan_claims(e);
             } else if again_at.is_some_and(|at| at <= Instant::now()) {
                 again_at = Some(Instant::now() + Duration::from_millis(50));
             }
-            let due = self.announce_again(e);
-            again_at = [again_at, due].into_iter().flatten().min();
+            let due = [self.announce_again(e), self.take_bells_down(e)];
+            again_at = due.into_iter().chain([again_at]).flatten().min();
         }
+    }
+
+    /// Whether any live farm claims some records only.
+    fn is_selected_by_labels(&self) -> bool {
+        let peers = self.peers.seen();
+        let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
+        !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
     }
 
     /// Puts the farm's presence into its place; while another live farm has the name, waits.
@@ -268,29 +286,36 @@ impl Days<'_> {
         replan
     }
 
-    /// Answers the doorbells of our records: their trees are read at once, their tasks look again, and the bell
-    /// is taken down unless it has been rung anew.
+    /// Answers the doorbells of our records: their trees are read at once, and their tasks look again.
     fn answer_bells(&self, e: &mut Epochal) {
         let bells = self.bells.seen();
-        for ((kind, id), index) in &bells.value.0 {
+        e.answering.forget_all_but(&bells.value);
+        for (bell, index) in &bells.value.0 {
+            if e.answering.is_answered(bell, *index) {
+                continue;
+            }
+            let (kind, id) = bell;
             let confirmed = kind == "confirm" && id.as_str() == self.farm.settings.name.as_str();
             if confirmed {
                 self.confirm();
             }
             let lot = self.lots.iter().find(|lot| lot.kind.name() == kind);
-            let answered = confirmed || lot.is_some_and(|lot| lot.answer_bell(id, *index));
-            let Some(down) = key::bells().key_of(&format!("{kind}/{id}")).filter(|_| answered)
-            else {
-                continue;
-            };
-            let (store, index) = (self.farm.ground.store.clone(), *index);
-            e.beside.push(Box::pin(async move {
-                if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
-                    warn!(%error, bell = %down, "an answered bell cannot be taken down");
-                }
-                Done::Sent
-            }));
+            if confirmed || lot.is_some_and(|lot| lot.answer_bell(id, *index)) {
+                e.answering.answered(bell.clone(), *index, Instant::now());
+            }
         }
+    }
+
+    /// Takes the answered bells down when their time has come, but for those that were rung anew; when it will.
+    fn take_bells_down(&self, e: &mut Epochal) -> Option<Instant> {
+        let now = Instant::now();
+        if let Some(at) = e.answering.due().filter(|at| *at > now) {
+            return Some(at);
+        }
+        for bells in e.answering.take(self.farm.settings.limits.ops) {
+            e.beside.push(Box::pin(quieten(self.farm.ground.store.clone(), bells)));
+        }
+        None
     }
 
     /// A person says that the trees are meant to be as small as they are.
@@ -553,6 +578,27 @@ impl Days<'_> {
         }
         e.tasks.shutdown().await;
     }
+}
+
+/// Takes bells down, each unless it was rung anew.
+async fn quieten(store: Arc<dyn Store>, bells: Vec<Rung>) -> Done {
+    let down = |((kind, id), index): &Rung| {
+        let key = key::bells().key_of(&format!("{kind}/{id}"))?;
+        Some(Op::DeleteCas { key, index: *index })
+    };
+    let ops: Vec<Op> = bells.iter().filter_map(down).collect();
+    let mut standing = Vec::new();
+    if !matches!(store.txn(&ops).await, Ok(TxnOutcome::Committed { .. })) {
+        for (bell, index) in bells {
+            let (kind, id) = &bell;
+            let Some(down) = key::bells().key_of(&format!("{kind}/{id}")) else { continue };
+            if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
+                warn!(%error, bell = %down, "an answered bell cannot be taken down");
+                standing.push(bell);
+            }
+        }
+    }
+    Done::Quiet(standing)
 }
 
 async fn wait_until(at: Option<Instant>) {

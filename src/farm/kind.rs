@@ -116,6 +116,17 @@ pub trait Kind: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Trees of ours that may be empty for long, and are to have a sentinel.
+    fn sentinels(&self) -> Vec<Prefix> {
+        Vec::new()
+    }
+
+    /// Whether its controllers look at the labels of their records; else those are watched only while some farm selects
+    /// by them.
+    fn needs_labels(&self) -> bool {
+        false
+    }
+
     /// The watches of the trees that its controllers look at, to be run beside the farm.
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;
 
@@ -123,6 +134,16 @@ pub trait Kind: Send + Sync + 'static {
     /// controller finds no record.
     fn left_behind(&self, _records: &Records) -> BTreeSet<RecordId> {
         BTreeSet::new()
+    }
+
+    /// Whether something besides a record shows that [`Kind::watches_of_records`] are needed.
+    fn is_wanted(&self) -> bool {
+        false
+    }
+
+    /// The watches that nobody needs before there has been a record. Until then they cost nothing.
+    fn watches_of_records(&self, _inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+        Vec::new()
     }
 
     /// Called after records were claimed and before their controllers start: brings what the kind knows up to

@@ -44,8 +44,8 @@ impl Farm {
         };
         let world = World::new(ground.store.clone(), settings.node_grace);
         let placement = Placement { scheduler: scheduler(&world), discovery };
-        let floor = Floor::new(ground.store.clone(), world.clone());
         let commands = Tree::<Commands>::new(ground.store.clone(), key::commands(), Pace::PROMPT);
+        let floor = Floor::new(ground.store.clone(), world.clone(), commands.clone());
         let jobs = JobWorld::new(ground.store.clone(), world.clone(), commands);
         // Jobs are many and small.
         let together = Writer::together(ground.store.clone(), settings.limits);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::child::Leash;
@@ -26,6 +27,10 @@ pub(super) struct Lot {
     pub(super) records: Arc<Tree<Records>>,
     pub(super) labels: Arc<Tree<RecordLabels>>,
     pub(super) locks: Arc<Tree<Locks>>,
+    /// Cancelled when there has been a record: then its locks are watched, and what else its controllers need.
+    pub(super) begun: CancellationToken,
+    /// Cancelled when somebody looks at the records' labels: then they are watched.
+    pub(super) labelled: CancellationToken,
     pub(super) children: BTreeMap<RecordId, Running>,
     /// For [`super::child::Child::turns`].
     pub(super) turns: Arc<Semaphore>,
@@ -66,7 +71,13 @@ impl Lot {
         Lot {
             records: tree(reader.clone(), kind.records(), kind.pace()),
             labels: Tree::new(reader.clone(), kind.labels(), kind.pace()),
-            locks: Tree::new(reader.clone(), kind.locks(), kind.pace()),
+            locks: Tree::new(
+                reader.clone(),
+                kind.locks(),
+                Pace { reading: Pace::LOCKS.reading, ..kind.pace() },
+            ),
+            begun: CancellationToken::new(),
+            labelled: CancellationToken::new(),
             kind,
             children: BTreeMap::new(),
             turns: Arc::new(Semaphore::new(AT_WORK)),
@@ -81,8 +92,21 @@ impl Lot {
         }
     }
 
+    /// Whether everything that planning claims needs has been read.
     pub(super) fn is_read(&self) -> bool {
-        self.records.seen().is_read() && self.labels.seen().is_read() && self.locks.seen().is_read()
+        let locks = !self.begun.is_cancelled() || self.locks.seen().is_read();
+        let labels = !self.labelled.is_cancelled() || self.labels.seen().is_read();
+        self.records.seen().is_read() && locks && labels
+    }
+
+    /// Begins to watch what is needed from now on. `by_labels`: some farm selects by them.
+    pub(super) fn wake_watches(&self, by_labels: bool) {
+        if !self.records.seen().value.0.is_empty() || self.kind.is_wanted() {
+            self.begun.cancel();
+        }
+        if by_labels || self.kind.needs_labels() {
+            self.labelled.cancel();
+        }
     }
 
     /// Bars a record that was refused us, for longer each time.

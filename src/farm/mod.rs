@@ -6,6 +6,7 @@
 //! Who else writes them: other farms their own locks and presence; users records, labels and bells.
 //! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
 
+mod bells;
 pub mod child;
 pub mod claims;
 pub mod emptiness;

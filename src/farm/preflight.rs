@@ -68,11 +68,19 @@ pub(super) async fn check(
     plant(store, kinds).await
 }
 
-/// Makes the records that the kinds want to be there. Without the right to it, somebody else has to.
+/// Makes the records that the kinds want to be there, and the sentinels. Without the right to it, somebody else has to.
 async fn plant(
     store: &dyn Store,
     kinds: &[std::sync::Arc<dyn Kind>],
 ) -> Result<(), PreflightError> {
+    for prefix in kinds.iter().flat_map(|kind| kind.sentinels()) {
+        let (key, new) = (prefix.sentinel(), PutMode::Cas(crate::store::Index::ZERO));
+        match store.put(&key, Bytes::new(), 0, new).await {
+            // Without it there are more requests, no more.
+            Ok(_) | Err(StoreError::Forbidden { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     for (key, value) in kinds.iter().flat_map(|kind| kind.seeds()) {
         match store.put(&key, value, 0, PutMode::Cas(crate::store::Index::ZERO)).await {
             Ok(_) => {}

@@ -181,12 +181,13 @@ impl Farm {
                 }
             })));
             let (claims, inbox_) = (post(Event::Claims), inbox.clone());
-            all.push(Box::pin(lot.labels.clone().watch(ids(), move |old, new| {
+            let labels = lot.labels.clone().watch(ids(), move |old, new| {
                 inbox_.post(Event::Touched(RecordLabels::touched(&old.value, &new.value)));
                 claims();
-            })));
+            });
+            all.push(from(&lot.labelled, labels));
             let (claims, inbox_) = (post(Event::Claims), inbox.clone());
-            all.push(Box::pin(lot.locks.clone().watch(ids(), move |old, new| {
+            let locks = lot.locks.clone().watch(ids(), move |old, new| {
                 let other = |locks: &Locks, id| {
                     locks.0.get(id).map(|l| l.others.clone()).unwrap_or_default()
                 };
@@ -194,8 +195,11 @@ impl Farm {
                 let touched = ids.filter(|id| other(&old.value, id) != other(&new.value, id));
                 inbox_.post(Event::Touched(touched.cloned().collect()));
                 claims();
-            })));
+            });
             all.extend(lot.kind.watches(inbox));
+            all.push(from(&lot.begun, locks));
+            let of_records = lot.kind.watches_of_records(inbox).into_iter();
+            all.extend(of_records.map(|watch| from(&lot.begun, watch)));
         }
         all
     }
@@ -203,6 +207,18 @@ impl Farm {
     pub(super) fn note(&self, change: impl FnOnce(&mut FarmReport)) {
         change(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// A watch that begins when it is told to.
+fn from(
+    begin: &CancellationToken,
+    watch: impl Future<Output = ()> + Send + 'static,
+) -> BoxFuture<'static, ()> {
+    let begin = begin.clone();
+    Box::pin(async move {
+        begin.cancelled().await;
+        watch.await;
+    })
 }
 
 fn changed_records(old: &Records, new: &Records) -> BTreeSet<RecordId> {

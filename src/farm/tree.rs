@@ -177,7 +177,8 @@ impl<T: Digest> Tree<T> {
         ids: IdSource,
         changed: impl Fn(&Seen<T>, &Seen<T>) + Send,
     ) {
-        let mut watch = TreeWatch::new(self.reader.clone(), self.prefix.clone(), FULL_EVERY);
+        let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
+        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.pace.reading);
         let mut told = Arc::new(Seen::default());
         let (mut debt, mut last_read) = (Debt::default(), Instant::now());
         let mut failures = 0;
@@ -216,7 +217,8 @@ impl<T: Digest> Tree<T> {
                     let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
                     told = seen;
                     let rested = woken.duration_since(last_read);
-                    debt = debt.after_read(self.pace, rested, self.cost(&before, asked, woken));
+                    let cost = cost(&before, watch.transferred(), asked, woken);
+                    debt = debt.after_read(self.pace, rested, cost);
                     last_read = Instant::now();
                     let pause = debt.pause(self.pace);
                     if doubtful {
@@ -248,15 +250,6 @@ impl<T: Digest> Tree<T> {
                 }
             }
         }
-    }
-
-    /// What the last read cost. Of a read that blocked, only the digestion is known; the size stands in for the rest.
-    fn cost(&self, before: &Seen<T>, asked: Instant, woken: Instant) -> Duration {
-        let digestion = woken.elapsed();
-        let by_size =
-            Duration::from_micros(8) * u32::try_from(self.seen().value.len()).unwrap_or(0);
-        let waited = woken.duration_since(asked);
-        if before.is_read() { digestion + by_size } else { digestion + waited }
     }
 
     /// Looks twice at a tree that shrank suspiciously, or that is empty and was never seen otherwise: without rights a list
@@ -300,7 +293,9 @@ impl<T: Digest> Tree<T> {
         if !first && same && old.suspicion.is_none() {
             return true;
         }
-        let value = T::digest(&old.value, &self.prefix, answer.value);
+        let mut news = answer.value;
+        news.retain(|entry| !self.prefix.is_sentinel(&entry.key));
+        let value = T::digest(&old.value, &self.prefix, news);
         let suspicion = if self.guarded {
             judge(old.trusted_len, value.len(), answer.filtered)
         } else {
@@ -329,6 +324,15 @@ impl<T: Digest> Tree<T> {
     fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Seen<T>>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the last read cost. Of a read that blocked, only the digestion is known; what was transferred stands in for the
+/// rest.
+fn cost<T>(before: &Seen<T>, transferred: usize, asked: Instant, woken: Instant) -> Duration {
+    let digestion = woken.elapsed();
+    let by_size = Duration::from_micros(8) * u32::try_from(transferred).unwrap_or(u32::MAX);
+    let waited = woken.duration_since(asked);
+    if before.is_read() { digestion + by_size } else { digestion + waited }
 }
 
 /// What the trees tell the farm.

@@ -11,7 +11,6 @@ use tracing::debug;
 use super::controller::JobController;
 use super::labelled::JobPods;
 use super::world::{JobWorld, PodStandings, Realities, record_id};
-use crate::command::Commands;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
 use crate::farm::records::Records;
 use crate::farm::tree::{Event, Inbox};
@@ -41,11 +40,6 @@ impl JobKind {
 
 fn touched(ids: BTreeSet<Namespaced>) -> Event {
     Event::Touched(ids.iter().map(record_id).collect())
-}
-
-fn jobs_of(old: &Commands, new: &Commands) -> BTreeSet<Namespaced> {
-    let jobs = old.jobs.keys().chain(new.jobs.keys());
-    jobs.filter(|job| old.jobs.get(job) != new.jobs.get(job)).cloned().collect()
 }
 
 #[async_trait]
@@ -87,6 +81,10 @@ impl Kind for JobKind {
         ]
     }
 
+    fn sentinels(&self) -> Vec<Prefix> {
+        vec![key::jobs()]
+    }
+
     fn check_name(&self, tail: &str) -> Result<(), String> {
         if tail.split('/').count() != 2 {
             return Err("a job stands under <namespace>/<name>: move it there".to_owned());
@@ -95,6 +93,28 @@ impl Kind for JobKind {
     }
 
     fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+        // Commands are watched for schedulers, too, and there.
+        let (world, ids) = (self.world.clone(), self.site.ids.fork());
+        let leftovers = {
+            let inbox = inbox.clone();
+            async move {
+                loop {
+                    match world.look_for_leftovers().await {
+                        Ok(()) => inbox.post(Event::Claims),
+                        Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
+                    }
+                    tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5)).await;
+                }
+            }
+        };
+        vec![Box::pin(leftovers)]
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.world.has_something()
+    }
+
+    fn watches_of_records(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.site.ids.fork();
         let world = self.world.clone();
         let pods = {
@@ -130,36 +150,7 @@ impl Kind for JobKind {
                 inbox.post(touched(Statuses::touched(&old.value, &new.value)));
             })
         };
-        let commands = {
-            let inbox = inbox.clone();
-            world.commands.clone().watch(ids(), move |old, new| {
-                // Commands for queues are the schedulers' business, and there are few of those.
-                match old.value.queues == new.value.queues {
-                    true => inbox.post(touched(jobs_of(&old.value, &new.value))),
-                    false => inbox.post(Event::All),
-                }
-            })
-        };
-        let leftovers = {
-            let (inbox, ids) = (inbox.clone(), ids());
-            async move {
-                loop {
-                    match world.look_for_leftovers().await {
-                        Ok(()) => inbox.post(Event::Claims),
-                        Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
-                    }
-                    tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5)).await;
-                }
-            }
-        };
-        vec![
-            Box::pin(leftovers),
-            Box::pin(pods),
-            Box::pin(realities),
-            Box::pin(standings),
-            Box::pin(groups),
-            Box::pin(commands),
-        ]
+        vec![Box::pin(pods), Box::pin(realities), Box::pin(standings), Box::pin(groups)]
     }
 
     fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {

@@ -241,7 +241,7 @@ impl JobWorld {
         Arc::new(JobWorld {
             nodes,
             // Not guarded: a job that goes takes its pods with it, and all of them may be one job's.
-            pods: Tree::new(reader.clone(), key::labels(LabelKind::Pod), Pace::RESYNC),
+            pods: Tree::new(reader.clone(), key::labels(LabelKind::Pod), Pace::PODS),
             realities: Tree::new(reader.clone(), key::realities(), Pace::BULK),
             standings: Tree::new(reader.clone(), key::pod_statuses(), Pace::BULK),
             groups: Tree::new(reader.clone(), key::pod_group_statuses(), Pace::BULK),
@@ -485,6 +485,12 @@ impl JobWorld {
     pub fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
         let known = self.known_jobs();
         known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect()
+    }
+
+    /// Whether there is anything of a job besides its record, as far as is known.
+    #[must_use]
+    pub fn has_something(&self) -> bool {
+        self.nodes.pods.seen().value.has_pods_of_jobs() || !self.known_jobs().is_empty()
     }
 
     /// Looks what there is of jobs without records, by the names of the keys: after a time in which no farm ran, nothing

@@ -8,6 +8,7 @@ pub mod shim;
 pub mod simulated;
 pub mod spec;
 pub mod status;
+pub mod trouble;
 
 use std::sync::Arc;
 

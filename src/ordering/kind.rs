@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use super::controller::OrderingController;
 use super::spec::SchedulerRecord;
 use super::world::Floor;
+use crate::command::Commands;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
 use crate::farm::tree::{Event, Inbox};
 use crate::ids::ObjectName;
@@ -60,6 +61,10 @@ impl Kind for OrderingKind {
         ]
     }
 
+    fn sentinels(&self) -> Vec<Prefix> {
+        vec![key::pod_groups(), key::commands()]
+    }
+
     fn check_name(&self, tail: &str) -> Result<(), String> {
         tail.parse::<ObjectName>().map(drop).map_err(|error| error.to_string())
     }
@@ -80,14 +85,18 @@ impl Kind for OrderingKind {
             }
         };
         let (queues, groups, commands) = (wake(), wake(), wake());
-        let ids = || self.site.ids.fork();
+        let (ids, inbox) = (|| self.site.ids.fork(), inbox.clone());
         vec![
             Box::pin(self.floor.queues.clone().watch(ids(), move |_, _| queues())),
             Box::pin(self.floor.groups.clone().watch(ids(), move |_, _| groups())),
+            // For jobs, too.
             Box::pin(self.floor.commands.clone().watch(ids(), move |old, new| {
                 if old.value.queues != new.value.queues {
                     commands();
                 }
+                let jobs = Commands::jobs_touched(&old.value, &new.value);
+                let jobs = jobs.iter().map(|job| RecordId::from(job.to_string().as_str()));
+                inbox.post(Event::Touched(jobs.collect()));
             })),
         ]
     }

@@ -74,7 +74,7 @@ pub struct Floor {
     pub queues: Arc<Tree<QueueTree>>,
     /// `rcfarm/pod_groups/`
     pub groups: Arc<Tree<GroupTree>>,
-    /// `rcfarm/commands/`
+    /// `rcfarm/commands/`, which jobs look at, too.
     pub commands: Arc<Tree<Commands>>,
     /// The nodes.
     pub world: Arc<World>,
@@ -83,15 +83,19 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// The trees, not yet read, beside a world that is watched.
+    /// The trees, not yet read, beside a world and commands that are watched.
     #[must_use]
-    pub fn new(reader: Arc<dyn Reader>, world: Arc<World>) -> Arc<Self> {
+    pub fn new(
+        reader: Arc<dyn Reader>,
+        world: Arc<World>,
+        commands: Arc<Tree<Commands>>,
+    ) -> Arc<Self> {
         Arc::new(Floor {
             queues: Tree::guarded(reader.clone(), key::queues(), Pace::PROMPT),
             // Not guarded: groups come and go with their jobs, and before one is forgotten the store is asked whether
             // its record is gone.
             groups: Tree::new(reader.clone(), key::pod_groups(), Pace::BULK),
-            commands: Tree::new(reader.clone(), key::commands(), Pace::PROMPT),
+            commands,
             reader,
             world,
             tasks: Mutex::default(),

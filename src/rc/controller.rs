@@ -14,6 +14,7 @@ use super::plan::{
     Finding, Observed, Place, Plan, Standing, Step, TransferConditions, TransferPlan, has_room,
     plan,
 };
+use super::rare::HealthWrites;
 use super::spec::{BadRecord, RcSpec, Strategy};
 use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
 use super::statuses::Reliance;
@@ -31,10 +32,10 @@ use crate::time::{Timestamp, backoff};
 
 /// No scheduler is waited for longer than this.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Changes of health alone are written at most this often, so that a flapping pod costs few writes.
-const HEALTH_EVERY: Duration = Duration::from_secs(2);
 /// Service discovery that is behind is looked at again after this long.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
+/// Whether a place that another record's pod has is free is looked at again after this long.
+const PLACE_PAUSE: Duration = Duration::from_secs(30);
 /// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// The same after many refusals in a row: what stands in the way is not to be seen.
@@ -72,8 +73,8 @@ pub struct RcController {
     refused: u32,
     owner: Owner,
     alerted: Option<String>,
-    /// When a change of health alone was written last.
-    health_written: Option<Instant>,
+    /// Changes of health alone.
+    health_writes: HealthWrites,
     /// Failed attempts of the present transfer step, and when the next may be made.
     pub(super) transfer_attempts: u32,
     /// Transfers undone since the last that was done.
@@ -130,7 +131,7 @@ impl RcController {
             refused: 0,
             owner,
             alerted: None,
-            health_written: None,
+            health_writes: HealthWrites::default(),
             transfer_attempts: 0,
             transfers_failed: 0,
             transfer_not_before: None,
@@ -193,7 +194,7 @@ impl RcController {
                 || self.status.quarantine(node, look.record_index, now).is_some()
         };
         match self.world.standing(node) {
-            Standing::Ready if shunned() => Standing::Quarantined,
+            Standing::Ready | Standing::Suspect if shunned() => Standing::Quarantined,
             standing => standing,
         }
     }
@@ -204,7 +205,7 @@ impl RcController {
         let standing = |node: &NodeName| self.standing(look, node);
         let astray = look.pods.keys().any(|place| {
             !look.eligible.contains(&place.node)
-                || standing(&place.node) != Standing::Ready
+                || standing(&place.node) > Standing::Suspect
                 || !has_room(spec, &rooms, place)
         });
         let discovery_synced = if astray {
@@ -226,6 +227,7 @@ impl RcController {
                 under_way: self.status.transfer.as_ref(),
                 lock_held: self.lock_held_elsewhere(),
                 discovery_synced,
+                only_eligible: self.placement.scheduler.gives_only_eligible(),
             },
         }))
     }
@@ -479,12 +481,11 @@ impl RcController {
         if owned && same == self.status {
             return Ok(Next::OnChange);
         }
-        if owned && health_only {
-            let due = self.health_written.map(|at| at + HEALTH_EVERY);
-            if let Some(due) = due.filter(|due| Instant::now() < *due) {
-                return Ok(Next::After(due - Instant::now()));
-            }
-            self.health_written = Some(Instant::now());
+        if owned
+            && health_only
+            && let Err(wait) = self.health_writes.take(Instant::now())
+        {
+            return Ok(Next::After(wait));
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
             Written::At(_) => Ok(Next::OnChange),
@@ -597,8 +598,14 @@ impl Controller for RcController {
                 self.say(&look, &plan.findings).await?;
                 Ok(Next::After(DISCOVERY_PAUSE))
             }
-            _ => {
-                let next = self.say(&look, &plan.findings).await?;
+            (transfer, _) => {
+                let next = match (self.say(&look, &plan.findings).await?, transfer) {
+                    // Nobody tells when another record's pod leaves its place.
+                    (Next::OnChange, TransferPlan::Wait(Reason::PlaceTaken)) => {
+                        Next::After(PLACE_PAUSE)
+                    }
+                    (next, _) => next,
+                };
                 Ok(self.or_release(&look, next))
             }
         }

@@ -74,6 +74,14 @@ impl Kind for RcKind {
         ]
     }
 
+    fn sentinels(&self) -> Vec<Prefix> {
+        vec![key::nodes()]
+    }
+
+    fn needs_labels(&self) -> bool {
+        true
+    }
+
     fn check_name(&self, tail: &str) -> Result<(), String> {
         match tail.parse::<RcId>() {
             Err(_) => {
@@ -117,7 +125,7 @@ impl Kind for RcKind {
                     if pending.is_some_and(|at| at <= Instant::now()) {
                         inbox.post(Event::All);
                     }
-                    pending = world.next_down();
+                    pending = world.next_change();
                 }
             }
         };
@@ -125,6 +133,9 @@ impl Kind for RcKind {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.pods.clone().watch(ids(), move |old, new| {
                 inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
+                if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
+                    inbox.post(Event::Claims);
+                }
                 if PodLabels::freed(&old.value, &new.value) {
                     inbox.post(touched(world.waiting()));
                 }
@@ -145,6 +156,7 @@ impl Kind for RcKind {
         let health = {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.health.clone().watch(ids(), move |old, new| {
+                world.note_failures(&old.value, &new.value);
                 let places = Healths::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
                 trust_changed(&inbox, old.suspicion, new.suspicion);

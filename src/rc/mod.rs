@@ -12,11 +12,14 @@
 
 mod controller;
 mod events;
+mod findings;
 mod kind;
+mod nodes;
 pub mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod promises;
+mod rare;
 pub mod spec;
 pub mod status;
 mod statuses;

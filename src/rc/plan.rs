@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::findings::{placed_finding, room_words, scheduled_finding, valid};
 use super::spec::{RcSpec, Strategy};
 use super::status::{ConditionType, Reason, Replicas, Transfer};
 use crate::ids::{NodeName, PodId};
@@ -77,6 +78,9 @@ pub enum Occupant {
 pub enum Standing {
     /// Pods may be added; also of a node that says nothing of itself, as p2's do.
     Ready,
+    /// Pods of several records could not be started there lately: none is added for a while, and those that are there
+    /// stay.
+    Suspect,
     /// It cannot start the RC's pod, or could not a while ago: none is added, and one that is there leaves for a
     /// node that may do better, if the strategy is dynamic.
     Quarantined,
@@ -106,6 +110,8 @@ pub struct TransferConditions<'a> {
     pub lock_held: bool,
     /// Service discovery shows the pods as they are.
     pub discovery_synced: bool,
+    /// The scheduler gives no node but those that it calls eligible: where none of them is free, it need not be asked.
+    pub only_eligible: bool,
 }
 
 /// Everything that a plan depends on.
@@ -139,28 +145,40 @@ pub fn has_room(spec: &RcSpec, rooms: &Rooms, place: &Place) -> bool {
 }
 
 impl Observed<'_> {
-    /// Whether a node may have pods: it is eligible, and neither emptied nor lost.
+    /// Whether a node may keep pods: it is eligible, and neither emptied nor lost.
     fn fit(&self, node: &NodeName) -> bool {
-        self.eligible.contains(node) && (self.standing)(node) == Standing::Ready
+        self.eligible.contains(node) && (self.standing)(node) <= Standing::Suspect
     }
 
     /// Whether a pod may stay where it is: its node is fit and has room for it.
-    fn may_stay(&self, place: &Place) -> bool {
+    pub(super) fn may_stay(&self, place: &Place) -> bool {
         self.fit(&place.node) && has_room(self.spec, self.rooms, place)
     }
 
     /// Whether a pod may be added on a node that has none.
     fn is_open(&self, node: &NodeName) -> bool {
         let promised = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
-        promised != Some(node) && self.fit(node)
+        let fit = self.eligible.contains(node) && (self.standing)(node) == Standing::Ready;
+        promised != Some(node) && fit
     }
 
-    /// Whether there is a node to which a pod could move.
-    fn can_move(&self) -> bool {
+    /// Why there is no node to which a pod could move; `None` if there is one.
+    fn nowhere(&self) -> Option<Reason> {
         let ours: BTreeSet<&NodeName> = self.pods.keys().map(|place| &place.node).collect();
         let open = |node: &&NodeName| !ours.contains(*node) && self.is_open(node);
-        let (nodes, _) = with_room(self, self.eligible.iter().filter(open));
-        nodes.into_iter().any(|node| (self.occupant)(node) != Occupant::Other)
+        let (nodes, lacking) = with_room(self, self.eligible.iter().filter(open));
+        let mut taken = false;
+        for node in nodes {
+            if (self.occupant)(node) != Occupant::Other {
+                return None;
+            }
+            taken = true;
+        }
+        Some(match (lacking.is_empty(), taken) {
+            (false, _) => Reason::InsufficientCapacity,
+            (true, true) => Reason::PlaceTaken,
+            (true, false) => Reason::InsufficientNodes,
+        })
     }
 
     /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
@@ -321,18 +339,9 @@ fn disabled(seen: &Observed<'_>) -> Plan {
     Plan { steps: Vec::new(), transfer: TransferPlan::Nothing, findings, replicas, alert: None }
 }
 
-fn valid() -> Finding {
-    Finding {
-        kind: ConditionType::Valid,
-        status: true,
-        reason: Reason::AsDesired,
-        message: String::new(),
-    }
-}
-
 /// Why the count cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Shortage {
+pub(super) enum Shortage {
     None,
     Nodes,
     Places(usize),
@@ -411,17 +420,6 @@ fn with_room<'a>(
     let salt = seen.spec.id.to_string();
     let roomy = ranked(want, seen.spec.packing, &salt, roomy.into_iter());
     (Box::new(roomy.into_iter()), lacking)
-}
-
-/// Nodes that a message names.
-const NODES_NAMED: usize = 3;
-
-fn room_words(seen: &Observed<'_>, lacking: &[(&NodeName, Lack)]) -> String {
-    let (count, want) = (lacking.len(), seen.spec.resources());
-    let named = lacking.iter().take(NODES_NAMED).map(|(node, lack)| format!("{node}: {lack}"));
-    let named = named.collect::<Vec<_>>().join("; ");
-    let more = if count > NODES_NAMED { "; …" } else { "" };
-    format!("no room for {want} on {count} nodes that match ({named}{more})")
 }
 
 /// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods. A
@@ -524,7 +522,8 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     // would hold the others up.
     let astray = || seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
     let standing = |place: &Place| (seen.standing)(&place.node);
-    let stuck = |place: &Place| standing(place) == Standing::Quarantined && !seen.can_move();
+    let stuck =
+        |place: &Place| standing(place) == Standing::Quarantined && seen.nowhere().is_some();
     let rank = |place: &Place| std::cmp::Reverse(standing(place));
     let movable = astray().filter(|(place, _)| !stuck(place));
     let Some((leaving, pod)) = movable.min_by_key(|(place, _)| (rank(place), *place)) else {
@@ -554,6 +553,10 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
     if seen.transfer.lock_held {
         return TransferPlan::Wait(Reason::LockHeld);
     }
+    // To begin and to undo would be two transactions each time, for nothing.
+    if let Some(reason) = seen.nowhere().filter(|_| seen.transfer.only_eligible) {
+        return TransferPlan::Wait(reason);
+    }
     TransferPlan::Start(leaving.node.clone())
 }
 
@@ -582,67 +585,4 @@ fn counts_after(seen: &Observed<'_>, steps: &[Step]) -> Replicas {
         healthy: count(healthy),
         eligible: count(seen.eligible.len()),
     }
-}
-
-fn scheduled_finding(seen: &Observed<'_>, after: Replicas, shortage: Shortage) -> Finding {
-    let Replicas { desired, current, eligible, .. } = after;
-    let selector = &seen.spec.node_selector;
-    let (reason, message) = if current == desired {
-        (Reason::AsDesired, String::new())
-    } else if seen.trust != Trust::Full {
-        (Reason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
-    } else if eligible == 0 {
-        (Reason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
-    } else if let Shortage::Room(why) = shortage {
-        (Reason::InsufficientCapacity, format!("{current} of {desired}: {why}"))
-    } else if let Shortage::Places(n) = shortage {
-        let pod = seen.spec.manifest.id();
-        let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
-        (Reason::PlaceTaken, message)
-    } else {
-        let of = |standing| seen.eligible.iter().filter(|n| (seen.standing)(n) == standing).count();
-        let unready = of(Standing::Draining) + of(Standing::Down);
-        let mut but = match unready {
-            0 => String::new(),
-            unready => format!(", {unready} of them draining or down"),
-        };
-        let quarantined = of(Standing::Quarantined);
-        if quarantined > 0 {
-            but.push_str(&format!(", {quarantined} of them quarantined: they cannot start it"));
-        }
-        let message = format!("{current} of {desired}: {eligible} nodes match {selector}{but}");
-        (Reason::InsufficientNodes, message)
-    };
-    Finding { kind: ConditionType::Scheduled, status: current == desired, reason, message }
-}
-
-fn placed_finding(seen: &Observed<'_>, steps: &[Step], transfer: &TransferPlan) -> Finding {
-    let kind = ConditionType::Placed;
-    let going: BTreeSet<&Place> = steps.iter().map(Step::place).collect();
-    let astray: Vec<&str> = seen
-        .pods
-        .keys()
-        .filter(|place| !seen.may_stay(place) && !going.contains(place))
-        .map(|place| place.node.as_str())
-        .collect();
-    let reason = match transfer {
-        TransferPlan::Start(_) | TransferPlan::Continue => Reason::TransferUnderWay,
-        TransferPlan::Wait(reason) => *reason,
-        TransferPlan::Nothing if astray.is_empty() => {
-            return Finding {
-                kind,
-                status: true,
-                reason: Reason::AsDesired,
-                message: String::new(),
-            };
-        }
-        TransferPlan::Nothing => Reason::IneligibleNodes,
-    };
-    let some = astray.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-    let which = match reason {
-        Reason::CannotStart => "that cannot start them",
-        _ => "that they should leave",
-    };
-    let message = format!("{} pods on nodes {which}: {some}", astray.len());
-    Finding { kind, status: false, reason, message }
 }

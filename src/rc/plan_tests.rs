@@ -27,6 +27,7 @@ struct World {
     standing: BTreeMap<NodeName, Standing>,
     synced: bool,
     locked: bool,
+    only_eligible: bool,
 }
 
 fn node(n: usize) -> NodeName {
@@ -84,6 +85,7 @@ impl World {
             standing: BTreeMap::new(),
             synced: true,
             locked: false,
+            only_eligible: false,
         }
     }
 
@@ -111,6 +113,7 @@ impl World {
                 under_way: None,
                 lock_held: self.locked,
                 discovery_synced: self.synced,
+                only_eligible: self.only_eligible,
             },
         })
     }
@@ -355,6 +358,38 @@ fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
         mend(&mut world);
     }
     assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+}
+
+#[test]
+fn a_pod_that_has_nowhere_to_go_waits_where_it_is() {
+    let mut world = World::resting(2, 2, 4);
+    world.spec.strategy = Allocation::Dynamic;
+    world.eligible.remove(&node(0));
+    world.only_eligible = true;
+    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+    world.eligible.remove(&node(2));
+    world.standing.insert(node(3), Standing::Suspect);
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::InsufficientNodes));
+    world.standing.clear();
+    world.occupied.insert(node(3), Occupant::Other);
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::PlaceTaken));
+    // A scheduler that may know of more nodes is asked.
+    world.only_eligible = false;
+    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+}
+
+#[test]
+fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
+    let mut world = World::resting(2, 1, 3);
+    for n in [0, 1] {
+        world.standing.insert(node(n), Standing::Suspect);
+    }
+    let plan = world.plan();
+    let [Step::Add { place, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!(place.node, node(2));
+    world.spec.strategy = Allocation::Dynamic;
+    world.spec.replicas_desired = 1;
+    assert!(world.plan().is_idle());
 }
 
 #[test]

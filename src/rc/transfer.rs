@@ -90,7 +90,7 @@ impl RcController {
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
-        let ready = self.standing(&look, &transfer.old_node) == Standing::Ready;
+        let ready = self.standing(&look, &transfer.old_node) <= Standing::Suspect;
         let has_room = has_room(&look.spec, &self.world.rooms(), &old);
         if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;

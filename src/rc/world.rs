@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
+pub use super::nodes::{NodeRecords, NodeTree};
 use super::plan::{Intent, Occupant, Place, Pod, Standing, Trust};
 use super::spec::{RC_ID, RcSpec};
 use super::statuses::{Book, Statuses};
@@ -18,11 +19,10 @@ use crate::farm::tree::{Digest, Tree};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::content_hash;
-use crate::node::record::{NodeRecord, NodeState};
+use crate::node::trouble::Troubles;
 use crate::node::{Health, Told};
 use crate::probe::{Mutation, active};
 use crate::schedule::capacity::{Fleet, Rooms};
-use crate::schedule::ledger::Capacities;
 use crate::schedule::{Ledger, NodeLabels, NodeSource};
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
@@ -43,6 +43,7 @@ pub struct Labelled {
 pub struct PodLabels {
     places: BTreeMap<Place, Arc<Labelled>>,
     by_rc: BTreeMap<RcId, BTreeSet<Place>>,
+    has_pods_of_jobs: bool,
 }
 
 impl PodLabels {
@@ -64,6 +65,12 @@ impl PodLabels {
     #[must_use]
     pub fn freed(old: &Self, new: &Self) -> bool {
         old.places.keys().any(|place| !new.places.contains_key(place))
+    }
+
+    /// Whether some of them are not an RC's, but a job's.
+    #[must_use]
+    pub fn has_pods_of_jobs(&self) -> bool {
+        self.has_pods_of_jobs
     }
 
     /// The owner of the pod at a place.
@@ -95,6 +102,8 @@ impl Digest for PodLabels {
                     Arc::new(Labelled { index, created, labels, rc })
                 }
             };
+            let is_jobs = |labels: &Labels| labels.contains_key(key::JOB_UID_LABEL);
+            new.has_pods_of_jobs |= seen.labels.as_ref().is_some_and(is_jobs);
             if let Some(rc) = seen.rc {
                 new.by_rc.entry(rc).or_default().insert(place.clone());
             }
@@ -195,106 +204,6 @@ impl Digest for Healths {
     }
 }
 
-/// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
-#[derive(Debug, Default)]
-pub struct NodeTree {
-    /// What can be read.
-    pub labels: Arc<NodeLabels>,
-    /// What cannot; each is said once.
-    unreadable: BTreeMap<NodeName, Index>,
-}
-
-impl Digest for NodeTree {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
-        for entry in entries {
-            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
-                continue;
-            };
-            match decode_labels(&entry.value) {
-                Ok(labels) => drop(nodes.insert(node, labels)),
-                Err(error) => {
-                    if old.unreadable.get(&node) != Some(&entry.modify_index) {
-                        warn!(alert = true, key = entry.key, %error,
-                            "a node's labels cannot be read: no pod is added there");
-                    }
-                    unreadable.insert(node, entry.modify_index);
-                }
-            }
-        }
-        NodeTree { labels: Arc::new(NodeLabels { nodes }), unreadable }
-    }
-
-    fn len(&self) -> usize {
-        self.labels.nodes.len() + self.unreadable.len()
-    }
-}
-
-/// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
-#[derive(Debug, Clone, PartialEq)]
-struct Said {
-    /// Where its pods are reached; empty when it does not say.
-    address: String,
-    draining: bool,
-    /// For so long after the end of its session a pod of it may still live.
-    lease: Duration,
-    /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
-    gone_since: Option<Instant>,
-}
-
-impl Said {
-    /// When it counts as down, if its agent does not come back.
-    fn down_at(&self, grace: Duration) -> Option<Instant> {
-        Some(self.gone_since? + grace.max(self.lease))
-    }
-}
-
-/// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
-#[derive(Debug, Default, PartialEq)]
-pub struct NodeRecords {
-    nodes: BTreeMap<NodeName, Said>,
-    capacities: Capacities,
-}
-
-impl NodeRecords {
-    fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> Standing {
-        match self.nodes.get(node) {
-            Some(said) if said.down_at(grace).is_some_and(|at| now >= at) => Standing::Down,
-            Some(Said { draining: true, .. }) => Standing::Draining,
-            _ => Standing::Ready,
-        }
-    }
-}
-
-impl Digest for NodeRecords {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
-        for entry in entries {
-            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
-                continue;
-            };
-            let node: NodeName = node;
-            let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
-            let gone = record.session.is_some() && entry.session.is_none();
-            let since = old.nodes.get(&node).and_then(|said| said.gone_since);
-            let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
-            let draining = record.state == NodeState::Draining;
-            if !record.capacity.is_zero() {
-                capacities.insert(node.clone(), record.capacity);
-            }
-            let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
-            nodes.insert(node, Said { address: record.address, draining, lease, gone_since });
-        }
-        let same = *old.capacities == capacities;
-        let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
-        NodeRecords { nodes, capacities }
-    }
-
-    fn len(&self) -> usize {
-        self.nodes.len()
-    }
-}
-
 /// The built-in scheduler's view of the nodes.
 impl NodeSource for Arc<World> {
     fn node_labels(&self) -> Arc<NodeLabels> {
@@ -361,6 +270,8 @@ pub struct World {
     pub records: Arc<Tree<NodeRecords>>,
     /// A node whose agent is gone counts as down after this long.
     node_grace: Duration,
+    /// Nodes that could not start pods of several records.
+    troubles: Mutex<Troubles>,
     /// `labels/pod/`
     pub pods: Arc<Tree<PodLabels>>,
     /// `intent/`
@@ -391,8 +302,9 @@ impl World {
             nodes: Tree::guarded(reader.clone(), labels(LabelKind::Node), Pace::PROMPT),
             records: Tree::new(reader.clone(), key::nodes(), Pace::PROMPT),
             node_grace,
-            pods: Tree::new(reader.clone(), labels(LabelKind::Pod), Pace::RESYNC),
-            intents: Tree::new(reader.clone(), key::intents(), Pace::RESYNC),
+            troubles: Mutex::default(),
+            pods: Tree::new(reader.clone(), labels(LabelKind::Pod), Pace::PODS),
+            intents: Tree::new(reader.clone(), key::intents(), Pace::INTENTS),
             health: Tree::new(reader.clone(), key::healths(), Pace::RESYNC),
             ledger: Ledger::new(reader.clone()),
             waiting: Mutex::default(),
@@ -566,7 +478,27 @@ impl World {
     /// What a node is fit for.
     #[must_use]
     pub fn standing(&self, node: &NodeName) -> Standing {
-        self.records.seen().value.standing(node, Instant::now(), self.node_grace)
+        let now = Instant::now();
+        match self.records.seen().value.standing(node, now, self.node_grace) {
+            Standing::Ready if self.troubles().is_suspect(node, now) => Standing::Suspect,
+            standing => standing,
+        }
+    }
+
+    /// Notes which pods their nodes cannot start, of those that could before or were not heard of.
+    pub fn note_failures(&self, old: &Healths, new: &Healths) {
+        let told = |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
+        for place in new.0.keys().filter(|place| told(new, place) && !told(old, place)) {
+            let Place { node, pod } = place;
+            if let Some(pause) = self.troubles().failed(node, pod, Instant::now()) {
+                warn!(alert = true, %node, ?pause,
+                    "the node could not start pods of several records: none is added there for a while");
+            }
+        }
+    }
+
+    fn troubles(&self) -> std::sync::MutexGuard<'_, Troubles> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the pods of a node are reached, if it says so.
@@ -582,7 +514,8 @@ impl World {
         let (seen, now) = (self.records.seen(), Instant::now());
         let unfit =
             |node: &&NodeName| seen.value.standing(node, now, self.node_grace) != Standing::Ready;
-        seen.value.nodes.keys().filter(unfit).cloned().collect()
+        let unfit = seen.value.nodes.keys().filter(unfit).cloned();
+        unfit.chain(self.troubles().suspects(now).cloned()).collect()
     }
 
     /// What the nodes have, and what of it is promised.
@@ -591,12 +524,12 @@ impl World {
         self.ledger.rooms(&self.records.seen().value.capacities)
     }
 
-    /// When the next node counts as down, if none comes back.
+    /// When the next node counts as down, if none comes back, or is not suspected any more.
     #[must_use]
-    pub fn next_down(&self) -> Option<Instant> {
+    pub fn next_change(&self) -> Option<Instant> {
         let (seen, now) = (self.records.seen(), Instant::now());
         let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
-        down_at.filter(|at| *at > now).min()
+        down_at.filter(|at| *at > now).chain(self.troubles().next_end(now)).min()
     }
 
     /// Whether the trees show everything that `known` says, so that it can be forgotten.

@@ -120,6 +120,7 @@ const PACE: Pace = Pace {
     times_cost: 10,
     burst: Duration::from_millis(100),
     ceiling: Duration::from_secs(10),
+    reading: Pace::PROMPT.reading,
 };
 
 /// A tree read this long after something is known shows it, whatever its index says: indexes go backwards when

@@ -90,6 +90,11 @@ pub trait Scheduler: Send + Sync + 'static {
         token: Uuid,
     ) -> Result<(), ScheduleError>;
 
+    /// Whether [`Scheduler::allocate_nodes`] gives none but nodes that [`Scheduler::eligible_nodes`] names already.
+    fn gives_only_eligible(&self) -> bool {
+        false
+    }
+
     /// Where it is asked, if that is elsewhere: commands ask it themselves when they explain.
     fn address(&self) -> Option<String> {
         None

@@ -125,6 +125,11 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
     ) -> Result<(), ScheduleError> {
         Ok(())
     }
+
+    fn gives_only_eligible(&self) -> bool {
+        true
+    }
+
     async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
         Ok(capacity::place(gang, &self.source.fleet()))
     }

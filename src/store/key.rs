@@ -87,10 +87,31 @@ impl Prefix {
         Prefix(format!("{}{below}", self.0).into())
     }
 
+    /// All keys that begin as `key` does, up to `end`: the one sort of prefix that need not end in a slash.
+    pub(super) fn beginning(key: &Key, end: usize) -> Prefix {
+        Prefix(key.0[..end].into())
+    }
+
+    /// The key that keeps a tree of ours from being empty: a watch on an empty prefix wakes on unrelated writes
+    /// (`consul_semantics.md` §0 #9). No record of any tree can have its name.
+    #[must_use]
+    pub fn sentinel(&self) -> Key {
+        Key::of(format!("{}{SENTINEL}", self.0))
+    }
+
+    /// Whether a listed key is this prefix's sentinel.
+    #[must_use]
+    pub fn is_sentinel(&self, key: &str) -> bool {
+        self.tail(key) == Some(SENTINEL)
+    }
+
     fn fixed(text: &'static str) -> Prefix {
         Prefix(text.into())
     }
 }
+
+/// One segment more than any record's name has.
+const SENTINEL: &str = "_/_/_";
 
 macro_rules! as_text {
     ($type:ident) => {

@@ -10,6 +10,7 @@ mod claim;
 mod error;
 mod group;
 pub mod key;
+mod parts;
 mod rooted;
 mod txn;
 pub mod watch;

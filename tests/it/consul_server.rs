@@ -1,7 +1,7 @@
 //! A real Consul for tests: on loopback, on free ports, gone when the test is, however the test ends.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,13 @@ const STARTS: usize = 5;
 /// A start that takes longer hangs. (A `-dev` agent is ready in about a second on an idle machine.)
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running `consul agent -dev`.
+/// A running `consul agent -dev`, or a server that keeps its data on disk.
 pub struct ConsulServer {
     http: SocketAddr,
-    process: Process,
+    /// `None`: it was killed.
+    process: Option<Process>,
+    program: PathBuf,
+    is_durable: bool,
     dir: TempDir,
 }
 
@@ -34,10 +37,20 @@ impl ConsulServer {
 
     /// A `-dev` agent with more configuration, in HCL or JSON.
     pub async fn with_config(config: &str) -> Self {
+        Self::of(config, false).await
+    }
+
+    /// A server that can be killed and started again.
+    pub async fn durable() -> Self {
+        // Elections of a single server at their fastest.
+        Self::of("performance { raft_multiplier = 1 }", true).await
+    }
+
+    async fn of(config: &str, is_durable: bool) -> Self {
         let program = consul();
         let mut last = String::new();
         for _ in 0..STARTS {
-            match Self::start(&program, config).await {
+            match Self::start(&program, config, is_durable).await {
                 Ok(server) => return server,
                 Err(log) => last = log,
             }
@@ -53,7 +66,18 @@ impl ConsulServer {
         self.http
     }
 
-    async fn start(program: &Path, config: &str) -> Result<Self, String> {
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again after [`ConsulServer::kill`], on the same ports and with its data.
+    pub async fn start_again(&mut self) {
+        self.process = Some(run(&self.program, &self.dir, self.is_durable));
+        self.wait_until_ready().await.unwrap_or_else(|log| panic!("it did not come back:\n{log}"));
+    }
+
+    async fn start(program: &Path, config: &str, is_durable: bool) -> Result<Self, String> {
         let dir = TempDir::with_prefix_in("consul-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         let ports: [u16; 3] = free_ports(|| 0);
         let http = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
@@ -68,10 +92,9 @@ impl ConsulServer {
         });
         std::fs::write(dir.path().join("1.json"), own.to_string()).unwrap();
         std::fs::write(dir.path().join("2.hcl"), config).unwrap();
-        let mut command = Command::new(program);
-        command.args(["agent", "-dev", "-log-level=info", "-config-dir"]).arg(dir.path());
-        let process = Process::start(&mut command, dir.path(), "log");
-        let mut server = ConsulServer { http, process, dir };
+        let process = Some(run(program, &dir, is_durable));
+        let program = program.to_owned();
+        let mut server = ConsulServer { http, process, program, is_durable, dir };
         server.wait_until_ready().await?;
         Ok(server)
     }
@@ -82,7 +105,8 @@ impl ConsulServer {
         let health = format!("http://{}/v1/health/node/{NODE}", self.http);
         let give_up = Instant::now() + START_LIMIT;
         loop {
-            if !self.process.runs() || Instant::now() > give_up {
+            let runs = self.process.as_mut().is_some_and(Process::runs);
+            if !runs || Instant::now() > give_up {
                 return Err(self.log());
             }
             let answer = client.get(&health).timeout(Duration::from_secs(10)).send().await;
@@ -98,6 +122,20 @@ impl ConsulServer {
     fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
+}
+
+fn run(program: &Path, dir: &TempDir, is_durable: bool) -> Process {
+    let mut command = Command::new(program);
+    command.args(["agent", "-log-level=info", "-config-file"]).arg(dir.path().join("1.json"));
+    command.arg("-config-file").arg(dir.path().join("2.hcl"));
+    match is_durable {
+        true => {
+            let data = dir.path().join("data");
+            command.args(["-server", "-bootstrap-expect=1", "-data-dir"]).arg(data)
+        }
+        false => command.arg("-dev"),
+    };
+    Process::start(&mut command, dir.path(), "log")
 }
 
 impl Drop for ConsulServer {

@@ -1,14 +1,17 @@
 //! The built program on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcfarm::consul::{Consul, ConsulConfig};
+use rcfarm::node::shim::start_ticks;
+use rcfarm::node::status::{Phase, PodStatus};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::schedule::capacity::Allocations;
-use rcfarm::store::{Entry, Key, Prefix, PutMode, Query, Store, key};
+use rcfarm::store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store, key};
 
 use crate::consul_server::ConsulServer;
 
@@ -50,7 +53,10 @@ impl Drop for FarmProcess {
 
 impl Scene {
     pub async fn new(nodes: usize) -> Scene {
-        let server = ConsulServer::dev().await;
+        Self::on(ConsulServer::dev().await, nodes)
+    }
+
+    fn on(server: ConsulServer, nodes: usize) -> Scene {
         let address = Some(server.http().to_string());
         let config = ConsulConfig { address, ..ConsulConfig::default() };
         let scene = Scene { server, store: Arc::new(Consul::new(&config).unwrap()) };
@@ -81,6 +87,28 @@ impl Scene {
     pub fn farm(&self, name: &str) -> FarmProcess {
         let mut command = self.command(&["farm", "run", "--name", name, "--log", "warn"]);
         FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// A node's agent, with its data in `dir`.
+    fn agent(&self, name: &str, dir: &Path) -> FarmProcess {
+        let data = dir.join(name);
+        let args = ["node", "run", "--name", name, "--label", "pool=web", "--log", "warn"];
+        let mut command = self.command(&args);
+        command.args(["--check-ttl", "6s", "--data-dir"]).arg(data);
+        FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// The pids of the pods that run, by pod and node. Empty while Consul does not answer.
+    async fn running(&self) -> BTreeMap<(String, String), i32> {
+        let prefix = key::pod_statuses();
+        let listed = self.store.list(&prefix, Query::CONSISTENT).await;
+        let pid = |entry: &Entry| {
+            let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
+            let status = PodStatus::decode(&entry.value).ok()?;
+            let pid = status.processes.first()?.pid.filter(|_| status.phase == Phase::Running)?;
+            Some(((pod.to_string(), node.to_string()), pid))
+        };
+        listed.map(|listed| listed.value.iter().filter_map(pid).collect()).unwrap_or_default()
     }
 
     /// Devices that are promised; none twice, and none that is not there.
@@ -288,4 +316,87 @@ async fn bad_records_are_reported_and_harm_no_other() {
     .await;
     let explained = scene.ok(&["rc", "explain", &good]);
     assert!(explained.contains("as desired"), "{explained}");
+}
+
+/// A pod that ends by itself, should the test not come to its end.
+fn sleeper(pod: &str) -> String {
+    format!("id: {pod}\nlaunchables:\n  main: {{launchable_type: process, command: sleep 300}}\n")
+}
+
+/// Consul dies and comes back: nothing that runs is stopped, and what was intended meanwhile becomes real.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_outlive_consul_and_reality_becomes_as_intended_when_it_is_back() {
+    let mut scene = Scene::on(ConsulServer::durable().await, 0);
+    let dir = tempfile::tempdir().unwrap();
+    let agent = scene.agent("n1", dir.path());
+    let node = "n1".parse().unwrap();
+    let intent = |n: usize| key::intent(&node, &format!("pod-{n}").parse().unwrap());
+    for n in 0..4 {
+        let manifest = sleeper(&format!("pod-{n}")).into();
+        scene.store.put(&intent(n), manifest, 0, PutMode::Set).await.unwrap();
+    }
+    until("four pods run", || async { scene.running().await.len() == 4 }).await;
+    let before = scene.running().await;
+    let manifest = sleeper("pod-4").into();
+    scene.store.put(&intent(4), manifest, 0, PutMode::Set).await.unwrap();
+    scene.server.kill();
+    // Whatever the agent makes of it in the meantime.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(before.values().all(|pid| start_ticks(*pid).is_some()), "a pod was stopped");
+    scene.server.start_again().await;
+    until("Consul has a leader", || async {
+        scene.store.delete(&intent(0), DeleteMode::Always).await.is_ok()
+    })
+    .await;
+    let pods = |running: &BTreeMap<(String, String), i32>| {
+        running.keys().map(|(pod, _)| pod.clone()).collect::<Vec<_>>()
+    };
+    let wanted = ["pod-1", "pod-2", "pod-3", "pod-4"];
+    until("reality is as intended", || async { pods(&scene.running().await) == wanted }).await;
+    let after = scene.running().await;
+    for (place, pid) in before.iter().filter(|(place, _)| after.contains_key(*place)) {
+        assert_eq!(after[place], *pid, "{place:?} was started again");
+    }
+    scene.store.delete_tree(&key::node_intents(&node)).await.unwrap();
+    until("all are stopped", || async { after.values().all(|pid| start_ticks(*pid).is_none()) })
+        .await;
+    agent.stop().await;
+}
+
+/// Agent and pods of a node die together: the pods of a dynamic controller are made anew on another.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_of_a_node_that_is_killed_run_elsewhere() {
+    let scene = Scene::new(0).await;
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["farm", "run", "--name", "a", "--log", "warn", "--node-grace", "1s"];
+    let farm = scene.command(&args).stdin(Stdio::null()).spawn();
+    let farm = FarmProcess(farm.unwrap());
+    let mut agents: BTreeMap<&str, FarmProcess> =
+        ["n1", "n2"].map(|name| (name, scene.agent(name, dir.path()))).into();
+    let file = dir.path().join("web.yaml");
+    std::fs::write(&file, sleeper("web")).unwrap();
+    let args = ["rc", "create", "-f", file.to_str().unwrap(), "--node-selector", "pool=web"];
+    scene.ok(&[&args[..], &["--replicas", "1", "--strategy", "dynamic"]].concat());
+    until("it runs", || async { scene.running().await.len() == 1 }).await;
+    let ((_, at), pid) = scene.running().await.into_iter().next().unwrap();
+    let (died, lives) = if at == "n1" { ("n1", "n2") } else { ("n2", "n1") };
+    agents.remove(died).unwrap().kill();
+    // The shim goes with its process, as both do with a machine.
+    let group = format!("-{pid}");
+    assert!(Command::new("kill").args(["-9", "--", &group]).status().unwrap().success());
+    until("it runs on the other", || async {
+        scene.running().await.contains_key(&("web".to_owned(), lives.to_owned()))
+    })
+    .await;
+    let intents = scene.list(&key::intents()).await;
+    let nodes = intents.iter().filter_map(|e| key::node_and_pod(&key::intents(), &e.key));
+    assert_eq!(nodes.map(|(node, _)| node.to_string()).collect::<Vec<_>>(), [lives]);
+    scene.audit_agrees();
+    scene.ok(&["rc", "scale", "web", "0", "--wait", "--timeout", "60s"]);
+    until("nothing runs", || async { !scene.running().await.keys().any(|(_, at)| at == lives) })
+        .await;
+    for agent in agents.into_values() {
+        agent.stop().await;
+    }
+    farm.stop().await;
 }

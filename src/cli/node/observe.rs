@@ -109,11 +109,13 @@ impl Node {
             (Err(_), _) => State::Unreadable,
             (Ok(_), Standing::Down) => State::Down,
             (Ok(_), Standing::Draining) => State::Draining,
-            // No node is quarantined for all controllers.
-            (Ok(_), Standing::Ready | Standing::Quarantined) => match self.agent() {
-                Some(_) => State::Ready,
-                None => State::NoAgent,
-            },
+            // Which nodes a farm passes over, its log and the statuses of controllers say.
+            (Ok(_), Standing::Ready | Standing::Suspect | Standing::Quarantined) => {
+                match self.agent() {
+                    Some(_) => State::Ready,
+                    None => State::NoAgent,
+                }
+            }
         }
     }
 

@@ -215,6 +215,7 @@ impl Seen {
                 under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),
                 lock_held: self.lock_held,
                 discovery_synced: true,
+                only_eligible: matches!(self.asked, Asked::Labels),
             },
         })
     }

@@ -87,8 +87,10 @@ fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {
         Standing::Down => "its node is down",
         Standing::Draining => "its node is draining",
         Standing::Quarantined => "its node cannot start it",
-        Standing::Ready if seen.eligible.contains(node) => "its node has no room for it",
-        Standing::Ready => "its node is not eligible",
+        Standing::Ready | Standing::Suspect if seen.eligible.contains(node) => {
+            "its node has no room for it"
+        }
+        Standing::Ready | Standing::Suspect => "its node is not eligible",
     };
     let step = |step: &Step| {
         let (action, reason) = match step {
@@ -342,7 +344,8 @@ fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
 fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.standing(node) {
-            Standing::Ready => return None,
+            // Which nodes a farm suspects, its log says.
+            Standing::Ready | Standing::Suspect => return None,
             Standing::Draining => (UnfitReason::Draining, "is draining"),
             Standing::Down => (UnfitReason::Down, "is down: its agent is gone"),
             Standing::Quarantined => {

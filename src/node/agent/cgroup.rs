@@ -78,13 +78,45 @@ mod tests {
     #[test]
     fn limits_are_written_where_there_are_controllers_and_refused_where_not() {
         let directory = tempfile::tempdir().unwrap();
-        let pod: PodId = "web".parse().unwrap();
+        let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
         let limits = Limits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
-        let error = make_below(directory.path(), &pod, limits).unwrap_err();
+        let error = make_below(root, &pod, limits).unwrap_err();
         assert!(error.contains("no cpu controller"), "{error}");
-        fs::write(directory.path().join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        let group = make_below(directory.path(), &pod, limits).unwrap();
-        assert_eq!(fs::read_to_string(group.join("cpu.max")).unwrap(), "150000 100000");
-        assert_eq!(fs::read_to_string(group.join("memory.max")).unwrap(), "1048576");
+        fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
+        let group = make_below(root, &pod, limits).unwrap();
+        assert_eq!(group, root.join("rcfarm.slice/web"));
+        let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+        assert_eq!(read("rcfarm.slice/web/cpu.max").unwrap(), "150000 100000");
+        assert_eq!(read("rcfarm.slice/web/memory.max").unwrap(), "1048576");
+        // The controllers are handed down one after the other; a real file remembers both, this one the last.
+        for parent in ["cgroup.subtree_control", "rcfarm.slice/cgroup.subtree_control"] {
+            assert_eq!(read(parent).unwrap(), "+memory");
+        }
+        assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
+
+        let other: PodId = "small".parse().unwrap();
+        make_below(root, &other, Limits { cpu_milli: 50, memory_bytes: 0 }).unwrap();
+        assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");
+        assert_eq!(read("rcfarm.slice/small/memory.max"), None, "nothing was asked for");
+        assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
+    }
+
+    /// On the machine's own hierarchy, as far as it lets us.
+    #[test]
+    fn the_kernel_takes_the_limits_or_says_why_not() {
+        let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
+        match make(&pod, Limits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
+            Ok(group) => {
+                let read = |file| fs::read_to_string(group.join(file)).unwrap();
+                assert_eq!(read("cpu.max").trim(), "50000 100000");
+                assert_eq!(read("memory.max").trim(), (64 << 20).to_string());
+                remove(&pod);
+                assert!(!group.exists());
+            }
+            Err(why) => {
+                assert!(why.starts_with("limits are not enforced: "), "{why}");
+                remove(&pod);
+            }
+        }
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{Instrument, error_span, info, warn};
 
 use super::alone::Asking;
 use super::driver::{Driver, Exit, Found, Running};
@@ -71,6 +71,12 @@ impl Agent {
     /// # Errors
     /// In words, when the data directory cannot be used. Failures of the store are waited out.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), String> {
+        // Several agents may share a process and its log.
+        let span = error_span!("node", name = %self.settings.name);
+        self.run_inner(shutdown).instrument(span).await
+    }
+
+    async fn run_inner(self, shutdown: CancellationToken) -> Result<(), String> {
         let data = Arc::new(DataDir::open(&self.settings.data_dir)?);
         let (events, inbox) = unbounded_channel();
         let mut work = Work {
@@ -78,7 +84,7 @@ impl Agent {
             agent: self,
             data,
             events,
-            tasks: JoinSet::new(),
+            tasks: Tasks::default(),
             pods: BTreeMap::new(),
             intents: None,
             standing: None,
@@ -96,12 +102,22 @@ impl Agent {
     }
 }
 
+/// What goes on beside the loop, under the name of the node.
+#[derive(Default)]
+struct Tasks(JoinSet<()>);
+
+impl Tasks {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.0.spawn(task.in_current_span())
+    }
+}
+
 struct Work {
     agent: Agent,
     writer: Writer,
     data: Arc<DataDir>,
     events: UnboundedSender<Event>,
-    tasks: JoinSet<()>,
+    tasks: Tasks,
     pods: BTreeMap<PodId, Pod>,
     /// `None` before the first read.
     intents: Option<Intents>,
@@ -163,7 +179,7 @@ impl Work {
                         self.hear(event);
                     }
                 }
-                Some(_) = self.tasks.join_next() => {}
+                Some(_) = self.tasks.0.join_next() => {}
                 () = wait_until(next) => {}
             }
         }
@@ -171,7 +187,7 @@ impl Work {
             self.stop_everything(&mut inbox).await;
         }
         present.cancel();
-        self.tasks.shutdown().await;
+        self.tasks.0.shutdown().await;
         info!("stopped");
     }
 

@@ -20,6 +20,8 @@ struct Dev {
     address: String,
     ports: [u16; 3],
     dir: tempfile::TempDir,
+    /// What it says on standard error, so far.
+    log: std::sync::Arc<std::sync::Mutex<String>>,
 }
 
 /// Three ports in a row that are free at this moment.
@@ -45,9 +47,18 @@ impl Dev {
         let mut child = command("127.0.0.1:0", dir.path(), &arguments)
             .arg(data)
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .unwrap();
+        let log: std::sync::Arc<std::sync::Mutex<String>> = Default::default();
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let noted = log.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = said.next_line().await {
+                noted.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let address = loop {
             let line = lines.next_line().await.unwrap().expect("it says where the store is");
@@ -57,7 +68,7 @@ impl Dev {
         };
         // Nobody reads the rest; the pipe must not be closed.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Dev { child, address, ports, dir }
+        Dev { child, address, ports, dir, log }
     }
 
     async fn run(&self, arguments: &[&str]) -> Ran {
@@ -111,6 +122,11 @@ async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
         let log = dev.run(&["pod", "logs", "web", "--node", &node, "--lines", "0"]).await.ok();
         assert!(log.starts_with("listening on http://127.0.0.1:"), "{log}");
         assert!(log.contains("GET /page\n"), "{log}");
+    }
+    let log = dev.log.lock().unwrap().clone();
+    for node in ["node-1", "node-2", "node-3"] {
+        let of_node = |line: &&str| line.contains(node) && line.contains("a process runs");
+        assert!(log.lines().any(|line| of_node(&line)), "no process of {node} in the log: {log}");
     }
     let status = dev.run(&["rc", "status", "web"]).await.ok();
     assert!(status.contains("3 of 3 scheduled"), "{status}");

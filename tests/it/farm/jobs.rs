@@ -150,7 +150,9 @@ async fn command(cluster: &Cluster, n: u32, job: &str, action: &str) {
 
 async fn keys(cluster: &Cluster, prefix: &str) -> Vec<String> {
     let prefix = rcfarm::store::Prefix::parse(prefix).unwrap();
-    cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value
+    let mut keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
+    keys.retain(|key| !prefix.is_sentinel(key));
+    keys
 }
 
 #[tokio::test(start_paused = true)]

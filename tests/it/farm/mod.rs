@@ -7,6 +7,7 @@ mod jobs;
 mod nodes;
 mod ownership;
 mod queues;
+mod rest;
 mod restored;
 mod scheduling;
 mod transfer;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::embedded::{Fate, Outcome, Request, Tables};
 use rcfarm::ids::QueueName;
 use rcfarm::manifest::Resources;
 use rcfarm::pod_group::spec::{GroupId, PodGroupSpec};
@@ -447,7 +447,14 @@ async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
         tokio::time::sleep(5 * SECOND).await;
         farm.kill().await;
         let farm = cluster.start("lives");
-        let left = || cluster.store.inspect(|state| state.kv.list("rcfarm/commands/").count());
+        let left = || {
+            let tree = key::commands();
+            let list = |state: &Tables| {
+                let commands = state.kv.list(tree.as_str());
+                commands.filter(|entry| !tree.is_sentinel(&entry.key)).count()
+            };
+            cluster.store.inspect(list)
+        };
         within(10 * SECOND, "consumed", || async { left() == 0 }).await;
         let key = key::queue(&queue("q"));
         let record = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();

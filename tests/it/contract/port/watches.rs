@@ -30,6 +30,7 @@ pub const CASES: &[Case<Port>] = cases! {
     pB39 Shared "a wait of no length answers soon" => no_length;
     pB40 Shared "every consistency waits" => consistencies;
     pB50 Shared "a tree watch follows a tree from nothing to nothing" => tree_watch;
+    pB51 Shared "a large tree that is read in parts is seen as it is" => large_tree;
 };
 
 async fn at_once(p: Port) {
@@ -275,6 +276,55 @@ async fn tree_watch(p: Port) {
     };
     while watch.next().await.unwrap().value.len() < 20 {}
     writer.await.unwrap();
+    p.store.delete_tree(&prefix("p")).await.unwrap();
+    while !watch.next().await.unwrap().value.is_empty() {}
+}
+
+/// Waits until the watch shows what there is, and says how many entries it read for its last answer.
+async fn catches_up(p: &Port, watch: &mut TreeWatch, what: &str) -> usize {
+    let wanted = p.list("p").await.value;
+    loop {
+        let answer = watch.next().await.unwrap();
+        if answer.value == wanted {
+            return watch.transferred();
+        }
+        assert!(answer.index < wanted.iter().map(|e| e.modify_index).max().unwrap(), "{what}");
+    }
+}
+
+async fn large_tree(p: Port) {
+    const KEYS: usize = 300;
+    let name = |n: usize| format!("p/{:08x}", (n as u32).wrapping_mul(0x9e37_79b9));
+    for n in 0..KEYS {
+        p.set(&name(n), "x").await;
+    }
+    let reader: std::sync::Arc<dyn rcfarm::store::Reader> = p.store.clone();
+    let mut watch = TreeWatch::new(reader, prefix("p"), Duration::from_secs(300));
+    assert_eq!(catches_up(&p, &mut watch, "at first").await, KEYS);
+    for n in 0..20 {
+        p.set(&name(n * 7), &format!("edited {n}")).await;
+        let read = catches_up(&p, &mut watch, "an edit").await;
+        assert!(read < KEYS / 3, "{read} entries for one edit");
+    }
+    p.set("p/new", "x").await;
+    let read = catches_up(&p, &mut watch, "a new key").await;
+    assert!(read < KEYS / 3, "{read} entries for a new key");
+    p.set("p/new/below", "x").await;
+    catches_up(&p, &mut watch, "a key below a key").await;
+    let session = p.session().await;
+    assert!(p.put(&name(3), "held", PutMode::Acquire(session.clone())).await);
+    catches_up(&p, &mut watch, "a lock").await;
+    // The last change of all takes something away.
+    for (n, deleted) in [name(3), name(5), "p/new".to_owned()].iter().enumerate() {
+        assert!(p.store.delete(&key(deleted), DeleteMode::Always).await.unwrap());
+        while watch.next().await.unwrap().value.len() != p.list("p").await.value.len() {}
+        p.set(&name(20 + n), "edited after it").await;
+        catches_up(&p, &mut watch, "what came after").await;
+    }
+    p.end(&session).await;
+    p.store.delete_tree(&prefix("p/0")).await.unwrap();
+    p.set(&name(9), "edited").await;
+    catches_up(&p, &mut watch, "a tree within it").await;
     p.store.delete_tree(&prefix("p")).await.unwrap();
     while !watch.next().await.unwrap().value.is_empty() {}
 }

@@ -1,0 +1,224 @@
+//! What a farm asks for when little or nothing happens: counts of requests, not times.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::SECOND;
+use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
+use rcfarm::embedded::{Fate, Faults, Request};
+use rcfarm::store::{Op, Prefix, Query, Reader, Store, TxnOutcome, key};
+use serde_json::json;
+
+/// Counts what a farm asks for, by its kind and its tree.
+#[derive(Default)]
+struct Ledger(Mutex<BTreeMap<String, usize>>);
+
+impl Faults for Ledger {
+    fn fate(&self, request: &Request<'_>) -> Fate {
+        let what = match request {
+            Request::List(tree) => format!("list {tree}"),
+            Request::Keys(tree) => format!("keys {tree}"),
+            Request::Txn(_) => "txn".to_owned(),
+            _ => "other".to_owned(),
+        };
+        *self.0.lock().unwrap().entry(what).or_default() += 1;
+        Fate::DELIVER
+    }
+}
+
+impl Ledger {
+    fn begin_anew(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    fn total(&self) -> usize {
+        self.0.lock().unwrap().values().sum()
+    }
+
+    fn count(&self, what: &str) -> usize {
+        self.0.lock().unwrap().get(what).copied().unwrap_or(0)
+    }
+
+    /// Trees that were waited for: each watch asks anew within a minute or so.
+    fn trees(&self) -> BTreeSet<String> {
+        let counts = self.0.lock().unwrap();
+        let tree = |what: &String| what.split_once(' ').map(|(_, tree)| tree.to_owned());
+        counts.keys().filter_map(tree).collect()
+    }
+}
+
+fn start(cluster: &Cluster) -> (RunningFarm, Arc<Ledger>) {
+    let ledger = Arc::new(Ledger::default());
+    let farm = cluster.start_on("a", "", Arc::new(cluster.store.with_faults(ledger.clone())));
+    (farm, ledger)
+}
+
+async fn scheduled(cluster: &Cluster, pods: usize) {
+    within(30 * SECOND, "scheduled", || async {
+        let pod = |tables: &rcfarm::embedded::Tables| tables.kv.list("intent/").count();
+        cluster.store.inspect(pod) == pods
+    })
+    .await;
+    tokio::time::sleep(10 * SECOND).await;
+}
+
+/// Each tree that is waited for holds a connection; Consul grants a host 200 of them.
+#[tokio::test(start_paused = true)]
+async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() {
+    let cluster = Cluster::new(3).await;
+    for n in 0..20 {
+        cluster.create_rc(n, 1).await;
+    }
+    let (farm, ledger) = start(&cluster);
+    scheduled(&cluster, 20).await;
+    ledger.begin_anew();
+    tokio::time::sleep(120 * SECOND).await;
+    let (trees, requests) = (ledger.trees(), ledger.total());
+    assert!(trees.len() <= 17, "{} trees: {trees:?}", trees.len());
+    assert!(requests <= 120 * 3, "{requests} requests in two minutes");
+    let of_jobs = ["reality/", "status/pods/", "lock/rcfarm/jobs/", "labels/job/"];
+    assert!(of_jobs.iter().all(|tree| !trees.contains(*tree)), "{trees:?}");
+
+    // A job is claimed all the same, and its trees are watched from then on.
+    let task = json!({"name": "t", "replicas": 1, "template": {"id": "x", "launchables": {}}});
+    cluster.put("rcfarm/jobs/default/j", json!({"spec": {"tasks": [task]}}).to_string()).await;
+    within(30 * SECOND, "claimed", || async {
+        let lock = |tables: &rcfarm::embedded::Tables| tables.kv.list("lock/rcfarm/jobs/").count();
+        cluster.store.inspect(lock) == 1
+    })
+    .await;
+    ledger.begin_anew();
+    tokio::time::sleep(120 * SECOND).await;
+    let trees = ledger.trees();
+    assert!(of_jobs[..3].iter().all(|tree| trees.contains(*tree)), "{trees:?}");
+    assert!(!trees.contains("labels/job/"), "nobody selects by labels: {trees:?}");
+    farm.stop().await;
+}
+
+/// A farm that comes later and selects by labels makes the others look at them.
+#[tokio::test(start_paused = true)]
+async fn labels_of_other_kinds_are_watched_when_a_farm_selects_by_them() {
+    let cluster = Cluster::new(1).await;
+    let (farm, ledger) = start(&cluster);
+    tokio::time::sleep(70 * SECOND).await;
+    assert!(!ledger.trees().contains("labels/scheduler/"));
+    let other = cluster.start_selecting("b", "tier=b");
+    tokio::time::sleep(10 * SECOND).await;
+    assert!(ledger.trees().contains("labels/scheduler/"));
+    other.stop().await;
+    farm.stop().await;
+}
+
+/// A watch on an empty tree wakes on unrelated writes, of which the model makes no show: so of ours none is empty.
+#[tokio::test(start_paused = true)]
+async fn no_tree_of_ours_that_is_watched_is_empty() {
+    let cluster = Cluster::new(1).await;
+    cluster.create_rc(1, 1).await;
+    let (farm, ledger) = start(&cluster);
+    scheduled(&cluster, 1).await;
+    ledger.begin_anew();
+    tokio::time::sleep(120 * SECOND).await;
+    // Promises come with the first pod that asks for resources; until then few writes are below `rcfarm/`.
+    for tree in ledger.trees() {
+        if tree.starts_with("rcfarm/") && tree != "rcfarm/allocations/" {
+            let prefix = Prefix::parse(&tree).unwrap();
+            let keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
+            assert!(!keys.is_empty(), "{tree} is empty");
+        }
+    }
+    farm.stop().await;
+}
+
+/// Consul takes 15 ms for a list of 700 records, whatever has changed in it.
+#[tokio::test(start_paused = true)]
+async fn of_many_records_those_that_changed_are_read() {
+    let cluster = Cluster::new(2).await;
+    for n in 0..200 {
+        cluster.create_rc(n, 0).await;
+    }
+    let (farm, ledger) = start(&cluster);
+    within(30 * SECOND, "claimed", || async { farm.claims() == 200 }).await;
+    tokio::time::sleep(10 * SECOND).await;
+    ledger.begin_anew();
+    for n in 0..10 {
+        cluster.create_rc(n * 19, 1).await;
+        within(SECOND, "an edit", || async { cluster.nodes_of(n * 19).await.len() == 1 }).await;
+        tokio::time::sleep(SECOND).await;
+    }
+    cluster.create_rc(500, 1).await;
+    within(SECOND, "a new one", || async { cluster.nodes_of(500).await.len() == 1 }).await;
+    cluster.delete(key::rc(rc_id(7)).as_str()).await;
+    within(SECOND, "one less", || async { farm.claims() == 200 }).await;
+    assert_eq!(ledger.count("list replication_controllers/"), 0, "{:?}", ledger.0);
+    assert_eq!(ledger.count("list lock/replication_controllers/"), 0, "{:?}", ledger.0);
+    farm.stop().await;
+}
+
+/// Only farms write these, and the owner of a record knows what it wrote.
+#[tokio::test(start_paused = true)]
+async fn the_trees_of_pods_are_read_seldom_while_the_farm_itself_changes_them() {
+    let cluster = Cluster::new(100).await;
+    cluster.create_rc(1, 80).await;
+    let (farm, ledger) = start(&cluster);
+    scheduled(&cluster, 80).await;
+    ledger.begin_anew();
+    for n in 1..=20 {
+        cluster.create_rc(1, 80 + n).await;
+        tokio::time::sleep(SECOND / 10).await;
+    }
+    assert_eq!(cluster.nodes_of(1).await.len(), 100);
+    let read = |tree: &str| ledger.count(&format!("list {tree}"));
+    assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{:?}", ledger.0);
+    // What people do there is seen all the same.
+    tokio::time::sleep(10 * SECOND).await;
+    let gone = key::pod_labels(&node(3), &super::cluster::pod_id(1));
+    cluster.delete(gone.as_str()).await;
+    within(10 * SECOND, "labelled again", || async {
+        cluster.store.get(&gone, Query::PLAIN).await.unwrap().value.is_some()
+    })
+    .await;
+    farm.stop().await;
+}
+
+/// The status is what waits for the bell; on a server with a disk the write before it costs it a sync.
+#[tokio::test(start_paused = true)]
+async fn bells_are_taken_down_together_and_after_they_were_answered() {
+    const RCS: u128 = 10;
+    let cluster = Cluster::new(RCS as usize).await;
+    for n in 0..RCS {
+        cluster.create_rc(n, 1).await;
+    }
+    let (farm, ledger) = start(&cluster);
+    scheduled(&cluster, RCS as usize).await;
+    for round in 1..=3u32 {
+        ledger.begin_anew();
+        let mut ops = Vec::new();
+        for n in 0..RCS {
+            let at = cluster.nodes_of(n).await.into_iter().next().unwrap().parse().unwrap();
+            let status = if round % 2 == 1 { "passing" } else { "critical" };
+            let record = json!({"Status": status}).to_string();
+            let health = key::health(&super::cluster::pod_id(n), &at);
+            ops.push(Op::Set { key: health, value: record.into(), flags: 0 });
+            let bell = format!("{round}-{n}").into();
+            ops.push(Op::Set { key: key::rc_bell(rc_id(n)), value: bell, flags: 0 });
+        }
+        assert!(matches!(cluster.store.txn(&ops).await.unwrap(), TxnOutcome::Committed { .. }));
+        let bells = || cluster.store.inspect(|tables| tables.kv.list("rcfarm/bell/rc/").count());
+        let wanted = round % 2;
+        within(SECOND, "told", || async {
+            let mut told = 0;
+            for n in 0..RCS {
+                told += usize::from(cluster.status(n).await.unwrap().replicas.healthy == wanted);
+            }
+            told == RCS as usize
+        })
+        .await;
+        assert_eq!(bells(), RCS as usize, "the answers come first");
+        within(2 * SECOND, "taken down", || async { bells() == 0 }).await;
+        // A transaction per status, and one for all bells; without it each bell was a request.
+        assert_eq!(ledger.count("txn"), RCS as usize + 1, "{:?}", ledger.0);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    farm.stop().await;
+}
