@@ -117,8 +117,8 @@ impl Pace {
     /// For the trees that grow with the pods, which only farms write: they are read whole, never while the transaction
     /// that woke their watch is still being answered, and not both at once.
     pub const PODS: Pace = Pace {
-        floor: Duration::from_secs(2),
-        times_cost: 100,
+        times_cost: 400,
+        ceiling: Duration::from_secs(20),
         reading: Reading::Whole(Duration::from_millis(150)),
         ..Pace::RESYNC
     };

@@ -158,16 +158,16 @@ async fn of_many_records_those_that_changed_are_read() {
 /// Only farms write these, and the owner of a record knows what it wrote.
 #[tokio::test(start_paused = true)]
 async fn the_trees_of_pods_are_read_seldom_while_the_farm_itself_changes_them() {
-    let cluster = Cluster::new(100).await;
-    cluster.create_rc(1, 80).await;
+    let cluster = Cluster::new(420).await;
+    cluster.create_rc(1, 400).await;
     let (farm, ledger) = start(&cluster);
-    scheduled(&cluster, 80).await;
+    scheduled(&cluster, 400).await;
     ledger.begin_anew();
     for n in 1..=20 {
-        cluster.create_rc(1, 80 + n).await;
+        cluster.create_rc(1, 400 + n).await;
         tokio::time::sleep(SECOND / 10).await;
     }
-    assert_eq!(cluster.nodes_of(1).await.len(), 100);
+    assert_eq!(cluster.nodes_of(1).await.len(), 420);
     let read = |tree: &str| ledger.count(&format!("list {tree}"));
     assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{:?}", ledger.0);
     // What people do there is seen all the same.
