@@ -15,6 +15,7 @@ use super::kind::{Kind, RecordId};
 use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Seen, Tree};
 use crate::ids::{FarmName, SessionId};
+use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Op, Reader};
 use crate::time::backoff;
 
