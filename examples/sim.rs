@@ -2,6 +2,7 @@
 //!
 //!     cargo run --features sim --example sim -- --seeds 0..1000
 //!     cargo run --features sim --example sim -- --seed 17 --trace
+//!     cargo run --features sim --example sim -- --scenario batch --seeds 0..1000
 //!     cargo run --features sim --example sim -- --mutations
 //!
 //! Ends with 0 when nothing was found, with 1 when something was, with 2 when it was called wrongly.
@@ -14,11 +15,14 @@ use std::time::Instant;
 
 use clap::Parser;
 use rcfarm::sim::mutation::catch_all;
-use rcfarm::sim::{Options, Report, run};
+use rcfarm::sim::{Options, Report, Scenario, run};
 
 /// Simulated worlds.
 #[derive(Parser)]
 struct Args {
+    /// Which world: `services` (replication controllers) or `batch` (jobs, queues, commands).
+    #[arg(long, default_value = "services", value_parser = scenario)]
+    scenario: Scenario,
     /// Which seeds, as `first..end`.
     #[arg(long, default_value = "0..1000", value_parser = range)]
     seeds: Range<u64>,
@@ -46,20 +50,39 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     Ok(number(first)?..number(end)?)
 }
 
-fn show(report: &Report) {
+fn scenario(text: &str) -> Result<Scenario, String> {
+    match text {
+        "services" => Ok(Scenario::Services),
+        "batch" => Ok(Scenario::Batch),
+        other => Err(format!("there is no scenario {other:?}: write services or batch")),
+    }
+}
+
+fn word(scenario: Scenario) -> &'static str {
+    match scenario {
+        Scenario::Services => "services",
+        Scenario::Batch => "batch",
+    }
+}
+
+fn show(scenario: Scenario, report: &Report) {
     let Some(violation) = &report.violation else { return };
     for line in &report.last {
         println!("{line}");
     }
     println!("seed {}: invariant {}: {}", report.seed, violation.invariant, violation.what);
-    println!("replay it: cargo run --features sim --example sim -- --seed {} --trace", report.seed);
+    let (scenario, seed) = (word(scenario), report.seed);
+    println!(
+        "replay it: cargo run --features sim --example sim -- --scenario {scenario} --seed {seed} --trace"
+    );
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(seed) = args.seed {
-        let report = run(seed, &Options { print: args.trace, ..Options::default() });
-        show(&report);
+        let scenario = args.scenario;
+        let report = run(seed, &Options { scenario, print: args.trace, ..Options::default() });
+        show(scenario, &report);
         let (applied, lived, hash) = (report.applied, report.lived, report.hash);
         println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
         return ExitCode::from(u8::from(report.violation.is_some()));
@@ -99,7 +122,8 @@ fn many(args: &Args) -> bool {
                     if seed >= args.seeds.end {
                         return;
                     }
-                    let report = run(seed, &Options::default());
+                    let options = Options { scenario: args.scenario, ..Options::default() };
+                    let report = run(seed, &options);
                     let done = done.fetch_add(1, Ordering::SeqCst) + 1;
                     if let Some(violation) = &report.violation {
                         let first = !found.swap(true, Ordering::SeqCst);
@@ -107,7 +131,7 @@ fn many(args: &Args) -> bool {
                             true => {
                                 println!("seed {seed}: {} {}", violation.invariant, violation.what)
                             }
-                            false if first => show(&report),
+                            false if first => show(args.scenario, &report),
                             false => {}
                         }
                     }

@@ -27,7 +27,7 @@ use crate::manifest::content_hash;
 use crate::pod_group::spec::PodGroupRecord;
 use crate::pod_group::status::Phase;
 use crate::rc::plan::{Place, Standing};
-use crate::store::{Commit, Index, Op, Txn, key};
+use crate::store::{Commit, Index, Key, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
 
 /// A refused transaction is planned anew after this long, or when what changed is seen.
@@ -36,8 +36,10 @@ const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// What a job left behind is looked at again after this long: its nodes stop what runs.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
-/// Fence, record, status, group, command, audit, and two to spare.
-const FIXED_OPS: usize = 8;
+/// Operations of every transaction: fence, record, status, audit.
+const ALWAYS: usize = 4;
+/// These, group and its status, and a command (two): what pods leave free.
+const FIXED_OPS: usize = ALWAYS + 4;
 /// Steps of the machine that change no pod go into one transaction, up to so many.
 const STEPS: usize = 8;
 
@@ -74,6 +76,8 @@ struct Look {
     free: Vec<FreePod>,
     taken: BTreeSet<Slot>,
     group: Group,
+    /// ModifyIndex of the group's status.
+    placed_at: Index,
 }
 
 /// What goes into one transaction.
@@ -153,11 +157,52 @@ impl JobController {
             is_intended: intent.is_some(),
         });
         let free = free.collect();
+        self.doubt(uid, &pods, &group).await?;
         let places = group.places.as_ref();
         let taken = places.map(|places| self.world.taken(&self.id, places, &pods, &self.known));
         let taken = taken.unwrap_or_default();
         let record_index = record.index;
-        Ok(Some(Look { record: meaning, record_index, uid, pods, free, taken, group }))
+        let placed_at = self.world.groups.seen().value.0.get(&self.id).map(|stored| stored.index);
+        let placed_at = placed_at.unwrap_or_default();
+        let record = meaning;
+        Ok(Some(Look { record, record_index, uid, pods, free, taken, group, placed_at }))
+    }
+
+    /// Asks for each pod that the trees do not show although nobody here removed it: rights may hide a part of a tree, or
+    /// it is old. A single read is refused where a list is only short.
+    async fn doubt(&self, uid: JobUid, pods: &Pods, group: &Group) -> Result<(), ReconcileError> {
+        let bare = pods.own.iter().filter(|pod| pod.intent.is_none());
+        let bare = bare.filter_map(|pod| writes::place_of(&self.id, pod));
+        let mut keys: Vec<Key> = bare.map(|at| key::intent(&at.node, &at.pod)).collect();
+        let status = &self.page.status.1;
+        if status.uid == uid {
+            let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
+            let started = |slot: &Slot| {
+                let memory = status.tasks.get(&slot.task);
+                memory.is_some_and(|memory| memory.started.contains(slot.index))
+            };
+            for (slot, node) in group.places.iter().flatten() {
+                if started(slot)
+                    && !there.contains(slot)
+                    && let Ok(pod) = slot.pod_id(&self.id)
+                {
+                    keys.push(key::pod_labels(node, &pod));
+                }
+            }
+        }
+        for key in keys {
+            match self.site.reader.get(&key, Query::CONSISTENT).await {
+                Ok(answer) if answer.value.is_none() => {}
+                Ok(_) | Err(StoreError::Forbidden { .. }) => {
+                    self.world.pods.hurry();
+                    self.world.nodes.intents.hurry();
+                    let why = format!("{key} is there, and what was read does not show it");
+                    return Err(ReconcileError::Elsewhere(why));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// The PodGroup as the scheduler's owner sees it.
@@ -225,7 +270,9 @@ impl JobController {
     /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
     fn step(&self, look: &Look) -> Result<Step, ReconcileError> {
         let mut room = (self.site.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
-        let before = self.page.status.1.state.phase;
+        let old = &self.page.status.1;
+        // That of an older job of the name is no phase of this one.
+        let before = if old.uid == look.uid { old.state.phase } else { JobPhase::Pending };
         loop {
             let mut plan = self.decide(look, &self.page.status.1, room);
             let mut asked = plan.asked;
@@ -251,7 +298,7 @@ impl JobController {
             let status = step.plan.status.encode().len() * 4 / 3;
             let limits = self.site.limits;
             // The audit record lists the pods once more.
-            let fits = step.ops.len() + FIXED_OPS <= limits.ops.max(FIXED_OPS + 3)
+            let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + 3)
                 && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
             match (fits, room) {
                 (true, _) => return Ok(step),
@@ -272,6 +319,11 @@ impl JobController {
         let placed = Placed { id: &self.id, uid: look.uid, job, places, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
+        if !made.is_empty() {
+            // They start where their group has its place now, not where it had one.
+            let key = key::pod_group_status(&self.id);
+            ops.push(Op::CheckIndex { key, index: look.placed_at });
+        }
         let adopted = self.adopted(look, &placed, &plan, &mut ops);
         if plan.release {
             let few = look.pods.astray.iter().take(FIXED_OPS / 2);
@@ -300,7 +352,7 @@ impl JobController {
             }
             GroupStep::Delete => {}
             GroupStep::Keep => {
-                let mut wanted = writes::group_of(&self.id, look.uid, job, &plan);
+                let mut wanted = writes::group_of(&self.id, look.uid, job, &plan, places.len());
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
@@ -312,7 +364,10 @@ impl JobController {
             }
         }
         if let Some(command) = &plan.consume {
-            ops.push(Op::DeleteCas { key: key::command(command.id), index: command.index });
+            // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
+            let key = key::command(command.id);
+            ops.push(Op::CheckIndex { key: key.clone(), index: command.index });
+            ops.push(Op::Delete { key });
         }
         Step { plan, made, adopted, removed, group, ops, before }
     }
@@ -412,7 +467,10 @@ impl JobController {
             txn.push(Op::Cas { key: status_key, value, flags: 0, index });
         }
         txn.extend(step.ops.iter().cloned());
-        if let Some(event) = events::step(&self.site, &self.id, look.uid, step.before, &step.plan) {
+        if let Some(event) = {
+            let Step { plan, before, removed, .. } = &step;
+            events::step(&self.site, &self.id, look.uid, *before, plan, removed)
+        } {
             let id = self.site.ids.ordered_uuid(event.timestamp);
             txn.push(crate::audit::op(id, &event));
         }
@@ -430,6 +488,7 @@ impl JobController {
                     false => self.refresh().await?,
                 }
                 self.world.commands.hurry();
+                self.world.groups.hurry();
                 let again = self.refused.saturating_sub(1);
                 Ok(Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again)))
             }

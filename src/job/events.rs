@@ -2,10 +2,11 @@
 
 use super::machine::JobPhase;
 use super::plan::Plan;
-use super::spec::JobUid;
+use super::spec::{JobUid, Slot};
 use crate::audit::{Actor, AuditRecord, Details, JobStep};
 use crate::farm::kind::Site;
 use crate::ids::Namespaced;
+use crate::rc::plan::Place;
 
 /// Pods listed in one record.
 const LISTED: usize = 64;
@@ -17,18 +18,19 @@ pub fn step(
     uid: JobUid,
     before: JobPhase,
     plan: &Plan,
+    removed: &[(Place, Slot)],
 ) -> Option<AuditRecord> {
     let status = &plan.status;
     let nothing = before == status.state.phase
         && plan.create.is_empty()
-        && plan.remove.is_empty()
+        && removed.is_empty()
         && plan.consume.is_none()
         && !plan.finished
         && status.revision > 1;
     if nothing {
         return None;
     }
-    let pod = |slot: &super::spec::Slot, node: &crate::ids::NodeName| format!("{slot}@{node}");
+    let pod = |slot: &Slot, node: &crate::ids::NodeName| format!("{slot}@{node}");
     let details = JobStep {
         job: id.clone(),
         uid: uid.0,
@@ -46,7 +48,7 @@ pub fn step(
         version: status.version,
         retry_count: status.retry_count,
         pods_added: plan.create.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
-        pods_removed: plan.remove.iter().take(LISTED).map(|(p, _)| pod(&p.slot, &p.node)).collect(),
+        pods_removed: removed.iter().take(LISTED).map(|(at, slot)| pod(slot, &at.node)).collect(),
     };
     Some(AuditRecord::new(&Details::JobStep(details), site.clock.wall()))
 }

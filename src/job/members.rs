@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::machine::JobPhase;
 use super::operator::{AfterFailure, Counts, TaskCount, after_failure};
 use super::spec::{JobSpec, Slot, Task};
 use super::status::{JobStatus, Members, PodPhase};
@@ -127,18 +128,21 @@ pub fn attempt_of(status: &JobStatus, slot: &Slot) -> u32 {
     memory.and_then(|memory| memory.attempts.get(&slot.index)).copied().unwrap_or(0)
 }
 
-/// How all members stand. One that failed and is about to be started again is waiting, not failed.
+/// How all members stand. One that failed and is about to be started again is waiting, not failed; in a job that is
+/// stopped or has ended (`phase`) none is.
 #[must_use]
 pub fn counts<'j>(
     job: &'j JobSpec,
+    phase: JobPhase,
     members: &BTreeMap<Slot, &PodSeen>,
     leaving: &BTreeMap<Slot, u32>,
 ) -> Counts<'j> {
+    let goes_on = phase.starts_members() || phase == JobPhase::Restarting;
     let count = |task: &'j Task| {
         let mut count = TaskCount::default();
         let own = |slot: &Slot| slot.task == task.name;
         for (slot, pod) in members.iter().filter(|(slot, _)| own(slot)) {
-            count.members.count(effective(job, task, pod));
+            count.members.count(if goes_on { effective(job, task, pod) } else { pod.phase });
             count.first_succeeded |= slot.index == 0 && pod.phase == PodPhase::Succeeded;
         }
         let terminating = leaving.iter().filter(|(slot, _)| own(slot)).map(|(_, n)| n);

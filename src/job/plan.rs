@@ -151,7 +151,8 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     if plan.status.shape != shape_text(seen.shape) {
         return standstill(plan);
     }
-    let before = counts(seen.job, &sorted.members, seen.leaving);
+    let phase = plan.status.state.phase;
+    let before = counts(seen.job, phase, &sorted.members, seen.leaving);
     let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
     let cause = causes::cause(
         &causes::Seen {
@@ -511,7 +512,7 @@ fn say_counts(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &Po
     for (pod, _) in plan.remove.iter().filter(|(pod, _)| !pod.phase.has_ended() && !pod.lost) {
         *leaving.entry(pod.slot.clone()).or_default() += 1;
     }
-    let mut after = counts(seen.job, members, &leaving);
+    let mut after = counts(seen.job, plan.status.state.phase, members, &leaving);
     for create in &plan.create {
         if let Some(count) = after.get_mut(create.slot.task.as_str()) {
             count.members.count(PodPhase::Pending);

@@ -326,10 +326,10 @@ impl JobWorld {
         self.nodes.records.first_read().await;
     }
 
-    /// Whether what is gone from the trees can be believed to be gone.
+    /// Whether what is gone from the trees can be believed to be gone. Intents that are few are no sign: jobs end.
     #[must_use]
     pub fn may_remove(&self) -> bool {
-        self.pods.seen().suspicion.is_none() && self.nodes.intents.seen().suspicion.is_none()
+        self.pods.seen().suspicion.is_none()
     }
 
     /// Whether the trees show everything that `known` says.

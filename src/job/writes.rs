@@ -162,9 +162,12 @@ pub fn remove_ops(place: &Place, label: Index, intent: Option<Index>) -> Vec<Op>
     let labels = key::pod_labels(&place.node, &place.pod);
     let mut ops =
         vec![Op::CheckIndex { key: labels.clone(), index: label }, Op::Delete { key: labels }];
-    if let Some(index) = intent {
-        ops.push(Op::DeleteCas { key: key::intent(&place.node, &place.pod), index });
-    }
+    let key = key::intent(&place.node, &place.pod);
+    ops.push(match intent {
+        Some(index) => Op::DeleteCas { key, index },
+        // One that came meanwhile would run without labels, and nobody would know whose it is.
+        None => Op::CheckNotExists { key },
+    });
     ops
 }
 
@@ -174,9 +177,16 @@ pub fn place_of(id: &Namespaced, pod: &PodSeen) -> Option<Place> {
     Some(Place { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
 }
 
-/// The PodGroup that a job wants, with what has become of its members.
+/// The PodGroup that a job wants, with what has become of its members. So many of them have their place (`placed`): those
+/// whose pods are yet to be made, again or for the first time, keep it.
 #[must_use]
-pub fn group_of(id: &Namespaced, uid: JobUid, job: &JobSpec, plan: &Plan) -> PodGroupRecord {
+pub fn group_of(
+    id: &Namespaced,
+    uid: JobUid,
+    job: &JobSpec,
+    plan: &Plan,
+    placed: usize,
+) -> PodGroupRecord {
     let needed: u32 = job.tasks.iter().map(Task::needed).sum();
     let min_task_member = match job.min_available >= needed {
         true => job.tasks.iter().map(|task| (task.lower_name(), task.needed())).collect(),
@@ -207,9 +217,13 @@ pub fn group_of(id: &Namespaced, uid: JobUid, job: &JobSpec, plan: &Plan) -> Pod
     };
     let Members { pending, running, succeeded, failed, terminating, unknown } = plan.status.members;
     let all = pending + running + succeeded + failed + unknown;
+    let missing = job.replicas().saturating_sub(all);
+    // Where too few have one, it is of no use to the others: the group is placed anew once all its pods are gone.
+    let placed = u32::try_from(placed).unwrap_or(u32::MAX);
+    let kept = if placed < job.min_available { 0 } else { placed.saturating_sub(all).min(missing) };
     let members = group::Members {
-        pending: job.replicas().saturating_sub(all),
-        bound: pending,
+        pending: missing - kept,
+        bound: pending + kept,
         running: running + unknown,
         succeeded,
         failed,

@@ -183,6 +183,7 @@ impl OrderingController {
             groups: &groups.value.0,
             statuses: &self.groups,
             fleet: &fleet,
+            down: &self.floor.world.down_nodes(),
             may_forget: groups.suspicion.is_none(),
             with_leaks: Instant::now() >= self.leaks_at,
             now: self.site.clock.wall(),

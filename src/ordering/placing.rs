@@ -75,8 +75,9 @@ pub struct Change {
     pub release: Vec<Member>,
     /// Promises that are made, after those were taken back.
     pub promise: Vec<Member>,
-    /// It is done because the group's record is gone: the store itself makes sure of that.
-    pub is_gone: bool,
+    /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
+    /// the pods since, and a record that no tree shows may be there.
+    pub as_said: Option<Index>,
 }
 
 impl Change {
@@ -85,7 +86,7 @@ impl Change {
     pub fn of_status(id: &GroupId, before: Option<&Known>, after: PodGroupStatus) -> Change {
         let (before, after) = (before.cloned(), Some(after));
         let (release, promise) = (Vec::new(), Vec::new());
-        Change { id: id.clone(), before, after, release, promise, is_gone: false }
+        Change { id: id.clone(), before, after, release, promise, as_said: None }
     }
 
     /// Whether the status stays as it is.

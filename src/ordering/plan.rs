@@ -7,14 +7,14 @@
 //! cannot be placed yet; elsewhere what fits goes ahead.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::placing::{
     Change, Known, Member, StoredGroup, StoredGroups, book, gang, members, nodes_of, placement,
 };
 use super::queues::{Queues, Usage};
 use super::spec::SchedulerSpec;
-use crate::ids::{ObjectName, QueueName};
+use crate::ids::{NodeName, ObjectName, QueueName};
 use crate::pod_group::machine::{Order, Seen, next};
 use crate::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
@@ -41,6 +41,8 @@ pub struct Observed<'a> {
     pub statuses: &'a Book,
     /// The nodes that it may use.
     pub fleet: &'a Fleet,
+    /// Nodes that are down: members that have no pod want another place than there.
+    pub down: &'a BTreeSet<NodeName>,
     /// Whether a group without a record is gone; not while the records became suspiciously few.
     pub may_forget: bool,
     /// Whether promises of groups without a status are looked for: somebody deleted it past whoever owns the scheduler.
@@ -109,9 +111,9 @@ impl Candidate<'_> {
 }
 
 /// Members that differ in nothing that placing looks at.
-type Shape = Vec<(u32, String, String)>;
+pub(super) type Shape = Vec<(u32, String, String)>;
 
-fn shape(spec: &PodGroupSpec, counts: &Counts<'_>) -> Shape {
+pub(super) fn shape(spec: &PodGroupSpec, counts: &Counts<'_>) -> Shape {
     let tasks = spec.tasks.iter().map(|task| {
         let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
         (count, task.node_selector.clone(), task.resources.to_string())
@@ -127,7 +129,7 @@ pub(super) struct Pass<'a> {
     /// Shapes for which there was no room in this pass; room only shrinks.
     no_room: BTreeMap<Shape, (Reason, String)>,
     /// Strict queues, and the group that holds each up.
-    held_up: BTreeMap<QueueName, GroupId>,
+    pub(super) held_up: BTreeMap<QueueName, GroupId>,
     placed: usize,
 }
 

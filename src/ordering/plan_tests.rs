@@ -1,6 +1,6 @@
 //! Passes over small worlds: by example, and any.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -36,6 +36,7 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     pub(super) index: u64,
     pub(super) bounds: Bounds,
+    pub(super) down: BTreeSet<NodeName>,
 }
 
 impl World {
@@ -58,6 +59,7 @@ impl World {
             now: Timestamp::from_second(1_000_000).unwrap(),
             index: 10,
             bounds: Bounds { placed: 100, nodes: 50 },
+            down: BTreeSet::new(),
         };
         world.queue("default", json!({}));
         world
@@ -104,6 +106,7 @@ impl World {
             groups: &self.groups,
             statuses: &self.book,
             fleet: &self.fleet,
+            down: &self.down,
             may_forget: true,
             with_leaks: true,
             now: self.now,
@@ -583,4 +586,45 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
     world.check();
     assert!(world.book.values().all(|known| known.status.phase == Phase::Inqueue));
     assert_eq!((world.book.len(), passes), (10_000, 10));
+}
+
+/// A gang whose node goes down while others of it run: who lost its place gets another, the others stay.
+#[test]
+fn a_member_whose_node_is_down_gets_another_place_once_its_pod_is_gone() {
+    let mut world = World::new(&["cpu=1", "cpu=1", "cpu=1"]);
+    world.group("g", json!({"tasks": workers(2, "1")}));
+    world.settle();
+    assert_eq!(world.nodes("g"), ["n0", "n1"]);
+    world.down = ["n1".parse().unwrap()].into();
+    world.fleet.unfit = world.down.clone();
+    world.members("g", json!({"running": 2}));
+    world.settle();
+    assert_eq!(world.nodes("g"), ["n0", "n1"], "its pod may still be there");
+    world.members("g", json!({"running": 1, "pending": 1}));
+    world.settle();
+    assert_eq!(world.nodes("g"), ["n0", "n2"]);
+    assert_eq!(world.status("g").phase, Phase::Running);
+    world.down = ["n1".parse().unwrap(), "n2".parse().unwrap()].into();
+    world.fleet.unfit = world.down.clone();
+    world.settle();
+    assert_eq!((world.nodes("g").len(), world.status("g").phase), (1, Phase::Unknown), "no room");
+}
+
+/// Nobody is put out while its pods stop, and a place that was lost goes to nobody lower in the same pass.
+#[test]
+fn a_gang_keeps_its_place_until_its_last_pod_is_gone_and_then_comes_first() {
+    let mut world = World::new(&["cpu=2"]);
+    world.queue("default", json!({"dequeueStrategy": "fifo"}));
+    world.group("first", json!({"tasks": workers(2, "1")}));
+    world.group("then", json!({"tasks": workers(2, "1")}));
+    world.settle();
+    world.members("first", json!({"running": 2}));
+    world.settle();
+    world.members("first", json!({"pending": 2, "releasing": 1}));
+    world.settle();
+    assert_eq!(world.status("first").phase, Phase::Running);
+    world.members("first", json!({"pending": 2}));
+    world.settle();
+    assert!(world.status("first").phase.is_admitted());
+    assert_eq!(world.status("then").phase, Phase::Pending);
 }

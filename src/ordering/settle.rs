@@ -4,17 +4,22 @@
 //! promised by every node is rolled forward, or back when a node has no room after all.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::placing::{
-    Change, Known, Member, StoredGroup, book, fitted, group_of, held, members, missing, nodes_of,
+    Change, Known, Member, StoredGroup, book, fitted, gang, group_of, held, members, missing, nodes_of,
     parts,
 };
-use super::plan::{Candidate, Pass};
+use super::plan::{Candidate, Pass, shape};
 use crate::pod_group::machine::{Order, Seen, next};
-use crate::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec};
+use crate::pod_group::spec::{GroupId, Members, PodGroupRecord, PodGroupSpec};
 use crate::pod_group::status::{Phase, Placement, PlacementState, PodGroupStatus, Reason};
 use crate::queue::amounts::Amounts;
 use crate::queue::spec::BadField;
+use crate::store::Index;
+
+/// While members have no place, nodes are looked at this often.
+const NODES_EVERY: Duration = Duration::from_secs(2);
 
 impl<'a> Pass<'a> {
     /// Goes through all groups; those that want a place come back.
@@ -130,19 +135,24 @@ impl<'a> Pass<'a> {
         self.begin_release(id, known, (*known.status).clone(), Phase::Pending, Reason::Releasing);
     }
 
+    /// The last change is made only if the group's record is what was seen of it: none, if none was.
+    fn as_seen(&mut self, id: &GroupId) {
+        let index = self.seen.groups.get(id).map_or(Index::ZERO, |group| group.index);
+        if let Some(change) = self.plan.changes.last_mut() {
+            change.as_said = Some(index);
+        }
+    }
+
     fn drop_status(&mut self, id: &GroupId, known: &Known, release: Vec<Member>) {
         self.give_back(id, &known.status, &release);
         let before = Some(known.clone());
-        let is_gone = self.is_gone(id);
-        let (id, promise) = (id.clone(), Vec::new());
-        self.plan.changes.push(Change { id, before, after: None, release, promise, is_gone });
+        let promise = Vec::new();
+        let change =
+            Change { id: id.clone(), before, after: None, release, promise, as_said: None };
+        self.plan.changes.push(change);
+        self.as_seen(id);
         // A new group of the name is looked at once the old one is forgotten.
-        self.plan.more |= !is_gone;
-    }
-
-    /// Whether there is no record of the name, not even of a later group.
-    fn is_gone(&self, id: &GroupId) -> bool {
-        !self.seen.groups.contains_key(id)
+        self.plan.more |= self.seen.groups.contains_key(id);
     }
 
     /// Books a release on the working copies: nodes and queue.
@@ -169,8 +179,8 @@ impl<'a> Pass<'a> {
             (place.state, place.then) = (PlacementState::Releasing, Some(then));
         }
         after.say(known.status.phase, reason, message, self.seen.now);
-        let is_gone = self.is_gone(id);
-        self.plan.changes.push(Change { is_gone, ..Change::of_status(id, Some(known), after) });
+        self.plan.changes.push(Change::of_status(id, Some(known), after));
+        self.as_seen(id);
         self.plan.more = true;
     }
 
@@ -297,7 +307,14 @@ impl<'a> Pass<'a> {
             return None;
         }
         if !phase.is_admitted() {
-            if phase != status.phase {
+            let Members { bound, running, releasing, .. } = record.members;
+            // Nobody pulls the place away under pods: those that are left go, or run, first.
+            let in_use = phase == Phase::Pending && bound + running + releasing > 0;
+            if phase != status.phase && !in_use {
+                if let Some(queue) = status.queue.as_ref().filter(|_| phase == Phase::Pending) {
+                    // It wants a place again and is looked at in the next pass: nothing goes before it in this one.
+                    self.held_up.insert(queue.clone(), id.clone());
+                }
                 after.say(status.phase, Reason::AsDesired, String::new(), self.seen.now);
                 self.leave(id, known, after, phase);
             }
@@ -309,8 +326,74 @@ impl<'a> Pass<'a> {
             }
             return Some(self.candidate(id, group, record, Some(known)));
         };
-        self.adjust(id, known, spec, place, phase);
+        if !self.move_off(id, known, record, place) {
+            self.adjust(id, known, spec, place, phase);
+        }
         None
+    }
+
+    /// Members that lost their place with its node and have no pod get another, if there is room; what has none is
+    /// looked for as for members that never had one. `false`: nobody lost it.
+    fn move_off(
+        &mut self,
+        id: &GroupId,
+        known: &Known,
+        record: &PodGroupRecord,
+        place: &Placement,
+    ) -> bool {
+        if record.members.pending == 0 {
+            return false;
+        }
+        // Its node may be seen to be down a moment later.
+        self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
+        let (mut kept, mut left) = (place.clone(), place.clone());
+        let mut most = (self.seen.bounds.nodes / 2).max(1);
+        for (task, nodes) in &mut kept.members {
+            for (n, slot) in nodes.iter_mut().enumerate() {
+                if most > 0 && slot.as_ref().is_some_and(|node| self.seen.down.contains(node)) {
+                    (*slot, most) = (None, most - 1);
+                } else if let Some(slot) = left.members.get_mut(task).and_then(|n_| n_.get_mut(n)) {
+                    *slot = None;
+                }
+            }
+        }
+        let release = members(id, &left);
+        if release.is_empty() {
+            return false;
+        }
+        let _ = book(&mut self.fleet, id, &release, &[]);
+        let mut spec = record.spec.clone();
+        for task in &mut spec.tasks {
+            task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
+        }
+        let gone = left.counts();
+        if let Ok(answer) = self.room(&gang(id, &spec, &gone, self.seen.spec), shape(&spec, &gone))
+        {
+            for (task, nodes) in answer.tasks {
+                let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
+                let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
+                let open = slots.filter(|(_, was)| *was).map(|(slot, _)| slot);
+                open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
+            }
+        }
+        let were = members(id, place);
+        let mut promise = members(id, &kept);
+        promise.retain(|member| !were.contains(member));
+        // Planned on this very copy.
+        let _ = book(&mut self.fleet, id, &[], &promise);
+        let mut after = (*known.status).clone();
+        if let Some(queue) = &after.queue {
+            self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
+            after.charged = kept.charge();
+            self.plan.usage.charge(self.seen.queues, queue, &after.charged);
+        }
+        after.placement = Some(kept);
+        let mut change = Change::of_status(id, Some(known), after);
+        (change.release, change.promise) = (release, promise);
+        self.plan.changes.push(change);
+        self.as_seen(id);
+        self.plan.more = true;
+        true
     }
 
     fn order(&self, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
@@ -338,7 +421,8 @@ impl<'a> Pass<'a> {
         Seen::of(&record.members, least, stranded)
     }
 
-    /// Gives the place back and goes to `phase`; a large place in several steps.
+    /// Gives the place back and goes to `phase`, unless the owner has said something new meanwhile: its pods may be just
+    /// starting there. A large place goes in several steps.
     fn leave(&mut self, id: &GroupId, known: &Known, mut after: PodGroupStatus, phase: Phase) {
         let release = known.status.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
         if nodes_of(&release).len() > self.seen.bounds.nodes {
@@ -358,6 +442,7 @@ impl<'a> Pass<'a> {
         let mut change = Change::of_status(id, Some(known), after);
         change.release = release;
         self.plan.changes.push(change);
+        self.as_seen(id);
         self.plan.more = true;
     }
 

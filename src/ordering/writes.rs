@@ -70,7 +70,7 @@ fn by_ops(changes: &[Change], queues: &Queues, limits: Limits) -> usize {
     let (mut groups, mut nodes) = (0, BTreeSet::new());
     let (mut touched, mut guarded) = (BTreeSet::new(), BTreeSet::new());
     for (n, change) in changes.iter().enumerate() {
-        groups += 1 + usize::from(change.is_gone);
+        groups += 1 + usize::from(change.as_said.is_some());
         nodes.extend(change.nodes());
         touched.extend(queues_of(change));
         guarded.extend(guards(change, queues));
@@ -111,10 +111,14 @@ fn build(changes: &[Change], rooms: &Rooms, queues: &Queues, book: &QueueBook) -
         }
         batch.nodes.extend(change.nodes().into_iter().cloned());
         guarded.extend(guards(change, queues));
-        if change.is_gone {
-            batch.ops.push(Op::CheckNotExists { key: key::pod_group(&change.id) });
-        }
         batch.ops.push(status_op(change));
+        if let Some(index) = change.as_said {
+            let key = key::pod_group(&change.id);
+            batch.ops.push(match index {
+                Index::ZERO => Op::CheckNotExists { key },
+                index => Op::CheckIndex { key, index },
+            });
+        }
         count(&mut batch.queues, book, change);
     }
     for (name, index) in guarded {

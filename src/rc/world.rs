@@ -518,6 +518,15 @@ impl World {
         unfit.chain(self.troubles().suspects(now).cloned()).collect()
     }
 
+    /// Nodes that are down.
+    #[must_use]
+    pub fn down_nodes(&self) -> BTreeSet<NodeName> {
+        let (seen, now) = (self.records.seen(), Instant::now());
+        let down =
+            |node: &&NodeName| seen.value.standing(node, now, self.node_grace) == Standing::Down;
+        seen.value.nodes.keys().filter(down).cloned().collect()
+    }
+
     /// What the nodes have, and what of it is promised.
     #[must_use]
     pub fn rooms(&self) -> Rooms {

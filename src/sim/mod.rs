@@ -3,13 +3,14 @@
 //! | file | is |
 //! |---|---|
 //! | `world.rs` | the world of one seed: set up, play the script, heal, check that all becomes well |
-//! | `script.rs` | what happens and when, drawn from the seed |
-//! | `process.rs` | a farm as a process: started, killed, held still |
+//! | `script.rs`, `trouble.rs` | what happens and when, drawn from the seed; what befalls farms in every world |
+//! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
 //! | `wire.rs` | the network between a process and Consul |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
 //! | `referee.rs` | sees every applied write, keeps the trace |
 //! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
 //! | `invariant/` | what must never happen, and what must always happen |
+//! | `batch/` | another world: jobs, gangs, queues and commands |
 //!
 //! The same seed gives the same trace, in any build: everything random comes from forks of one ChaCha8 stream, time is
 //! tokio's paused clock on one thread, and nothing iterates in hash order.
@@ -18,7 +19,9 @@
 //! invariants as a file of `invariant/`, and what "settled" means for it in `invariant/liveness.rs`. The farm
 //! itself needs nothing: it is put together by its own table of kinds.
 
+mod batch;
 mod dice;
+mod farms;
 mod fleet;
 mod invariant;
 pub mod mutation;
@@ -28,6 +31,7 @@ mod scheduler;
 mod script;
 #[cfg(test)]
 mod tests;
+mod trouble;
 mod users;
 mod wire;
 mod world;
@@ -38,9 +42,21 @@ pub use invariant::Violation;
 
 use crate::probe::{self, Mutation};
 
+/// Which world.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Scenario {
+    /// Replication controllers.
+    #[default]
+    Services,
+    /// Jobs, gangs, queues and commands.
+    Batch,
+}
+
 /// How a run differs from the plain one.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// Which world.
+    pub scenario: Scenario,
     /// Safety layers that are switched off.
     pub without: Vec<Mutation>,
     /// Print the trace as it goes.
@@ -73,5 +89,8 @@ pub fn run(seed: u64, options: &Options) -> Report {
     let _without = probe::switch_off(&options.without);
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(world::World::live(seed, options.print))
+    match options.scenario {
+        Scenario::Services => runtime.block_on(world::World::live(seed, options.print)),
+        Scenario::Batch => runtime.block_on(batch::World::live(seed, options.print)),
+    }
 }

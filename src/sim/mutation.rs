@@ -72,7 +72,7 @@ impl Case {
     /// Lives through one seed without the layers.
     #[must_use]
     pub fn try_seed(&self, seed: u64) -> Option<Caught> {
-        let options = Options { without: self.without.to_vec(), print: false };
+        let options = Options { without: self.without.to_vec(), ..Options::default() };
         let violation = run(seed, &options).violation?;
         // It counts only if it is the layer's absence that was noticed.
         let plain = run(seed, &Options::default()).violation;

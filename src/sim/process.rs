@@ -39,6 +39,13 @@ impl WallClock {
     }
 }
 
+impl WallClock {
+    /// It is right again.
+    pub fn set_right(&self) {
+        *self.off_by.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = 0;
+    }
+}
+
 impl Clock for WallClock {
     fn wall(&self) -> Timestamp {
         let off_by = *self.off_by.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -107,7 +114,7 @@ impl Running {
     #[must_use]
     pub fn start(number: u32, design: &Design, soil: &Soil<'_>, dice: &mut Dice) -> Running {
         let link = Link::new(number, dice.fork());
-        soil.referee.process(number, design.process.clone());
+        soil.referee.process(number, design.process.clone(), soil.clock);
         let store = Wire::new(soil.consul.clone(), link.clone(), soil.referee.clone());
         let settings = FarmSettings {
             name: design.process.farm.clone(),

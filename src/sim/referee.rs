@@ -10,9 +10,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::batch::{self, Board};
 use super::invariant::ownership::Proof;
 use super::invariant::{self, Deed, Facts, Picture, Process, Violation};
-use crate::embedded::{Applied, Cause, Change, Embedded, SessionChange, Tables};
+use super::process::WallClock;
+use crate::embedded::{Applied, Cause, Change, Embedded, KvOp, SessionChange, Tables};
 use crate::ids::SessionId;
 use crate::store::{NewSession, Op, key};
 
@@ -38,9 +40,15 @@ pub struct Referee {
     found: Notify,
 }
 
+/// The store as the checks of a scenario see it.
+enum Scene {
+    Services(Box<Picture>),
+    Batch(Box<Board>),
+}
+
 struct Inner {
     actor: Actor,
-    picture: Picture,
+    scene: Scene,
     facts: Facts,
     proofs: BTreeMap<u32, Proof>,
     violation: Option<Violation>,
@@ -69,12 +77,22 @@ impl Hash {
 }
 
 impl Referee {
-    /// A referee of `consul`; prints the trace as it goes where `print` is set.
+    /// A referee of replication controllers in `consul`; prints the trace as it goes where `print` is set.
     #[must_use]
     pub fn new(consul: &Embedded, print: bool) -> Arc<Referee> {
+        Referee::of(Scene::Services(Box::default()), consul, print)
+    }
+
+    /// The same of jobs and queues.
+    #[must_use]
+    pub fn of_batch(consul: &Embedded, print: bool) -> Arc<Referee> {
+        Referee::of(Scene::Batch(Box::default()), consul, print)
+    }
+
+    fn of(scene: Scene, consul: &Embedded, print: bool) -> Arc<Referee> {
         let inner = Inner {
             actor: Actor::Consul,
-            picture: Picture::default(),
+            scene,
             facts: Facts::default(),
             proofs: BTreeMap::new(),
             violation: None,
@@ -168,9 +186,11 @@ impl Referee {
 
     // ---- what the wire tells --------------------------------------------------------------------------
 
-    /// A process starts.
-    pub fn process(&self, number: u32, process: Process) {
-        self.lock().facts.processes.insert(number, process);
+    /// A process starts, on a machine with this clock.
+    pub fn process(&self, number: u32, process: Process, clock: &Arc<WallClock>) {
+        let facts = &mut self.lock().facts;
+        facts.processes.insert(number, process);
+        facts.clocks.insert(number, clock.clone());
     }
 
     /// A session was made for a process, whether it heard of it or not.
@@ -205,7 +225,9 @@ impl Referee {
 
     /// A process sends a transaction.
     pub fn write_begins(&self, process: u32, ops: &[Op], now: Instant) {
-        let is_controllers = ops.iter().any(|op| key::rc_statuses().tail(op.subject()).is_some());
+        let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
+        let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
+        let is_controllers = ops.iter().any(of_status);
         let mut inner = self.lock();
         let holds = inner.proofs.get(&process).is_none_or(|proof| proof.holds(now));
         if is_controllers && !holds {
@@ -224,19 +246,42 @@ impl Referee {
         self.lock().proofs.get(&process).is_some_and(|proof| proof.terms.0.is_some())
     }
 
-    /// A look at the store as it is.
+    /// A look at what is known besides the store.
+    pub fn facts<T>(&self, look: impl FnOnce(&Facts) -> T) -> T {
+        look(&self.lock().facts)
+    }
+
+    /// A look at the store as it is, in a world of services.
+    ///
+    /// # Panics
+    /// In a world of jobs.
     pub fn look<T>(&self, look: impl FnOnce(&Picture, &Facts) -> T) -> T {
         let inner = self.lock();
-        look(&inner.picture, &inner.facts)
+        let Scene::Services(picture) = &inner.scene else { panic!("no world of services") };
+        look(picture, &inner.facts)
+    }
+
+    /// A look at the store as it is, in a world of jobs.
+    ///
+    /// # Panics
+    /// In a world of services.
+    pub fn board<T>(&self, look: impl FnOnce(&mut Board, &Facts) -> T) -> T {
+        let mut inner = self.lock();
+        let Inner { scene: Scene::Batch(board), facts, .. } = &mut *inner else {
+            panic!("no world of jobs")
+        };
+        look(board, facts)
     }
 
     /// Whether what has been written folds into what is there.
     pub fn check_fold(&self) {
         let mut inner = self.lock();
         let mut found = Vec::new();
-        invariant::audit::check_fold(&inner.picture, &inner.facts, &mut |number, what| {
-            found.push((number, what));
-        });
+        if let Scene::Services(picture) = &inner.scene {
+            invariant::audit::check_fold(picture, &inner.facts, &mut |number, what| {
+                found.push((number, what));
+            });
+        }
         found.into_iter().for_each(|(number, what)| inner.violated(number, what));
         drop(inner);
         self.whistle();
@@ -270,19 +315,10 @@ impl Inner {
     fn note(&mut self, applied: &Applied, tables: &Tables) {
         self.applied += 1;
         self.mix(applied);
-        let is_restore = applied.cause == Cause::Restore;
-        if is_restore {
-            self.picture.reload(applied.at, tables);
-        }
         let (actor, ops) = match &applied.cause {
             Cause::Kv(ops) => (self.actor, ops.as_slice()),
             _ => (Actor::Consul, [].as_slice()),
         };
-        let record = invariant::record_of(ops)
-            .map(|rc| (rc, self.picture.statuses.get(&rc).cloned().unwrap_or_default()));
-        let net = net(&applied.changes);
-        let changes: Vec<_> =
-            net.iter().map(|change| (self.picture.apply(applied.at, change), change)).collect();
         for change in &applied.sessions {
             if let SessionChange::Ended(session, _) = change
                 && let Some(process) = self.facts.sessions.get(&session.id)
@@ -292,17 +328,20 @@ impl Inner {
             }
         }
         self.push(Line::Applied(actor, Box::new(applied.clone())));
-        if is_restore {
-            return;
-        }
-        let deed = Deed { at: applied.at, actor, changes, record };
-        if actor == Actor::User {
-            self.facts.by_hand.extend(deed.owners_of_pods().into_iter().map(|rc| (rc, applied.at)));
-        }
+        let net = net(&applied.changes);
+        let restored = (applied.cause == Cause::Restore).then_some(tables);
         let mut found = Vec::new();
-        invariant::check(&deed, &self.picture, &self.facts, &mut |number, what| {
-            found.push((number, what));
-        });
+        let mut say = |number, what| found.push((number, what));
+        let Inner { scene, facts, .. } = self;
+        match scene {
+            Scene::Services(picture) => {
+                services(picture, facts, (applied.at, actor), ops, &net, restored, &mut say);
+            }
+            Scene::Batch(board) => {
+                let write = batch::Write { at: applied.at, actor };
+                board.take(write, &net, restored, facts, &mut say);
+            }
+        }
         found.into_iter().for_each(|(number, what)| self.violated(number, what));
     }
 
@@ -332,6 +371,32 @@ impl Inner {
             self.last.pop_front();
         }
     }
+}
+
+/// Takes a write in and looks at it, in a world of services.
+fn services(
+    picture: &mut Picture,
+    facts: &mut Facts,
+    (at, actor): (Duration, Actor),
+    ops: &[KvOp],
+    net: &[Change],
+    restored: Option<&Tables>,
+    say: invariant::Say<'_>,
+) {
+    if let Some(tables) = restored {
+        picture.reload(at, tables);
+    }
+    let record = invariant::record_of(ops)
+        .map(|rc| (rc, picture.statuses.get(&rc).cloned().unwrap_or_default()));
+    let changes: Vec<_> = net.iter().map(|change| (picture.apply(at, change), change)).collect();
+    if restored.is_some() {
+        return;
+    }
+    let deed = Deed { at, actor, changes, record };
+    if actor == Actor::User {
+        facts.by_hand.extend(deed.owners_of_pods().into_iter().map(|rc| (rc, at)));
+    }
+    invariant::check(&deed, picture, facts, say);
 }
 
 /// What a write did to each key in the end: a lock that is handed over is let go in between.

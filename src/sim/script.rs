@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::dice::Dice;
 use super::scheduler::{MOODS, Mood};
-use super::wire::Weather;
+use super::trouble::{CALM_UNTIL, Plot, Trouble};
 use crate::store::key::{self, LabelKind};
 
 /// Farms, machines and records of a world.
@@ -14,35 +14,14 @@ pub const NODES: usize = 7;
 /// Records; the last two call their pods the same.
 pub const RECORDS: usize = 5;
 
-/// When the faults begin, and when the last of them has ended.
-pub const CALM_UNTIL: Duration = Duration::from_secs(6);
-/// See [`CALM_UNTIL`].
+/// When the last fault has ended.
 pub const HEALED_AT: Duration = Duration::from_secs(55);
 
 /// One thing that happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Act {
-    // Processes.
-    Kill(usize),
-    Stop(usize),
-    Start(usize),
-    Freeze(usize),
-    Thaw(usize),
-    KillSession(usize),
-    Jump(usize, i64),
-    // The wire of one farm.
-    Storm(usize, Box<Weather>),
-    Cut(usize, bool),
-    Deaf(usize, bool),
-    Hide(usize, Option<usize>),
-    Forbid(usize, bool),
-    // Consul.
-    Leaderless(bool),
-    Stall(Duration),
-    WakeAll,
-    Snapshot,
-    Restore,
+    Trouble(Trouble),
     // Schedulers.
     Mood(usize, Option<Mood>),
     // Machines.
@@ -68,10 +47,15 @@ pub enum Act {
     Litter,
 }
 
+impl From<Trouble> for Act {
+    fn from(trouble: Trouble) -> Act {
+        Act::Trouble(trouble)
+    }
+}
+
 /// Trees of which a farm may lose sight.
-#[must_use]
-pub fn hideable() -> [crate::store::Prefix; 6] {
-    [
+fn hideable() -> Vec<crate::store::Prefix> {
+    vec![
         key::labels(LabelKind::Node),
         key::labels(LabelKind::Pod),
         key::intents(),
@@ -88,40 +72,17 @@ const TIERS: [&str; 2] = ["web", "batch"];
 /// The script of a seed, in order of time.
 #[must_use]
 pub fn script(dice: &mut Dice) -> Vec<(Duration, Act)> {
-    let mut writer = Writer { dice: dice.fork(), acts: Vec::new() };
-    let scenes = 14 + writer.dice.below(14);
+    let mut plot = Plot::new(dice.fork(), FARMS, HEALED_AT, &[-3600, -30, 30, 86_400], hideable());
+    let scenes = 14 + plot.dice.below(14);
     for _ in 0..scenes {
-        writer.scene();
+        plot.scene();
     }
-    let Writer { mut acts, .. } = writer;
-    acts.sort_by_key(|(at, _)| *at);
-    acts
+    plot.written()
 }
 
-struct Writer {
-    dice: Dice,
-    acts: Vec<(Duration, Act)>,
-}
-
-impl Writer {
-    fn at(&mut self, at: Duration, act: Act) {
-        self.acts.push((at.min(HEALED_AT), act));
-    }
-
-    /// From `at` for a while between `least` and `most` seconds.
-    fn while_(&mut self, at: Duration, least: u64, most: u64, begin: Act, end: Act) {
-        let length = self.dice.between(Duration::from_secs(least), Duration::from_secs(most));
-        self.at(at, begin);
-        self.at(at + length, end);
-    }
-
-    /// A moment shortly after `at`.
-    fn soon(&mut self, at: Duration) -> Duration {
-        at + self.dice.between(Duration::ZERO, Duration::from_millis(700))
-    }
-
+impl Plot<Act> {
     fn scene(&mut self) {
-        let at = self.dice.between(CALM_UNTIL, HEALED_AT - Duration::from_secs(3));
+        let at = self.moment();
         match self.dice.below(11) {
             10 => {
                 let (record, mood) = (self.dice.below(RECORDS), *self.dice.pick(&MOODS));
@@ -139,75 +100,26 @@ impl Writer {
         }
     }
 
-    fn process(&mut self, at: Duration) {
-        let farm = self.dice.below(FARMS);
-        match self.dice.below(6) {
-            0 => self.while_(at, 1, 12, Act::Kill(farm), Act::Start(farm)),
-            1 => self.while_(at, 1, 8, Act::Stop(farm), Act::Start(farm)),
-            2 => self.while_(at, 1, 4, Act::Freeze(farm), Act::Thaw(farm)),
-            3 => self.while_(at, 5, 40, Act::Freeze(farm), Act::Thaw(farm)),
-            4 => self.at(at, Act::KillSession(farm)),
-            _ => {
-                let seconds = *self.dice.pick(&[-3600, -30, 30, 86_400]);
-                self.at(at, Act::Jump(farm, seconds));
-            }
-        }
-    }
-
-    fn network(&mut self, at: Duration) {
-        let farm = self.dice.below(FARMS);
-        match self.dice.below(6) {
-            0 => self.while_(at, 1, 9, Act::Cut(farm, true), Act::Cut(farm, false)),
-            1 => self.while_(at, 1, 9, Act::Deaf(farm, true), Act::Deaf(farm, false)),
-            2 | 3 => {
-                let storm = Box::new(self.storm());
-                self.while_(at, 2, 15, Act::Storm(farm, storm), Act::Storm(farm, Box::default()));
-            }
-            4 => {
-                let tree = Some(self.dice.below(hideable().len()));
-                self.while_(at, 3, 20, Act::Hide(farm, tree), Act::Hide(farm, None));
-            }
-            _ => self.while_(at, 1, 9, Act::Forbid(farm, true), Act::Forbid(farm, false)),
-        }
-    }
-
-    fn storm(&mut self) -> Weather {
-        let mut much = |most: u32| {
-            let chance = u32::try_from(self.dice.below(most as usize)).unwrap_or(0);
-            if self.dice.permille(500) { chance } else { 0 }
-        };
-        Weather {
-            lost: much(200),
-            reply_lost: much(300),
-            late: much(200),
-            stale: much(300),
-            index_reset: much(200),
-            overloaded: much(200),
-            latency: Duration::from_millis(u64::from(much(800))),
-            ..Weather::default()
-        }
-    }
-
     fn consul(&mut self, at: Duration) {
         match self.dice.below(8) {
-            0 | 1 => self.while_(at, 1, 8, Act::Leaderless(true), Act::Leaderless(false)),
+            0 | 1 => self.while_(at, 1, 8, Trouble::Leaderless(true), Trouble::Leaderless(false)),
             2 | 3 => {
                 let most = Duration::from_secs(6);
                 let length = self.dice.between(Duration::from_secs(1), most);
-                self.at(at, Act::Stall(length));
+                self.at(at, Trouble::Stall(length));
             }
             // What was sent before the session ended arrives after it.
             4 | 5 => {
                 let farm = self.dice.below(FARMS);
-                self.at(at, Act::Stall(Duration::from_secs(3)));
+                self.at(at, Trouble::Stall(Duration::from_secs(3)));
                 let record = self.dice.below(RECORDS);
                 let count = self.count();
                 self.at(at, Act::Scale(record, count));
                 let soon = self.soon(at);
-                self.at(soon, Act::KillSession(farm));
+                self.at(soon, Trouble::KillSession(farm));
             }
-            6 => self.at(at, Act::WakeAll),
-            _ => self.while_(at, 1, 20, Act::Snapshot, Act::Restore),
+            6 => self.at(at, Trouble::WakeAll),
+            _ => self.while_(at, 1, 20, Trouble::Snapshot, Trouble::Restore),
         }
     }
 

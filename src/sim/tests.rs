@@ -4,13 +4,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mutation::{CASES, Case, catch_all, named};
-use super::{Options, Report, run};
+use super::{Options, Report, Scenario, run};
 
 /// The suite's seeds.
 const SEEDS: std::ops::Range<u64> = 0..1_000;
+/// Those of the world of jobs.
+const BATCH_SEEDS: std::ops::Range<u64> = 0..100;
 
 /// Lives through seeds on two threads; gives those in which something was found, in order.
-fn found(seeds: std::ops::Range<u64>) -> Vec<Report> {
+fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> Vec<Report> {
     let (next, found) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -22,7 +24,7 @@ fn found(seeds: std::ops::Range<u64>) -> Vec<Report> {
                     }
                     // One alone is shown in full, with `--nocapture`.
                     let print = seeds.end - seeds.start == 1;
-                    let report = run(seed, &Options { print, ..Options::default() });
+                    let report = run(seed, &Options { scenario, print, ..Options::default() });
                     if report.violation.is_some() {
                         found.lock().unwrap().push(report);
                     }
@@ -82,15 +84,25 @@ fn without_a_safety_layer_an_invariant_is_violated() {
 
 #[test]
 fn a_seed_repeats() {
-    for seed in 0..3 {
-        let (a, b) = (run(seed, &Options::default()), run(seed, &Options::default()));
-        assert_eq!(a, b);
+    for scenario in [Scenario::Services, Scenario::Batch] {
+        let options = Options { scenario, ..Options::default() };
+        for seed in 0..3 {
+            assert_eq!(run(seed, &options), run(seed, &options));
+        }
     }
 }
 
 #[test]
 fn no_seed_finds_a_violation() {
-    let found = found(asked_for().unwrap_or(SEEDS));
+    nothing_in(found(Scenario::Services, asked_for().unwrap_or(SEEDS)));
+}
+
+#[test]
+fn no_seed_of_jobs_finds_a_violation() {
+    nothing_in(found(Scenario::Batch, asked_for().unwrap_or(BATCH_SEEDS)));
+}
+
+fn nothing_in(found: Vec<Report>) {
     let Some(first) = found.first() else { return };
     let all = found.iter().map(|report| {
         let violation = report.violation.as_ref().unwrap();

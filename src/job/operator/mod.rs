@@ -161,7 +161,7 @@ pub enum AfterFailure {
 const RETRYABLE: i32 = 128;
 
 /// The measured matrix of restarts (`kubeflow_common.md` §1.3). A member without an exit code was lost with its node or
-/// never ran: that is nobody's fault, so it does not count (D7). Volcano's jobs leave failures to their policies.
+/// never ran: that is nobody's fault, so it does not count (D7). Volcano's jobs leave other failures to their policies.
 #[must_use]
 pub fn after_failure(
     framework: Framework,
@@ -175,6 +175,8 @@ pub fn after_failure(
         (Restart::ExitCode, Some(0)) => AfterFailure::Stay,
         (Restart::ExitCode, Some(_)) => AfterFailure::FailJob,
         (Restart::ExitCode, None) => AfterFailure::Restart { counts: false },
+        // Nobody's fault, whoever's job it is; what its policies say of it goes before.
+        (_, None) if !framework.is_kubeflow() => AfterFailure::Restart { counts: false },
         _ if !framework.is_kubeflow() => AfterFailure::Stay,
         (Restart::Always | Restart::OnFailure, code) => {
             AfterFailure::Restart { counts: code.is_some() }

@@ -8,8 +8,8 @@
 //! | `liveness.rs` | 27 desired state, 28 take-over, 29 rest, 12 again: after the faults have ended |
 //!
 //! Invariant 5 (each layer holds alone) is what the mutations show: `docs/mutations.md`. Jobs, gangs and queues (16 to
-//! 25) get files of their own here: a new group is one function of a [`Deed`] and the [`Picture`], called in
-//! [`check`], and what it reads of the store is decoded in `picture.rs`.
+//! 25) have a scenario of their own, in `../batch/`. A new group here is one function of a [`Deed`] and the
+//! [`Picture`], called in [`check`], and what it reads of the store is decoded in `picture.rs`.
 //!
 //! What a farm decides it decides on views that are a moment old, and not everything is guarded in the transaction.
 //! Where a rule is about such things (labels of nodes, health), it holds if there was a moment within [`VIEW`] at
@@ -22,10 +22,12 @@ mod picture;
 pub mod replication;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use picture::{Item, Picture, PodSeen};
 
+use super::process::WallClock;
 use super::referee::Actor;
 use crate::embedded::{Change, KvOp, Verb};
 use crate::ids::{FarmName, RcId, SessionId};
@@ -74,6 +76,8 @@ pub struct Process {
 pub struct Facts {
     /// The processes, each start of a farm being one.
     pub processes: BTreeMap<u32, Process>,
+    /// The clock that each goes by.
+    pub clocks: BTreeMap<u32, Arc<WallClock>>,
     /// Whose each session is.
     pub sessions: BTreeMap<SessionId, u32>,
     /// The session that each process relies on.

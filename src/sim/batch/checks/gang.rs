@@ -1,0 +1,109 @@
+//! Gangs start whole or not at all, and nodes keep what they promise (14, 16).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::board::{Board, Deed, Seen};
+use crate::pod_group::spec::PodGroupSpec;
+use crate::pod_group::status::PlacementState;
+use crate::sim::batch::machines;
+use crate::sim::invariant::Say;
+
+/// After one deed.
+pub fn check(deed: &Deed, board: &Board, say: Say<'_>) {
+    let orders = |seen: &Seen| matches!(seen, Seen::GroupStatus(..) | Seen::Allocations);
+    if deed.changes.iter().any(orders) {
+        promises(board, say);
+        whole(deed, board, say);
+    }
+    if deed.process().is_some() {
+        starts(deed, board, say);
+    }
+}
+
+/// What is promised is promised to members that have their place there, and no node promises more than it has; all
+/// members of a bound gang are promised what they ask for.
+fn promises(board: &Board, say: Say<'_>) {
+    let mut promised = BTreeSet::new();
+    let capacity = machines::capacity();
+    for (node, allocations) in &board.allocations {
+        let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
+        if cpu > capacity.cpu_milli {
+            say(14, format!("{node} promised {cpu}m of {}m", capacity.cpu_milli));
+        }
+        promised.extend(allocations.pods.keys().map(|pod| (node.clone(), pod.clone())));
+    }
+    let mut known = BTreeSet::new();
+    for (id, status) in &board.group_statuses {
+        let Some(place) = &status.placement else { continue };
+        for (task, n, node) in place.placed() {
+            let Ok(pod) = PodGroupSpec::pod_id(&id.name, task, n) else { continue };
+            let member = (node.clone(), pod);
+            let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
+            if place.state == PlacementState::Bound && asks && !promised.contains(&member) {
+                let (node, pod) = &member;
+                say(16, format!("{id} may start, and {node} promised {pod} nothing"));
+            }
+            known.insert(member);
+        }
+    }
+    if let Some((node, pod)) = promised.difference(&known).next() {
+        say(16, format!("{node} promised {pod} room, which is nobody's member"));
+    }
+}
+
+/// A gang that may start from now on has a place for all that it needs.
+fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
+    if deed.process().is_none() {
+        return;
+    }
+    for seen in &deed.changes {
+        let Seen::GroupStatus(id, (before, Some(after))) = seen else { continue };
+        let bound = |state: PlacementState| state == PlacementState::Bound;
+        let was =
+            before.as_ref().and_then(|s| s.placement.as_ref()).is_some_and(|p| bound(p.state));
+        let Some(place) = after.placement.as_ref().filter(|place| bound(place.state)) else {
+            continue;
+        };
+        let record = board.groups.get(id).filter(|group| group.created == after.of);
+        let Some(record) = record.and_then(|group| group.record.as_ref()).filter(|_| !was) else {
+            continue;
+        };
+        // What its record asks for now may be more than what was looked at.
+        if record.spec.round != after.round {
+            continue;
+        }
+        let counts: BTreeMap<&str, u32> = place.counts();
+        let short = record.spec.least().into_iter().find(|(task, least)| {
+            place.members.contains_key(*task) && counts.get(task).copied().unwrap_or(0) < *least
+        });
+        if let Some((task, least)) = short {
+            let got = counts.get(task).copied().unwrap_or(0);
+            say(16, format!("{id} may start with {got} of task {task}, {least} are needed"));
+        }
+    }
+}
+
+/// A member starts where its gang has its place for it, and only once the whole has.
+fn starts(deed: &Deed, board: &Board, say: Say<'_>) {
+    for seen in &deed.changes {
+        let Seen::Intent(place, (_, Some(mark))) = seen else { continue };
+        let id = &mark.job;
+        let record = board.groups.get(id).and_then(|group| group.record.as_ref());
+        let status = board.group_statuses.get(id);
+        let (Some(record), Some(status)) = (record, status) else {
+            say(16, format!("{} started, and its gang was not placed", place.pod));
+            continue;
+        };
+        let task = mark.slot.task.to_ascii_lowercase();
+        let node = status.node_of(&task, mark.slot.index);
+        if !status.may_start(&record.spec) {
+            let place_is = status.placement.as_ref().map(|place| place.state);
+            let phase = status.phase;
+            let what =
+                format!("its gang is {phase}, its place {place_is:?}, round {}", status.round);
+            say(16, format!("{} started on {}: {what}", place.pod, place.node));
+        } else if node != Some(&place.node) {
+            say(16, format!("{} started on {}, its place is {node:?}", place.pod, place.node));
+        }
+    }
+}

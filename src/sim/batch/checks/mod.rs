@@ -1,0 +1,83 @@
+//! What must never happen to jobs, gangs, queues and commands, looked at after every applied write. The numbers are
+//! those of the list of invariants.
+//!
+//! | file | invariants |
+//! |---|---|
+//! | `gang.rs` | 14 promises, 16 gangs whole |
+//! | `queue.rs` | 17 limits and counters, 18 order, 19 nobody is put out, 21 edges of queues and groups |
+//! | `steps.rs` | 15 audit, 21 edges and conditions, 22 counters, 25 the end of a job; commands, once |
+//! | `pods.rs` | 20 uids and attempts, 22 tries, 23 dependencies, 24 pauses |
+//!
+//! Here: 1 owners. What a farm decides it decides on views that are a moment old; where a transaction cannot guard a
+//! view (what nodes say), a rule holds if there was a moment within [`VIEW`] at which the deed would have been right.
+
+mod gang;
+mod pods;
+mod queue;
+mod steps;
+
+use std::collections::BTreeSet;
+
+use super::board::{Board, Deed, Seen};
+use crate::ids::Namespaced;
+use crate::job::manifest::Mark;
+use crate::rc::plan::Place;
+use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::time::{Clock, Timestamp};
+
+/// Looks at one deed; the board is what it left.
+pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+    gang::check(deed, board, say);
+    queue::check(deed, board, facts, say);
+    pods::starts_on_nodes(deed, board, say);
+    let Some(process) = deed.process() else { return };
+    owners(deed, board, process, facts, say);
+    steps::check(deed, board, facts, say);
+    pods::check(deed, board, facts, say);
+}
+
+/// 1: whoever changes a job, or what orders the queues, holds its lock.
+fn owners(deed: &Deed, board: &Board, process: u32, facts: &Facts, say: Say<'_>) {
+    let mut jobs: BTreeSet<&Namespaced> = BTreeSet::new();
+    let mut orders = false;
+    for seen in &deed.changes {
+        match seen {
+            Seen::Job(id, _) | Seen::JobStatus(id, _) | Seen::Group(id) => _ = jobs.insert(id),
+            Seen::Pod(pair) | Seen::Intent(_, pair) => jobs.extend(marks(pair).map(|m| &m.job)),
+            Seen::GroupStatus(..)
+            | Seen::QueueStatus
+            | Seen::SchedulerStatus
+            | Seen::Allocations => orders = true,
+            _ => {}
+        }
+    }
+    let mine = |session: Option<&crate::ids::SessionId>| {
+        session.is_some_and(|session| facts.sessions.get(session) == Some(&process))
+    };
+    for id in jobs {
+        if !mine(board.job_owners.get(id)) {
+            say(1, format!("#{process} changed {id}, whose lock it does not hold"));
+        }
+    }
+    if orders && !board.scheduler_owners.values().any(|session| mine(Some(session))) {
+        say(1, format!("#{process} ordered the queues, and holds no scheduler's lock"));
+    }
+}
+
+/// The marks before and after.
+fn marks(pair: &super::board::Pair<Mark>) -> impl Iterator<Item = &Mark> {
+    pair.0.iter().chain(&pair.1).map(|mark| &**mark)
+}
+
+/// What the clock of the process shows that did it.
+fn clock(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
+    Some(facts.clocks.get(&deed.process()?)?.wall())
+}
+
+/// Whether a node may have looked down within [`VIEW`].
+fn maybe_down(board: &Board, place: &Place, deed: &Deed) -> bool {
+    let from = deed.write.at.saturating_sub(VIEW);
+    let gone = board.nodes.get(&place.node).is_some_and(|node| node.gone);
+    let absences = board.history.absences.get(&place.node);
+    gone || absences.is_some_and(|all| all.iter().any(|(_, until)| *until >= from))
+}

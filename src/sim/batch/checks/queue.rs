@@ -1,0 +1,225 @@
+//! Queues: limits, counters, order, and nobody is put out (17 to 19, and 21 for queues and groups).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::board::{Board, Deed, Seen};
+use crate::ids::QueueName;
+use crate::pod_group::spec::GroupId;
+use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use crate::queue::amounts::Amounts;
+use crate::queue::spec::{Desired, QueueSpec, Strategy};
+use crate::queue::status::Counters;
+use crate::sim::invariant::{Facts, Say, VIEW};
+
+/// After one deed.
+pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+    let counts = |seen: &Seen| matches!(seen, Seen::GroupStatus(..) | Seen::QueueStatus);
+    if deed.changes.iter().any(counts) {
+        recount(board, say);
+    }
+    if deed.process().is_none() {
+        return;
+    }
+    for seen in &deed.changes {
+        let Seen::GroupStatus(id, (before, after)) = seen else { continue };
+        edge(id, before.as_deref(), after.as_deref(), say);
+        if let Some(before) = before {
+            put_out(id, before, after.as_deref(), board, say);
+        }
+        let Some(after) = after else { continue };
+        let charged = |s: &Option<Arc<PodGroupStatus>>| {
+            let admitted = s.as_ref().filter(|s| s.phase.is_admitted());
+            admitted.map(|s| s.charged.clone()).unwrap_or_default()
+        };
+        let was = before.as_ref().is_some_and(|s| s.phase.is_admitted());
+        let more = charged(&Some(after.clone())).beyond(&charged(before));
+        if !more.is_empty() {
+            limits(id, after, &more, board, say);
+        }
+        if !was && after.phase.is_admitted() {
+            open(id, after, board, say);
+            order(deed, id, after, board, facts, say);
+        }
+    }
+}
+
+/// Counters and charges of every queue equal a recount of the groups.
+fn recount(board: &Board, say: Say<'_>) {
+    let mut phases: BTreeMap<&QueueName, Vec<Phase>> = BTreeMap::new();
+    for status in board.group_statuses.values() {
+        if let Some(queue) = &status.queue {
+            phases.entry(queue).or_default().push(status.phase);
+        }
+    }
+    for (name, status) in &board.queue_statuses {
+        let recount = Counters::recount(phases.remove(name).unwrap_or_default());
+        if status.groups != recount {
+            say(17, format!("{name} counts {:?}, there are {recount:?}", status.groups));
+        }
+        let used = used(board, |queue| queue == name);
+        if status.allocated != used {
+            say(17, format!("{name} is charged {}, its groups have {used}", status.allocated));
+        }
+    }
+    if let Some((name, phases)) = phases.first_key_value() {
+        say(17, format!("{name} counts nothing, and has {phases:?}"));
+    }
+}
+
+fn used(board: &Board, counts: impl Fn(&QueueName) -> bool) -> Amounts {
+    let admitted = board.group_statuses.values().filter(|s| s.phase.is_admitted());
+    let mine = admitted.filter(|s| s.queue.as_ref().is_some_and(&counts));
+    Amounts::sum(mine.map(|status| &status.charged))
+}
+
+/// A queue and those above it, the nearest first.
+fn chain<'b>(board: &'b Board, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
+    let (mut chain, mut at) = (Vec::new(), Some(name));
+    while let Some(name) = at.filter(|_| chain.len() < 9) {
+        let Some((name, Some(spec))) = board.queues.get_key_value(name) else { break };
+        chain.push((name, spec));
+        at = spec.parent();
+    }
+    chain
+}
+
+/// What is charged more than before stays within what the queue and those above may use, and leaves their siblings what
+/// they are guaranteed.
+fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &Board, say: Say<'_>) {
+    let Some(queue) = &after.queue else {
+        say(17, format!("{id} was admitted without a queue"));
+        return;
+    };
+    if let Some(place) = after.placement.as_ref().filter(|p| p.charge() != after.charged) {
+        say(17, format!("{id} is charged {}, it has {}", after.charged, place.charge()));
+    }
+    let below =
+        |name: &QueueName, top: &QueueName| chain(board, name).iter().any(|(link, _)| *link == top);
+    let mut from = queue;
+    for (link, spec) in chain(board, queue) {
+        let mut all = used(board, |name| below(name, link));
+        for (sibling, other) in &board.queues {
+            let Some(other) = other.as_ref().filter(|_| sibling != from) else { continue };
+            if other.parent() == Some(link) {
+                let theirs = used(board, |name| below(name, sibling));
+                all.add(&other.guarantee.resource.beyond(&theirs));
+            }
+        }
+        for (what, _) in more.iter() {
+            let (sum, limit) = (all.of(what).unwrap_or(0), spec.capability.of(what));
+            if let Some(limit) = limit.filter(|limit| sum > *limit) {
+                let (sum, limit) = (Amounts::spell(what, sum), Amounts::spell(what, limit));
+                say(17, format!("{id} got {more}: {link} has {limit} {what} and uses {sum}"));
+            }
+        }
+        from = link;
+    }
+}
+
+/// A closed queue admits nothing.
+fn open(id: &GroupId, after: &PodGroupStatus, board: &Board, say: Say<'_>) {
+    let Some(queue) = &after.queue else { return };
+    let chain = chain(board, queue);
+    if chain.is_empty() {
+        say(17, format!("{id} was admitted to {queue}, which cannot be read or is not there"));
+    }
+    if let Some((link, _)) = chain.iter().find(|(_, spec)| spec.state == Desired::Closed) {
+        say(17, format!("{id} was admitted to {queue}, and {link} is closed"));
+    }
+}
+
+/// 18: in a strict queue nothing goes before what is higher, waits, and may go.
+fn order(
+    deed: &Deed,
+    id: &GroupId,
+    after: &PodGroupStatus,
+    board: &Board,
+    facts: &Facts,
+    say: Say<'_>,
+) {
+    let Some(queue) = &after.queue else { return };
+    let strict = |spec: &QueueSpec| spec.dequeue_strategy == Strategy::Fifo;
+    if !board.queues.get(queue).and_then(Option::as_ref).is_some_and(strict) {
+        return;
+    }
+    let priority = |id: &GroupId| {
+        let group = board.groups.get(id)?;
+        Some(group.record.as_ref()?.spec.priority)
+    };
+    let Some(mine) = priority(id) else { return };
+    let (now, since) = (super::clock(deed, facts), deed.write.at.saturating_sub(VIEW));
+    for (other, status) in &board.group_statuses {
+        let Some(group) = board.groups.get(other) else { continue };
+        let Some(record) = &group.record else { continue };
+        let waits = status.phase == Phase::Pending
+            && status.queue.as_ref() == Some(queue)
+            && record.spec.queue == *queue
+            && status.of == group.created
+            && record.spec.round == status.round
+            && group.since < since
+            && board.restored_at.is_none();
+        let barred = record.spec.hold.is_some()
+            || status.not_before.is_some_and(|at| now.is_none_or(|now| at > now))
+            || matches!(status.reason, Reason::ExceedsCapability | Reason::InvalidRecord);
+        let higher = (record.spec.priority, std::cmp::Reverse(status.since))
+            > (mine, std::cmp::Reverse(after.since));
+        if waits && !barred && higher {
+            say(18, format!("{id} went before {other}, which waits in {queue}: {}", status.reason));
+        }
+    }
+}
+
+/// 19: nobody's place is taken away while its owner wants it and has pods there.
+fn put_out(
+    id: &GroupId,
+    before: &PodGroupStatus,
+    after: Option<&PodGroupStatus>,
+    board: &Board,
+    say: Say<'_>,
+) {
+    let bound = |status: &PodGroupStatus| {
+        status.placement.as_ref().is_some_and(|place| place.state == PlacementState::Bound)
+    };
+    if !bound(before) || after.is_some_and(bound) {
+        return;
+    }
+    let Some(group) = board.groups.get(id).filter(|group| group.created == before.of) else {
+        return;
+    };
+    let Some(record) = &group.record else {
+        say(19, format!("{id} lost its place, because its record cannot be read"));
+        return;
+    };
+    let members = &record.members;
+    let alive = members.bound + members.running + members.releasing;
+    let wanted = record.spec.round == before.round && record.spec.hold.is_none();
+    if wanted && alive > 0 {
+        say(19, format!("{id} lost its place, and has {members:?}"));
+    }
+}
+
+/// 21: the edges of a group's machine.
+fn edge(
+    id: &GroupId,
+    before: Option<&PodGroupStatus>,
+    after: Option<&PodGroupStatus>,
+    say: Say<'_>,
+) {
+    use Phase as P;
+    let Some(after) = after else { return };
+    let before = before.filter(|before| before.of == after.of);
+    let from = before.map_or(P::Pending, |before| before.phase);
+    let new_round = before.is_some_and(|before| before.round < after.round);
+    let listed = match (from, after.phase) {
+        (from, to) if from == to => true,
+        (P::Pending, P::Inqueue) => true,
+        (P::Inqueue | P::Running | P::Unknown, P::Pending) => true,
+        (P::Inqueue | P::Running | P::Unknown, P::Running | P::Unknown | P::Completed) => true,
+        (P::Running | P::Unknown, P::Inqueue) | (P::Completed, P::Pending) => new_round,
+        _ => false,
+    };
+    if !listed {
+        say(21, format!("{id} went from {from} to {}", after.phase));
+    }
+}

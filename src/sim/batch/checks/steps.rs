@@ -1,0 +1,375 @@
+//! Steps of jobs: edges, conditions, counters, commands, the log, and the end (15, 21, 22, 24, 25).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::board::{Board, Deed, Pair, Seen};
+use super::{clock, marks};
+use crate::audit::{Details, JobStep};
+use crate::command::{Action, Command, Target};
+use crate::ids::Namespaced;
+use crate::job::machine::JobPhase;
+use crate::job::spec::JobUid;
+use crate::job::status::{ConditionType, JobStatus, holds};
+use crate::queue::spec::Desired;
+use crate::sim::invariant::{Facts, Say};
+
+/// After one deed of a process.
+pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+    for seen in &deed.changes {
+        match seen {
+            Seen::JobStatus(id, (before, Some(after))) => {
+                status(deed, id, (before, after), board, facts, say);
+            }
+            Seen::Job(id, (Some(record), None)) => gone(deed, id, record, board, facts, say),
+            Seen::Command(id, (Some(command), None)) => consumed(deed, *id, command, board, say),
+            _ => {}
+        }
+    }
+    for seen in &deed.changes {
+        let (Seen::Pod(pair) | Seen::Intent(_, pair)) = seen else { continue };
+        let told = |id: &Namespaced| {
+            let of = |seen: &Seen| matches!(seen, Seen::JobStatus(of, _) if of == id);
+            // What a job left whose record is gone is swept away.
+            deed.changes.iter().any(of) || !board.jobs.contains_key(id)
+        };
+        if let Some(mark) = marks(pair).find(|mark| !told(&mark.job)) {
+            say(22, format!("pods of {} were changed, and its status was not", mark.job));
+        }
+    }
+}
+
+fn logged<'d>(deed: &'d Deed, id: &'d Namespaced) -> impl Iterator<Item = &'d JobStep> {
+    let steps = deed.changes.iter().filter_map(|seen| match seen {
+        Seen::Audit(details) => match &**details {
+            Details::JobStep(step) => Some(step),
+            _ => None,
+        },
+        _ => None,
+    });
+    steps.filter(move |step| step.job == *id)
+}
+
+fn status(
+    deed: &Deed,
+    id: &Namespaced,
+    (before, after): (&Option<Arc<JobStatus>>, &Arc<JobStatus>),
+    board: &Board,
+    facts: &Facts,
+    say: Say<'_>,
+) {
+    let revision = before.as_ref().map_or(0, |before| before.revision);
+    if after.revision != revision + 1 {
+        say(15, format!("{id}: revision {} follows {revision}", after.revision));
+    }
+    conditions(id, after, say);
+    let fresh = JobStatus { uid: after.uid, ..JobStatus::default() };
+    let before = before.as_deref().filter(|before| before.uid == after.uid).unwrap_or(&fresh);
+    edges(id, before, after, say);
+    log(deed, id, before, after, say);
+    let Some((uid, spec)) = board.spec(id) else { return };
+    // Of a job that it could not look at, an owner says so in what it knows.
+    let is_said = matches!(after.state.reason.as_str(), "Quarantined" | "InvalidRecord");
+    if after.uid != uid {
+        if is_said {
+            return;
+        }
+        say(20, format!("{id} is {uid}, and its status tells of {}", after.uid));
+        return;
+    }
+    counters(deed, id, (before, after), spec, board, say);
+    let now = clock(deed, facts);
+    let fails = after.state.phase == JobPhase::Failed && before.state.phase != JobPhase::Failed;
+    if fails && after.state.reason == "DeadlineExceeded" {
+        let due = before.start_time.zip(spec.active_deadline);
+        let due = due.and_then(|(start, limit)| start.checked_add(limit).ok());
+        if due.zip(now).is_none_or(|(due, now)| now < due) {
+            say(24, format!("{id} failed at {now:?}, its deadline is {due:?}"));
+        }
+    } else if fails && after.state.reason != "MaxRetryReached" {
+        let failed = failures(board, id, uid).any(|(_, code)| code.is_some());
+        if !failed {
+            say(22, format!("{id} failed ({}), and none of its members did", after.state.reason));
+        }
+    }
+    let done = after.state.phase == JobPhase::Completed && before.state.phase.starts_members();
+    let ended_well = board
+        .history
+        .ended
+        .iter()
+        .any(|(of, code)| of.job == *id && of.uid == uid && *code == Some(0));
+    if done && !ended_well && spec.replicas() > 0 {
+        say(21, format!("{id} completed, and none of its members did"));
+    }
+}
+
+/// Tries of a job that ended, and not well.
+pub fn failures<'b>(
+    board: &'b Board,
+    id: &'b Namespaced,
+    uid: JobUid,
+) -> impl Iterator<Item = (&'b super::super::history::Try, Option<i32>)> {
+    let own = board.history.ended.iter().filter(move |(of, _)| of.job == *id && of.uid == uid);
+    own.filter(|(_, code)| **code != Some(0)).map(|(of, code)| (of, *code))
+}
+
+/// 21: exactly one of Succeeded and Failed once it has ended, none before; not both Running and Restarting.
+fn conditions(id: &Namespaced, status: &JobStatus, say: Say<'_>) {
+    use ConditionType as C;
+    let [good, bad, runs, restarts] = [C::Succeeded, C::Failed, C::Running, C::Restarting]
+        .map(|kind| holds(&status.conditions, kind));
+    let phase = status.state.phase;
+    let wanted = (phase == JobPhase::Completed, phase.is_final() && phase != JobPhase::Completed);
+    if (good, bad) != wanted {
+        say(21, format!("{id} is {phase}, Succeeded is {good} and Failed is {bad}"));
+    }
+    if runs && restarts {
+        say(21, format!("{id} is Running and Restarting"));
+    }
+}
+
+/// 21: every phase that was passed, in order, is on a listed edge.
+fn edges(id: &Namespaced, before: &JobStatus, after: &JobStatus, say: Say<'_>) {
+    let (old, new): (Vec<JobPhase>, Vec<JobPhase>) = (
+        before.phases.iter().map(|record| record.status).collect(),
+        after.phases.iter().map(|record| record.status).collect(),
+    );
+    let entered = (0..=new.len()).find_map(|count| {
+        let (kept, entered) = new.split_at(new.len() - count);
+        let was: Vec<JobPhase> = old.iter().copied().filter(|p| !entered.contains(p)).collect();
+        (was == kept).then_some(entered)
+    });
+    let Some(entered) = entered else {
+        say(21, format!("{id}: its phases were {old:?} and are {new:?}"));
+        return;
+    };
+    let mut at = before.state.phase;
+    for to in entered {
+        if !(listed(at, *to) || old.is_empty() && *to == JobPhase::Pending) {
+            say(21, format!("{id} went from {at} to {to}"));
+        }
+        at = *to;
+    }
+    if at != after.state.phase {
+        say(21, format!("{id} is {}, and entered {entered:?}", after.state.phase));
+    }
+}
+
+/// The edges of Volcano's machine (`volcano.md` §2.1), and those of `docs/differences.md`.
+fn listed(from: JobPhase, to: JobPhase) -> bool {
+    use JobPhase as P;
+    match from {
+        P::Pending | P::Running => {
+            !matches!(to, P::Aborted | P::Terminated)
+                && from != to
+                && !(from == P::Pending && to == P::Completed)
+        }
+        P::Restarting => {
+            matches!(to, P::Pending | P::Aborting | P::Completing | P::Terminating | P::Failed)
+        }
+        P::Aborting => matches!(to, P::Aborted | P::Restarting | P::Terminating),
+        P::Aborted => matches!(to, P::Restarting | P::Terminating),
+        P::Completing => to == P::Completed,
+        P::Terminating => to == P::Terminated,
+        P::Completed | P::Terminated | P::Failed => false,
+    }
+}
+
+/// 15: what was done stands in the log, once, in the same transaction.
+fn log(deed: &Deed, id: &Namespaced, before: &JobStatus, after: &JobStatus, say: Say<'_>) {
+    let steps: Vec<&JobStep> = logged(deed, id).collect();
+    let mut added: BTreeSet<String> = BTreeSet::new();
+    let mut moved = false;
+    let mut command = None;
+    for seen in &deed.changes {
+        match seen {
+            Seen::Intent(place, (_, Some(mark))) if mark.job == *id => {
+                _ = added.insert(format!("{}@{}", mark.slot, place.node))
+            }
+            Seen::Intent(_, (Some(mark), None)) if mark.job == *id => moved = true,
+            Seen::Command(of, (Some(asked), None)) => {
+                if matches!(&asked.target, Target::Job { job, .. } if job == id) {
+                    command = Some(*of);
+                }
+            }
+            _ => {}
+        }
+    }
+    let told =
+        before.state.phase != after.state.phase || !added.is_empty() || moved || command.is_some();
+    let [step] = steps[..] else {
+        if told || !steps.is_empty() {
+            say(15, format!("{id}: {} records of a step in the log", steps.len()));
+        }
+        return;
+    };
+    let agrees = step.phase_before == before.state.phase.to_string()
+        && step.phase == after.state.phase.to_string()
+        && step.pods_added.iter().cloned().collect::<BTreeSet<_>>() == added
+        && step.command == command
+        && step.retry_count == after.retry_count;
+    if !agrees {
+        let (from, to) = (before.state.phase, after.state.phase);
+        say(15, format!("{id}: {from} to {to}, {added:?} made; the log says {step:?}"));
+    }
+}
+
+/// 22: counters grow by one with the restart that they count, and never beyond what happened or their limit; 20:
+/// nothing but a restart of the whole begins a new attempt of the whole.
+fn counters(
+    deed: &Deed,
+    id: &Namespaced,
+    (before, after): (&JobStatus, &JobStatus),
+    spec: &crate::job::spec::JobSpec,
+    board: &Board,
+    say: Say<'_>,
+) {
+    let asked = logged(deed, id).find_map(|step| step.asked.as_deref()).unwrap_or("nothing");
+    let by_person = logged(deed, id).any(|step| step.command.is_some());
+    let restart = matches!(asked, "RestartJob" | "RestartTask" | "RestartPod");
+    let (old, new) = (before.retry_count, after.retry_count);
+    if new != old && (new != old + 1 || !restart || by_person) {
+        say(22, format!("{id}: {old} retries became {new}, asked was {asked}"));
+    }
+    if new > spec.max_retry {
+        say(22, format!("{id} made {new} retries of {}", spec.max_retry));
+    }
+    let (old, new) = (before.version, after.version);
+    if new != old && (new != old + 1 || asked != "RestartJob") {
+        say(20, format!("{id}: attempt {old} became {new}, asked was {asked}"));
+    }
+    let mut failed = 0;
+    for (name, memory) in &after.tasks {
+        failed += memory.failures;
+        let was = before.tasks.get(name);
+        for (index, tries) in &memory.attempts {
+            let old = was.and_then(|was| was.attempts.get(index)).copied().unwrap_or(0);
+            if !(old..=old + 1).contains(tries) {
+                say(22, format!("{id}: {name}-{index} was tried {old} times and then {tries}"));
+            }
+        }
+        if was.is_some_and(|was| was.failures > memory.failures) {
+            say(22, format!("{id}: failures of {name} were forgotten"));
+        }
+    }
+    if board.restored_at.is_some() {
+        return;
+    }
+    let uid = after.uid;
+    let faults = failures(board, id, uid).count();
+    let own_faults = failures(board, id, uid).filter(|(_, code)| code.is_some()).count();
+    let lost = board.history.lost.iter().filter(|of| of.job == *id && of.uid == uid).count();
+    if after.retry_count as usize > faults + lost {
+        let n = after.retry_count;
+        say(
+            22,
+            format!("{id}: {n} retries were counted, {faults} members failed, {lost} were lost"),
+        );
+    }
+    if failed as usize > own_faults {
+        say(22, format!("{id}: {failed} failures were counted, there were {own_faults}"));
+    }
+}
+
+/// 25: a record goes when a person says so or when its time is up, and nothing of it stays.
+fn gone(
+    deed: &Deed,
+    id: &Namespaced,
+    record: &super::super::board::JobSeen,
+    board: &Board,
+    facts: &Facts,
+    say: Say<'_>,
+) {
+    let Some(spec) = &record.spec else {
+        say(25, format!("{id} was deleted, and nobody can read what it says"));
+        return;
+    };
+    let status = deed.changes.iter().find_map(|seen| match seen {
+        Seen::JobStatus(of, (before, None)) if of == id => before.as_deref(),
+        _ => None,
+    });
+    if !spec.deleting {
+        let due = status.filter(|status| status.uid == record.uid).and_then(|status| {
+            let end = match status.state.phase {
+                phase if phase.is_final() => status.completion_time,
+                JobPhase::Aborted if !spec.suspend => Some(status.state.last_transition_time),
+                _ => None,
+            };
+            end?.checked_add(spec.ttl?).ok()
+        });
+        let now = clock(deed, facts);
+        if due.zip(now).is_none_or(|(due, now)| now < due) {
+            let phase = status.map(|status| status.state.phase);
+            say(25, format!("{id} was deleted when it was {phase:?}; due {due:?}, now {now:?}"));
+        }
+    }
+    if let Some((place, _)) = board.pods.iter().find(|(_, mark)| mark.job == *id) {
+        say(25, format!("{id} was deleted, and {}/{} stays", place.node, place.pod));
+    }
+    if board.groups.contains_key(id) {
+        say(25, format!("{id} was deleted, and its group stays"));
+    }
+}
+
+/// A command is consumed in the transaction that carries it out.
+fn consumed(deed: &Deed, command_id: uuid::Uuid, command: &Command, board: &Board, say: Say<'_>) {
+    if board.history.consumed.contains(&command_id) {
+        say(22, format!("command {command_id} was carried out twice"));
+    }
+    let Target::Job { job, uid, task, index } = &command.target else {
+        return queues(command, board, say);
+    };
+    if !board.jobs.contains_key(job) {
+        return;
+    }
+    let pair: Option<&Pair<JobStatus>> = deed.changes.iter().find_map(|seen| match seen {
+        Seen::JobStatus(id, pair) if id == job => Some(pair),
+        _ => None,
+    });
+    let Some((before, after)) = pair else {
+        say(22, format!("{} of {job} was consumed, and nothing was done", command.action));
+        return;
+    };
+    let (Some(after), Some((record_uid, spec))) = (after, board.spec(job)) else { return };
+    let of_another = uid.is_some_and(|uid| JobUid(uid) != record_uid);
+    if of_another || spec.deleting {
+        return;
+    }
+    let before = before.as_ref().filter(|before| before.uid == after.uid);
+    let from = before.map_or(JobPhase::Pending, |before| before.state.phase);
+    let members = match (task, index) {
+        (Some(task), index) => {
+            spec.task(task).is_some_and(|task| index.unwrap_or(0) < task.replicas)
+        }
+        (None, _) => false,
+    };
+    use JobPhase as P;
+    let at_work = matches!(from, P::Pending | P::Running | P::Restarting);
+    let stopped = matches!(from, P::Aborting | P::Aborted);
+    let wanted = match command.action {
+        Action::AbortJob if at_work => P::Aborting,
+        Action::TerminateJob if at_work || stopped => P::Terminating,
+        Action::CompleteJob if at_work => P::Completing,
+        Action::RestartJob if at_work => P::Restarting,
+        Action::RestartTask | Action::RestartPod if at_work && members => P::Restarting,
+        Action::ResumeJob if stopped => P::Restarting,
+        _ => return,
+    };
+    if after.state.phase != wanted {
+        let action = command.action;
+        say(22, format!("{action} of {job}: {from} became {}, not {wanted}", after.state.phase));
+    }
+}
+
+fn queues(command: &Command, board: &Board, say: Say<'_>) {
+    let Target::Queue { queue } = &command.target else { return };
+    let wanted = match command.action {
+        Action::OpenQueue => Desired::Open,
+        Action::CloseQueue => Desired::Closed,
+        _ => return,
+    };
+    let state = board.queues.get(queue).and_then(|spec| Some(spec.as_ref()?.state));
+    if state != Some(wanted) {
+        say(22, format!("{} of {queue} was consumed, and it is {state:?}", command.action));
+    }
+}

@@ -1,0 +1,140 @@
+//! What has happened in a batch world and no key tells any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::board::{Board, Deed, Seen};
+use crate::ids::{Namespaced, NodeName};
+use crate::job::manifest::Mark;
+use crate::job::spec::{JobSpec, JobUid, Slot};
+use crate::job::status::PodPhase;
+
+/// One try at one member of one job.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Try {
+    /// The job.
+    pub job: Namespaced,
+    /// Which of its name.
+    pub uid: JobUid,
+    /// Which member.
+    pub slot: Slot,
+    /// The attempt of the whole job.
+    pub version: u64,
+    /// Which try.
+    pub attempt: u32,
+}
+
+impl From<&Mark> for Try {
+    fn from(mark: &Mark) -> Try {
+        let Mark { job, uid, slot, version, attempt } = mark.clone();
+        Try { job, uid, slot, version, attempt }
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct History {
+    /// Tries that were ever made.
+    pub made: BTreeSet<Try>,
+    /// Tries that ended on their nodes, and how.
+    pub ended: BTreeMap<Try, Option<i32>>,
+    /// Tries that were lost: taken away by somebody, or with their node.
+    pub lost: BTreeSet<Try>,
+    /// Commands that were carried out.
+    pub consumed: BTreeSet<Uuid>,
+    /// Tasks whose members are as their dependents want them.
+    pub ready_now: BTreeSet<(Namespaced, JobUid, String)>,
+    /// Until when they were so.
+    pub ready: BTreeMap<(Namespaced, JobUid, String), Duration>,
+    /// When nodes were out of hearing, and until when.
+    pub absences: BTreeMap<NodeName, Vec<(Duration, Duration)>>,
+    /// Jobs that were told to end otherwise, by command or by a deadline.
+    pub commanded: BTreeSet<(Namespaced, JobUid)>,
+}
+
+impl History {
+    /// Notes which pods a write shows to be lost; before it is looked at.
+    pub fn losses(board: &mut Board, deed: &Deed) {
+        for seen in &deed.changes {
+            let Seen::Intent(place, (Some(mark), None)) = seen else { continue };
+            let down = board.nodes.get(&place.node).is_some_and(|node| node.gone)
+                || board.history.absences.contains_key(&place.node);
+            if deed.process().is_none() || down {
+                board.history.lost.insert(Try::from(&**mark));
+            }
+        }
+    }
+
+    /// Notes what a write did; after it was looked at.
+    pub fn note(board: &mut Board, deed: &Deed) {
+        let mut touched: BTreeSet<Namespaced> = BTreeSet::new();
+        for seen in &deed.changes {
+            match seen {
+                Seen::Intent(_, (_, Some(mark))) => {
+                    board.history.made.insert(Try::from(&**mark));
+                }
+                Seen::PodStatus(place, Some(standing)) => {
+                    let Some(mark) = board.realities.get(place) else { continue };
+                    touched.insert(mark.job.clone());
+                    if standing.phase.has_ended() {
+                        board.history.ended.insert(Try::from(&**mark), standing.exit_code);
+                    }
+                }
+                Seen::Command(id, (Some(command), None)) if deed.process().is_some() => {
+                    board.history.consumed.insert(*id);
+                    if let crate::command::Target::Job { job, .. } = &command.target
+                        && let Some(seen) = board.jobs.get(job)
+                    {
+                        board.history.commanded.insert((job.clone(), seen.uid));
+                    }
+                }
+                Seen::Reality(_, (before, after)) => {
+                    touched.extend(before.iter().chain(after).map(|mark| mark.job.clone()));
+                }
+                _ => {}
+            }
+        }
+        for id in touched {
+            let ready: Vec<_> = match board.spec(&id) {
+                Some((uid, spec)) => {
+                    ready_tasks(board, &id, uid, spec).map(|task| (id.clone(), uid, task)).collect()
+                }
+                None => Vec::new(),
+            };
+            let history = &mut board.history;
+            let were: Vec<_> = history.ready_now.iter().filter(|(job, ..)| *job == id).collect();
+            let were: Vec<_> = were.into_iter().cloned().collect();
+            for key in were {
+                history.ready_now.remove(&key);
+                history.ready.insert(key, deed.write.at);
+            }
+            history.ready_now.extend(ready);
+        }
+    }
+}
+
+/// Tasks of which as many members as their `minAvailable` run or have succeeded, as nodes say.
+pub fn ready_tasks<'a>(
+    board: &'a Board,
+    id: &'a Namespaced,
+    uid: JobUid,
+    spec: &'a JobSpec,
+) -> impl Iterator<Item = String> + 'a {
+    let there = move |task: &str| {
+        let own = board.real_of(id).filter(|(place, mark)| {
+            let standing = board.standings.get(*place);
+            mark.uid == uid
+                && mark.slot.task == task
+                && standing.is_some_and(|s| {
+                    s.phase == PodPhase::Succeeded || s.phase == PodPhase::Running && s.ready
+                })
+        });
+        own.count()
+    };
+    spec.tasks.iter().filter_map(move |task| {
+        let wanted = task.min_available.unwrap_or(0) as usize;
+        (there(&task.name) >= wanted).then(|| task.name.clone())
+    })
+}

@@ -1,0 +1,114 @@
+//! What must have come about once the faults have ended.
+
+use std::collections::BTreeSet;
+
+use super::board::Board;
+use super::people::QUEUES;
+use crate::command::Target;
+use crate::ids::{Namespaced, NodeName};
+use crate::pod_group::status::PlacementState;
+use crate::queue::status::QueueState;
+use crate::rc::plan::Place;
+use crate::sim::invariant::Facts;
+
+/// What is not yet as it shall be, and the invariant that this would break; `None`: everything is. `live` are the
+/// processes that run.
+#[must_use]
+pub fn unsettled(board: &Board, facts: &Facts, live: &BTreeSet<u32>) -> Option<(u32, String)> {
+    let absent = |process: &&u32| {
+        let session = board.present.get(&facts.processes[process].farm);
+        session.is_none() || session != facts.current.get(process)
+    };
+    if let Some(process) = live.iter().find(absent) {
+        return Some((
+            27,
+            format!("{} #{process} has not got its name", facts.processes[process].farm),
+        ));
+    }
+    commands(board)
+        .or_else(|| board.jobs.keys().find_map(|id| job(board, facts, live, id)))
+        .or_else(|| gangs(board))
+        .or_else(|| machines(board))
+        .or_else(|| queues(board))
+}
+
+/// 22: every command for something that is there has been carried out.
+fn commands(board: &Board) -> Option<(u32, String)> {
+    board.commands.iter().find_map(|(id, command)| {
+        let there = match &command.target {
+            Target::Job { job, .. } => board.jobs.contains_key(job),
+            Target::Queue { queue } => board.queues.contains_key(queue),
+        };
+        there.then(|| (22, format!("command {id} was not carried out: {command:?}")))
+    })
+}
+
+/// 27: every job has ended, and left nothing that it needs no more.
+fn job(
+    board: &Board,
+    facts: &Facts,
+    live: &BTreeSet<u32>,
+    id: &Namespaced,
+) -> Option<(u32, String)> {
+    let not_yet = |what: String| Some((27, format!("{id} {what}")));
+    let Some((uid, spec)) = board.spec(id) else { return not_yet("cannot be read".to_owned()) };
+    let owner = board.job_owners.get(id).and_then(|session| facts.sessions.get(session));
+    if !owner.is_some_and(|process| live.contains(process)) {
+        return not_yet("has no owner that lives".to_owned());
+    }
+    let Some(status) = board.statuses.get(id).filter(|status| status.uid == uid) else {
+        return not_yet("has no status".to_owned());
+    };
+    if !status.state.phase.is_final() {
+        let state = &status.state;
+        return not_yet(format!("is {} ({}: {})", state.phase, state.reason, state.message));
+    }
+    if spec.deleting || spec.ttl.is_some() {
+        return not_yet("is still there, although its time is up".to_owned());
+    }
+    if board.groups.contains_key(id) {
+        let own = board.pods.iter().filter(|(_, mark)| mark.job == *id);
+        let pods: Vec<String> = own
+            .map(|(place, mark)| format!("{}@{} {}", mark.slot, place.node, mark.attempt))
+            .collect();
+        let (phase, members) = (status.state.phase, status.members);
+        return not_yet(format!("is {phase} and its group still there: {members:?}, {pods:?}"));
+    }
+    None
+}
+
+/// 16: no gang is half placed, and nothing is promised to those that have ended.
+fn gangs(board: &Board) -> Option<(u32, String)> {
+    let half = board.group_statuses.iter().find_map(|(id, status)| {
+        let place = status.placement.as_ref()?;
+        (place.state != PlacementState::Bound).then(|| format!("{id} is {:?}", place.state))
+    });
+    let left = board.group_statuses.keys().find(|id| !board.groups.contains_key(*id));
+    let left = left.map(|id| format!("{id} is gone, and its status is still there"));
+    half.or(left).map(|what| (16, what))
+}
+
+/// What runs is what is intended.
+fn machines(board: &Board) -> Option<(u32, String)> {
+    let dead = |node: &NodeName| board.nodes.get(node).is_some_and(|node| node.gone);
+    let unwanted = |place: &&Place| !board.intents.contains_key(*place) && !dead(&place.node);
+    let running = board.realities.keys().find(unwanted);
+    let running = running.map(|place| format!("{} runs on {}, unwanted", place.pod, place.node));
+    let nobody = board
+        .pods
+        .iter()
+        .find(|(_, mark)| board.jobs.get(&mark.job).is_some_and(|job| job.uid != mark.uid));
+    let nobody = nobody.map(|(place, mark)| {
+        format!("{} on {} is of {} {}, which is gone", place.pod, place.node, mark.job, mark.uid)
+    });
+    running.or(nobody).map(|what| (27, what))
+}
+
+/// Every queue is open, and says so.
+fn queues(board: &Board) -> Option<(u32, String)> {
+    let ours = board.queues.keys().filter(|name| QUEUES.contains(&name.as_str()));
+    ours.into_iter().find_map(|name| {
+        let state = board.queue_statuses.get(name).and_then(|status| status.state);
+        (state != Some(QueueState::Open)).then(|| (27, format!("queue {name} is {state:?}")))
+    })
+}

@@ -1,0 +1,352 @@
+//! Machines that pretend to run what is intended there: processes start, end as the seed says, are stopped when they are
+//! wanted no more, and die with their machine.
+//!
+//! An agent that dies leaves its processes running, and the next one finds them. A machine that dies takes them with it;
+//! what was wanted of them has then ended in a way that nobody knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::embedded::Embedded;
+use crate::ids::{NodeName, PodId, SessionId};
+use crate::job::manifest::Mark;
+use crate::manifest::Resources;
+use crate::node::Health;
+use crate::node::record::{NodeRecord, NodeState};
+use crate::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
+use crate::sim::dice::Dice;
+use crate::sim::referee::{Actor, Referee};
+use crate::store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store, key};
+use crate::time::Timestamp;
+
+/// Agents look this often.
+const MOMENT: Duration = Duration::from_millis(200);
+/// A process takes at most so long to stop.
+const SLOWEST_STOP: Duration = Duration::from_secs(4);
+
+/// What every machine has.
+#[must_use]
+pub fn capacity() -> Resources {
+    Resources { cpu_milli: 3_000, memory_bytes: 0, devices: BTreeMap::new() }
+}
+
+/// The name of a machine.
+#[must_use]
+pub fn node(n: usize) -> NodeName {
+    format!("m{n}").parse().expect("a node's name")
+}
+
+/// See the module.
+pub struct Machines {
+    consul: Embedded,
+    referee: Arc<Referee>,
+    seed: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    machines: BTreeMap<NodeName, Machine>,
+    dice: Dice,
+    /// Nothing fails by itself any more.
+    calm: bool,
+}
+
+#[derive(Default)]
+struct Machine {
+    /// Its agent's session, while that runs.
+    agent: Option<SessionId>,
+    processes: BTreeMap<PodId, Process>,
+}
+
+/// A pod's process.
+struct Process {
+    manifest: Bytes,
+    state: Run,
+    restarts: u64,
+    /// Whether the store shows it as it is.
+    told: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Run {
+    Running { until: Option<Instant>, then: i32 },
+    Ended(Option<i32>),
+    Stopping(Instant),
+}
+
+/// What becomes of one try: how long it runs, and its exit code.
+struct Fate {
+    runs: Option<Duration>,
+    code: i32,
+}
+
+impl Machines {
+    /// So many machines, none of which runs yet; `seed` decides what becomes of their processes.
+    #[must_use]
+    pub fn new(consul: Embedded, referee: Arc<Referee>, count: usize, mut dice: Dice) -> Arc<Self> {
+        let machines = (0..count).map(|n| (node(n), Machine::default())).collect();
+        let seed = dice.seed();
+        let state = Mutex::new(State { machines, dice, calm: false });
+        Arc::new(Machines { consul, referee, seed, state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, key: &Key, value: Bytes, mode: PutMode) {
+        let put = self.consul.put(key, value, 0, mode);
+        let _ = self.referee.now(Actor::Node, put);
+    }
+
+    fn delete(&self, key: &Key) {
+        let delete = self.consul.delete(key, DeleteMode::Always);
+        let _ = self.referee.now(Actor::Node, delete);
+    }
+
+    fn write_record(&self, node: &NodeName, state: NodeState, session: SessionId) {
+        let record = NodeRecord {
+            address: format!("{node}.sim"),
+            state,
+            session: Some(session.clone()),
+            capacity: capacity(),
+            ..NodeRecord::default()
+        };
+        self.put(&key::node(node), record.encode(), PutMode::Acquire(session));
+    }
+
+    /// Starts a machine's agent, again if it runs: its session holds its record.
+    pub fn start_agent(&self, node: &NodeName) {
+        self.kill_agent(node);
+        let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+        let session = self.referee.now(Actor::Node, self.consul.create_session(&new));
+        let Ok(session) = session else { return };
+        self.put(&key::node_labels(node), r#"{"pool":"batch"}"#.into(), PutMode::Set);
+        self.write_record(node, NodeState::Ready, session.clone());
+        if let Some(machine) = self.lock().machines.get_mut(node) {
+            machine.agent = Some(session);
+            machine.processes.values_mut().for_each(|process| process.told = false);
+        }
+    }
+
+    /// A machine's agent dies; its processes go on.
+    pub fn kill_agent(&self, node: &NodeName) {
+        let session = self.lock().machines.get_mut(node).and_then(|machine| machine.agent.take());
+        if let Some(session) = session {
+            let _ = self.referee.now(Actor::Node, self.consul.destroy_session(&session));
+        }
+    }
+
+    /// The whole machine dies: nobody knows how its processes ended.
+    pub fn crash(&self, node: &NodeName) {
+        self.kill_agent(node);
+        let mut state = self.lock();
+        let Some(machine) = state.machines.get_mut(node) else { return };
+        machine.processes.retain(|_, process| !matches!(process.state, Run::Stopping(_)));
+        for process in machine.processes.values_mut() {
+            if let Run::Running { .. } = process.state {
+                process.state = Run::Ended(None);
+            }
+        }
+    }
+
+    /// An operator drains a machine, or ends that.
+    pub fn drain(&self, node: &NodeName, state: NodeState) {
+        let key = key::node(node);
+        let read = self.referee.now(Actor::User, self.consul.get(&key, Query::PLAIN));
+        let entry = read.ok().and_then(|answer| answer.value);
+        let Some(entry) = entry else { return };
+        let mut record = NodeRecord::decode(&entry.value).unwrap_or_default();
+        record.state = state;
+        let put = self.consul.put(&key, record.encode(), 0, PutMode::Set);
+        let _ = self.referee.now(Actor::User, put);
+    }
+
+    /// From now on everything that runs ends well.
+    pub fn calm(&self) {
+        self.lock().calm = true;
+    }
+
+    /// Runs the agents, for ever.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(MOMENT).await;
+            let nodes: Vec<NodeName> = self.lock().machines.keys().cloned().collect();
+            for node in nodes {
+                self.turn(&node);
+            }
+        }
+    }
+
+    /// One look of one agent.
+    fn turn(&self, node: &NodeName) {
+        let now = Instant::now();
+        {
+            // Processes end whether their agent runs or not.
+            let mut state = self.lock();
+            let Some(machine) = state.machines.get_mut(node) else { return };
+            for process in machine.processes.values_mut() {
+                if let Run::Running { until: Some(until), then } = process.state
+                    && until <= now
+                {
+                    process.end(then, now);
+                }
+            }
+            if machine.agent.is_none() {
+                return;
+            }
+        }
+        let intended: BTreeMap<PodId, (Arc<Mark>, Bytes)> = self.referee.board(|board, _| {
+            let all = board.intended(node);
+            all.map(|(pod, mark, entry)| (pod.clone(), (mark.clone(), entry.value.clone())))
+                .collect()
+        });
+        let real: BTreeSet<PodId> = self.referee.board(|board, _| {
+            let here = board.realities.keys().filter(|place| place.node == *node);
+            here.map(|place| place.pod.clone()).collect()
+        });
+        self.stop(node, &intended, now);
+        self.start(node, &intended, now);
+        // What a restored snapshot shows and nobody runs.
+        for pod in real {
+            if !self.lock().machines[node].processes.contains_key(&pod) {
+                self.delete(&key::reality(node, &pod));
+                self.delete(&key::pod_status(&pod, node));
+            }
+        }
+        self.tell(node);
+    }
+
+    fn stop(&self, node: &NodeName, intended: &BTreeMap<PodId, (Arc<Mark>, Bytes)>, now: Instant) {
+        let mut gone = Vec::new();
+        {
+            let mut state = self.lock();
+            let State { machines, dice, .. } = &mut *state;
+            let Some(machine) = machines.get_mut(node) else { return };
+            for (pod, process) in &mut machine.processes {
+                let wanted = intended.get(pod).is_some_and(|(_, text)| *text == process.manifest);
+                match process.state {
+                    Run::Stopping(until) if until <= now => gone.push(pod.clone()),
+                    Run::Running { .. } if !wanted => {
+                        process.state = Run::Stopping(now + dice.between(MOMENT, SLOWEST_STOP));
+                    }
+                    Run::Ended(_) if !wanted => gone.push(pod.clone()),
+                    _ => {}
+                }
+            }
+            machine.processes.retain(|pod, _| !gone.contains(pod));
+        }
+        for pod in gone {
+            self.delete(&key::reality(node, &pod));
+            self.delete(&key::pod_status(&pod, node));
+        }
+    }
+
+    fn start(&self, node: &NodeName, intended: &BTreeMap<PodId, (Arc<Mark>, Bytes)>, now: Instant) {
+        let mut state = self.lock();
+        let calm = state.calm;
+        let Some(machine) = state.machines.get_mut(node) else { return };
+        for (pod, (mark, manifest)) in intended {
+            if machine.processes.contains_key(pod) {
+                continue;
+            }
+            let fate = self.fate(mark, calm);
+            let process = Process {
+                manifest: manifest.clone(),
+                state: Run::Running { until: fate.runs.map(|runs| now + runs), then: fate.code },
+                restarts: 0,
+                told: false,
+            };
+            machine.processes.insert(pod.clone(), process);
+        }
+    }
+
+    /// Writes what the store does not show yet.
+    fn tell(&self, node: &NodeName) {
+        let mut news = Vec::new();
+        {
+            let mut state = self.lock();
+            let Some(machine) = state.machines.get_mut(node) else { return };
+            for (pod, process) in &mut machine.processes {
+                if !std::mem::replace(&mut process.told, true) {
+                    news.push((pod.clone(), process.manifest.clone(), process.status()));
+                }
+            }
+        }
+        for (pod, manifest, status) in news {
+            let (reality, told) = (key::reality(node, &pod), key::pod_status(&pod, node));
+            let ops = [
+                Op::Set { key: reality, value: manifest, flags: 0 },
+                Op::Set { key: told, value: status.encode(), flags: 0 },
+            ];
+            let _ = self.referee.now(Actor::Node, self.consul.txn(&ops));
+        }
+    }
+
+    /// What becomes of a try: always the same of the same one.
+    fn fate(&self, mark: &Mark, calm: bool) -> Fate {
+        let text = format!("{}/{}/{}/{}", mark.job, mark.slot, mark.version, mark.attempt);
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let mut dice = Dice::new(self.seed ^ hash);
+        let runs = dice.between(Duration::from_millis(300), Duration::from_secs(6));
+        let name = mark.job.name.as_str();
+        let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
+        if endless || name.starts_with("mpi") && mark.slot.task == "Worker" {
+            return Fate { runs: None, code: 0 };
+        }
+        let fails =
+            dice.permille(if mark.version + u64::from(mark.attempt) < 3 { 300 } else { 50 });
+        let code = if dice.permille(500) { 1 + dice.below(3) } else { 137 };
+        let code = i32::try_from(code).unwrap_or(1);
+        match doomed || fails && !calm {
+            true => Fate { runs: Some(runs), code },
+            false => Fate { runs: Some(runs), code: 0 },
+        }
+    }
+}
+
+impl Process {
+    /// Its process ended; what its manifest says of restarts is the agent's business.
+    fn end(&mut self, code: i32, now: Instant) {
+        let manifest: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();
+        let launchables = manifest["launchables"].as_object();
+        let word = launchables.and_then(|all| all.values().next()?.get("restart")?.as_str());
+        let again = match word {
+            Some("on_failure") => code != 0 && self.restarts == 0,
+            Some("always") => self.restarts == 0,
+            _ => false,
+        };
+        if again {
+            self.restarts += 1;
+            let until = Some(now + Duration::from_secs(1));
+            self.state = Run::Running { until, then: 0 };
+        } else {
+            self.state = Run::Ended(Some(code));
+        }
+        self.told = false;
+    }
+
+    fn status(&self) -> PodStatus {
+        let (phase, exit) = match self.state {
+            Run::Running { .. } => (Phase::Running, None),
+            Run::Stopping(_) => (Phase::Stopping, None),
+            Run::Ended(code) => (Phase::Ended, Some(code.unwrap_or(-1))),
+        };
+        let last_exit = exit.map(|exit_code| LastExit {
+            time: Timestamp::UNIX_EPOCH,
+            exit_code,
+            exit_status: 0,
+        });
+        let processes =
+            vec![ProcessStatus { phase, last_exit, restarts: self.restarts, ..Default::default() }];
+        let health = if phase == Phase::Running { Health::Passing } else { Health::Absent };
+        PodStatus { phase, health, processes, ..PodStatus::default() }
+    }
+}

@@ -1,0 +1,222 @@
+//! The batch world of one seed, from its first write to its last check.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::liveness;
+use super::machines::{Machines, node};
+use super::people::{People, QUEUES, document, job_id};
+use super::script::{Act, HEALED_AT, MACHINES, script};
+use crate::embedded::{Embedded, Fate, Request, Settings};
+use crate::ids::Namespaced;
+use crate::node::record::NodeState;
+use crate::sim::Report;
+use crate::sim::dice::Dice;
+use crate::sim::farms::{Farms, weather};
+use crate::sim::process::{Design, WallClock};
+use crate::sim::referee::Referee;
+use crate::time::IdSource;
+
+/// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
+const SETTLES_WITHIN: Duration = Duration::from_secs(400);
+/// 29 is watched for this long.
+const REST: Duration = Duration::from_secs(10);
+/// 29: a farm at rest asks no more than this in that time: beats, renewals, and waits that end.
+const REQUESTS_AT_REST: u64 = 120;
+/// 28: how long jobs take, submitted when an owner ends, beside the take-over.
+const A_JOB_TAKES: Duration = Duration::from_secs(40);
+
+/// See the module.
+pub struct World {
+    referee: Arc<Referee>,
+    machines: Arc<Machines>,
+    people: People,
+    farms: Farms,
+    /// The jobs, by kind.
+    kinds: Vec<usize>,
+    /// A machine that never comes back.
+    lost: Option<usize>,
+    start: Instant,
+}
+
+impl World {
+    /// Lives through a seed.
+    pub async fn live(seed: u64, print: bool) -> Report {
+        // Sleeping once puts the paused clock on a whole millisecond.
+        sleep(Duration::from_millis(1)).await;
+        let mut dice = Dice::new(seed);
+        let ids = IdSource::from_seed(dice.seed());
+        let start = Instant::now();
+        let consul = Embedded::new(&Settings::default(), &ids);
+        // Remembers the past, for stale reads.
+        drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
+        let referee = Referee::of_batch(&consul, print);
+        let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
+        let clock = WallClock::new(start);
+        let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
+        let designs = designs(&mut dice);
+        let weather = weather(&mut dice);
+        let lost = dice.permille(250).then(|| dice.below(MACHINES));
+        let farms = Farms::new(consul, referee.clone(), designs, weather, start);
+        let kinds = Vec::new();
+        let mut world =
+            World { referee: referee.clone(), machines, people, farms, kinds, lost, start };
+        let agents = tokio::spawn(world.machines.clone().run());
+        tokio::select! {
+            biased;
+            () = referee.violation() => {}
+            () = world.play(dice) => {}
+        }
+        agents.abort();
+        let (violation, applied, hash) = referee.result();
+        let last = if violation.is_some() { referee.last() } else { Vec::new() };
+        Report { seed, violation, applied, hash, lived: start.elapsed(), last }
+    }
+
+    async fn play(&mut self, mut dice: Dice) {
+        (0..MACHINES).for_each(|n| self.machines.start_agent(&node(n)));
+        self.people.set_up();
+        let (kinds, acts) = script(&mut dice, self.farms.count());
+        self.kinds = kinds;
+        self.farms.start_all(dice);
+        for (at, act) in acts {
+            self.farms.until(self.start + at).await;
+            self.say(format!("{act:?}"));
+            self.act(act);
+        }
+        self.farms.until(self.start + HEALED_AT).await;
+        self.heal();
+        self.settle(SETTLES_WITHIN, 27, "the faults").await;
+        self.rest().await;
+        self.take_over().await;
+    }
+
+    fn say(&self, what: String) {
+        self.referee.say(self.start.elapsed(), format!("-- {what}"));
+    }
+
+    fn job(&self, n: usize) -> Namespaced {
+        job_id(self.kinds[n], n)
+    }
+
+    fn act(&mut self, act: Act) {
+        let people = &self.people;
+        match act {
+            Act::Trouble(trouble) => self.farms.befall(trouble),
+            Act::AgentDown(n) => self.machines.kill_agent(&node(n)),
+            Act::AgentUp(n) => self.machines.start_agent(&node(n)),
+            Act::Crash(n) => self.machines.crash(&node(n)),
+            Act::Drain(n, true) => self.machines.drain(&node(n), NodeState::Draining),
+            Act::Drain(n, false) => self.machines.drain(&node(n), NodeState::Ready),
+            Act::Submit(n) => people.submit(&self.job(n), &document(self.kinds[n], n)),
+            Act::Suspend(n, suspend) => people.suspend(&self.job(n), suspend),
+            Act::Command(n, action) => people.command(&self.job(n), action, Some(("w", Some(0)))),
+            Act::Scale(n, count) => people.scale(&self.job(n), count),
+            Act::Delete(n) => people.delete_job(&self.job(n)),
+            Act::Drop(n) => people.drop_job(&self.job(n)),
+            Act::Malform(n, how) => people.malform(&self.job(n), how),
+            Act::Mend(n) => people.mend(&self.job(n), &document(self.kinds[n], n)),
+            Act::DropIntent(n) => people.drop_intent(&self.job(n)),
+            Act::CommandQueue(n, open) => people.command_queue(QUEUES[n], open),
+            Act::Close(n, closed) => {
+                let state = if closed { "Closed" } else { "Open" };
+                people.edit_queue(QUEUES[n], |spec| spec["state"] = state.into());
+            }
+            Act::Limit(n, cpu) => {
+                people.edit_queue(QUEUES[n], |spec| spec["capability"]["cpu"] = cpu.into());
+            }
+            Act::MalformQueue(n) => people.malform_queue(QUEUES[n]),
+            Act::MendQueue(n) => people.mend_queue(QUEUES[n]),
+            Act::Litter => people.litter(),
+        }
+    }
+
+    /// Every fault ends, and whatever people stopped goes on.
+    fn heal(&mut self) {
+        self.say("the faults have ended".to_owned());
+        self.farms.heal(true);
+        self.machines.calm();
+        for n in (0..MACHINES).filter(|n| Some(*n) != self.lost) {
+            self.machines.start_agent(&node(n));
+        }
+        if let Some(n) = self.lost {
+            self.machines.crash(&node(n));
+        }
+        QUEUES.iter().for_each(|name| self.people.mend_queue(name));
+        for n in 0..self.kinds.len() {
+            let (id, wanted) = (self.job(n), document(self.kinds[n], n));
+            self.people.mend(&id, &wanted);
+            self.people.submit(&id, &wanted);
+        }
+    }
+
+    fn unsettled(&self) -> Option<(u32, String)> {
+        let live = self.farms.live();
+        self.referee.board(|board, facts| liveness::unsettled(board, facts, &live))
+    }
+
+    /// Everything ends, within `limit` of `what`.
+    async fn settle(&mut self, limit: Duration, number: u32, what: &str) {
+        let deadline = Instant::now() + limit;
+        while let Some((invariant, unsettled)) = self.unsettled() {
+            if Instant::now() >= deadline {
+                let invariant = if invariant == 27 { number } else { invariant };
+                let text = format!("not within {limit:?} of {what}: {unsettled}");
+                self.referee.violated(invariant, text);
+                return;
+            }
+            self.people.resume_all();
+            self.farms.until(Instant::now() + Duration::from_millis(500)).await;
+        }
+        self.say("everything has ended".to_owned());
+    }
+
+    /// 29: then nothing happens any more.
+    async fn rest(&mut self) {
+        self.farms.until(Instant::now() + Duration::from_secs(5)).await;
+        let since = self.start.elapsed();
+        let before = self.farms.requests();
+        self.farms.until(Instant::now() + REST).await;
+        if let Some(process) = self.referee.sessions_ended(since).first() {
+            self.referee.violated(12, format!("a session of #{process} ended while all was well"));
+        }
+        for (process, now) in self.farms.requests() {
+            let count = now - before.get(&process).copied().unwrap_or(0);
+            if count > REQUESTS_AT_REST {
+                let what = format!("#{process} made {count} requests in {REST:?} of rest");
+                self.referee.violated(29, what);
+            }
+        }
+        if let Some((number, what)) = self.unsettled() {
+            self.referee.violated(number, format!("it did not last: {what}"));
+        }
+    }
+
+    /// 28: a farm that ends in the middle of work is followed in time.
+    async fn take_over(&mut self) {
+        for (kind, n) in [(0, 90), (1, 91), (2, 92)] {
+            self.people.submit(&job_id(kind, n), &document(kind, n));
+        }
+        self.farms.until(Instant::now() + Duration::from_secs(1)).await;
+        let (limit, signal) = self.farms.end_one();
+        self.settle(limit + A_JOB_TAKES, 28, signal).await;
+    }
+}
+
+/// Two farms or three; now and then one cannot have a check, or believes that little fits into a transaction.
+fn designs(dice: &mut Dice) -> Vec<Design> {
+    let mut designs: Vec<Design> = ["a", "b", "c"].map(|name| Design::new(name, "")).into();
+    designs.truncate(2 + usize::from(dice.permille(300)));
+    if dice.permille(100) {
+        let n = dice.below(designs.len());
+        designs[n].session.session_ttl = Duration::from_secs(10);
+    }
+    if dice.permille(500) {
+        // Gangs are then written ahead.
+        let ops = *dice.pick(&[12, 14, 20]);
+        designs.iter_mut().for_each(|design| design.limits.ops = ops);
+    }
+    designs
+}
