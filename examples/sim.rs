@@ -21,8 +21,8 @@ use rcfarm::sim::{Options, Report, Scenario, run};
 #[derive(Parser)]
 struct Args {
     /// Which world: `services` (replication controllers) or `batch` (jobs, queues, commands).
-    #[arg(long, default_value = "services", value_parser = scenario)]
-    scenario: Scenario,
+    #[arg(long, value_parser = scenario)]
+    scenario: Option<Scenario>,
     /// Which seeds, as `first..end`.
     #[arg(long, default_value = "0..1000", value_parser = range)]
     seeds: Range<u64>,
@@ -35,7 +35,7 @@ struct Args {
     /// Go on after a violation, and list the seeds that had one.
     #[arg(long)]
     all: bool,
-    /// Switch each safety layer off in turn, and write docs/mutations.md.
+    /// Switch each safety layer off in turn, and write docs/mutations.md; with a scenario, its rows alone.
     #[arg(long, conflicts_with_all = ["seeds", "seed"])]
     mutations: bool,
     /// Threads.
@@ -80,7 +80,7 @@ fn show(scenario: Scenario, report: &Report) {
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(seed) = args.seed {
-        let scenario = args.scenario;
+        let scenario = args.scenario.unwrap_or_default();
         let report = run(seed, &Options { scenario, print: args.trace, ..Options::default() });
         show(scenario, &report);
         let (applied, lived, hash) = (report.applied, report.lived, report.hash);
@@ -88,14 +88,16 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::from(report.violation.is_some()));
     }
     if args.mutations {
-        return mutations();
+        return mutations(args.scenario);
     }
     let bad = many(&args);
     ExitCode::from(u8::from(bad))
 }
 
-fn mutations() -> ExitCode {
-    let (page, missed) = catch_all(|case, caught| {
+fn mutations(scenario: Option<Scenario>) -> ExitCode {
+    let old = std::fs::read_to_string("docs/mutations.md").unwrap_or_default();
+    let of = scenario.map_or(vec![Scenario::Services, Scenario::Batch], |one| vec![one]);
+    let (page, missed) = catch_all(&of, &old, |case, caught| {
         let how = caught.as_ref().map_or("not caught".to_owned(), |caught| {
             format!("seed {}: invariant {}", caught.seed, caught.violation.invariant)
         });
@@ -122,7 +124,8 @@ fn many(args: &Args) -> bool {
                     if seed >= args.seeds.end {
                         return;
                     }
-                    let options = Options { scenario: args.scenario, ..Options::default() };
+                    let scenario = args.scenario.unwrap_or_default();
+                    let options = Options { scenario, ..Options::default() };
                     let report = run(seed, &options);
                     let done = done.fetch_add(1, Ordering::SeqCst) + 1;
                     if let Some(violation) = &report.violation {
@@ -131,7 +134,7 @@ fn many(args: &Args) -> bool {
                             true => {
                                 println!("seed {seed}: {} {}", violation.invariant, violation.what)
                             }
-                            false if first => show(args.scenario, &report),
+                            false if first => show(scenario, &report),
                             false => {}
                         }
                     }

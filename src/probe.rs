@@ -47,6 +47,22 @@ pub enum Mutation {
     NoQuarantine,
     /// A panic of one controller is not contained.
     PanicEscapes,
+    /// A command is deleted whether it is there or not.
+    CommandRepeated,
+    /// Members start without a check that their gang has its place.
+    PlaceUnchecked,
+    /// A gang's place is given back although it has pods, and whatever its owner has said meanwhile.
+    PlacePulled,
+    /// A place that was written ahead counts before the nodes have promised it.
+    PromiseSkipped,
+    /// A restart counts for two.
+    CountedTwice,
+    /// Members do not wait for the tasks that they depend on.
+    DependenciesIgnored,
+    /// Members start again without a pause.
+    PausesIgnored,
+    /// Queues have no limits.
+    LimitsIgnored,
 }
 
 #[cfg(not(any(test, feature = "sim")))]

@@ -26,6 +26,7 @@ use crate::ids::{Namespaced, NodeName};
 use crate::manifest::content_hash;
 use crate::pod_group::spec::PodGroupRecord;
 use crate::pod_group::status::Phase;
+use crate::probe::{Mutation, active};
 use crate::rc::plan::{Place, Standing};
 use crate::store::{Commit, Index, Key, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
@@ -319,7 +320,7 @@ impl JobController {
         let placed = Placed { id: &self.id, uid: look.uid, job, places, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
-        if !made.is_empty() {
+        if !made.is_empty() && !active(Mutation::PlaceUnchecked) {
             // They start where their group has its place now, not where it had one.
             let key = key::pod_group_status(&self.id);
             ops.push(Op::CheckIndex { key, index: look.placed_at });
@@ -365,8 +366,10 @@ impl JobController {
         }
         if let Some(command) = &plan.consume {
             // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
-            let key = key::command(command.id);
-            ops.push(Op::CheckIndex { key: key.clone(), index: command.index });
+            let (key, index) = (key::command(command.id), command.index);
+            if !active(Mutation::CommandRepeated) {
+                ops.push(Op::CheckIndex { key: key.clone(), index });
+            }
             ops.push(Op::Delete { key });
         }
         Step { plan, made, adopted, removed, group, ops, before }

@@ -16,6 +16,7 @@ use super::spec::{CleanPods, JobSpec, JobUid, Slot};
 use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
 use crate::command::Pending;
 use crate::ids::{Namespaced, NodeName};
+use crate::probe::{Mutation, active};
 use crate::time::Timestamp;
 
 /// The job's PodGroup, as far as the job cares.
@@ -352,7 +353,7 @@ fn advance(
         *memory.attempts.entry(slot.index).or_default() += 1;
     }
     if step.counts {
-        plan.status.retry_count += 1;
+        plan.status.retry_count += if active(Mutation::CountedTwice) { 2 } else { 1 };
     }
     if step.to == JobPhase::Restarting && matches!(cause.ask, Ask::Do(_)) {
         after_restart(seen, plan, step.stop, cause);
@@ -455,7 +456,8 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
     if !plan.status.state.phase.starts_members() || waits_for_old(seen, plan) {
         return;
     }
-    if plan.status.not_before.is_some_and(|at| at > seen.now) {
+    let is_early = |at: Timestamp| at > seen.now && !active(Mutation::PausesIgnored);
+    if plan.status.not_before.is_some_and(is_early) {
         return;
     }
     plan.status.not_before = None;
@@ -463,7 +465,8 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
     for task in &seen.job.tasks {
-        if !dependencies_ready(seen.job, task, members) {
+        let ready = active(Mutation::DependenciesIgnored);
+        if !ready && !dependencies_ready(seen.job, task, members) {
             continue;
         }
         for index in 0..task.replicas {
@@ -472,7 +475,7 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
             }
             let slot = Slot::new(&task.name, index);
             let memory = plan.status.memory(&task.name);
-            if memory.not_before.get(&index).is_some_and(|at| *at > seen.now) {
+            if memory.not_before.get(&index).copied().is_some_and(is_early) {
                 continue;
             }
             let (Some(node), false) = (places.get(&slot), members.contains_key(&slot)) else {

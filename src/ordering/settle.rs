@@ -14,6 +14,7 @@ use super::plan::{Candidate, Pass, shape};
 use crate::pod_group::machine::{Order, Seen, next};
 use crate::pod_group::spec::{GroupId, Members, PodGroupRecord, PodGroupSpec};
 use crate::pod_group::status::{Phase, Placement, PlacementState, PodGroupStatus, Reason};
+use crate::probe::{Mutation, active};
 use crate::queue::amounts::Amounts;
 use crate::queue::spec::BadField;
 use crate::store::Index;
@@ -231,7 +232,7 @@ impl<'a> Pass<'a> {
             return self.begin_release(id, known, after, then, Reason::Releasing);
         }
         let rest = missing(&self.seen.fleet.rooms, id, members(id, place));
-        if rest.is_empty() {
+        if rest.is_empty() || active(Mutation::PromiseSkipped) {
             let mut after = (*known.status).clone();
             if let Some(place) = &mut after.placement {
                 place.state = PlacementState::Bound;
@@ -310,6 +311,7 @@ impl<'a> Pass<'a> {
             let Members { bound, running, releasing, .. } = record.members;
             // Nobody pulls the place away under pods: those that are left go, or run, first.
             let in_use = phase == Phase::Pending && bound + running + releasing > 0;
+            let in_use = in_use && !active(Mutation::PlacePulled);
             if phase != status.phase && !in_use {
                 if let Some(queue) = status.queue.as_ref().filter(|_| phase == Phase::Pending) {
                     // It wants a place again and is looked at in the next pass: nothing goes before it in this one.

@@ -11,6 +11,7 @@ use super::queues::Queues;
 use crate::audit::GroupChange;
 use crate::ids::{NodeName, QueueName};
 use crate::pod_group::status::PodGroupStatus;
+use crate::probe::{Mutation, active};
 use crate::queue::status::QueueStatus;
 use crate::schedule::capacity::{Booking, Books, Rooms};
 use crate::store::{Index, Limits, Op, key};
@@ -112,7 +113,7 @@ fn build(changes: &[Change], rooms: &Rooms, queues: &Queues, book: &QueueBook) -
         batch.nodes.extend(change.nodes().into_iter().cloned());
         guarded.extend(guards(change, queues));
         batch.ops.push(status_op(change));
-        if let Some(index) = change.as_said {
+        if let Some(index) = change.as_said.filter(|_| !active(Mutation::PlacePulled)) {
             let key = key::pod_group(&change.id);
             batch.ops.push(match index {
                 Index::ZERO => Op::CheckNotExists { key },

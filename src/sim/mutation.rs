@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Options, Violation, run};
+use super::{Options, Scenario, Violation, run};
 use crate::probe::Mutation;
 
 /// Layers that are switched off together.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
+    /// In which world.
+    pub scenario: Scenario,
     /// Which.
     pub without: &'static [Mutation],
     /// What is different then.
@@ -29,14 +31,17 @@ pub struct Caught {
 pub const WITHIN: u64 = 200;
 
 macro_rules! cases {
-    ($($($layer:ident)+ = $what:literal,)*) => {
+    ($($scenario:ident: { $($($layer:ident)+ = $what:literal,)* })*) => {
         /// Every case.
-        pub const CASES: &[Case] =
-            &[$(Case { without: &[$(Mutation::$layer),+], what: $what }),*];
+        pub const CASES: &[Case] = &[$($(Case {
+            scenario: Scenario::$scenario,
+            without: &[$(Mutation::$layer),+],
+            what: $what,
+        },)*)*];
     };
 }
 
-cases! {
+cases! { Services: {
     NoFence = "transactions carry no fence",
     NoDeadline = "the local deadline never passes",
     NoFence NoDeadline = "neither fence nor deadline",
@@ -59,7 +64,16 @@ cases! {
     AuditApart = "the audit record is written after the transaction",
     NoQuarantine = "a record that keeps failing is tried again at once, for ever",
     PanicEscapes = "a controller's panic is not contained",
-}
+} Batch: {
+    CommandRepeated = "a command is deleted whether it is there or not",
+    PlaceUnchecked = "members start without a check that their gang has its place",
+    PlacePulled = "a gang's place is given back although it has pods, or may have",
+    PromiseSkipped = "a place that was written ahead counts before the nodes have promised it",
+    CountedTwice = "a restart counts for two",
+    DependenciesIgnored = "members do not wait for the tasks that they depend on",
+    PausesIgnored = "members start again without a pause",
+    LimitsIgnored = "queues have no limits",
+} }
 
 impl Case {
     /// The layers by name.
@@ -72,10 +86,11 @@ impl Case {
     /// Lives through one seed without the layers.
     #[must_use]
     pub fn try_seed(&self, seed: u64) -> Option<Caught> {
-        let options = Options { without: self.without.to_vec(), ..Options::default() };
+        let plain = Options { scenario: self.scenario, ..Options::default() };
+        let options = Options { without: self.without.to_vec(), ..plain.clone() };
         let violation = run(seed, &options).violation?;
         // It counts only if it is the layer's absence that was noticed.
-        let plain = run(seed, &Options::default()).violation;
+        let plain = run(seed, &plain).violation;
         plain.is_none().then_some(Caught { seed, violation })
     }
 
@@ -86,19 +101,26 @@ impl Case {
     }
 }
 
-/// Catches every case, on two threads, and makes the page of it; `told` hears of each. Gives the page, and how many
-/// were not caught.
+/// Catches every case of the worlds `of`, on two threads, and makes the page of it; `told` hears of each. Of other worlds
+/// the page stays as it was (`old`). Gives the page, and how many were not caught.
 ///
 /// # Panics
 /// If a thread does.
 #[must_use]
-pub fn catch_all(told: impl Fn(&Case, &Option<Caught>) + Sync) -> (String, usize) {
+pub fn catch_all(
+    of: &[Scenario],
+    old: &str,
+    told: impl Fn(&Case, &Option<Caught>) + Sync,
+) -> (String, usize) {
     let next = AtomicUsize::new(0);
     let caught = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some((n, case)) = numbered(next.fetch_add(1, Ordering::SeqCst)) {
+                    if !of.contains(&case.scenario) {
+                        continue;
+                    }
                     let how = case.catch();
                     told(case, &how);
                     caught.lock().expect("no thread panics").insert(n, how);
@@ -108,7 +130,11 @@ pub fn catch_all(told: impl Fn(&Case, &Option<Caught>) + Sync) -> (String, usize
     });
     let caught = caught.into_inner().expect("no thread panics");
     let missed = caught.values().filter(|how| how.is_none()).count();
-    (page(&CASES.iter().zip(caught.into_values()).collect::<Vec<_>>()), missed)
+    let row = |(n, case): (usize, &'static Case)| match caught.get(&n) {
+        Some(how) => (case, row(case, how)),
+        None => (case, line_of(old, case).unwrap_or_default().to_owned()),
+    };
+    (page(&CASES.iter().enumerate().map(row).collect::<Vec<_>>()), missed)
 }
 
 fn numbered(n: usize) -> Option<(usize, &'static Case)> {
@@ -118,19 +144,32 @@ fn numbered(n: usize) -> Option<(usize, &'static Case)> {
 /// The seed that a page names for a case.
 #[must_use]
 pub fn named(page: &str, case: &Case) -> Option<u64> {
-    let start = format!("| {} |", case.name());
-    let row = page.lines().find(|line| line.starts_with(&start))?;
-    row.split('|').nth(4)?.trim().parse::<u64>().ok()?.checked_sub(1)
+    line_of(page, case)?.split('|').nth(4)?.trim().parse::<u64>().ok()?.checked_sub(1)
 }
 
-fn page(rows: &[(&Case, Option<Caught>)]) -> String {
+fn line_of<'p>(page: &'p str, case: &Case) -> Option<&'p str> {
+    let start = format!("| {} |", case.name());
+    page.lines().find(|line| line.starts_with(&start))
+}
+
+fn row(case: &Case, caught: &Option<Caught>) -> String {
+    let (invariant, seeds) = match caught {
+        Some(caught) => (caught.violation.invariant.to_string(), (caught.seed + 1).to_string()),
+        None => ("none".to_owned(), format!("more than {WITHIN}")),
+    };
+    format!("| {} | {} | {invariant} | {seeds} |", case.name(), case.what)
+}
+
+fn page(rows: &[(&Case, String)]) -> String {
     let mut page = String::from(HEAD);
-    for (case, caught) in rows {
-        let (invariant, seeds) = match caught {
-            Some(caught) => (caught.violation.invariant.to_string(), (caught.seed + 1).to_string()),
-            None => ("none".to_owned(), format!("more than {WITHIN}")),
-        };
-        page.push_str(&format!("| {} | {} | {invariant} | {seeds} |\n", case.name(), case.what));
+    let mut world = Scenario::Services;
+    for (case, row) in rows {
+        if world != case.scenario {
+            world = case.scenario;
+            page.push_str(JOBS);
+        }
+        page.push_str(row);
+        page.push('\n');
     }
     page
 }
@@ -143,6 +182,13 @@ violated. A layer whose absence nothing notices would be of no use, or the simul
 `cargo run --features sim --example sim -- --mutations`; the suite lives through the named seed of each row again.
 
 Where a layer alone is covered by others, it stands here together with them.
+
+| without | so that | invariant | seeds |
+|---|---|---|---|
+";
+
+const JOBS: &str = "
+In the world of jobs, queues and commands:
 
 | without | so that | invariant | seeds |
 |---|---|---|---|
