@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    Change, Known, Member, StoredGroup, book, fitted, gang, group_of, held, members, missing, nodes_of,
-    parts,
+    Change, Known, Member, StoredGroup, book, fitted, gang, group_of, held, members, missing,
+    nodes_of, parts,
 };
 use super::plan::{Candidate, Pass, shape};
 use crate::pod_group::machine::{Order, Seen, next};
@@ -79,9 +79,9 @@ impl<'a> Pass<'a> {
             for release in parts(members, self.seen.bounds.nodes) {
                 // Only promises can fail.
                 let _ = book(&mut self.fleet, &id, &release, &[]);
-                let (promise, is_gone) = (Vec::new(), false);
+                let (promise, as_said) = (Vec::new(), None);
                 let change =
-                    Change { id: id.clone(), before: None, after: None, release, promise, is_gone };
+                    Change { id: id.clone(), before: None, after: None, release, promise, as_said };
                 self.plan.changes.push(change);
             }
         }
