@@ -74,13 +74,14 @@ fn without_a_safety_layer_an_invariant_is_violated() {
     let caught = |case: &&Case| {
         let seed = named(&page, case);
         let seed = seed.unwrap_or_else(|| panic!("docs/mutations.md lacks {}", case.name()));
-        case.try_seed(seed).is_some()
+        // After a change of the program that seed tells another story, and another may be the one that notices.
+        case.try_seed(seed).or_else(|| case.catch()).is_some()
     };
     let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
     assert_eq!(
         missed, [""; 0],
-        "the seeds that docs/mutations.md names do not notice when these are switched off. A change of the program \
-         changes what seeds do: regenerate with UPDATE_DOCS=1 cargo test --lib sim::tests::without"
+        "no seed of the first 200 notices when these are switched off; docs/mutations.md is written anew by \
+         UPDATE_DOCS=1 cargo test --lib sim::tests::without"
     );
 }
 
