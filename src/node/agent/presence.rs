@@ -178,7 +178,8 @@ impl Presence {
             Ok(stored) => {
                 let stored = stored.unwrap_or_default();
                 let labels = self.labels(old.as_ref(), &stored);
-                if labels != stored {
+                // A set without labels is written, too: farms know nodes by these records.
+                if labels != stored || labelled.is_none() {
                     let index = labelled.map_or(Index::ZERO, |entry| entry.modify_index);
                     let value = encode_labels(&labels);
                     txn.push(Op::Cas { key: labels_at, value, flags: 0, index });

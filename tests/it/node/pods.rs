@@ -49,6 +49,18 @@ async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_labels_is_known_to_farms_all_the_same() {
+    let mut host = Host::new();
+    host.settings.labels.clear();
+    host.start();
+    host.intend_script("web", "exec sleep 600", "").await;
+    host.until("web", |status| status.phase == Phase::Running).await;
+    let labels = host.get(&key::node_labels(&host.node())).await.unwrap();
+    assert_eq!(labels.value, "{}");
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_flaps_costs_few_writes_and_one_that_cannot_be_started_says_so() {
     let mut host = Host::new();
     let writes = Arc::new(AtomicUsize::new(0));
