@@ -83,7 +83,9 @@ impl Stage {
     }
 
     async fn commands(&self) -> usize {
-        self.scene.store.list(&key::commands(), Query::CONSISTENT).await.unwrap().value.len()
+        let tree = key::commands();
+        let listed = self.scene.store.list(&tree, Query::CONSISTENT).await.unwrap().value;
+        listed.iter().filter(|entry| !tree.is_sentinel(&entry.key)).count()
     }
 }
 

@@ -12,9 +12,6 @@ use crate::pod_group::spec::PodGroupRecord;
 use crate::queue::spec::QueueRecord;
 use crate::store::{Entry, Prefix, Query, StoreError, key};
 
-/// The name of a key that only keeps its tree from being empty.
-const SENTINEL: &str = "_";
-
 pub(super) async fn check(console: &Console, checks: &mut Vec<Check>) {
     checks.push(controllers(console).await);
     match batch(console).await {
@@ -90,7 +87,7 @@ async fn batch(console: &Console) -> Result<[Check; 4], StoreError> {
 
 async fn entries(console: &Console, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
     let mut entries = console.store.list(&tree, Query::PLAIN).await?.value;
-    entries.retain(|entry| tree.tail(&entry.key) != Some(SENTINEL));
+    entries.retain(|entry| !tree.is_sentinel(&entry.key));
     Ok(entries)
 }
 

@@ -8,20 +8,25 @@ async fn a_fresh_server_is_well_but_for_the_missing_farm() {
     let world = World::new().await;
     let before = world.everything();
     let checks = world.json(&["doctor"]).await;
-    let bad: Vec<&str> = checks
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|check| check["result"] != "ok")
-        .map(|check| check["check"].as_str().unwrap())
-        .collect();
-    assert_eq!(bad, ["farms"], "{checks}");
+    assert_eq!(bad(&checks), ["farms"], "{checks}");
     assert_eq!(world.everything(), before, "it writes nothing");
 
     let _farm = world.farm("f1", "");
     while world.json(&["farm", "list"]).await.as_array().unwrap().is_empty() {}
     let text = world.run(&["doctor"]).await.ok();
     assert!(text.contains("version 1") && text.contains("1 running"), "{text}");
+    while world.get("rcfarm/commands/_/_/_").await.is_none() {}
+    let checks = world.json(&["doctor"]).await;
+    assert!(bad(&checks).is_empty(), "what a farm keeps in the trees is no record: {checks}");
+}
+
+/// The checks that are not well.
+fn bad(checks: &serde_json::Value) -> Vec<&str> {
+    let checks = checks.as_array().unwrap().iter();
+    checks
+        .filter(|check| check["result"] != "ok")
+        .map(|check| check["check"].as_str().unwrap())
+        .collect()
 }
 
 #[tokio::test]
