@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use rcfarm::consul::Consul;
-use rcfarm::ids::{PodId, RcId};
+use rcfarm::ids::{PodId, RcId, SessionId};
 use rcfarm::store::watch::TreeWatch;
 use rcfarm::store::{
     Behavior, Claim, Commit, Entry, Epoch, Index, NewSession, Op, PutMode, Query, Reader as _,
@@ -26,9 +26,14 @@ const FOR: Duration = Duration::from_millis(1_500);
 /// As many connections as a farm uses.
 const CONNECTIONS: usize = 8;
 
-/// Transactions per second of `pods` pods each: fence, check-index of the record, status cas, per pod label cas
-/// and intent cas, audit set; values as long as a farm's.
-pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
+/// A record with a count of pods, and the claim on it.
+struct Owned {
+    session: SessionId,
+    claim: Claim,
+    record: (RcId, Index),
+}
+
+async fn own(store: &Arc<Consul>, pods: usize) -> anyhow::Result<Owned> {
     let epoch = epoch(store).await?;
     let session = epoch.session().clone();
     let rc = Rc::new(0);
@@ -37,18 +42,23 @@ pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
     rc.write(store, pods).await?;
     let record = store.get(&key::rc(rc.id), Query::PLAIN).await?.value;
     let Some(record) = record else { bail!("the record is gone") };
-    let claim = Claim::new(lock, epoch);
+    Ok(Owned { session, claim: Claim::new(lock, epoch), record: (rc.id, record.modify_index) })
+}
+
+/// Transactions per second of `pods` pods each: fence, check-index of the record, status cas, per pod label cas
+/// and intent cas, audit set; values as long as a farm's.
+pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
+    let Owned { session, claim, record } = own(store, pods).await?;
     let (done, number) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let start = Instant::now();
     let mut clients = JoinSet::new();
     for _ in 0..CONNECTIONS {
         let writer = Writer::new(store.clone());
         let (claim, done, number) = (claim.clone(), done.clone(), number.clone());
-        let index = record.modify_index;
         clients.spawn(async move {
             while start.elapsed() < FOR {
                 let n = number.fetch_add(1, Ordering::Relaxed);
-                let txn = transaction(&claim, (rc.id, index), n, pods);
+                let txn = transaction(&claim, record, n, pods);
                 match writer.commit(txn).await? {
                     Commit::Applied(_) => done.fetch_add(1, Ordering::Relaxed),
                     other => bail!("refused: {other:?}"),
@@ -72,18 +82,11 @@ pub async fn one_after_the_other(
     pods: usize,
     count: usize,
 ) -> anyhow::Result<Duration> {
-    let epoch = epoch(store).await?;
-    let session = epoch.session().clone();
-    let rc = Rc::new(0);
-    let lock = key::rc_lock(rc.id);
-    store.put(&lock, "bench".into(), 0, PutMode::Acquire(session.clone())).await?;
-    rc.write(store, pods).await?;
-    let record = store.get(&key::rc(rc.id), Query::PLAIN).await?.value;
-    let Some(record) = record else { bail!("the record is gone") };
-    let (claim, writer) = (Claim::new(lock, epoch), Writer::new(store.clone()));
+    let Owned { session, claim, record } = own(store, pods).await?;
+    let writer = Writer::new(store.clone());
     let start = Instant::now();
     for n in 0..count {
-        match writer.commit(transaction(&claim, (rc.id, record.modify_index), n, pods)).await? {
+        match writer.commit(transaction(&claim, record, n, pods)).await? {
             Commit::Applied(_) => {}
             other => bail!("refused: {other:?}"),
         }

@@ -84,6 +84,9 @@ async fn list(console: &Console) -> anyhow::Result<Exit> {
             for why in &presence.suspicions {
                 text.push_str(&format!("{name} is paused: {why}\n"));
             }
+            for node in &presence.suspect_nodes {
+                text.push_str(&format!("{name} passes over {node}, which could not start pods\n"));
+            }
             for key in &presence.unusable_keys {
                 text.push_str(&format!("{name} cannot use key {key}\n"));
             }

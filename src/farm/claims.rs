@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::kind::{Kind, RecordId, lock_key};
 use crate::ids::{FarmName, SessionId};
-use crate::store::{Epoch, Limits, Op, Store, StoreError, TxnOutcome};
+use crate::store::{Epoch, Limits, Op, Store, TxnOutcome};
 
 /// Claims, releases and hand-overs of one epoch.
 #[derive(Clone)]
@@ -187,21 +187,6 @@ impl Claims {
         }
         Parted::AsPlanned
     }
-}
-
-/// Writes a farm's presence under its session; `false` when another live farm has the name.
-///
-/// # Errors
-/// Any [`StoreError`].
-pub async fn announce(
-    store: &dyn Store,
-    farm: &FarmName,
-    session: &SessionId,
-    presence: &super::records::Presence,
-) -> Result<bool, StoreError> {
-    let value = serde_json::to_vec(presence).expect("a presence encodes").into();
-    let op = Op::Lock { key: crate::store::key::farm(farm), value, session: session.clone() };
-    Ok(matches!(store.txn(&[op]).await?, TxnOutcome::Committed { .. }))
 }
 
 /// How long a record that somebody else took is left alone.

@@ -15,7 +15,7 @@ use tracing::{Instrument, debug, error, error_span, info, warn};
 
 use super::bells::{Answering, Rung};
 use super::child::{Child, Exit, Leash};
-use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round, announce};
+use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round};
 use super::kind::{Kind, Post, RecordId, lock_key};
 use super::lot::{Lot, Parting, Running};
 use super::plan::{ClaimPlan, Observed, plan};
@@ -28,8 +28,6 @@ use crate::probe;
 use crate::store::{Claim, DeleteMode, Epoch, Index, Op, Store, TxnOutcome, key};
 use crate::time::{Timestamp, backoff};
 
-/// A presence says something new at most this often.
-const PRESENCE_EVERY: Duration = Duration::from_secs(3);
 /// Reading anew is tried again after pauses from the first to the second of these.
 const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// While something is left of records that are gone, claims are planned this often.
@@ -38,7 +36,7 @@ const TIDYING: Duration = Duration::from_secs(2);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What finished beside the loop.
-enum Done {
+pub(super) enum Done {
     Claimed(usize, Round),
     /// Locks were given up or handed over.
     Parted(usize, Parted),
@@ -62,14 +60,14 @@ pub(super) struct Days<'f> {
 }
 
 /// What lives as long as an epoch.
-struct Epochal {
-    epoch: Epoch,
+pub(super) struct Epochal {
+    pub(super) epoch: Epoch,
     claims: Claims,
     tasks: JoinSet<(usize, RecordId, Exit)>,
-    beside: FuturesUnordered<BoxFuture<'static, Done>>,
+    pub(super) beside: FuturesUnordered<BoxFuture<'static, Done>>,
     parted: Vec<(usize, RecordId, Parting)>,
-    since: Timestamp,
-    announced: Option<(Presence, Instant)>,
+    pub(super) since: Timestamp,
+    pub(super) announced: Option<(Presence, Instant)>,
     answering: Answering,
 }
 
@@ -184,86 +182,6 @@ impl Days<'_> {
         let peers = self.peers.seen();
         let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
         !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
-    }
-
-    /// Puts the farm's presence into its place; while another live farm has the name, waits.
-    async fn take_name(&mut self, e: &mut Epochal) {
-        let mut warned = false;
-        loop {
-            let presence = self.presence(e);
-            let farm = &self.farm.settings.name;
-            let store = self.farm.ground.store.as_ref();
-            match announce(store, farm, e.epoch.session(), &presence).await {
-                Ok(true) => {
-                    e.announced = Some((presence, Instant::now()));
-                    return;
-                }
-                Ok(false) if !warned => {
-                    warned = true;
-                    warn!(farm = %farm, "another live farm has this name: waiting for it to go; give each farm its own --name");
-                }
-                Ok(false) => {}
-                Err(error) => warn!(%error, "the farm's presence cannot be written"),
-            }
-            sleep(Duration::from_millis(250)).await;
-        }
-    }
-
-    fn presence(&self, e: &Epochal) -> Presence {
-        let settings = &self.farm.settings;
-        let unusable = self.lots.iter().flat_map(|lot| {
-            lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
-        });
-        Presence {
-            session: e.epoch.session().clone(),
-            selector: settings.selector.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            since: e.since,
-            claims: self
-                .lots
-                .iter()
-                .map(|lot| (lot.kind.name().to_owned(), lot.children.len()))
-                .collect(),
-            scheduler: self.lots.iter().find_map(|lot| lot.kind.scheduler()),
-            suspicions: self.suspicions(),
-            unusable_keys: unusable.collect(),
-            leaving: false,
-        }
-    }
-
-    fn suspicions(&self) -> Vec<String> {
-        let records = self.lots.iter().filter_map(|lot| {
-            let why = lot.records.seen().suspicion?;
-            Some(format!("{}: {why}", lot.kind.records()))
-        });
-        records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
-    }
-
-    /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
-    /// yet.
-    fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
-        let presence = self.presence(e);
-        let (said, at) = e.announced.as_ref()?;
-        let peers = self.peers.seen();
-        let shown = peers.value.0.get(&self.farm.settings.name);
-        let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
-        if *said == presence && (shown || !peers.is_read()) {
-            return None;
-        }
-        let due = *at + PRESENCE_EVERY;
-        if Instant::now() < due {
-            return Some(due);
-        }
-        let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
-        let (name, news) = (self.farm.settings.name.clone(), presence.clone());
-        e.beside.push(Box::pin(async move {
-            if let Err(error) = announce(store.as_ref(), &name, &session, &news).await {
-                warn!(%error, "the farm's presence cannot be renewed");
-            }
-            Done::Sent
-        }));
-        e.announced = Some((presence, Instant::now()));
-        None
     }
 
     /// Passes events on; whether claims are to be planned.

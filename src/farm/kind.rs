@@ -1,7 +1,7 @@
 //! What a kind of record must say of itself so that a farm can claim its records and run their tasks. A new kind
 //! is one directory that implements [`Kind`], and one line where the farm is put together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use super::records::{Locks, RecordLabels, Records};
 use super::tree::{Inbox, Tree};
-use crate::ids::FarmName;
+use crate::ids::{FarmName, NodeName};
 use crate::store::watch::Pace;
 use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
 use crate::time::{Clock, IdSource};
@@ -159,6 +160,11 @@ pub trait Kind: Send + Sync + 'static {
 
     /// What holds destructive plans back, for people; empty when nothing does.
     fn suspicions(&self) -> Vec<String>;
+
+    /// Nodes that could not start pods of several records, and until when its controllers add none there.
+    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        BTreeMap::new()
+    }
 
     /// Where the scheduler of its records is asked, if that is outside the farm.
     fn scheduler(&self) -> Option<String> {

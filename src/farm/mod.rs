@@ -16,6 +16,7 @@ pub mod kinds;
 mod lot;
 pub mod plan;
 mod preflight;
+mod presence;
 pub mod records;
 mod run;
 pub mod session;

@@ -1,6 +1,6 @@
 //! What a farm sees of the records of a kind, their locks and labels, of the other farms, and of doorbells.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::RecordId;
 use super::tree::Digest;
-use crate::ids::{FarmName, SessionId};
+use crate::ids::{FarmName, NodeName, SessionId};
 use crate::labels::{Labels, Selector, decode_labels};
 use crate::store::{Entry, Index, Op, Prefix, key};
 use crate::time::Timestamp;
@@ -169,6 +169,9 @@ pub struct Presence {
     /// What holds destructive plans back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suspicions: Vec<String>,
+    /// Nodes that could not start pods of several records: it adds none there for a while.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub suspect_nodes: BTreeSet<NodeName>,
     /// Keys that stand where records should and name none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unusable_keys: Vec<String>,

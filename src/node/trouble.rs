@@ -59,9 +59,10 @@ impl Troubles {
         self.0.get(node).and_then(|trouble| trouble.until).is_some_and(|until| now < until)
     }
 
-    /// The nodes that are suspected.
-    pub fn suspects(&self, now: Instant) -> impl Iterator<Item = &NodeName> {
-        self.0.keys().filter(move |node| self.is_suspect(node, now))
+    /// The nodes that are suspected, and until when.
+    pub fn suspects(&self, now: Instant) -> impl Iterator<Item = (&NodeName, Instant)> {
+        let until = |(node, trouble): (_, &Trouble)| Some((node, trouble.until?));
+        self.0.iter().filter_map(until).filter(move |(_, until)| now < *until)
     }
 
     /// When the next suspicion ends.
@@ -90,7 +91,10 @@ mod tests {
         assert_eq!(troubles.failed(&n1, &pod(5), after(801)), None);
         assert_eq!(troubles.failed(&n1, &pod(6), after(802)), Some(FIRST));
         assert!(troubles.is_suspect(&n1, after(861)) && !troubles.is_suspect(&n2, after(861)));
+        let suspects: Vec<_> = troubles.suspects(after(861)).collect();
+        assert_eq!(suspects, [(&n1, after(862))]);
         assert_eq!(troubles.next_end(after(861)), Some(after(862)));
+        assert_eq!(troubles.suspects(after(862)).count(), 0);
         assert_eq!(troubles.failed(&n1, &pod(7), after(861)), None, "it is suspected already");
         assert!(!troubles.is_suspect(&n1, after(862)));
         assert_eq!(troubles.failed(&n1, &pod(8), after(900)), Some(FIRST * 2));

@@ -1,6 +1,6 @@
 //! What a farm must know to claim RCs and run their tasks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::world::{Healths, Intents, PodLabels, World};
 use crate::farm::emptiness::Suspicion;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
 use crate::farm::tree::{Event, Inbox};
-use crate::ids::RcId;
+use crate::ids::{NodeName, RcId};
 use crate::schedule::ledger::Promises;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, Prefix, StoreError};
@@ -216,6 +216,10 @@ impl Kind for RcKind {
         ];
         let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
         suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
+    }
+
+    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        self.world.suspects()
     }
 
     fn scheduler(&self) -> Option<String> {

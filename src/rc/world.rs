@@ -515,7 +515,14 @@ impl World {
         let unfit =
             |node: &&NodeName| seen.value.standing(node, now, self.node_grace) != Standing::Ready;
         let unfit = seen.value.nodes.keys().filter(unfit).cloned();
-        unfit.chain(self.troubles().suspects(now).cloned()).collect()
+        unfit.chain(self.suspects().into_keys()).collect()
+    }
+
+    /// Nodes that could not start pods of several records, and until when none is added there.
+    #[must_use]
+    pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        let troubles = self.troubles();
+        troubles.suspects(Instant::now()).map(|(node, until)| (node.clone(), until)).collect()
     }
 
     /// Nodes that are down.

@@ -255,25 +255,29 @@ async fn invariant_14_two_farms_share_few_devices_and_never_promise_one_twice() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
+    const MANY: usize = 20;
     let scene = Scene::new(6).await;
     let a = scene.farm("a");
-    let ids: Vec<String> = (0..6).map(|n| scene.create(&format!("pod-{n}"), 1)).collect();
-    until("scheduled", || async { scene.pods().await.len() == 6 }).await;
-    until("owned by a", || async { scene.owners().await.values().sum::<usize>() == 6 }).await;
+    // Their ids are random, and each prefers one of the two farms: of so many both get some.
+    let ids: Vec<String> = (0..MANY).map(|n| scene.create(&format!("pod-{n}"), 1)).collect();
+    until("scheduled", || async { scene.pods().await.len() == MANY }).await;
+    until("owned by a", || async { scene.owners().await.values().sum::<usize>() == MANY }).await;
     let old = scene.owners().await.into_keys().next().unwrap();
     a.signal("STOP");
     let b = scene.farm("b");
     until("taken over", || async {
         let owners = scene.owners().await;
-        owners.values().sum::<usize>() == 6 && !owners.contains_key(&old)
+        owners.values().sum::<usize>() == MANY && !owners.contains_key(&old)
     })
     .await;
     for id in &ids {
         until("acted on by b", || async { scene.acting(id).await.as_deref() == Some("b") }).await;
     }
-    for n in 0..6 {
-        scene.ok(&["rc", "scale", &format!("pod-{n}"), "3", "--wait", "--timeout", "60s"]);
+    for n in 0..MANY {
+        scene.ok(&["rc", "scale", &format!("pod-{n}"), "3"]);
     }
+    let scaled = || async { scene.pods().await.values().all(|count| *count == 3) };
+    until("scaled by b", scaled).await;
     // Frozen in the middle of its work; whatever it still believes, Consul refuses.
     a.signal("CONT");
     until("a is back with a session of its own", || async {
@@ -284,7 +288,7 @@ async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
     until("and gets its share", || async { scene.owners().await.len() == 2 }).await;
     assert!(!scene.owners().await.contains_key(&old));
     let pods = scene.pods().await;
-    assert!(pods.values().all(|count| *count == 3) && pods.len() == 6, "{pods:?}");
+    assert!(pods.values().all(|count| *count == 3) && pods.len() == MANY, "{pods:?}");
     scene.audit_agrees();
     a.stop().await;
     b.stop().await;

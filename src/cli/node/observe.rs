@@ -109,7 +109,7 @@ impl Node {
             (Err(_), _) => State::Unreadable,
             (Ok(_), Standing::Down) => State::Down,
             (Ok(_), Standing::Draining) => State::Draining,
-            // Which nodes a farm passes over, its log and the statuses of controllers say.
+            // Which nodes a farm passes over, it says itself (`farm list`), and so do the statuses of controllers.
             (Ok(_), Standing::Ready | Standing::Suspect | Standing::Quarantined) => {
                 match self.agent() {
                     Some(_) => State::Ready,

@@ -38,6 +38,8 @@ pub(super) struct Seen {
     pub(super) lock_held: bool,
     /// Nodes that cannot start the controller's pod, or could not a while ago, in words.
     pub(super) quarantined: BTreeMap<NodeName, String>,
+    /// Nodes that could not start pods of several records: the owner adds none there for a while.
+    suspects: BTreeSet<NodeName>,
     /// What nodes are fit for, besides their labels.
     fitness: Fitness,
     /// The controller's own labels, which declare its minimum health.
@@ -59,34 +61,30 @@ pub(super) enum Asked {
     },
 }
 
-/// The address of the owner's scheduler, if it has one over HTTP.
-async fn scheduler_of_owner(console: &Console, id: RcId) -> anyhow::Result<Option<String>> {
+/// What the farm that owns the controller says of itself.
+async fn owner(console: &Console, id: RcId) -> anyhow::Result<Option<Presence>> {
     let lock = console.get(&key::rc_lock(id)).await?;
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
     let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
     let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
-    let presence = owner.and_then(|entry| serde_json::from_slice::<Presence>(&entry.value).ok());
-    Ok(presence.and_then(|presence| presence.scheduler))
+    Ok(owner.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
 }
 
-/// Asks the owner's scheduler, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
+/// Asks the owner's scheduler at `address`, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
 async fn eligible(
-    console: &Console,
+    address: Option<String>,
     spec: Option<&RcSpec>,
     by_labels: BTreeSet<NodeName>,
-) -> anyhow::Result<(BTreeSet<NodeName>, Asked)> {
-    let Some(spec) = spec else { return Ok((by_labels, Asked::Labels)) };
-    let Some(address) = scheduler_of_owner(console, spec.id).await? else {
-        return Ok((by_labels, Asked::Labels));
-    };
+) -> (BTreeSet<NodeName>, Asked) {
+    let (Some(spec), Some(address)) = (spec, address) else { return (by_labels, Asked::Labels) };
     let answer = match RemoteScheduler::new(&address) {
         Ok(scheduler) => scheduler.eligible_nodes(spec.request()).await,
         Err(error) => Err(error),
     };
-    Ok(match answer {
+    match answer {
         Ok(nodes) => (nodes.as_ref().clone(), Asked::Server(address)),
         Err(why) => (by_labels, Asked::Silent { address, why }),
-    })
+    }
 }
 
 /// Reads everything about a controller.
@@ -102,7 +100,10 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         .filter(|(_, labels)| selector.is_some_and(|selector| selector.matches(labels)))
         .map(|(node, _)| node.clone())
         .collect();
-    let (eligible, asked) = self::eligible(console, spec.as_ref(), eligible).await?;
+    let owner = owner(console, found.id).await?;
+    let (scheduler, suspects) =
+        owner.map(|owner| (owner.scheduler, owner.suspect_nodes)).unwrap_or_default();
+    let (eligible, asked) = self::eligible(scheduler, spec.as_ref(), eligible).await;
     let own: BTreeMap<&Place, &PodLabels> =
         places.iter().filter(|(_, pod)| pod.rc == Some(found.id)).collect();
     let free: Vec<Place> = spec
@@ -161,6 +162,7 @@ pub(super) async fn observe(console: &Console, found: &Found) -> anyhow::Result<
         named.filter_map(shunned).chain(own.keys().filter_map(|p| cannot_start(p))).collect();
     Ok(Seen {
         quarantined,
+        suspects,
         labels: console.get(&key::rc_labels(found.id)).await?,
         fitness: fitness(console).await?,
         occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
@@ -179,6 +181,7 @@ impl Seen {
         match self.fitness.standings.get(node) {
             Some(standing) => *standing,
             None if self.quarantined.contains_key(node) => Standing::Quarantined,
+            None if self.suspects.contains(node) => Standing::Suspect,
             None => Standing::Ready,
         }
     }

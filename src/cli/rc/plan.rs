@@ -344,8 +344,11 @@ fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
 fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.standing(node) {
-            // Which nodes a farm suspects, its log says.
-            Standing::Ready | Standing::Suspect => return None,
+            Standing::Ready => return None,
+            Standing::Suspect => {
+                let why = "is passed over for a while: it could not start pods of several controllers or jobs";
+                (UnfitReason::Quarantined, why)
+            }
             Standing::Draining => (UnfitReason::Draining, "is draining"),
             Standing::Down => (UnfitReason::Down, "is down: its agent is gone"),
             Standing::Quarantined => {

@@ -1,6 +1,5 @@
 //! Resources as people see them: why there is no room, and what is promised to nobody.
 
-use rcfarm::store::{NewSession, PutMode, Store, key};
 use serde_json::json;
 
 use super::world::World;
@@ -119,21 +118,6 @@ async fn an_orphan_gives_back_what_it_was_promised_when_it_is_removed() {
     assert_eq!(world.pods().await, Vec::<String>::new());
 }
 
-/// A farm that says where its scheduler is, and owns the controller.
-async fn own(world: &World, id: &str, scheduler: &str) {
-    let session = world.consul.create_session(&NewSession::default()).await.unwrap();
-    let presence = json!({
-        "session": session, "selector": "", "version": "1", "since": "2026-01-01T00:00:00Z",
-        "scheduler": scheduler,
-    });
-    let farm = key::farm(&"f1".parse().unwrap());
-    let lock = key::rc_lock(id.parse().unwrap());
-    for (key, value) in [(farm, presence.to_string()), (lock, "f1".to_owned())] {
-        let mode = PutMode::Acquire(session.clone());
-        assert!(world.consul.put(&key, value.into(), 0, mode).await.unwrap());
-    }
-}
-
 #[tokio::test]
 async fn plan_and_explain_ask_the_owners_own_scheduler() {
     let world = world(3).await;
@@ -143,7 +127,7 @@ async fn plan_and_explain_ask_the_owners_own_scheduler() {
     let answer = || async { axum::Json(json!({"nodes": ["n2"]})) };
     let router = axum::Router::new().route("/eligible_nodes", axum::routing::post(answer));
     let server = tokio::spawn(axum::serve(listener, router).into_future());
-    own(&world, &id, &address).await;
+    world.owned(&id, json!({"scheduler": address})).await;
     assert!(world.run(&["rc", "plan", &id]).await.stdout.contains("+ n2"));
     let text = world.run(&["rc", "explain", &id]).await.ok();
     assert!(text.contains("1 of 3 eligible: named by the scheduler"), "{text}");

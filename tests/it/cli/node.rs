@@ -332,6 +332,23 @@ async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
 }
 
 #[tokio::test]
+async fn explain_and_farm_list_name_the_nodes_that_the_owner_passes_over() {
+    let world = World::new().await;
+    world.nodes(2).await;
+    let id = world.create(&["--replicas", "2", "--strategy", "dynamic"]).await;
+    world.owned(&id, json!({"suspect_nodes": ["n1"]})).await;
+    let why = world.json(&["rc", "explain", "web"]).await;
+    assert_eq!(why["unfit_nodes"][0]["node"], "n1");
+    assert_eq!(why["unfit_nodes"][0]["reason"], "Quarantined");
+    let text = world.run(&["rc", "explain", "web"]).await.ok();
+    assert!(text.contains("n1: matches, but is passed over for a while"), "{text}");
+    let plan = world.run(&["rc", "plan", "web"]).await;
+    assert!(plan.stdout.contains("+ n2") && !plan.stdout.contains("+ n1"), "{plan:?}");
+    let farms = world.run(&["farm", "list"]).await.ok();
+    assert!(farms.contains("f1 passes over n1"), "{farms}");
+}
+
+#[tokio::test]
 async fn plan_keeps_the_minimum_that_the_controllers_labels_declare() {
     let world = World::new().await;
     world.nodes(1).await;

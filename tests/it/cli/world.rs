@@ -11,9 +11,9 @@ use rcfarm::farm::{Farm, FarmSettings, Ground, SessionSettings};
 use rcfarm::labels::Selector;
 use rcfarm::schedule::NoDiscovery;
 use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store};
+use rcfarm::store::{Key, Limits, NewSession, PutMode, Query, Reader, Store};
 use rcfarm::time::{IdSource, SystemClock};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
@@ -119,6 +119,21 @@ impl World {
         let labels = format!(r#"{{"pod_id":"web","replication_controller_id":"{rc}"}}"#);
         self.put(&format!("labels/pod/{node}/web"), &labels).await;
         self.put(&format!("intent/{node}/web"), MANIFEST).await;
+    }
+
+    /// Has a farm `f1` own a controller that says `more` of itself, and do nothing.
+    pub async fn owned(&self, rc: &str, more: Value) {
+        let session = self.consul.create_session(&NewSession::default()).await.unwrap();
+        let mut presence = json!({
+            "session": session, "selector": "", "version": "1", "since": "2026-01-01T00:00:00Z",
+        });
+        presence.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let farm = key::farm(&"f1".parse().unwrap());
+        let lock = key::rc_lock(rc.parse().unwrap());
+        for (key, value) in [(farm, presence.to_string()), (lock, "f1".to_owned())] {
+            let mode = PutMode::Acquire(session.clone());
+            assert!(self.consul.put(&key, value.into(), 0, mode).await.unwrap());
+        }
     }
 
     /// A key's value, if it is there.

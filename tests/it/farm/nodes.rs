@@ -305,6 +305,11 @@ async fn a_node_that_cannot_start_pods_of_many_records_is_avoided_by_all() {
         fail_to_start(&cluster, 0, n).await;
     }
     tokio::time::sleep(3 * SECOND).await;
+    let named = |nodes: Vec<_>| {
+        let cluster = &cluster;
+        async move { cluster.presence("a").await.unwrap().suspect_nodes.into_iter().eq(nodes) }
+    };
+    within(5 * SECOND, "named", || named(vec![node(0)])).await;
     with_strategy(&cluster, 10, 1, "static_strategy").await;
     within(3 * SECOND, "avoided", || is_on(10, 1)).await;
     with_strategy(&cluster, 11, 2, "static_strategy").await;
@@ -317,6 +322,7 @@ async fn a_node_that_cannot_start_pods_of_many_records_is_avoided_by_all() {
 
     // When its time is over it is tried again; one failure is then enough.
     within(90 * SECOND, "tried again", || async { cluster.nodes_of(11).await.len() == 2 }).await;
+    within(5 * SECOND, "not named any more", || named(vec![])).await;
     fail_to_start(&cluster, 0, 11).await;
     tokio::time::sleep(3 * SECOND).await;
     with_strategy(&cluster, 12, 1, "static_strategy").await;

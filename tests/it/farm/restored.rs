@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::SECOND;
-use super::cluster::{Cluster, rc_id, within};
+use super::cluster::{Cluster, RunningFarm, rc_id, within};
 use rcfarm::embedded::{Applied, Fate, Request, Tables};
 use rcfarm::store::{NewSession, PutMode, Store, key};
 
@@ -18,9 +18,8 @@ async fn owner_said(cluster: &Cluster, n: u128, farm: &str) -> bool {
     owner.is_some_and(|owner| owner.farm.as_str() == farm)
 }
 
-/// The lock is gone, and its tree still says that it is ours.
-#[tokio::test(start_paused = true)]
-async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
+/// A farm and the record that it had claimed before a snapshot of the time before was restored.
+async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
     let cluster = Cluster::new(5).await;
     label(&cluster, 0, "batch").await;
     cluster.create_rc(0, 2).await;
@@ -30,6 +29,13 @@ async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
     label(&cluster, 0, "web").await;
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 2 }).await;
     cluster.store.restore(snapshot);
+    (cluster, farm)
+}
+
+/// The lock is gone, and its tree still says that it is ours.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
+    let (cluster, farm) = claimed_and_taken_away().await;
     label(&cluster, 0, "web").await;
     cluster.create_rc(0, 4).await;
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 4 }).await;
@@ -39,15 +45,7 @@ async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
 /// A farm that believes its tree would run into the fence several times a second until the tree is read again.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_lost_again_and_again_is_looked_at_instead() {
-    let cluster = Cluster::new(5).await;
-    label(&cluster, 0, "batch").await;
-    cluster.create_rc(0, 2).await;
-    let farm = cluster.start_selecting("a", "tier=web");
-    tokio::time::sleep(SECOND).await;
-    let snapshot = cluster.store.snapshot();
-    label(&cluster, 0, "web").await;
-    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 2 }).await;
-    cluster.store.restore(snapshot);
+    let (cluster, farm) = claimed_and_taken_away().await;
     // Somebody else has it now, which is no farm.
     let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
     let taken = PutMode::Acquire(session);

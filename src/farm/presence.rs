@@ -1,0 +1,116 @@
+//! What the farm says of itself at `rcfarm/farms/<farm>`, and when it says it anew.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use super::epoch::{Days, Done, Epochal};
+use super::records::Presence;
+use crate::ids::{FarmName, NodeName, SessionId};
+use crate::store::{Op, Store, StoreError, TxnOutcome, key};
+
+/// A presence says something new at most this often.
+const PRESENCE_EVERY: Duration = Duration::from_secs(3);
+impl Days<'_> {
+    /// Puts the farm's presence into its place; while another live farm has the name, waits.
+    pub(super) async fn take_name(&mut self, e: &mut Epochal) {
+        let mut warned = false;
+        loop {
+            let presence = self.presence(e);
+            let farm = &self.farm.settings.name;
+            let store = self.farm.ground.store.as_ref();
+            match announce(store, farm, e.epoch.session(), &presence).await {
+                Ok(true) => {
+                    e.announced = Some((presence, Instant::now()));
+                    return;
+                }
+                Ok(false) if !warned => {
+                    warned = true;
+                    warn!(farm = %farm, "another live farm has this name: waiting for it to go; give each farm its own --name");
+                }
+                Ok(false) => {}
+                Err(error) => warn!(%error, "the farm's presence cannot be written"),
+            }
+            sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    fn presence(&self, e: &Epochal) -> Presence {
+        let settings = &self.farm.settings;
+        let unusable = self.lots.iter().flat_map(|lot| {
+            lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
+        });
+        Presence {
+            session: e.epoch.session().clone(),
+            selector: settings.selector.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            since: e.since,
+            claims: self
+                .lots
+                .iter()
+                .map(|lot| (lot.kind.name().to_owned(), lot.children.len()))
+                .collect(),
+            scheduler: self.lots.iter().find_map(|lot| lot.kind.scheduler()),
+            suspicions: self.suspicions(),
+            suspect_nodes: self.suspects().into_keys().collect(),
+            unusable_keys: unusable.collect(),
+            leaving: false,
+        }
+    }
+
+    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        self.lots.iter().flat_map(|lot| lot.kind.suspects()).collect()
+    }
+
+    pub(super) fn suspicions(&self) -> Vec<String> {
+        let records = self.lots.iter().filter_map(|lot| {
+            let why = lot.records.seen().suspicion?;
+            Some(format!("{}: {why}", lot.kind.records()))
+        });
+        records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
+    }
+
+    /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
+    /// yet, or if it is known when there is something new.
+    pub(super) fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
+        let presence = self.presence(e);
+        let (said, at) = e.announced.as_ref()?;
+        let peers = self.peers.seen();
+        let shown = peers.value.0.get(&self.farm.settings.name);
+        let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
+        if *said == presence && (shown || !peers.is_read()) {
+            return self.suspects().into_values().min();
+        }
+        let due = *at + PRESENCE_EVERY;
+        if Instant::now() < due {
+            return Some(due);
+        }
+        let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
+        let (name, news) = (self.farm.settings.name.clone(), presence.clone());
+        e.beside.push(Box::pin(async move {
+            if let Err(error) = announce(store.as_ref(), &name, &session, &news).await {
+                warn!(%error, "the farm's presence cannot be renewed");
+            }
+            Done::Sent
+        }));
+        e.announced = Some((presence, Instant::now()));
+        None
+    }
+}
+
+/// Writes a farm's presence under its session; `false` when another live farm has the name.
+///
+/// # Errors
+/// Any [`StoreError`].
+async fn announce(
+    store: &dyn Store,
+    farm: &FarmName,
+    session: &SessionId,
+    presence: &Presence,
+) -> Result<bool, StoreError> {
+    let value = serde_json::to_vec(presence).expect("a presence encodes").into();
+    let op = Op::Lock { key: key::farm(farm), value, session: session.clone() };
+    Ok(matches!(store.txn(&[op]).await?, TxnOutcome::Committed { .. }))
+}
