@@ -49,7 +49,14 @@ async fn main() -> ExitCode {
     let mut scratch = tempfile::TempDir::with_prefix("rcfarm-soak-").expect("a directory for logs");
     println!("seed {seed}, {} min, logs in {}", args.minutes, scratch.path().display());
     let length = Duration::from_secs(60 * args.minutes);
-    let run = faults::Run { seed, length, rcfarm, scratch: scratch.path().into() };
+    let run = faults::Run {
+        seed,
+        length,
+        floors: faults::Floors::default(),
+        at_most: length,
+        rcfarm,
+        scratch: scratch.path().into(),
+    };
     let report = run.make().await;
     println!("{report}");
     if report.verdict.violations.is_empty() {

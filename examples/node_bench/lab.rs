@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::ids::{NodeName, PodId, RcId};
-use rcfarm::node::agent::driver::Running;
 use rcfarm::node::status::PodStatus;
 use rcfarm::rc::status::RcStatus;
 use rcfarm::store::{Entry, Key, PutMode, Query, Reader as _, Store as _, key};
@@ -18,6 +17,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::sleep;
 use uuid::Uuid;
+
+use crate::pods_left;
 
 /// Longer than anything here may take.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -234,23 +235,7 @@ impl Node {
     /// As if the machine had lost its power.
     pub fn kill_everything(&mut self) {
         self.agent = None;
-        for running in self.running() {
-            for pid in [running.shim, running.pid] {
-                let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-            }
-        }
-    }
-
-    /// What its data directory says to run.
-    pub fn running(&self) -> Vec<Running> {
-        let read = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
-        let pods = read(self.data.join("pods"));
-        let launchables = pods.flat_map(|pod| read(pod.path()));
-        let record = |launchable: std::fs::DirEntry| {
-            let text = std::fs::read(launchable.path().join("running.json")).ok()?;
-            serde_json::from_slice(&text).ok()
-        };
-        launchables.filter_map(record).collect()
+        pods_left::kill(&self.data);
     }
 
     /// The session that holds the node's record.

@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 mod lab;
+#[path = "../../tests/it/pods_left.rs"]
+mod pods_left;
 mod pretend;
 mod rows;
 

@@ -73,13 +73,20 @@ impl ConsulServer {
 
     /// Starts it again after [`ConsulServer::kill`], on the same ports and with its data.
     pub async fn start_again(&mut self) {
-        self.process = Some(run(&self.program, &self.dir, self.is_durable));
-        self.wait_until_ready().await.unwrap_or_else(|log| panic!("it did not come back:\n{log}"));
+        let mut last = String::new();
+        for _ in 0..STARTS {
+            self.process = Some(run(&self.program, &self.dir, self.is_durable));
+            match self.wait_until_ready().await {
+                Ok(()) => return,
+                Err(log) => last = log,
+            }
+        }
+        panic!("it did not come back in {STARTS} attempts:\n{last}");
     }
 
     async fn start(program: &Path, config: &str, is_durable: bool) -> Result<Self, String> {
         let dir = TempDir::with_prefix_in("consul-", env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let ports: [u16; 3] = free_ports(|| 0);
+        let ports: [u16; 3] = free_ports();
         let http = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
         let own = json!({
             "bind_addr": "127.0.0.1",

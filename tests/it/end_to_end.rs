@@ -1,10 +1,10 @@
 //! The built program on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::node::shim::start_ticks;
@@ -14,40 +14,45 @@ use rcfarm::schedule::capacity::Allocations;
 use rcfarm::store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store, key};
 
 use crate::consul_server::ConsulServer;
-
-/// Longer than anything here takes on a busy machine; what is asserted is order, never time.
-const PATIENCE: Duration = Duration::from_secs(90);
+use crate::pods_left;
+use crate::waiting::{eventually, until};
 
 pub struct Scene {
     server: ConsulServer,
     pub store: Arc<dyn Store>,
 }
 
-/// A farm process; killed when dropped.
-pub struct FarmProcess(Child);
+/// A farm or an agent; killed when dropped, and what the agent keeps with it.
+pub struct Daemon {
+    child: Child,
+    /// An agent's data.
+    data: Option<PathBuf>,
+}
 
-impl FarmProcess {
-    pub fn signal(&self, name: &str) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+impl Daemon {
+    fn start(command: &mut Command, data: Option<PathBuf>) -> Daemon {
+        Daemon { child: command.stdin(Stdio::null()).spawn().unwrap(), data }
     }
 
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
     pub async fn stop(mut self) {
         self.signal("TERM");
-        let done = tokio::task::spawn_blocking(move || self.0.wait().unwrap()).await.unwrap();
+        let done = tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap();
         assert!(done.success(), "a farm that is told to stop ends with {done}");
     }
 }
 
-impl Drop for FarmProcess {
+impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(data) = &self.data {
+            pods_left::kill(data);
+        }
     }
 }
 
@@ -84,18 +89,16 @@ impl Scene {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    pub fn farm(&self, name: &str) -> FarmProcess {
-        let mut command = self.command(&["farm", "run", "--name", name, "--log", "warn"]);
-        FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
+    pub fn farm(&self, name: &str) -> Daemon {
+        Daemon::start(&mut self.command(&["farm", "run", "--name", name, "--log", "warn"]), None)
     }
 
     /// A node's agent, with its data in `dir`.
-    fn agent(&self, name: &str, dir: &Path) -> FarmProcess {
+    pub fn agent(&self, name: &str, more: &[&str], dir: &Path) -> Daemon {
         let data = dir.join(name);
-        let args = ["node", "run", "--name", name, "--label", "pool=web", "--log", "warn"];
-        let mut command = self.command(&args);
-        command.args(["--check-ttl", "6s", "--data-dir"]).arg(data);
-        FarmProcess(command.stdin(Stdio::null()).spawn().unwrap())
+        let mut command = self.command(&["node", "run", "--name", name, "--log", "warn"]);
+        command.args(more).arg("--data-dir").arg(&data);
+        Daemon::start(&mut command, Some(data))
     }
 
     /// The pids of the pods that run, by pod and node. Empty while Consul does not answer.
@@ -178,13 +181,8 @@ impl Scene {
     }
 }
 
-pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < PATIENCE, "it never happened: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+/// Of an agent whose session ends soon after it.
+const SHORT: [&str; 4] = ["--label", "pool=web", "--check-ttl", "6s"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn create_scale_kill_the_owner_scale_again_verify() {
@@ -202,7 +200,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
         Some("a") => (a, "b", b),
         _ => (b, "a", a),
     };
-    victim.kill();
+    drop(victim);
     until("taken over with no other write", || async {
         scene.acting(&id).await.as_deref() == Some(survivor)
     })
@@ -233,7 +231,7 @@ async fn invariant_14_two_farms_share_few_devices_and_never_promise_one_twice() 
     }
     // Twelve are wanted, six are there.
     until("all devices are taken", || async { scene.devices().await == 6 }).await;
-    a.kill();
+    drop(a);
     for n in 0..4 {
         scene.ok(&["rc", "scale", &format!("train-{n}"), "1"]);
     }
@@ -332,7 +330,7 @@ fn sleeper(pod: &str) -> String {
 async fn pods_outlive_consul_and_reality_becomes_as_intended_when_it_is_back() {
     let mut scene = Scene::on(ConsulServer::durable().await, 0);
     let dir = tempfile::tempdir().unwrap();
-    let agent = scene.agent("n1", dir.path());
+    let agent = scene.agent("n1", &SHORT, dir.path());
     let node = "n1".parse().unwrap();
     let intent = |n: usize| key::intent(&node, &format!("pod-{n}").parse().unwrap());
     for n in 0..4 {
@@ -373,10 +371,9 @@ async fn the_pods_of_a_node_that_is_killed_run_elsewhere() {
     let scene = Scene::new(0).await;
     let dir = tempfile::tempdir().unwrap();
     let args = ["farm", "run", "--name", "a", "--log", "warn", "--node-grace", "1s"];
-    let farm = scene.command(&args).stdin(Stdio::null()).spawn();
-    let farm = FarmProcess(farm.unwrap());
-    let mut agents: BTreeMap<&str, FarmProcess> =
-        ["n1", "n2"].map(|name| (name, scene.agent(name, dir.path()))).into();
+    let farm = Daemon::start(&mut scene.command(&args), None);
+    let mut agents: BTreeMap<&str, Daemon> =
+        ["n1", "n2"].map(|name| (name, scene.agent(name, &SHORT, dir.path()))).into();
     let file = dir.path().join("web.yaml");
     std::fs::write(&file, sleeper("web")).unwrap();
     let args = ["rc", "create", "-f", file.to_str().unwrap(), "--node-selector", "pool=web"];
@@ -384,10 +381,8 @@ async fn the_pods_of_a_node_that_is_killed_run_elsewhere() {
     until("it runs", || async { scene.running().await.len() == 1 }).await;
     let ((_, at), pid) = scene.running().await.into_iter().next().unwrap();
     let (died, lives) = if at == "n1" { ("n1", "n2") } else { ("n2", "n1") };
-    agents.remove(died).unwrap().kill();
-    // The shim goes with its process, as both do with a machine.
-    let group = format!("-{pid}");
-    assert!(Command::new("kill").args(["-9", "--", &group]).status().unwrap().success());
+    drop(agents.remove(died));
+    eventually("its pod died with it", || start_ticks(pid).is_none()).await;
     until("it runs on the other", || async {
         scene.running().await.contains_key(&("web".to_owned(), lives.to_owned()))
     })

@@ -1,21 +1,10 @@
 //! What people ask of jobs and queues at the command line: the built program, a real Consul, an agent and real processes.
 
-use std::process::{Child, Stdio};
-
 use rcfarm::store::{Query, key};
 use serde_json::Value;
 
-use crate::end_to_end::{Scene, until};
-
-/// An agent; killed when dropped. Its pods end by themselves after two minutes at the latest.
-struct AgentProcess(Child);
-
-impl Drop for AgentProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::end_to_end::{Daemon, Scene};
+use crate::waiting::until;
 
 const JOB: &str = "\
 apiVersion: batch.volcano.sh/v1alpha1
@@ -25,26 +14,23 @@ spec:
   queue: research
   tasks:
     - {name: a, replicas: 2, template: &t {spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1,
-        containers: [{name: c, command: [sleep, '120'], resources: {requests: {cpu: 1}}}]}}}
+        containers: [{name: c, command: [sleep, '600'], resources: {requests: {cpu: 1}}}]}}}
     - {name: b, replicas: 1, template: *t}
 ";
 
 struct Stage {
+    _agent: Daemon,
     scene: Scene,
     dir: tempfile::TempDir,
-    _agent: AgentProcess,
 }
 
 impl Stage {
     async fn new() -> Stage {
         let scene = Scene::new(0).await;
         let dir = tempfile::tempdir().unwrap();
-        let data = dir.path().join("node").to_str().unwrap().to_owned();
-        let arguments = ["node", "run", "--name", "n1", "--capacity", "cpu=8", "--data-dir", &data];
-        let more = ["--label", "pool=jobs", "--log", "warn"];
-        let mut command = scene.command(&[&arguments[..], &more].concat());
-        let agent = AgentProcess(command.stdin(Stdio::null()).spawn().unwrap());
-        let stage = Stage { scene, dir, _agent: agent };
+        let more = ["--capacity", "cpu=8", "--label", "pool=jobs"];
+        let agent = scene.agent("n1", &more, dir.path());
+        let stage = Stage { _agent: agent, scene, dir };
         stage.scene.ok(&["queue", "create", "research", "--capability", "cpu=8"]);
         stage
     }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::consul_server::ConsulServer;
+use crate::pods_left;
 use crate::process::Process;
+use crate::waiting::until;
 
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
@@ -87,6 +89,12 @@ impl Scene {
     }
 }
 
+impl Drop for Scene {
+    fn drop(&mut self) {
+        pods_left::kill(&self.dir.path().join("data"));
+    }
+}
+
 #[tokio::test]
 async fn the_documented_policies_are_enough() {
     let scene = Scene {
@@ -115,15 +123,13 @@ async fn the_documented_policies_are_enough() {
     scene
         .all(&user, &["rc create -f single.yaml --node-selector pool=a --replicas 1 --wait"])
         .await;
-    loop {
+    until("it runs", async || {
+        scene.must_not_be_denied("node.log");
         let pods = scene.run(&viewer, "-o json pod list single").await;
         let pods: Value = serde_json::from_slice(&pods.stdout).unwrap();
-        if pods[0]["phase"] == "Running" {
-            break;
-        }
-        scene.must_not_be_denied("node.log");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+        pods[0]["phase"] == "Running"
+    })
+    .await;
 
     let looks = [
         "rc list",
@@ -155,14 +161,11 @@ async fn the_documented_policies_are_enough() {
 
     // Its process goes with it, and what it said of that.
     scene.all(&user, &["rc delete single"]).await;
-    loop {
-        let pods = scene.run(&viewer, "-o json pod list single").await;
-        if pods.stdout == b"[]\n" {
-            break;
-        }
+    until("nothing runs", async || {
         scene.must_not_be_denied("node.log");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+        scene.run(&viewer, "-o json pod list single").await.stdout == b"[]\n"
+    })
+    .await;
     scene.all(&user, &["farm confirm f1", "rc delete web", "audit prune --keep 30d"]).await;
     assert!(daemon.runs() && agent.runs());
     scene.must_not_be_denied("farm.log");

@@ -2,9 +2,11 @@
 
 use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::ops::Range;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// A process, and the guard that ends it when we are gone. Dropping it kills it.
 pub struct Process {
@@ -70,17 +72,32 @@ fn guard(child: u32, dir: &Path) -> (Child, ChildStdin) {
     (guard, leash)
 }
 
-/// Takes ports from `candidates` that are free for TCP and UDP at this moment.
-pub fn free_ports<const N: usize>(mut candidates: impl FnMut() -> u16) -> [u16; N] {
-    let mut held = Vec::new();
-    while held.len() < N {
-        let Ok(tcp) = TcpListener::bind((Ipv4Addr::LOCALHOST, candidates())) else { continue };
-        let port = tcp.local_addr().unwrap().port();
-        if let Ok(udp) = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)) {
-            held.push((port, tcp, udp));
+/// Ports that tests listen on: below the range from which outgoing connections get theirs (from 32 768 on), so that none of
+/// those takes one before its user does, or while its user is down.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// `N` ports in a row that are free for TCP and UDP at this moment, and that this process has given to nobody else.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    let wanted = u16::try_from(N).unwrap();
+    let span = PORTS.end - PORTS.start - wanted;
+    // Another process that runs tests at the same time begins elsewhere.
+    let begin = std::process::id().wrapping_mul(7919) % u32::from(span);
+    let begin = u16::try_from(begin).unwrap();
+    for _ in PORTS {
+        let given = GIVEN.fetch_add(wanted, Ordering::Relaxed) % span;
+        let first = PORTS.start + (begin + given) % span;
+        let ports = std::array::from_fn(|n| first + u16::try_from(n).unwrap());
+        if ports.iter().all(|port| is_free(*port)) {
+            return ports;
         }
     }
-    std::array::from_fn(|n| held[n].0)
+    panic!("no {N} ports in a row are free in {PORTS:?}");
+}
+
+fn is_free(port: u16) -> bool {
+    let at = (Ipv4Addr::LOCALHOST, port);
+    TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
 /// The Consul program: `CONSUL_BIN`, or the PATH's, or what `.ci/get-consul` has put into the project.

@@ -20,6 +20,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::waiting::until;
+
 /// A server on loopback over a file of machines.
 async fn serve(fleet: &Path) -> RemoteScheduler {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -129,15 +131,11 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
     let shutdown = CancellationToken::new();
     let _stop = shutdown.clone().drop_guard();
     tokio::spawn(farm.run(shutdown));
-    while scheduled(&consul).await != ["n1"] {
-        tokio::task::yield_now().await;
-    }
+    until("it is on n1", async || scheduled(&consul).await == ["n1"]).await;
     write(&fleet, &["n1"]);
     // The farm does not know that the scheduler has changed its mind: somebody rings.
     put(&consul, &key::rc_bell(id), "cordoned").await;
-    while scheduled(&consul).await != ["n2"] {
-        tokio::task::yield_now().await;
-    }
+    until("it is on n2", async || scheduled(&consul).await == ["n2"]).await;
 }
 
 async fn put(consul: &Embedded, key: &Key, value: &str) {

@@ -56,11 +56,12 @@ struct Controller {
 pub(super) async fn pods(console: &Console, node: &Node) -> anyhow::Result<Vec<NodePod>> {
     let store = &console.store;
     let name = &node.name;
+    // Label and intent go in one transaction: of a pod that goes meanwhile it must still be known whose it was.
+    let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
     let intended = pod_ids(console, &key::node_intents(name)).await?;
     // What a node said last before its agent went is no news.
     let is_told = node.standing() != Standing::Down;
     let real = pod_ids(console, &key::node_realities(name)).await?;
-    let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
     let owners: BTreeMap<PodId, RcId> =
         labelled.iter().filter_map(|(place, pod)| Some((place.pod.clone(), pod.rc?))).collect();
     let labelled: BTreeSet<PodId> = labelled.into_keys().map(|place| place.pod).collect();

@@ -3,76 +3,88 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Child;
+use tokio::process::{Child, Command};
 
 use super::world::{Ran, command, run};
+use crate::process::free_ports;
+use crate::waiting::{eventually, in_time, until};
 
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Everything in one process, and what its pods listen on.
-struct Dev {
-    child: Child,
-    address: String,
-    ports: [u16; 3],
-    dir: tempfile::TempDir,
+/// `rcfarm dev`, killed when dropped.
+pub struct Program {
+    pub child: Child,
+    pub address: String,
     /// What it says on standard error, so far.
-    log: std::sync::Arc<std::sync::Mutex<String>>,
+    log: Arc<Mutex<String>>,
 }
 
-/// Three ports in a row that are free at this moment.
-fn three_ports() -> [u16; 3] {
-    loop {
-        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let Some(third) = first.checked_add(2) else { continue };
-        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if (first..=third).all(is_free) {
-            return [first, first + 1, third];
-        }
-    }
-}
-
-impl Dev {
-    async fn start() -> Dev {
-        let dir = tempfile::tempdir().unwrap();
-        let ports = three_ports();
-        let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/web.yaml");
-        let web = web.to_str().unwrap();
-        let (first, data) = (ports[0].to_string(), dir.path().join("nodes"));
-        let arguments = ["dev", "--apply", web, "--first-port", &first, "--data-dir"];
-        let mut child = command("127.0.0.1:0", dir.path(), &arguments)
-            .arg(data)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let log: std::sync::Arc<std::sync::Mutex<String>> = Default::default();
+impl Program {
+    /// Starts it, and waits until it says where its store is.
+    pub async fn start(mut command: Command) -> Program {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
         let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
         let noted = log.clone();
-        tokio::spawn(async move {
+        let noting = tokio::spawn(async move {
             while let Ok(Some(line)) = said.next_line().await {
                 noted.lock().unwrap().push_str(&(line + "\n"));
             }
         });
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = loop {
-            let line = lines.next_line().await.unwrap().expect("it says where the store is");
-            if let Some((_, rest)) = line.split_once("http://") {
-                break rest.split(',').next().unwrap().to_owned();
+        let address = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if let Some((_, rest)) = line.split_once("http://") {
+                    return Some(rest.split(',').next().unwrap().to_owned());
+                }
             }
+            None
+        };
+        let Some(address) = in_time("it says where its store is", address).await else {
+            in_time("the end of its log", noting).await.unwrap();
+            panic!("it ended: {}", log.lock().unwrap());
         };
         // Nobody reads the rest; the pipe must not be closed.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Dev { child, address, ports, dir, log }
+        Program { child, address, log }
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().unwrap().to_string();
+        let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+/// Everything in one process, and what its pods listen on.
+struct Dev {
+    program: Program,
+    ports: [u16; 3],
+    dir: tempfile::TempDir,
+}
+
+impl Dev {
+    async fn start() -> Dev {
+        let dir = tempfile::tempdir().unwrap();
+        let ports = free_ports();
+        let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/web.yaml");
+        let web = web.to_str().unwrap();
+        let (first, data) = (ports[0].to_string(), dir.path().join("nodes"));
+        let arguments = ["dev", "--apply", web, "--first-port", &first, "--data-dir"];
+        let mut command = command("127.0.0.1:0", dir.path(), &arguments);
+        command.arg(data);
+        Dev { program: Program::start(command).await, ports, dir }
     }
 
     async fn run(&self, arguments: &[&str]) -> Ran {
-        run(command(&self.address, self.dir.path(), arguments)).await
+        run(command(&self.program.address, self.dir.path(), arguments)).await
     }
 
     async fn running(&self) -> usize {
@@ -83,30 +95,13 @@ impl Dev {
     }
 
     async fn until_running(&self, count: usize) {
-        for _ in 0..PATIENCE.as_millis() / 50 {
-            if self.running().await == count {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("never {count}: {:?}", self.run(&["pod", "list"]).await);
+        until("so many run", async || self.running().await == count).await;
     }
 
     /// Waits until nothing listens where the pods did.
     async fn until_silent(&self) {
-        for _ in 0..PATIENCE.as_millis() / 50 {
-            if self.ports.iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("something still listens");
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().unwrap().to_string();
-        let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status().unwrap();
-        assert!(sent.success());
+        let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+        eventually("nothing listens any more", || self.ports.iter().all(is_free)).await;
     }
 }
 
@@ -114,8 +109,9 @@ impl Dev {
 async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
     let mut dev = Dev::start().await;
     dev.until_running(3).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
     for (n, port) in (1..).zip(dev.ports) {
-        let page = reqwest::get(format!("http://127.0.0.1:{port}/page")).await.unwrap();
+        let page = client.get(format!("http://127.0.0.1:{port}/page")).send().await.unwrap();
         let page = page.text().await.unwrap();
         assert!(page.starts_with(&format!("Hello from pod web on node-{n}, process ")), "{page}");
         let node = format!("node-{n}");
@@ -123,7 +119,7 @@ async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
         assert!(log.starts_with("listening on http://127.0.0.1:"), "{log}");
         assert!(log.contains("GET /page\n"), "{log}");
     }
-    let log = dev.log.lock().unwrap().clone();
+    let log = dev.program.log();
     for node in ["node-1", "node-2", "node-3"] {
         let of_node = |line: &&str| line.contains(node) && line.contains("a process runs");
         assert!(log.lines().any(|line| of_node(&line)), "no process of {node} in the log: {log}");
@@ -139,8 +135,8 @@ async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
     let stderr = dev.run(&["pod", "logs", "web", "--node", "node-1"]).await.failed();
     assert!(stderr.contains("the log of web/server cannot be read"), "{stderr}");
 
-    dev.signal("TERM");
-    assert!(dev.child.wait().await.unwrap().success());
+    dev.program.signal("TERM");
+    assert!(in_time("its end", dev.program.child.wait()).await.unwrap().success());
     dev.until_silent().await;
 }
 
@@ -148,8 +144,8 @@ async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
 async fn pods_end_with_the_program_even_if_it_is_killed() {
     let mut dev = Dev::start().await;
     dev.until_running(3).await;
-    dev.signal("KILL");
-    dev.child.wait().await.unwrap();
+    dev.program.signal("KILL");
+    in_time("its end", dev.program.child.wait()).await.unwrap();
     dev.until_silent().await;
 }
 
@@ -162,14 +158,12 @@ async fn status_and_explain_say_why_a_pod_is_not_healthy() {
     let create = ["rc", "create", "-f", "ghost.yaml", "--node-selector", "pool=dev"];
     dev.run(&[&create[..], &["--replicas", "1", "--strategy", "dynamic"]].concat()).await.ok();
     let mut text = String::new();
-    for _ in 0..PATIENCE.as_millis() / 50 {
+    // Every node was tried, and none is left to go to.
+    until("all nodes are passed over", async || {
         text = dev.run(&["rc", "status", "ghost"]).await.ok();
-        // Every node was tried, and none is left to go to.
-        if text.contains("CannotStart") && text.contains("NOT HEALTHY ON") {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        text.contains("CannotStart") && text.contains("NOT HEALTHY ON")
+    })
+    .await;
     assert!(text.contains("/no/such cannot be started"), "{text}");
     let text = dev.run(&["rc", "explain", "ghost"]).await.ok();
     assert!(text.contains("CannotStart"), "{text}");

@@ -2,6 +2,7 @@
 
 use super::world::{World, command, run};
 use crate::consul_server::ConsulServer;
+use crate::waiting::until;
 
 #[tokio::test]
 async fn a_fresh_server_is_well_but_for_the_missing_farm() {
@@ -12,10 +13,13 @@ async fn a_fresh_server_is_well_but_for_the_missing_farm() {
     assert_eq!(world.everything(), before, "it writes nothing");
 
     let _farm = world.farm("f1", "");
-    while world.json(&["farm", "list"]).await.as_array().unwrap().is_empty() {}
+    until("it shows itself", async || {
+        !world.json(&["farm", "list"]).await.as_array().unwrap().is_empty()
+    })
+    .await;
     let text = world.run(&["doctor"]).await.ok();
     assert!(text.contains("version 1") && text.contains("1 running"), "{text}");
-    while world.get("rcfarm/commands/_/_/_").await.is_none() {}
+    until("it keeps the trees", async || world.get("rcfarm/commands/_/_/_").await.is_some()).await;
     let checks = world.json(&["doctor"]).await;
     assert!(bad(&checks).is_empty(), "what a farm keeps in the trees is no record: {checks}");
 }

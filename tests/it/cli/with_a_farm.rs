@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::world::World;
+use crate::waiting::{in_time, until};
 
 #[tokio::test]
 async fn from_create_to_delete() {
@@ -69,12 +70,15 @@ async fn waiting_says_what_holds_it_up_and_ends_when_it_is_gone() {
     let mut child = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut heard = Vec::new();
-    while !heard.iter().any(|line: &String| line.contains("(InsufficientNodes)")) {
-        heard.push(lines.next_line().await.unwrap().unwrap_or_else(|| panic!("{heard:?}")));
-    }
+    in_time("it says what holds it up", async {
+        while !heard.iter().any(|line: &String| line.contains("(InsufficientNodes)")) {
+            heard.push(lines.next_line().await.unwrap().unwrap_or_else(|| panic!("{heard:?}")));
+        }
+    })
+    .await;
     assert!(heard.last().unwrap().contains("1 of 2 pods scheduled"), "{heard:?}");
     world.run(&["label", "set", "node", "n2", "role=web"]).await.ok();
-    assert!(child.wait().await.unwrap().success());
+    assert!(in_time("its end", child.wait()).await.unwrap().success());
 }
 
 #[tokio::test]
@@ -83,11 +87,12 @@ async fn farms_show_themselves_and_can_be_told() {
     let _farm = world.farm("f1", "team=a");
     let id = world.create(&["--rc-label", "team=b"]).await;
     // The farm shows itself as soon as its session is open.
-    let mut list = world.json(&["farm", "list"]).await;
-    while list.as_array().unwrap().is_empty() {
-        tokio::task::yield_now().await;
+    let mut list = Value::Null;
+    until("it shows itself", async || {
         list = world.json(&["farm", "list"]).await;
-    }
+        !list.as_array().unwrap().is_empty()
+    })
+    .await;
     assert_eq!((&list[0]["name"], &list[0]["selector"]), (&json!("f1"), &json!("team=a")));
     let why = world.run(&["rc", "explain", &id]).await.ok();
     assert!(why.contains("farm f1 does not want it: label team is \"b\""), "{why}");
@@ -107,9 +112,10 @@ async fn watch_prints_each_change_of_status() {
     let mut next = async || -> Value {
         serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap()
     };
-    let first = next().await;
+    let first = in_time("the first line", next()).await;
     assert_eq!((&first["id"], &first["state"]), (&json!(id), &json!("AsDesired")));
     world.run(&["rc", "scale", "web", "3"]).await.ok();
-    while next().await["status"]["replicas"]["current"] != 3 {}
+    in_time("three pods", async { while next().await["status"]["replicas"]["current"] != 3 {} })
+        .await;
     child.kill().await.unwrap();
 }

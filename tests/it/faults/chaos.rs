@@ -1,12 +1,13 @@
 //! What goes wrong, in an order that the seed decides: one lane of faults for servers, one for farms, side by side.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcfarm::store::Store;
 use rcfarm::time::IdSource;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, SERVERS};
 use super::farms::Farms;
@@ -85,14 +86,18 @@ fn about(ids: &IdSource, seconds: u64) -> Duration {
     ids.jitter(Duration::from_secs(seconds), 1.0)
 }
 
-/// Server faults until `end`; each heals before the next begins.
-pub async fn of_servers(cluster: &mut Cluster, ids: &IdSource, end: Instant) -> Injected {
-    let mut injected = Injected::new();
+/// Server faults until it is over; each heals before the next begins.
+pub async fn of_servers(
+    cluster: &mut Cluster,
+    ids: &IdSource,
+    injected: &Mutex<Injected>,
+    over: &CancellationToken,
+) {
     let mut bag = Bag::new(&ServerFault::ALL, ids);
     loop {
         sleep(about(ids, 2)).await;
-        if Instant::now() >= end {
-            return injected;
+        if over.is_cancelled() {
+            return;
         }
         let Some(leader) = cluster.leader().await else { continue };
         let follower = (leader + 1 + below(ids, SERVERS - 1)) % SERVERS;
@@ -114,7 +119,7 @@ pub async fn of_servers(cluster: &mut Cluster, ids: &IdSource, end: Instant) -> 
             ServerFault::FreezeFollower => freeze(cluster, ids, &[follower]).await,
             ServerFault::FreezeTwo => freeze(cluster, ids, &[leader, follower]).await,
         }
-        *injected.entry(name).or_default() += 1;
+        *injected.lock().unwrap().entry(name).or_default() += 1;
     }
 }
 
@@ -131,14 +136,15 @@ async fn freeze(cluster: &mut Cluster, ids: &IdSource, servers: &[usize]) {
     }
 }
 
-/// Farm faults until `end`; each heals before the next begins. Also what farms did that they must not.
+/// Farm faults until it is over; each heals before the next begins. Gives what farms did that they must not.
 pub async fn of_farms(
     farms: &mut Farms,
     stores: &[Arc<dyn Store>],
     ids: &IdSource,
-    end: Instant,
-) -> (Injected, Vec<String>) {
-    let (mut injected, mut wrong) = (Injected::new(), Vec::new());
+    injected: &Mutex<Injected>,
+    over: &CancellationToken,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
     let mut bag = Bag::new(&FarmFault::ALL, ids);
     loop {
         sleep(about(ids, 2)).await;
@@ -148,8 +154,8 @@ pub async fn of_farms(
                 farms.start_one(n);
             }
         }
-        if Instant::now() >= end {
-            return (injected, wrong);
+        if over.is_cancelled() {
+            return wrong;
         }
         let n = below(ids, farms.len());
         let (fault, name) = bag.draw();
@@ -176,7 +182,7 @@ pub async fn of_farms(
                 }
             }
         }
-        *injected.entry(name).or_default() += 1;
+        *injected.lock().unwrap().entry(name).or_default() += 1;
     }
 }
 

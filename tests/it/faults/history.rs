@@ -25,7 +25,7 @@ pub struct Tenure {
 }
 
 /// Everything seen. Versions are named by their ModifyIndex.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct History {
     /// Ownership locks.
     pub locks: BTreeMap<RcId, BTreeMap<Index, Tenure>>,
@@ -139,6 +139,11 @@ impl Recorder {
             watches.spawn(watch(tree, stores.to_vec(), seen.clone()));
         }
         Recorder { seen, watches }
+    }
+
+    /// What was seen so far.
+    pub fn so_far(&self) -> History {
+        self.seen.history.lock().unwrap().clone()
     }
 
     /// What was seen.

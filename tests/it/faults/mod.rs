@@ -45,7 +45,7 @@ pub mod verdict;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcfarm::audit::{AuditRecord, Logged};
@@ -74,12 +74,42 @@ const USERS: usize = 2;
 pub struct Run {
     /// Decides which faults come in which order.
     pub seed: u64,
-    /// How long faults are injected.
+    /// How long faults are injected, at least.
     pub length: Duration,
+    /// What must have been tried before they end.
+    pub floors: Floors,
+    /// How long they are injected at most, whatever was tried.
+    pub at_most: Duration,
     /// The built program.
     pub rcfarm: PathBuf,
     /// Where the servers' data and all logs go.
     pub scratch: PathBuf,
+}
+
+/// How much must have been tried: what was not tried is not proved. By default nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Floors {
+    /// Different faults.
+    pub faults: usize,
+    /// Users' writes that were applied.
+    pub applied: usize,
+    /// Transitions in the log.
+    pub transitions: usize,
+    /// Versions of pods' keys.
+    pub pods: usize,
+    /// Transitions and statuses for which the lock's holder was seen.
+    pub holder_seen: usize,
+}
+
+impl Floors {
+    /// Whether so much was tried.
+    pub fn are_reached(&self, injected: &Injected, verdict: &Verdict) -> bool {
+        injected.len() >= self.faults
+            && verdict.applied >= self.applied
+            && verdict.transitions >= self.transitions
+            && verdict.pods >= self.pods
+            && verdict.holder_seen >= self.holder_seen
+    }
 }
 
 /// What a run showed.
@@ -116,7 +146,7 @@ impl Run {
     /// Makes the run. Panics when the machinery fails; what the farm did wrong is in the verdict.
     pub async fn make(&self) -> Report {
         let ids = IdSource::from_seed(self.seed);
-        let mut cluster = Cluster::start(&self.scratch, &ids.fork()).await;
+        let mut cluster = Cluster::start(&self.scratch).await;
         let stores = cluster.stores();
         let addresses: Vec<_> = (0..SERVERS).map(|n| cluster.http(n)).collect();
         let journal = Journal::default();
@@ -134,13 +164,28 @@ impl Run {
             simulated::run(stores[0].clone(), Arc::new(SystemClock), |_| true, stop.clone());
         let nodes = tokio::spawn(nodes);
 
-        let end = Instant::now() + self.length;
+        let (injected, over) = (Mutex::default(), CancellationToken::new());
         let (server_ids, farm_ids) = (ids.fork(), ids.fork());
-        let (mut injected, (of_farms, wrong)) = tokio::join!(
-            chaos::of_servers(&mut cluster, &server_ids, end),
-            chaos::of_farms(&mut farms, &stores, &farm_ids, end),
+        let tried = async || {
+            let so_far = Rest { audit: some_log(&stores).await, ..Rest::default() };
+            let writes = journal.lock().unwrap().clone();
+            self.floors.are_reached(
+                &injected.lock().unwrap(),
+                &judge(&recorder.so_far(), &writes, &so_far),
+            )
+        };
+        let ((), mut wrong, ()) = tokio::join!(
+            chaos::of_servers(&mut cluster, &server_ids, &injected, &over),
+            chaos::of_farms(&mut farms, &stores, &farm_ids, &injected, &over),
+            async {
+                let start = Instant::now();
+                sleep(self.length).await;
+                while start.elapsed() < self.at_most && !tried().await {
+                    sleep(Duration::from_secs(1)).await;
+                }
+                over.cancel();
+            },
         );
-        injected.extend(of_farms);
 
         stop.cancel();
         while let Some(ended) = users.join_next().await {
@@ -152,7 +197,6 @@ impl Run {
             sleep(Duration::from_millis(200)).await;
         }
         come_to_rest(stores[0].as_ref()).await;
-        let mut wrong = wrong;
         for n in 0..farms.len() {
             if !farms.stop(n).await {
                 wrong.push(format!("farm {} was told to stop and failed", farms.name(n)));
@@ -168,6 +212,7 @@ impl Run {
         let left = locks_left(store).await;
         verdict.violations.extend(left.iter().map(|lock| format!("{}: left behind", lock.key)));
         verdict.violations.extend(self.audit_differs(&addresses[0].to_string()));
+        let injected = injected.into_inner().unwrap();
         Report { injected, verdict, samples: history.samples }
     }
 
@@ -218,11 +263,6 @@ async fn of_users(store: &dyn Store) -> Vec<Entry> {
 }
 
 async fn at_rest(store: &dyn Store) -> Rest {
-    let logged = |entry: Entry| {
-        let id = key::audit_logs().tail(&entry.key)?.parse().ok()?;
-        let record = AuditRecord::decode(&entry.value).ok()?;
-        Some(Logged { id, index: entry.create_index, record })
-    };
     let log = list(store, &key::audit_logs()).await;
     let length = log.len();
     let mut audit: Vec<Logged> = log.into_iter().filter_map(logged).collect();
@@ -235,6 +275,24 @@ async fn at_rest(store: &dyn Store) -> Rest {
         statuses: list(store, &key::rc_statuses()).await,
         audit,
     }
+}
+
+fn logged(entry: Entry) -> Option<Logged> {
+    let id = key::audit_logs().tail(&entry.key)?.parse().ok()?;
+    let record = AuditRecord::decode(&entry.value).ok()?;
+    Some(Logged { id, index: entry.create_index, record })
+}
+
+/// The log as the first server that answers has it.
+async fn some_log(stores: &[Arc<dyn Store>]) -> Vec<Logged> {
+    let logs = key::audit_logs();
+    for store in stores {
+        let asked = store.list(&logs, Query::PLAIN);
+        if let Ok(Ok(answer)) = timeout(Duration::from_secs(2), asked).await {
+            return answer.value.into_iter().filter_map(logged).collect();
+        }
+    }
+    Vec::new()
 }
 
 async fn list(store: &dyn Store, prefix: &Prefix) -> Vec<Entry> {

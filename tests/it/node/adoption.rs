@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use rcfarm::node::status::Phase;
 use rcfarm::store::key;
 
-use super::host::{Host, eventually, id, is_alive};
+use super::host::{Host, id, is_alive};
+use crate::waiting::{eventually, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
@@ -26,13 +27,11 @@ async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
     // The new agent has registered, and has told everything anew.
     for pod in &pods {
         let health = key::health(&id(pod), &host.node());
-        for _ in 0.. {
+        until("all is told anew", async || {
             let held = host.get(&health).await.is_some_and(|entry| entry.session.is_some());
-            if held && host.record().await.unwrap().0.session != before {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+            held && host.record().await.unwrap().0.session != before
+        })
+        .await;
         let status = host.status(pod).await.unwrap();
         assert_eq!((status.phase, status.processes[0].pid), (Phase::Running, pids[pod]), "{pod}");
         assert_eq!(status.processes[0].restarts, 0, "{pod}");

@@ -7,7 +7,8 @@ use rcfarm::ids::NodeName;
 use rcfarm::node::status::Phase;
 use rcfarm::store::{Op, Store, TxnOutcome, key};
 
-use super::host::{Host, eventually, id, is_alive, manifest};
+use super::host::{Host, id, is_alive, manifest};
+use crate::waiting::{eventually, until};
 
 /// Two machines and a directory in which a process can tell that another one lives.
 async fn machines() -> (Host, Host, tempfile::TempDir) {
@@ -91,13 +92,11 @@ async fn an_agent_whose_session_an_operator_ended_has_another_at_once() {
     assert_eq!(record.lease_ms, Some(10_000));
     let ended = std::time::Instant::now();
     host.store.destroy_session(entry.session.as_ref().unwrap()).await.unwrap();
-    loop {
+    until("another session", async || {
         let (_, now) = host.record().await.unwrap();
-        if now.session.is_some() && now.session != entry.session {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        now.session.is_some() && now.session != entry.session
+    })
+    .await;
     // A farm waits for the lease before it calls the node down; a look every ten seconds would be too late.
     assert!(ended.elapsed() < Duration::from_millis(record.lease_ms.unwrap()));
     let after = host.until("one", |status| status.phase == Phase::Running).await;

@@ -4,7 +4,8 @@ use rcfarm::node::status::{Phase, PodStatus};
 use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::{DeleteMode, Store, key};
 
-use super::host::{Host, eventually, id, manifest};
+use super::host::{Host, id, manifest};
+use crate::waiting::eventually;
 
 async fn promise(host: &Host, pod: &str, gpu: u32) {
     let allocation =

@@ -18,8 +18,8 @@ use rcfarm::time::{IdSource, SystemClock};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Long enough for a machine under load; nothing waits so long when it works.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::pods_left;
+use crate::waiting::{PATIENCE, eventually};
 
 pub struct Host {
     pub store: Embedded,
@@ -181,6 +181,16 @@ impl Host {
     }
 }
 
+/// A test that fails leaves no process either.
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some((task, _)) = &self.agent {
+            task.abort();
+        }
+        pods_left::kill(&self.settings.data_dir);
+    }
+}
+
 pub fn id(pod: &str) -> PodId {
     pod.parse().unwrap()
 }
@@ -191,17 +201,6 @@ pub fn manifest(pod: &str, script: &str, more: &str) -> String {
         "id: {pod}\nlaunchables:\n  main:\n    launchable_type: process\n    \
          command: [sh, -c, {script}]\n{more}"
     )
-}
-
-/// Waits until `wanted`.
-pub async fn eventually(what: &str, wanted: impl Fn() -> bool) {
-    for _ in 0..PATIENCE.as_millis() / 20 {
-        if wanted() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("{what} never happened");
 }
 
 pub fn is_alive(pid: i32) -> bool {

@@ -11,7 +11,8 @@ use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::key;
 use uuid::Uuid;
 
-use super::host::{Host, eventually, id, is_alive, manifest};
+use super::host::{Host, id, is_alive, manifest};
+use crate::waiting::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {

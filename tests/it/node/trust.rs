@@ -8,7 +8,8 @@ use rcfarm::node::status::Phase;
 use rcfarm::store::{Prefix, Store, key};
 use uuid::Uuid;
 
-use super::host::{Host, eventually, is_alive};
+use super::host::{Host, is_alive};
+use crate::waiting::{eventually, until};
 
 async fn six(host: &mut Host) -> Vec<i32> {
     host.start();
@@ -39,16 +40,11 @@ async fn intents_that_vanish_without_their_labels_are_not_believed_and_with_them
 async fn a_wiped_store_stops_nothing() {
     let mut host = Host::new();
     let pids = six(&mut host).await;
+    let created = async || host.record().await.map(|(_, entry)| entry.create_index);
+    let before = created().await;
     host.store.delete_tree(&Prefix::parse("").unwrap()).await.unwrap();
     // It registers again, and has read the empty tree since.
-    let again = host.record().await;
-    assert!(again.is_none());
-    for _ in 0.. {
-        if host.record().await.is_some() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("it registers again", async || created().await > before).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(pids.iter().all(|pid| is_alive(*pid)));
     host.end().await;

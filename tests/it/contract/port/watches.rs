@@ -322,9 +322,17 @@ async fn large_tree(p: Port) {
         catches_up(&p, &mut watch, "what came after").await;
     }
     p.end(&session).await;
-    p.store.delete_tree(&prefix("p/0")).await.unwrap();
-    p.set(&name(9), "edited").await;
+    let count = async || p.list("p").await.value.len();
+    let before = count().await;
+    for n in 0..10 {
+        p.set(&format!("p/within/{n}"), "x").await;
+    }
     catches_up(&p, &mut watch, "a tree within it").await;
+    assert_eq!(count().await, before + 10);
+    p.store.delete_tree(&prefix("p/within")).await.unwrap();
+    p.set(&name(9), "edited").await;
+    catches_up(&p, &mut watch, "that tree's end").await;
+    assert_eq!(count().await, before);
     p.store.delete_tree(&prefix("p")).await.unwrap();
     while !watch.next().await.unwrap().value.is_empty() {}
 }
