@@ -28,7 +28,7 @@ use crate::farm::{Farm, FarmSettings, SessionSettings};
 use crate::ids::{NodeName, RcId};
 use crate::labels::{Labels, Selector, encode_labels};
 use crate::manifest::{Manifest, Resources};
-use crate::node::agent::{self, Agent, AgentSettings, AtShutdown};
+use crate::node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
 use crate::node::simulated;
 use crate::rc::spec::{POD_ID, RcRecord, Strategy, check_count};
 use crate::schedule::NoDiscovery;
@@ -132,7 +132,7 @@ pub(super) async fn run(
     shutdown.cancel();
     for (machine, stopped) in machines.iter().zip(agents.join_all().await) {
         if let Err(why) = stopped {
-            warn!(node = %machine.name, why, "the node has ended");
+            warn!(node = %machine.name, %why, "the node has ended");
         }
     }
     Ok(Exit::Ok)
@@ -213,7 +213,7 @@ async fn start_agents(
     capacity: &Resources,
     store: &Arc<dyn Store>,
     shutdown: &CancellationToken,
-) -> anyhow::Result<JoinSet<Result<(), String>>> {
+) -> anyhow::Result<JoinSet<Result<(), AgentError>>> {
     let mut agents = JoinSet::new();
     for (n, machine) in (1..).zip(machines) {
         let logs = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;

@@ -18,7 +18,7 @@ use crate::ids::NodeName;
 use crate::labels::{check_label_key, check_label_value};
 use crate::manifest::Resources;
 use crate::node::agent::process::ProcessDriver;
-use crate::node::agent::{Agent, AgentSettings, AtShutdown, serve};
+use crate::node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
 use crate::node::shim;
 use crate::store::{Limits, Prefix, Rooted, key};
 
@@ -80,8 +80,14 @@ pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::
     let store = Rooted::new(Arc::new(consul), root);
     let agent = Agent::new(settings, ground(store), Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
-    agent.run(shutdown).await.map_err(|why| failure(why, "choose another one with --data-dir"))?;
-    Ok(Exit::Ok)
+    match agent.run(shutdown).await {
+        Ok(()) => Ok(Exit::Ok),
+        Err(AgentError::DataDir(why)) => Err(failure(why, "choose another one with --data-dir")),
+        Err(AgentError::TaskDied) => Err(failure(
+            AgentError::TaskDied.to_string(),
+            "start the agent again: it takes its pods over",
+        )),
+    }
 }
 
 /// A driver whose shims are this very program.

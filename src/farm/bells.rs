@@ -18,6 +18,9 @@ pub(super) type Rung = ((String, RecordId), Index);
 /// So long after its answer a bell is taken down.
 const AFTER: Duration = Duration::from_millis(250);
 
+/// So long after it could not be, that is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(2);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Answering {
@@ -57,10 +60,11 @@ impl Answering {
         all.chunks(at_most.max(1)).map(<[Rung]>::to_vec).collect()
     }
 
-    /// These could not be taken down: they are answered once more when the tree is read next.
-    pub(super) fn still_ring(&mut self, bells: Vec<(String, RecordId)>) {
-        for bell in bells {
-            self.answered.remove(&bell);
+    /// These could not be taken down: that is tried again.
+    pub(super) fn still_hang(&mut self, bells: Vec<Rung>, now: Instant) {
+        if !bells.is_empty() {
+            self.due.get_or_insert(now + AGAIN_AFTER);
+            self.hanging.extend(bells);
         }
     }
 }
@@ -81,9 +85,9 @@ mod tests {
         assert_eq!(answering.due(), Some(now + AFTER));
         assert_eq!(answering.take(1).len(), 2);
         assert_eq!((answering.due(), answering.take(1).len()), (None, 0));
-        answering.still_ring(vec![bell.clone()]);
-        assert!(!answering.is_answered(&bell, Index(8)));
-        answering.answered(bell.clone(), Index(8), now);
+        answering.still_hang(vec![(bell.clone(), Index(8))], now);
+        assert!(answering.is_answered(&bell, Index(8)), "once answered is enough");
+        assert_eq!((answering.due(), answering.take(1).len()), (Some(now + AGAIN_AFTER), 1));
         answering.forget_all_but(&Bells::default());
         assert!(!answering.is_answered(&bell, Index(8)));
     }

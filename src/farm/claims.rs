@@ -42,8 +42,10 @@ pub type Guarded = (RecordId, Option<Op>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]
 pub enum Parted {
-    /// Given up, or the store failed: the lock tree will tell.
+    /// Given up.
     AsPlanned,
+    /// The store failed, so some may be ours still.
+    Unknown,
     /// Consul refused some: what was seen of the locks or of the labels is not so.
     Refused,
 }
@@ -157,17 +159,14 @@ impl Claims {
         let most = locks.iter().map(Vec::len).max().unwrap_or(1);
         let mut parted = Parted::AsPlanned;
         for batch in locks.chunks((self.limits.ops / most).max(1)) {
-            if self.part_batch(&batch.concat()).await == Parted::AsPlanned {
-                continue;
-            }
-            match batch {
-                [_] => parted = Parted::Refused,
-                many => {
+            match (self.part_batch(&batch.concat()).await, batch) {
+                (Parted::Refused, many) if many.len() > 1 => {
                     debug!(locks = many.len(), "parting refused: one by one");
                     for ops in many {
                         parted = parted.max(self.part_batch(ops).await);
                     }
                 }
+                (one, _) => parted = parted.max(one),
             }
         }
         parted
@@ -175,17 +174,17 @@ impl Claims {
 
     async fn part_batch(&self, ops: &[Op]) -> Parted {
         match self.store.txn(ops).await {
-            Ok(TxnOutcome::Committed { .. }) => {}
+            Ok(TxnOutcome::Committed { .. }) => Parted::AsPlanned,
             Ok(TxnOutcome::Refused(refusals)) => {
                 debug!(?refusals, "parting refused");
-                return Parted::Refused;
+                Parted::Refused
             }
             Err(error) => {
                 let key = ops.first().map_or("", Op::subject);
                 warn!(%error, key, "locks could not be given up; they are tried again");
+                Parted::Unknown
             }
         }
-        Parted::AsPlanned
     }
 }
 

@@ -19,6 +19,7 @@ use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round};
 use super::kind::{Kind, Post, RecordId, lock_key};
 use super::lot::{Lot, Parting, Running};
 use super::plan::{ClaimPlan, Observed, plan};
+use super::presence::Announced;
 use super::records::{Bells, Locks, Peers, Presence, RecordLabels, Records};
 use super::run::Farm;
 use super::session::{Keeper, Kept};
@@ -42,10 +43,10 @@ pub(super) enum Done {
     Parted(usize, Parted),
     /// The locks and the labels of a kind were read anew.
     Read(usize),
-    /// The presence was renewed: the trees will tell.
-    Sent,
+    /// The farm has said this of itself; `None`: it could not be written.
+    Announced(Option<Presence>),
     /// Bells were taken down, but for these.
-    Quiet(Vec<(String, RecordId)>),
+    Quiet(Vec<Rung>),
 }
 
 /// What lives longer than an epoch.
@@ -67,7 +68,7 @@ pub(super) struct Epochal {
     pub(super) beside: FuturesUnordered<BoxFuture<'static, Done>>,
     parted: Vec<(usize, RecordId, Parting)>,
     pub(super) since: Timestamp,
-    pub(super) announced: Option<(Presence, Instant)>,
+    pub(super) announced: Announced,
     answering: Answering,
 }
 
@@ -102,7 +103,7 @@ impl Days<'_> {
             beside: FuturesUnordered::new(),
             parted: Vec::new(),
             since: self.farm.ground.clock.wall(),
-            announced: None,
+            announced: Announced::default(),
             answering: Answering::default(),
         };
         self.farm.note(|report| report.session = Some(epoch.session().to_string()));
@@ -153,9 +154,15 @@ impl Days<'_> {
                             self.lots[n].is_doubted = false;
                             true
                         }
-                        Done::Parted(_, Parted::AsPlanned) | Done::Sent => false,
+                        // Whatever became of the locks, they are planned for anew.
+                        Done::Parted(_, Parted::Unknown) => true,
+                        Done::Parted(_, Parted::AsPlanned) => false,
+                        Done::Announced(presence) => {
+                            e.announced.said = presence;
+                            false
+                        }
                         Done::Quiet(standing) => {
-                            e.answering.still_ring(standing);
+                            e.answering.still_hang(standing, Instant::now());
                             false
                         }
                     }
@@ -261,8 +268,6 @@ impl Days<'_> {
         let mut again_at: Option<Instant> = None;
         for n in 0..self.lots.len() {
             let lot = &mut self.lots[n];
-            lot.take_stock(now);
-            let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
             let (records, labels) = (lot.records.seen(), lot.labels.seen());
             let left_behind = match records.suspicion {
                 None => lot.kind.left_behind(&records.value),
@@ -272,6 +277,8 @@ impl Days<'_> {
                 // When nothing is left nobody says so.
                 again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
             }
+            lot.take_stock(&left_behind, now);
+            let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
             let decided = plan(&Observed {
                 records: &records.value,
                 left_behind: &left_behind,
@@ -438,7 +445,9 @@ impl Days<'_> {
         if std::mem::replace(&mut lot.is_doubted, true) {
             return;
         }
-        e.beside.push(Box::pin(read_anew(n, lot.locks.clone(), lot.labels.clone())));
+        // Labels that nobody has looked at stay unread: once read, they would count as up to date.
+        let labels = lot.labelled.is_cancelled().then(|| lot.labels.clone());
+        e.beside.push(Box::pin(read_anew(n, lot.locks.clone(), labels)));
     }
 
     /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
@@ -511,8 +520,8 @@ async fn quieten(store: Arc<dyn Store>, bells: Vec<Rung>) -> Done {
             let (kind, id) = &bell;
             let Some(down) = key::bells().key_of(&format!("{kind}/{id}")) else { continue };
             if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
-                warn!(%error, bell = %down, "an answered bell cannot be taken down");
-                standing.push(bell);
+                warn!(%error, bell = %down, "an answered bell cannot be taken down yet");
+                standing.push((bell, index));
             }
         }
     }
@@ -528,11 +537,18 @@ async fn wait_until(at: Option<Instant>) {
 
 /// Reads the locks and the labels of a kind until it succeeds. Their watches alone would not do: after a restored
 /// snapshot they wait for indexes that are far off.
-async fn read_anew(n: usize, locks: Arc<Tree<Locks>>, labels: Arc<Tree<RecordLabels>>) -> Done {
+async fn read_anew(
+    n: usize,
+    locks: Arc<Tree<Locks>>,
+    labels: Option<Arc<Tree<RecordLabels>>>,
+) -> Done {
     let mut failures = 0;
     while let Err(error) = async {
         locks.read_now().await?;
-        labels.read_now().await.map(drop)
+        match &labels {
+            Some(labels) => labels.read_now().await.map(drop),
+            None => Ok(()),
+        }
     }
     .await
     {
@@ -557,9 +573,11 @@ async fn claim_round(
     let mut round = claims.take(kind.clone(), free).await;
     round.won.extend(adopted);
     let seen = records.seen();
-    let created = round.won.iter().filter_map(|id| Some(seen.value.0.get(id)?.created));
-    if let Some(oldest) = created.min()
-        && let Err(error) = kind.prepare(if new { oldest } else { Index::ZERO }).await
+    // What has no record is claimed for what is left of it.
+    let created = |id| seen.value.0.get(id).filter(|_| new).map(|record| record.created);
+    let oldest = round.won.iter().map(|id| created(id).unwrap_or(Index::ZERO)).min();
+    if let Some(oldest) = oldest
+        && let Err(error) = kind.prepare(oldest).await
     {
         warn!(%error, "the trees could not be read after claiming; each task reads for itself");
     }

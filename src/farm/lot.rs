@@ -119,22 +119,35 @@ impl Lot {
     }
 
     /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
-    pub(super) fn take_stock(&mut self, now: Instant) {
+    /// `left_behind` have no record, and are claimed all the same.
+    pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Instant) {
         self.barred.retain(|_, until| *until > now);
         let seen = (self.records.seen(), self.locks.seen());
         let stocked =
             |(records, locks): &Stock| Arc::ptr_eq(&seen.0, records) && Arc::ptr_eq(&seen.1, locks);
         if !self.stock.as_ref().is_some_and(stocked) {
-            self.count(&seen.0.value, &seen.1.value, now);
+            self.count(&seen.0.value, &seen.1.value, left_behind, now);
             self.stock = Some(seen);
+        }
+        let locks = self.locks.seen();
+        let is_owned = |id: &RecordId| locks.value.0.get(id).is_some_and(|of| of.owner.is_some());
+        for id in left_behind.iter().filter(|id| !is_owned(id)) {
+            self.unowned_since.entry(id.clone()).or_insert(now);
         }
         let never = now + Duration::from_secs(3600);
         self.barred.extend(self.unusable.iter().map(|id| (id.clone(), never)));
     }
 
-    fn count(&mut self, records: &Records, locks: &Locks, now: Instant) {
+    fn count(
+        &mut self,
+        records: &Records,
+        locks: &Locks,
+        left_behind: &BTreeSet<RecordId>,
+        now: Instant,
+    ) {
         let owned = |id: &RecordId| locks.0.get(id).is_some_and(|locks| locks.owner.is_some());
-        self.unowned_since.retain(|id, _| records.0.contains_key(id) && !owned(id));
+        self.unowned_since
+            .retain(|id, _| (records.0.contains_key(id) || left_behind.contains(id)) && !owned(id));
         self.refused.retain(|id, _| records.0.contains_key(id) && !owned(id));
         self.unusable.retain(|id| records.0.contains_key(id));
         self.had_owner.retain(|id| records.0.contains_key(id));

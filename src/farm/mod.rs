@@ -30,7 +30,7 @@ use crate::store::{Limits, Store};
 use crate::time::{Clock, IdSource};
 
 pub use preflight::PreflightError;
-pub use run::{Farm, FarmReport};
+pub use run::{Farm, FarmError, FarmReport};
 pub use session::{SERVICE, SessionSettings};
 
 /// The major version of the key layout that this program writes.

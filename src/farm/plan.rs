@@ -14,6 +14,10 @@ use crate::probe::{Mutation, active};
 /// A record that its preferred farm has not claimed for this long is anybody's.
 pub const GRACE: Duration = Duration::from_millis(750);
 
+/// What is left of a record that is gone is anybody's after this long: most often the farm that tidied it up has just not
+/// been seen to, and the next look for leftovers says so.
+pub const LEFT_GRACE: Duration = Duration::from_secs(30);
+
 /// A farm that has been there for this long is handed its share. Shorter, and farms that start one after the
 /// other would pass records round.
 pub const SETTLED: Duration = Duration::from_secs(2);
@@ -174,10 +178,11 @@ fn claim_or_wait(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
     }
     let mine = preferred(seen, id).is_none_or(|(farm, _)| farm == *seen.me);
     let since = seen.unowned_since.get(id).copied().unwrap_or(seen.now);
-    if mine || seen.now >= since + GRACE {
+    let grace = if seen.records.0.contains_key(id) { GRACE } else { LEFT_GRACE };
+    if mine || seen.now >= since + grace {
         plan.claim.push(id.clone());
     } else {
-        plan.look_again(since + GRACE);
+        plan.look_again(since + grace);
     }
 }
 

@@ -13,6 +13,15 @@ use crate::store::{Op, Store, StoreError, TxnOutcome, key};
 
 /// A presence says something new at most this often.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
+/// What a farm has said of itself.
+#[derive(Default)]
+pub(super) struct Announced {
+    /// As far as is known; while it is being said, too.
+    pub(super) said: Option<Presence>,
+    /// When it was tried last; `None`: the farm has no name yet.
+    at: Option<Instant>,
+}
+
 impl Days<'_> {
     /// Puts the farm's presence into its place; while another live farm has the name, waits.
     pub(super) async fn take_name(&mut self, e: &mut Epochal) {
@@ -23,7 +32,7 @@ impl Days<'_> {
             let store = self.farm.ground.store.as_ref();
             match announce(store, farm, e.epoch.session(), &presence).await {
                 Ok(true) => {
-                    e.announced = Some((presence, Instant::now()));
+                    e.announced = Announced { said: Some(presence), at: Some(Instant::now()) };
                     return;
                 }
                 Ok(false) if !warned => {
@@ -76,26 +85,29 @@ impl Days<'_> {
     /// yet, or if it is known when there is something new.
     pub(super) fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
         let presence = self.presence(e);
-        let (said, at) = e.announced.as_ref()?;
+        let at = e.announced.at?;
         let peers = self.peers.seen();
         let shown = peers.value.0.get(&self.farm.settings.name);
         let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
-        if *said == presence && (shown || !peers.is_read()) {
+        if e.announced.said.as_ref() == Some(&presence) && (shown || !peers.is_read()) {
             return self.suspects().into_values().min();
         }
-        let due = *at + PRESENCE_EVERY;
+        let due = at + PRESENCE_EVERY;
         if Instant::now() < due {
             return Some(due);
         }
         let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
         let (name, news) = (self.farm.settings.name.clone(), presence.clone());
         e.beside.push(Box::pin(async move {
-            if let Err(error) = announce(store.as_ref(), &name, &session, &news).await {
-                warn!(%error, "the farm's presence cannot be renewed");
+            match announce(store.as_ref(), &name, &session, &news).await {
+                Ok(_) => Done::Announced(Some(news)),
+                Err(error) => {
+                    warn!(%error, "the farm's presence cannot be renewed yet");
+                    Done::Announced(None)
+                }
             }
-            Done::Sent
         }));
-        e.announced = Some((presence, Instant::now()));
+        e.announced = Announced { said: Some(presence), at: Some(Instant::now()) };
         None
     }
 }

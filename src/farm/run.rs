@@ -1,6 +1,7 @@
 //! The farm itself: starts its watches, and lives one epoch after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error_span, info, warn};
+use tracing::{Instrument, error, error_span, info, warn};
 
 use super::epoch::Days;
 use super::kind::{Kind, RecordId};
@@ -37,6 +38,19 @@ pub struct FarmReport {
     pub claims_lost: u64,
 }
 
+/// Why a farm ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum FarmError {
+    /// It must not start.
+    #[error(transparent)]
+    Preflight(#[from] PreflightError),
+    /// A defect of the program: a task that reads a tree panicked. The log has its words.
+    #[error(
+        "a watch of a tree ended, which is a defect: its panic is in the log; start the farm again"
+    )]
+    WatchDied,
+}
+
 /// A farm, set up but not yet running.
 pub struct Farm {
     pub(super) settings: FarmSettings,
@@ -61,13 +75,13 @@ impl Farm {
     /// Runs until `shutdown`; then stops every task, gives every lock up and returns.
     ///
     /// # Errors
-    /// [`PreflightError`] when it must not start: no rights, a newer layout. Failures of the store are waited out.
-    pub async fn run(self, shutdown: CancellationToken) -> Result<(), PreflightError> {
+    /// [`FarmError`] when it must not start (no rights, a newer layout) or go on. Failures of the store are waited out.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), FarmError> {
         let span = error_span!("farm", name = %self.settings.name);
         self.run_inner(shutdown).instrument(span).await
     }
 
-    async fn run_inner(self, shutdown: CancellationToken) -> Result<(), PreflightError> {
+    async fn run_inner(self, shutdown: CancellationToken) -> Result<(), FarmError> {
         let started = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(()),
@@ -84,13 +98,33 @@ impl Farm {
         for watch in self.watches(&inbox, &peers, &bells, &lots) {
             watches.spawn(probe::task(watch.instrument(tracing::Span::current())));
         }
+        let mut days =
+            Days { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
+        let stop = shutdown.child_token();
+        let mut living = pin!(self.live(&mut days, &stop));
+        let ended = tokio::select! {
+            biased;
+            () = &mut living => Ok(()),
+            // A watch has no end. What it would have shown stays as it was, and nobody would know.
+            Some(died) = watches.join_next() => {
+                error!(alert = true, ?died, "a watch ended: the farm stops, for it would go on with what it last saw");
+                stop.cancel();
+                living.await;
+                Err(FarmError::WatchDied)
+            }
+        };
+        watches.shutdown().await;
+        info!("stopped");
+        ended
+    }
+
+    /// One session after the other.
+    async fn live(&self, days: &mut Days<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
             self.ground.store.clone(),
             Member::farm(&self.settings.name, &self.ground.ids.uuid()),
             self.settings.session.clone(),
         ));
-        let mut days =
-            Days { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
         let mut failures = 0;
         while !shutdown.is_cancelled() {
             let opened = tokio::select! {
@@ -102,7 +136,7 @@ impl Farm {
                 Ok(kept) => {
                     failures = 0;
                     let kept = Arc::new(kept);
-                    days.epoch(&keeper, &kept, &shutdown).await;
+                    days.epoch(&keeper, &kept, shutdown).await;
                     keeper.close(&kept, shutdown.is_cancelled()).await;
                     if !shutdown.is_cancelled() {
                         self.note(|report| report.epochs_lost += 1);
@@ -123,9 +157,6 @@ impl Farm {
                 }
             }
         }
-        watches.shutdown().await;
-        info!("stopped");
-        Ok(())
     }
 
     async fn preflight(&self) -> Result<(), PreflightError> {

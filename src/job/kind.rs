@@ -23,6 +23,8 @@ use crate::store::{Index, Prefix, StoreError};
 
 /// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
 const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
+/// The same when something may be left, at most.
+const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Jobs as a kind of record.
 pub struct JobKind {
@@ -103,7 +105,13 @@ impl Kind for JobKind {
                         Ok(()) => inbox.post(Event::Claims),
                         Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
                     }
-                    tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5)).await;
+                    tokio::time::sleep(ids.jitter(LEFTOVERS_PAUSE, 0.5)).await;
+                    let enough = tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5));
+                    tokio::select! {
+                        biased;
+                        () = world.doubted() => {}
+                        () = enough => {}
+                    }
                 }
             }
         };

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Deserialize;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::labelled::{Astray, Free, JobPods, Labelled};
@@ -208,6 +209,8 @@ pub struct JobWorld {
     adopted: Mutex<BTreeMap<Place, Namespaced>>,
     /// Jobs of which something may be left: those that were claimed, and those that something was found of.
     known_jobs: Mutex<BTreeSet<RecordId>>,
+    /// Some of them have no record any more: whether anything is left of them is to be looked at.
+    doubts: Notify,
 }
 
 /// An intent's ModifyIndex and the hash of its manifest.
@@ -250,6 +253,7 @@ impl JobWorld {
             book: Mutex::default(),
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
+            doubts: Notify::new(),
         })
     }
 
@@ -484,7 +488,17 @@ impl JobWorld {
     #[must_use]
     pub fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
         let known = self.known_jobs();
-        known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect()
+        let left: BTreeSet<RecordId> =
+            known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect();
+        if !left.is_empty() {
+            self.doubts.notify_one();
+        }
+        left
+    }
+
+    /// Waits until there are jobs without records of which something may be left.
+    pub async fn doubted(&self) {
+        self.doubts.notified().await;
     }
 
     /// Whether there is anything of a job besides its record, as far as is known.
@@ -494,11 +508,12 @@ impl JobWorld {
     }
 
     /// Looks what there is of jobs without records, by the names of the keys: after a time in which no farm ran, nothing
-    /// else would show it.
+    /// else would show it. Forgets those that another farm has tidied up.
     ///
     /// # Errors
     /// Any [`StoreError`].
     pub async fn look_for_leftovers(&self) -> Result<(), StoreError> {
+        let known = self.known_jobs().clone();
         let names = async |prefix: Prefix| {
             let keys = self.reader.keys(&prefix, None, Query::PLAIN).await?.value;
             let ids = keys.iter().filter_map(|key| key::namespaced(&prefix, key));
@@ -516,6 +531,16 @@ impl JobWorld {
             }
         }
         statuses.difference(&records).for_each(|id| self.note_job(id));
+        let pods = self.pods.seen();
+        if pods.is_read() {
+            let is_there = |id: &Namespaced| {
+                [&statuses, &groups, &records].iter().any(|names| names.contains(id))
+                    || pods.value.has(id)
+            };
+            let is_gone = |id: &RecordId| !id.as_str().parse().is_ok_and(|id| is_there(&id));
+            // Not those of which it was heard while this was read.
+            self.known_jobs().retain(|id| !(known.contains(id) && is_gone(id)));
+        }
         Ok(())
     }
 

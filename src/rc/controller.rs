@@ -571,7 +571,9 @@ impl Controller for RcController {
         let Some(mut look) = self.look().await? else { return Ok(Next::OnChange) };
         let mut plan = self.decide(&look).await?;
         if plan.steps.is_empty() && self.world.take_rung(self.id) {
-            self.fresh = Some(self.world.read_health(look.spec.manifest.id()).await?);
+            let read = self.world.read_health(look.spec.manifest.id()).await;
+            // The bell is answered by an answer only.
+            self.fresh = Some(read.inspect_err(|_| self.world.note_rung(self.id))?);
             let Some(again) = self.look().await? else { return Ok(Next::OnChange) };
             (plan, look) = (self.decide(&again).await?, again);
         }

@@ -79,6 +79,12 @@ impl PodLabels {
         self.places.get(place).and_then(|seen| seen.rc)
     }
 
+    /// What names the record, of whatever kind, that the pod at a place belongs to.
+    fn record(&self, place: &Place) -> Option<&str> {
+        let labels = self.places.get(place)?.labels.as_ref()?;
+        labels.get(RC_ID).or_else(|| labels.get(key::JOB_UID_LABEL)).map(|name| name.as_ref())
+    }
+
     /// ModifyIndex of the labels at a place, and the owner that they name.
     #[must_use]
     pub fn at(&self, place: &Place) -> Option<(Index, Option<RcId>)> {
@@ -488,9 +494,11 @@ impl World {
     /// Notes which pods their nodes cannot start, of those that could before or were not heard of.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
         let told = |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
+        let labels = self.pods.seen();
         for place in new.0.keys().filter(|place| told(new, place) && !told(old, place)) {
             let Place { node, pod } = place;
-            if let Some(pause) = self.troubles().failed(node, pod, Instant::now()) {
+            let record = labels.value.record(place).unwrap_or(pod.as_str());
+            if let Some(pause) = self.troubles().failed(node, record, Instant::now()) {
                 warn!(alert = true, %node, ?pause,
                     "the node could not start pods of several records: none is added there for a while");
             }

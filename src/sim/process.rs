@@ -14,7 +14,7 @@ use super::scheduler::{Moods, Odd};
 use super::wire::{Link, Wire};
 use crate::embedded::Embedded;
 use crate::farm::kinds::MakeScheduler;
-use crate::farm::{Farm, FarmSettings, Ground, NODE_GRACE, PreflightError, SessionSettings};
+use crate::farm::{Farm, FarmError, FarmSettings, Ground, NODE_GRACE, SessionSettings};
 use crate::probe::Freezer;
 use crate::schedule::{NoDiscovery, SelectorScheduler};
 use crate::store::Limits;
@@ -86,7 +86,7 @@ pub struct Running {
     /// Holds it still.
     pub freezer: Freezer,
     shutdown: CancellationToken,
-    task: JoinHandle<Result<(), PreflightError>>,
+    task: JoinHandle<Result<(), FarmError>>,
 }
 
 /// How a process ended by itself.

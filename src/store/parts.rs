@@ -2,7 +2,7 @@
 //! whether or not a part of a name: so the tree is divided, and of the parts that are newer the entries are read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use futures_util::future::try_join_all;
 
@@ -59,7 +59,10 @@ impl Parts {
         };
         let looks = parts.iter().map(|part| {
             let is_certain = fresh.iter().any(|key| part.tail(key).is_some());
-            look(reader, part, after, is_certain)
+            // Below what is known of it, a part is as a restored snapshot has it.
+            let known = self.entries.values().filter(|entry| part.tail(&entry.key).is_some());
+            let newest = known.map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
+            look(reader, part, newest..=after, is_certain)
         });
         let looks = try_join_all(looks).await?;
         let explained = looks.iter().any(|look| look.index >= keys.index) || gone > 0;
@@ -90,20 +93,22 @@ struct Look {
     entries: Option<Vec<Entry>>,
 }
 
-/// Looks whether a part has changed since `after`, and reads it if so.
+/// Looks whether a part has changed: whether its index is not among those at which it is as it was. Reads it if so.
+///
+/// A server that lags behind would hide a change until all is read anew, so the leader is asked.
 async fn look(
     reader: &dyn Reader,
     part: &Prefix,
-    after: Index,
+    as_it_was: RangeInclusive<Index>,
     is_certain: bool,
 ) -> Result<Look, StoreError> {
     if !is_certain {
-        let keys = reader.keys(part, None, Query::PLAIN).await?;
-        if keys.index <= after {
+        let keys = reader.keys(part, None, Query::CONSISTENT).await?;
+        if as_it_was.contains(&keys.index) {
             return Ok(Look { index: keys.index, filtered: keys.filtered, entries: None });
         }
     }
-    let Answer { value, index, filtered } = reader.list(part, Query::PLAIN).await?;
+    let Answer { value, index, filtered } = reader.list(part, Query::CONSISTENT).await?;
     Ok(Look { index, filtered, entries: Some(value) })
 }
 

@@ -266,6 +266,11 @@ impl TreeWatch {
         let after = query.wait.map_or(Index::ZERO, |wait| wait.after);
         let keys = self.reader.keys(&self.prefix, folded, query).await?;
         if keys.index <= after {
+            let is_cut = keys.filtered || keys.value.len() != self.entries;
+            if folded.is_none() && is_cut {
+                // Rights that were lost change no index.
+                return self.all(Query::CONSISTENT).await.map(Some);
+            }
             self.position = self.position.answered(keys.index, Instant::now());
             sleep(NO_NEWS_PAUSE).await;
             return Ok(None);

@@ -44,7 +44,7 @@ use crate::ids::NodeName;
 use crate::manifest::Resources;
 use crate::store::Limits;
 
-pub use run::Agent;
+pub use run::{Agent, AgentError};
 
 /// The name under which all agents register.
 pub const SERVICE: &str = "rcfarm-node";

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error_span, info, warn};
+use tracing::{Instrument, error, error_span, info, warn};
 
 use super::alone::Asking;
 use super::driver::{Driver, Exit, Found, Running};
@@ -59,6 +59,17 @@ pub struct Agent {
 /// How long the pods get to stop when they are to go with the agent, besides their own grace.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Why an agent ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Its data directory cannot be used.
+    #[error("{0}")]
+    DataDir(String),
+    /// A defect of the program. The log has its words; the pods run on.
+    #[error("a task of the agent panicked, which is a defect: its words are in the log")]
+    TaskDied,
+}
+
 impl Agent {
     /// An agent.
     #[must_use]
@@ -69,15 +80,15 @@ impl Agent {
     /// Runs until `shutdown`.
     ///
     /// # Errors
-    /// In words, when the data directory cannot be used. Failures of the store are waited out.
-    pub async fn run(self, shutdown: CancellationToken) -> Result<(), String> {
+    /// [`AgentError`]. Failures of the store are waited out.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), AgentError> {
         // Several agents may share a process and its log.
         let span = error_span!("node", name = %self.settings.name);
         self.run_inner(shutdown).instrument(span).await
     }
 
-    async fn run_inner(self, shutdown: CancellationToken) -> Result<(), String> {
-        let data = Arc::new(DataDir::open(&self.settings.data_dir)?);
+    async fn run_inner(self, shutdown: CancellationToken) -> Result<(), AgentError> {
+        let data = Arc::new(DataDir::open(&self.settings.data_dir).map_err(AgentError::DataDir)?);
         let (events, inbox) = unbounded_channel();
         let mut work = Work {
             writer: Writer::new(self.ground.store.clone()),
@@ -97,8 +108,7 @@ impl Agent {
             removing: BTreeSet::new(),
         };
         work.adopt().await;
-        work.serve(inbox, shutdown).await;
-        Ok(())
+        work.serve(inbox, shutdown).await
     }
 }
 
@@ -157,7 +167,11 @@ impl Work {
         }
     }
 
-    async fn serve(&mut self, mut inbox: UnboundedReceiver<Event>, shutdown: CancellationToken) {
+    async fn serve(
+        &mut self,
+        mut inbox: UnboundedReceiver<Event>,
+        shutdown: CancellationToken,
+    ) -> Result<(), AgentError> {
         let presence = Presence {
             ground: self.agent.ground.clone(),
             settings: self.agent.settings.clone(),
@@ -166,29 +180,36 @@ impl Work {
         };
         let present = CancellationToken::new();
         self.tasks.spawn(presence.run(present.clone()));
-        loop {
+        let ended = loop {
             let again_at = self.act();
             let report_at = self.report();
             let next = [again_at, report_at].into_iter().flatten().min();
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => break,
+                () = shutdown.cancelled() => break Ok(()),
                 Some(event) = inbox.recv() => {
                     self.hear(event);
                     while let Ok(event) = inbox.try_recv() {
                         self.hear(event);
                     }
                 }
-                Some(_) = self.tasks.0.join_next() => {}
+                Some(Err(error)) = self.tasks.0.join_next() => {
+                    // What it would have told stays as it was, and nobody would know. The pods run on.
+                    if error.is_panic() {
+                        error!(alert = true, %error, "a task of the agent panicked: the agent stops");
+                        break Err(AgentError::TaskDied);
+                    }
+                }
                 () = wait_until(next) => {}
             }
-        }
-        if self.agent.settings.at_shutdown == AtShutdown::StopPods {
+        };
+        if ended.is_ok() && self.agent.settings.at_shutdown == AtShutdown::StopPods {
             self.stop_everything(&mut inbox).await;
         }
         present.cancel();
         self.tasks.0.shutdown().await;
         info!("stopped");
+        ended
     }
 
     fn hear(&mut self, event: Event) {

@@ -11,7 +11,7 @@ use rcfarm::embedded::{Embedded, Settings};
 use rcfarm::embedded::{Fate, Faults, Request};
 use rcfarm::farm::kinds::{MakeScheduler, by_labels};
 use rcfarm::farm::records::Presence;
-use rcfarm::farm::{Farm, FarmReport, FarmSettings, Ground, PreflightError, SessionSettings};
+use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings, Ground, SessionSettings};
 use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler};
@@ -37,7 +37,7 @@ impl Clock for VirtualClock {
 pub struct RunningFarm {
     pub report: Arc<Mutex<FarmReport>>,
     shutdown: CancellationToken,
-    task: JoinHandle<Result<(), PreflightError>>,
+    task: JoinHandle<Result<(), FarmError>>,
 }
 
 impl RunningFarm {
@@ -53,7 +53,7 @@ impl RunningFarm {
         self.task.await.unwrap().unwrap();
     }
 
-    pub async fn outcome(self) -> Result<(), PreflightError> {
+    pub async fn outcome(self) -> Result<(), FarmError> {
         self.task.await.unwrap()
     }
 

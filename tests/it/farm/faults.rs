@@ -142,6 +142,27 @@ async fn a_session_that_could_not_be_closed_is_closed_before_the_next_begins() {
     farm.stop().await;
 }
 
+/// A farm whose watch has died would go on with what it last saw, and nobody else would take its records.
+#[tokio::test(start_paused = true)]
+async fn a_farm_whose_watch_dies_gives_everything_up_and_says_so() {
+    let cluster = Cluster::new(2).await;
+    cluster.create_rc(1, 1).await;
+    let start = tokio::time::Instant::now();
+    let farm = cluster.start_faulty("a", move |request| {
+        let dies = start.elapsed() > 60 * SECOND && matches!(request, Request::List("health/"));
+        assert!(!dies, "a defect of the program");
+        Fate::DELIVER
+    });
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 1 }).await;
+    let error = farm.outcome().await.unwrap_err().to_string();
+    assert!(error.contains("a watch of a tree ended"), "{error}");
+    assert_eq!(cluster.owner(1).await, None, "another may have it");
+    let other = cluster.start("b");
+    cluster.create_rc(1, 2).await;
+    within(10 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 2 }).await;
+    other.stop().await;
+}
+
 /// p2's users take a pod out of an RC by deleting its labels; the pod is then theirs.
 #[tokio::test(start_paused = true)]
 async fn a_pod_taken_away_at_the_last_moment_is_not_removed() {

@@ -1,13 +1,14 @@
 //! Jobs from their submission to their end: farms, nodes that pretend to run what is intended, and users.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, within};
 use rcfarm::audit::Details;
-use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::embedded::{Fate, KvOp, Outcome, Request};
 use rcfarm::ids::{Namespaced, NodeName, PodId};
 use rcfarm::job::machine::JobPhase;
 use rcfarm::job::status::JobStatus;
@@ -335,6 +336,39 @@ async fn a_job_whose_record_is_deleted_by_hand_leaves_nothing() {
     });
     assert_eq!(gone.count(), 3);
     farm.stop().await;
+}
+
+/// Else they would be a plan's business for ever, and all be claimed when the other farm dies.
+#[tokio::test(start_paused = true)]
+async fn a_farm_forgets_the_jobs_that_another_has_tidied_up() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let claims = Arc::new(AtomicUsize::new(0));
+    let counted = claims.clone();
+    let a = cluster.start("a");
+    let b = cluster.start_faulty("b", move |request| {
+        if let Request::Txn(ops) = request {
+            let is_lock = |op: &&KvOp| op.key.starts_with("lock/rcfarm/jobs/");
+            counted.fetch_add(ops.iter().filter(is_lock).count(), Ordering::SeqCst);
+        }
+        Fate::DELIVER
+    });
+    let jobs: Vec<String> = (0..12).map(|n| format!("default/j{n}")).collect();
+    for job in &jobs {
+        submit(&cluster, job, json!({"tasks": [task("w", 1)]})).await;
+    }
+    for job in &jobs {
+        reaches(&cluster, job, JobPhase::Running, 20 * SECOND).await;
+        cluster.delete(key::job(&id(job)).as_str()).await;
+    }
+    nothing_is_left(&cluster).await;
+    tokio::time::sleep(60 * SECOND).await;
+    let before = claims.load(Ordering::SeqCst);
+    assert!(before > 0, "b had its share");
+    a.kill().await;
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(claims.load(Ordering::SeqCst), before, "of a's jobs it knows nothing any more");
+    b.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

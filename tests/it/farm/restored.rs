@@ -5,9 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::SECOND;
-use super::cluster::{Cluster, RunningFarm, rc_id, within};
+use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
 use rcfarm::embedded::{Applied, Fate, Request, Tables};
+use rcfarm::farm::tree::Tree;
+use rcfarm::rc::world::NodeTree;
+use rcfarm::store::key::LabelKind;
+use rcfarm::store::watch::Pace;
 use rcfarm::store::{NewSession, PutMode, Store, key};
+use serde_json::json;
 
 async fn label(cluster: &Cluster, n: u128, tier: &str) {
     cluster.put(key::rc_labels(rc_id(n)).as_str(), format!(r#"{{"tier":"{tier}"}}"#)).await;
@@ -30,6 +35,29 @@ async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 2 }).await;
     cluster.store.restore(snapshot);
     (cluster, farm)
+}
+
+/// Of a large tree a farm reads the parts that have changed; a part that is older than what is known of it has.
+#[tokio::test(start_paused = true)]
+async fn a_large_tree_shows_with_the_next_write_all_that_a_restored_snapshot_brought_back() {
+    let cluster = Cluster::new(100).await;
+    let labels = key::labels(LabelKind::Node);
+    let tree = Tree::<NodeTree>::new(Arc::new(cluster.store.clone()), labels, Pace::PROMPT);
+    let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
+    tree.first_read().await;
+    let snapshot = cluster.store.snapshot();
+    let seen = tree.clone();
+    let is = move |n: usize, pool: &str| {
+        let seen = seen.seen();
+        seen.value.labels.nodes.get(&node(n)).is_some_and(|labels| labels["pool"] == pool)
+    };
+    cluster.label_node(&node(5), json!({"pool": "db"})).await;
+    within(5 * SECOND, "the change", || async { is(5, "db") }).await;
+    cluster.store.restore(snapshot);
+    cluster.label_node(&node(95), json!({"pool": "db"})).await;
+    within(5 * SECOND, "the write", || async { is(95, "db") }).await;
+    assert!(is(5, "web"), "the other part is as the snapshot has it");
+    watch.abort();
 }
 
 /// The lock is gone, and its tree still says that it is ours.

@@ -10,7 +10,7 @@ use rcfarm::farm::{Ground, SessionSettings};
 use rcfarm::ids::{NodeName, PodId, RcId};
 use rcfarm::node::agent::process::ProcessDriver;
 use rcfarm::node::agent::state::DataDir;
-use rcfarm::node::agent::{Agent, AgentSettings, AtShutdown};
+use rcfarm::node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
 use rcfarm::node::record::NodeRecord;
 use rcfarm::node::status::PodStatus;
 use rcfarm::store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store, key};
@@ -25,7 +25,7 @@ pub struct Host {
     pub store: Embedded,
     _directory: tempfile::TempDir,
     pub settings: AgentSettings,
-    agent: Option<(JoinHandle<Result<(), String>>, CancellationToken)>,
+    agent: Option<(JoinHandle<Result<(), AgentError>>, CancellationToken)>,
 }
 
 impl Host {
@@ -86,7 +86,7 @@ impl Host {
     }
 
     /// Stops the agent as SIGTERM does.
-    pub async fn stop(&mut self) -> Result<(), String> {
+    pub async fn stop(&mut self) -> Result<(), AgentError> {
         let (task, shutdown) = self.agent.take().unwrap();
         shutdown.cancel();
         task.await.unwrap()
