@@ -52,7 +52,7 @@ enum Command {
     Queue(queue::QueueCommand),
     #[command(subcommand)]
     Job(job::JobCommand),
-    /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob
+    /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod
     Apply(job::apply::FileArgs),
     /// Say what apply would change; exit code 2 when that is something
     Plan(job::apply::FileArgs),

@@ -235,13 +235,20 @@ impl JobController {
             .may_start(&record.spec)
             .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
         let is_held = status.reason != crate::pod_group::status::Reason::AsDesired;
+        let message = match status.reason.is_of_queue() {
+            // The group's field is the job's under another name.
+            true => {
+                status.message.replacen("spec.queue", form::queue_field(read.spec.framework), 1)
+            }
+            false => status.message.clone(),
+        };
         Ok(Group {
             exists: true,
             is_foreign: false,
             places,
             unknown: status.phase == Phase::Unknown,
             is_over: status.phase == Phase::Completed,
-            waits: is_held.then(|| (status.reason.to_string(), status.message.clone())),
+            waits: is_held.then(|| (status.reason.to_string(), message)),
         })
     }
 

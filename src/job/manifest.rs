@@ -179,11 +179,13 @@ fn amounts(resources: &Resources) -> Value {
 fn limits(containers: &[Container]) -> Map<String, Value> {
     let mut limits = Map::new();
     if containers.iter().all(|container| container.limits.cpu_milli > 0) {
-        let cpu: u64 = containers.iter().map(|container| container.limits.cpu_milli).sum();
+        let cpu = containers.iter().map(|container| container.limits.cpu_milli);
+        let cpu = cpu.fold(0, u64::saturating_add);
         limits.insert("cpus".to_owned(), json!(format!("{cpu}m")));
     }
     if containers.iter().all(|container| container.limits.memory_bytes > 0) {
-        let memory: u64 = containers.iter().map(|container| container.limits.memory_bytes).sum();
+        let memory = containers.iter().map(|container| container.limits.memory_bytes);
+        let memory = memory.fold(0, u64::saturating_add);
         limits.insert("memory".to_owned(), json!(memory));
     }
     limits

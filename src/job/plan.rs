@@ -223,7 +223,7 @@ fn shape_text(shape: u64) -> String {
 fn standstill(mut plan: Plan) -> Plan {
     plan.status.state.reason = Reason::ShapeChanged.to_string();
     plan.status.state.message =
-        "only counts, the priority and times may change once a job has begun; change it back, or \
+        "spec: only counts, the priority and times may change once a job has begun; change it back, or \
          delete the job and make it anew"
             .to_owned();
     plan.remove.clear();

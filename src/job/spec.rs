@@ -48,6 +48,8 @@ pub enum Framework {
     Mpi,
     /// Kubeflow's `XGBoostJob`.
     XgBoost,
+    /// Kubernetes' `Pod` by itself: a job of one member.
+    Pod,
 }
 
 impl Framework {
@@ -60,13 +62,14 @@ impl Framework {
             Framework::PyTorch => "PyTorchJob",
             Framework::Mpi => "MPIJob",
             Framework::XgBoost => "XGBoostJob",
+            Framework::Pod => "Pod",
         }
     }
 
     /// Whether it is one of Kubeflow's.
     #[must_use]
     pub fn is_kubeflow(self) -> bool {
-        self != Framework::Volcano
+        !matches!(self, Framework::Volcano | Framework::Pod)
     }
 }
 
@@ -236,10 +239,12 @@ impl Template {
     pub fn resources(&self) -> Resources {
         let mut sum = Resources::default();
         for container in &self.containers {
-            sum.cpu_milli += container.requests.cpu_milli;
-            sum.memory_bytes += container.requests.memory_bytes;
-            for (device, count) in &container.requests.devices {
-                *sum.devices.entry(device.clone()).or_default() += count;
+            let Resources { cpu_milli, memory_bytes, devices } = &container.requests;
+            sum.cpu_milli = sum.cpu_milli.saturating_add(*cpu_milli);
+            sum.memory_bytes = sum.memory_bytes.saturating_add(*memory_bytes);
+            for (device, count) in devices {
+                let all = sum.devices.entry(device.clone()).or_default();
+                *all = all.saturating_add(*count);
             }
         }
         sum
@@ -357,7 +362,7 @@ impl JobSpec {
     /// Members in all.
     #[must_use]
     pub fn replicas(&self) -> u32 {
-        self.tasks.iter().map(|task| task.replicas).sum()
+        self.tasks.iter().map(|task| task.replicas).fold(0, u32::saturating_add)
     }
 
     /// A task by its name.

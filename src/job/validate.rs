@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::form::{Remarks, field_of};
+use super::form::{Remarks, field_of, queue_field};
 use super::spec::{Event, Framework, JobSpec, Plugin, Policy, Slot};
 use crate::ids::Namespaced;
+use crate::pod_group::spec::MOST_MEMBERS;
 
 /// Names of machines end here.
 const LONGEST_NAME: usize = 63;
@@ -21,6 +22,10 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
         return;
     }
     tasks(id, job, remarks);
+    if u64::from(job.replicas()) > MOST_MEMBERS {
+        let why = format!("{} members are absurd: at most {MOST_MEMBERS}", job.replicas());
+        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+    }
     policies("spec.policies", &job.policies, remarks);
     for (n, task) in job.tasks.iter().enumerate() {
         policies(&format!("{}.policies", task_path(job, n)), &task.policies, remarks);
@@ -38,7 +43,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
         remarks.problem("spec.minSuccess", why);
     }
     if let Err(error) = crate::ids::check_segment(&job.queue) {
-        remarks.problem("spec.queue", error.to_string());
+        remarks.problem(queue_field(job.framework), error.to_string());
     }
     dependencies(job, remarks);
     frameworks(job, remarks);
@@ -50,6 +55,7 @@ pub fn task_path(job: &JobSpec, n: usize) -> String {
     let field = field_of(job.framework);
     match job.framework {
         Framework::Volcano => format!("spec.{field}[{n}]"),
+        Framework::Pod => "spec".to_owned(),
         _ => format!("spec.{field}.{}", job.tasks[n].name),
     }
 }
@@ -206,6 +212,7 @@ fn visit<'a>(
 fn frameworks(job: &JobSpec, remarks: &mut Remarks) {
     let count = |name: &str| job.task(name).map_or(0, |task| task.replicas);
     match job.framework {
+        Framework::Pod => {}
         Framework::Volcano => {
             let Some(arguments) = job.plugins.get(&Plugin::Mpi) else { return };
             let master = super::operator::argument(arguments, "master").unwrap_or("master");

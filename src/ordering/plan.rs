@@ -233,8 +233,8 @@ impl<'a> Pass<'a> {
             return Some((hold.reason, hold.message.clone()));
         }
         if !c.admitted {
-            if let Some(refusal) = self.seen.queues.refusal(&c.queue) {
-                return Some(refusal);
+            if let Some((reason, why)) = self.seen.queues.refusal(&c.queue) {
+                return Some((reason, format!("spec.queue: {why}")));
             }
             if let Some(until) =
                 c.known.and_then(|k| k.status.not_before).filter(|t| *t > self.seen.now)

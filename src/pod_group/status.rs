@@ -90,6 +90,15 @@ pub enum Reason {
     MembersLost,
 }
 
+impl Reason {
+    /// Whether its queue takes no work, of whatever group.
+    #[must_use]
+    pub fn is_of_queue(self) -> bool {
+        use Reason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};
+        matches!(self, QueueMissing | QueueClosed | QueueInvalid | QueueHasChildren)
+    }
+}
+
 impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&format!("{self:?}"))

@@ -1,6 +1,6 @@
 //! What people ask of jobs and queues at the command line: the built program, a real Consul, an agent and real processes.
 
-use rcfarm::store::{Query, key};
+use rcfarm::store::{PutMode, Query, key};
 use serde_json::Value;
 
 use crate::end_to_end::{Daemon, Scene};
@@ -140,7 +140,17 @@ async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     stage.apply("first");
     stage.runs("first", [0, 0, 0], 0).await;
     ok(&["queue", "close", "research"]);
-    stage.apply("second");
+    let second = stage.dir.path().join("second.yaml");
+    let text = JOB.replace("NAME", "second");
+    std::fs::write(&second, &text).unwrap();
+    let refused = stage.scene.run(&["apply", "-f", second.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("default/second: spec.queue: queue research is closed"), "{said}");
+    // Written past the command line it waits.
+    let record = rcfarm::job::form::from_yaml(&text).unwrap().to_string();
+    let key = key::job(&"default/second".parse().unwrap());
+    assert!(stage.scene.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());
     until("the second one is told why", || async {
         stage.job("second")["state"]["reason"] == "QueueClosed"
     })

@@ -2,6 +2,7 @@
 //!
 //! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
 
+mod admission;
 mod cli;
 mod cluster_faults;
 mod consul_server;

@@ -1,6 +1,7 @@
 //! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files, as Volcano and Kubeflow write them.
 
 use std::io::Read as _;
+use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Serialize;
@@ -11,7 +12,10 @@ use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
 use crate::ids::Namespaced;
 use crate::job::form::{self, Read, Remark};
-use crate::store::{Entry, Index, Op, key};
+use crate::ordering::queues::{Queues, StoredQueue};
+use crate::pod_group::status::Reason;
+use crate::queue::spec::{DEFAULT_QUEUE, QueueRecord};
+use crate::store::{Entry, Index, Op, Query, key};
 
 /// From where.
 #[derive(clap::Args)]
@@ -123,6 +127,7 @@ async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted
         }
     }
     problems.extend(all.iter().filter_map(conflict));
+    problems.extend(closed_to(console, &all).await?);
     if !problems.is_empty() {
         let why = format!("{} cannot be applied:\n  {}", args.filename, problems.join("\n  "));
         return Err(failure(why, "mend the fields named; nothing was changed"));
@@ -131,6 +136,34 @@ async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted
         return Err(failure(format!("{} has no documents", args.filename), "write a job into it"));
     }
     Ok(all)
+}
+
+/// Why the queues of new jobs take none of them (`volcano.md` §6). That of whatever names none is made by the first farm.
+async fn closed_to(console: &Console, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
+    let new: Vec<&Wanted> = all.iter().filter(|one| one.stored.is_none()).collect();
+    if new.is_empty() {
+        return Ok(Vec::new());
+    }
+    let queues = queues(console).await?;
+    let refusal = |one: &&Wanted| {
+        let spec = &one.read.spec;
+        let name = spec.queue.parse().ok()?;
+        let (reason, why) = queues.refusal(&name)?;
+        let is_to_be_made = reason == Reason::QueueMissing && name.as_str() == DEFAULT_QUEUE;
+        let field = form::queue_field(spec.framework);
+        (!is_to_be_made).then(|| format!("{}: {field}: {why}", one.id))
+    };
+    Ok(new.iter().filter_map(refusal).collect())
+}
+
+async fn queues(console: &Console) -> anyhow::Result<Queues> {
+    let listed = console.store.list(&key::queues(), Query::PLAIN).await?.value;
+    let stored = |entry: Entry| {
+        let name = key::queues().tail(&entry.key)?.parse().ok()?;
+        let record = QueueRecord::decode(&entry.value);
+        Some((name, Arc::new(StoredQueue { index: entry.modify_index, record })))
+    };
+    Ok(Queues::of(&listed.into_iter().filter_map(stored).collect()))
 }
 
 fn contents(file: &str) -> anyhow::Result<String> {

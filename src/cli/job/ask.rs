@@ -119,6 +119,9 @@ fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
     failure(why, "look at it, then try again")
 }
 
+/// The scheduling gate that suspends a pod.
+const SUSPENDED_GATE: &str = "rcfarm/suspended";
+
 pub(super) async fn suspend(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
     let found = find(console, id).await?;
     set_suspend(console, &found, true).await
@@ -149,10 +152,11 @@ async fn set_suspend(console: &Console, found: &Found, suspend: bool) -> anyhow:
     let mut document = found.document.clone();
     let in_policy = document.pointer("/spec/runPolicy/suspend").is_some();
     let spec = &mut document["spec"];
-    if framework == Framework::Volcano && !in_policy {
-        spec["suspend"] = Value::Bool(suspend);
-    } else {
-        spec["runPolicy"]["suspend"] = Value::Bool(suspend);
+    match framework {
+        Framework::Pod if suspend => spec["schedulingGates"] = json!([{"name": SUSPENDED_GATE}]),
+        Framework::Pod => spec["schedulingGates"] = json!([]),
+        Framework::Volcano if !in_policy => spec["suspend"] = Value::Bool(suspend),
+        _ => spec["runPolicy"]["suspend"] = Value::Bool(suspend),
     }
     let word = if suspend { "Suspended" } else { "Resumed" };
     write(console, found, &document, word).await?;

@@ -53,7 +53,7 @@ const XGBOOST: Rules = Rules {
 #[must_use]
 pub fn field_of(framework: Framework) -> &'static str {
     match framework {
-        Framework::Volcano => "tasks",
+        Framework::Volcano | Framework::Pod => "tasks",
         Framework::TensorFlow => TENSORFLOW.field,
         Framework::PyTorch => PYTORCH.field,
         Framework::Mpi => MPI.field,
@@ -65,7 +65,7 @@ pub fn field_of(framework: Framework) -> &'static str {
 #[must_use]
 pub fn container_of(framework: Framework) -> Option<&'static str> {
     Some(match framework {
-        Framework::Volcano => return None,
+        Framework::Volcano | Framework::Pod => return None,
         Framework::TensorFlow => TENSORFLOW.container,
         Framework::PyTorch => PYTORCH.container,
         Framework::Mpi => MPI.container,
@@ -82,7 +82,7 @@ const RESTARTS: [(&str, Restart); 4] = [
 
 pub(super) fn job(framework: Framework, spec: &mut Fields<'_>, remarks: &mut Remarks) -> JobSpec {
     let rules = match framework {
-        Framework::Volcano | Framework::TensorFlow => TENSORFLOW,
+        Framework::Volcano | Framework::Pod | Framework::TensorFlow => TENSORFLOW,
         Framework::PyTorch => PYTORCH,
         Framework::Mpi => MPI,
         Framework::XgBoost => XGBOOST,
@@ -94,7 +94,7 @@ pub(super) fn job(framework: Framework, spec: &mut Fields<'_>, remarks: &mut Rem
         Framework::TensorFlow => tensorflow(&mut job, spec, remarks),
         Framework::PyTorch => pytorch(&mut job, spec, remarks),
         Framework::Mpi => mpi(&mut job, spec, remarks),
-        Framework::XgBoost | Framework::Volcano => {}
+        Framework::XgBoost | Framework::Volcano | Framework::Pod => {}
     }
     job
 }
@@ -125,7 +125,7 @@ fn members(rules: &Rules, spec: &mut Fields<'_>, remarks: &mut Remarks) -> Vec<T
 
 fn member(rules: &Rules, name: &str, path: String, value: &Value, remarks: &mut Remarks) -> Task {
     let mut fields = Fields::of(path, value, remarks);
-    let replicas = fields.count("replicas", remarks).unwrap_or(1);
+    let replicas = super::replicas(&mut fields, remarks).unwrap_or(1);
     let restart = fields.word("restartPolicy", &RESTARTS, remarks);
     let (template, in_template) = template(fields.at("template"), fields.take("template"), remarks);
     if in_template.is_some() {
@@ -201,6 +201,12 @@ fn pytorch(job: &mut JobSpec, spec: &mut Fields<'_>, remarks: &mut Remarks) {
         "nobody scales a job by its load; change replicas by hand",
         remarks,
     );
+    if let (Some(min), Some(max)) = (elastic.min, elastic.max)
+        && min > max
+    {
+        let why = format!("it is more than maxReplicas, {max}");
+        remarks.problem(fields.at("minReplicas"), why);
+    }
     fields.finish(remarks);
     job.elastic = Some(elastic);
 }

@@ -1,10 +1,12 @@
-//! Reads a job's document: Volcano's `Job`, or Kubeflow's `TFJob`, `PyTorchJob`, `MPIJob` and `XGBoostJob`, as they are.
+//! Reads a job's document: Volcano's `Job`, Kubeflow's `TFJob`, `PyTorchJob`, `MPIJob` and `XGBoostJob`, or a `Pod` by
+//! itself, as they are.
 //!
 //! Every field is honoured, passed over with a warning that names it, or refused with its path; none is ignored in
 //! silence. The same function serves the commands and the daemon, because nothing stands in front of Consul.
 
 mod fields;
 mod kubeflow;
+mod pod;
 mod template;
 mod volcano;
 
@@ -20,7 +22,11 @@ use super::spec::{CleanPods, Framework, JobSpec, RestartDelay, Task};
 use super::validate::validate;
 use crate::ids::{DEFAULT_NAMESPACE, Namespaced};
 use crate::manifest::Resources;
+use crate::pod_group::spec::MOST_MEMBERS;
 use fields::Fields;
+
+/// What is said of a field that is known and acted upon by nobody.
+const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
 
 /// A document that was understood.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,15 +53,17 @@ pub fn framework(document: &Value) -> Result<Framework, Remark> {
         Some("PyTorchJob") => Framework::PyTorch,
         Some("MPIJob") => Framework::Mpi,
         Some("XGBoostJob") => Framework::XgBoost,
+        Some("Pod") => Framework::Pod,
         Some(other) => {
             let why = format!(
-                "{other:?} is no kind of job; there are Job, TFJob, PyTorchJob, MPIJob, XGBoostJob"
+                "{other:?} is no kind of job; there are Job, TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod"
             );
             return Err(wrong("kind", why));
         }
     };
     let wanted = match framework {
         Framework::Volcano => "batch.volcano.sh/v1alpha1",
+        Framework::Pod => "v1",
         _ => "kubeflow.org/v1",
     };
     match version {
@@ -96,7 +104,7 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<Remark>> {
     top.take("kind");
     // What another cluster said of it.
     top.take("status");
-    let (labels, deleting) = metadata(id, &mut top, &mut remarks);
+    let (labels, deleting) = metadata(id, framework, &mut top, &mut remarks);
     let mut spec = top.object("spec", &mut remarks);
     if spec.is_empty() {
         remarks.problem("spec", "there is no spec");
@@ -104,9 +112,12 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<Remark>> {
     top.finish(&mut remarks);
     let mut job = match framework {
         Framework::Volcano => volcano::job(&mut spec, &mut remarks),
+        Framework::Pod => pod::job(document, &labels, &mut spec, &mut remarks),
         other => kubeflow::job(other, &mut spec, &mut remarks),
     };
-    spec.finish(&mut remarks);
+    if framework != Framework::Pod {
+        spec.finish(&mut remarks);
+    }
     job.deleting = deleting;
     validate(id, &job, &mut remarks);
     if remarks.problems.is_empty() {
@@ -138,6 +149,7 @@ pub fn from_yaml(text: &str) -> Result<Value, String> {
 
 fn metadata(
     id: &Namespaced,
+    framework: Framework,
     top: &mut Fields<'_>,
     remarks: &mut Remarks,
 ) -> (BTreeMap<String, String>, bool) {
@@ -157,24 +169,57 @@ fn metadata(
         }
     }
     let deleting = metadata.text("deletionTimestamp", remarks).is_some();
-    // Of other programs, or of another cluster.
+    let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
+    annotations(&mut metadata, honoured, remarks);
+    // Of another cluster.
     for passed in [
-        "annotations",
         "uid",
         "resourceVersion",
         "generation",
         "creationTimestamp",
         "managedFields",
         "selfLink",
-        "generateName",
-        "finalizers",
-        "ownerReferences",
         "deletionGracePeriodSeconds",
     ] {
         metadata.take(passed);
     }
+    metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, remarks);
     metadata.finish(remarks);
     (labels, deleting)
+}
+
+/// Annotations are for other programs, but for those by which Volcano's parts are told something (`volcano.md` §1.7).
+fn annotations(metadata: &mut Fields<'_>, honoured: &[&str], remarks: &mut Remarks) {
+    for (path, name, _) in metadata.entries("annotations", remarks) {
+        let is_volcanos = VOLCANOS.iter().any(|prefix| name.starts_with(prefix));
+        if is_volcanos && !honoured.contains(&name) {
+            remarks.warning(path, NOBODY_READS);
+        }
+    }
+}
+
+/// Beginnings of the annotations that Volcano's parts read.
+const VOLCANOS: [&str; 3] = ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/"];
+
+/// How many members: more than a group may have are a slip of the hand.
+fn replicas(fields: &mut Fields<'_>, remarks: &mut Remarks) -> Option<u32> {
+    let count = fields.count("replicas", remarks)?;
+    if u64::from(count) > MOST_MEMBERS {
+        let why = format!("{count} members are absurd: at most {MOST_MEMBERS}");
+        remarks.problem(fields.at("replicas"), why);
+        return None;
+    }
+    Some(count)
+}
+
+/// Where a document of this kind names its queue.
+#[must_use]
+pub fn queue_field(framework: Framework) -> &'static str {
+    match framework {
+        Framework::Volcano => "spec.queue",
+        Framework::Pod => "metadata.annotations.scheduling.volcano.sh/queue-name",
+        _ => "spec.runPolicy.schedulingPolicy.queue",
+    }
 }
 
 /// A priority class is honoured where it is a number: there is no list of classes here.
@@ -317,6 +362,7 @@ pub fn shape(document: &Value) -> u64 {
         "activeDeadlineSeconds",
         "cleanPodPolicy",
         "restartDelay",
+        "schedulingGates",
     ];
     let drop_from = |map: &mut Map<String, Value>| {
         may_change.iter().for_each(|name| {
@@ -340,7 +386,11 @@ pub fn shape(document: &Value) -> u64 {
         }
     }
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or("Job");
-    crate::manifest::content_hash(format!("{kind} {spec}").as_bytes())
+    let mut shape = format!("{kind} {spec}");
+    if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {
+        shape.push_str(queue);
+    }
+    crate::manifest::content_hash(shape.as_bytes())
 }
 
 /// Tasks in a list, or replica specs by type.

@@ -30,8 +30,7 @@ pub fn template(
     let mut fields = Fields::of(path, value.unwrap_or(&nothing), remarks);
     let mut metadata = fields.object("metadata", remarks);
     let labels = texts_by_name(&mut metadata, "labels", remarks);
-    // Annotations are for other programs, and names and times are not a template's business.
-    metadata.take("annotations");
+    super::annotations(&mut metadata, &[], remarks);
     metadata.take("creationTimestamp");
     metadata.pass_over(&["name", "namespace"], "pods are named after their job", remarks);
     metadata.finish(remarks);

@@ -296,7 +296,24 @@ fn each_rule_of_admission_names_the_field_and_what_is_wrong() {
         ),
         ("/spec/networkTopology", json!({"mode": "hard"}), "spec.networkTopology", "nodeSelector"),
         ("/spec/minAvailabel", json!(1), "spec.minAvailabel", "no such field"),
-        ("/kind", json!("Pod"), "kind", "no kind of job"),
+        ("/kind", json!("Deployment"), "kind", "no kind of job"),
+        ("/kind", json!("Pod"), "spec.tasks", "no such field"),
+        ("/spec/tasks/0/replicas", json!(100_001), "spec.tasks[0].replicas", "at most 100000"),
+        ("/spec/plugins", json!({"svc": "x"}), "spec.plugins.svc", "list of arguments"),
+        ("/spec/plugins", json!({"svc": [1]}), "spec.plugins.svc[0]", "must be a text"),
+        ("/spec/plugins", json!({"env": ["--x=1"]}), "spec.plugins.env[0]", "no argument \"x\""),
+        (
+            "/spec/plugins",
+            json!({"pytorch": ["--master=a", "--worker"]}),
+            "spec.plugins.pytorch[1]",
+            "--worker=VALUE",
+        ),
+        (
+            "/spec/plugins",
+            json!({"tensorflow": ["--port=http"]}),
+            "spec.plugins.tensorflow[0]",
+            "no port",
+        ),
         ("/apiVersion", json!("v1"), "apiVersion", "batch.volcano.sh/v1alpha1"),
         ("/metadata", json!({"name": "other"}), "metadata.name", "must be \"j\""),
         (
@@ -395,6 +412,14 @@ fn frameworks_have_rules_of_their_own() {
     let no_launcher =
         kubeflow("MPIJob", &format!("  mpiReplicaSpecs: {{Worker: {}}}\n", member(1, "mpi")));
     assert_eq!(fields(&problem(&no_launcher)), ["spec.mpiReplicaSpecs.Launcher"]);
+    let elastic = kubeflow(
+        "PyTorchJob",
+        &format!(
+            "  elasticPolicy: {{minReplicas: 3, maxReplicas: 2}}\n  pytorchReplicaSpecs: {{Worker: {}}}\n",
+            member(2, "pytorch")
+        ),
+    );
+    assert_eq!(fields(&problem(&elastic)), ["spec.elasticPolicy.minReplicas"]);
     let nothing = kubeflow("XGBoostJob", "  runPolicy: {}\n");
     assert_eq!(fields(&problem(&nothing)), ["spec.xgbReplicaSpecs"]);
 }
@@ -418,6 +443,112 @@ fn only_counts_and_times_may_change_once_a_job_runs() {
     assert!(!with("/spec/tasks/1/name", json!("w")));
     assert!(!with("/spec/tasks/1/policies", json!([])));
     assert!(!with("/spec/tasks/0/template/spec/restartPolicy", json!("Always")));
+}
+
+#[test]
+fn what_volcano_is_told_by_annotations_and_arguments_is_named_where_it_is_passed_over() {
+    let read = bent(|document| {
+        set(
+            document,
+            "/metadata",
+            json!({"annotations": {
+            "volcano.sh/preemptable": "true", "team": "a"}, "ownerReferences": []}),
+        );
+        let template = json!({"annotations": {"volcano.sh/jdb-min-available": "1"}});
+        set(document, "/spec/tasks/0/template/metadata", template);
+        set(document, "/spec/plugins", json!({"svc": ["--disable-network-policy=true"]}));
+    });
+    assert_eq!(
+        fields(&read.unwrap().warnings),
+        [
+            "metadata.annotations.volcano.sh/preemptable",
+            "metadata.ownerReferences",
+            "spec.tasks[0].template.metadata.annotations.volcano.sh/jdb-min-available",
+            "spec.plugins.svc[0]",
+        ]
+    );
+}
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: probe
+  labels: {app: probe}
+  annotations: {scheduling.volcano.sh/queue-name: research, team: a}
+spec:
+  schedulerName: volcano
+  restartPolicy: Never
+  priorityClassName: "7"
+  activeDeadlineSeconds: 60
+  nodeSelector: {pool: gpu}
+  containers: [{name: c, command: [sleep, "9"], resources: {requests: {cpu: 2}}}]
+"#;
+
+#[test]
+fn a_pod_by_itself_is_a_job_of_one_member_in_the_queue_that_it_names() {
+    let read = accepted(POD);
+    let job = &read.spec;
+    assert_eq!((job.framework, job.replicas(), job.min_available), (Framework::Pod, 1, 1));
+    assert_eq!((job.queue.as_str(), job.priority_class.as_deref()), ("research", Some("7")));
+    assert_eq!(job.active_deadline, Some(Duration::from_secs(60)));
+    let task = &job.tasks[0];
+    assert_eq!((task.restart, task.template.labels["app"].as_str()), (Restart::Never, "probe"));
+    assert_eq!(task.template.resources(), "cpu=2".parse().unwrap());
+    assert_eq!(fields(&read.warnings), ["spec.schedulerName"]);
+
+    let document = yaml(POD);
+    let with = |at: &str, value: Value| {
+        let mut other = document.clone();
+        set(&mut other, at, value);
+        other
+    };
+    let id = name(&document).unwrap();
+    let gated = with("/spec/schedulingGates", json!([{"name": "wait"}]));
+    assert!(super::read(&id, &gated).unwrap().spec.suspend);
+    assert_eq!(shape(&gated), shape(&document));
+    let elsewhere = json!({"volcano.sh/queue-name": "other"});
+    assert_ne!(shape(&with("/metadata/annotations", elsewhere)), shape(&document));
+    for (at, value, field) in [
+        ("/spec/containers/0/command", json!([]), "spec.containers[0].command"),
+        ("/spec/nodeName", json!("n1"), "spec.nodeName"),
+        ("/spec/replicas", json!(2), "spec.replicas"),
+        ("/apiVersion", json!("v2"), "apiVersion"),
+        (
+            "/metadata/annotations",
+            json!({"scheduling.k8s.io/group-name": "g"}),
+            "metadata.annotations.scheduling.k8s.io/group-name",
+        ),
+        (
+            "/metadata/annotations",
+            json!({"scheduling.volcano.sh/group-min-member": "3"}),
+            "metadata.annotations.scheduling.volcano.sh/group-min-member",
+        ),
+        (
+            "/metadata/annotations",
+            json!({"scheduling.volcano.sh/queue-name": "a/b"}),
+            "metadata.annotations.scheduling.volcano.sh/queue-name",
+        ),
+    ] {
+        let problems = super::read(&id, &with(at, value)).unwrap_err();
+        assert_eq!(fields(&problems), [field]);
+    }
+}
+
+/// The seeds of the fuzzer are one document of each kind, and what was accepted means the same when it is read back.
+#[test]
+fn each_seed_of_the_fuzzer_is_accepted_and_read_back_as_it_was() {
+    let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/fuzz/job_document");
+    let mut kinds = std::collections::BTreeSet::new();
+    for seed in std::fs::read_dir(seeds).unwrap() {
+        let document = yaml(&std::fs::read_to_string(seed.unwrap().path()).unwrap());
+        let id = name(&document).unwrap();
+        let read = read(&id, &document).unwrap_or_else(|problems| panic!("{id}: {problems:?}"));
+        let (again, same) = decode(&id, document.to_string().as_bytes()).unwrap();
+        assert_eq!((&same, shape(&again)), (&read, shape(&document)));
+        kinds.insert(read.spec.framework);
+    }
+    assert_eq!(kinds.len(), 6, "{kinds:?}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) fn job(spec: &mut Fields<'_>, remarks: &mut Remarks) -> JobSpec {
         .collect();
     let min_available = spec.count("minAvailable", remarks);
     // Kubernetes leaves out zeros when it writes a record down.
-    let needed = tasks.iter().map(Task::needed).sum();
+    let needed = tasks.iter().map(Task::needed).fold(0, u32::saturating_add);
     let mut job = base(Framework::Volcano, tasks, Defaults::Volcano);
     job.min_available = min_available.unwrap_or(needed);
     job.min_success = spec.number("minSuccess", 1, remarks).and_then(|n| u32::try_from(n).ok());
@@ -54,11 +54,7 @@ pub(super) fn job(spec: &mut Fields<'_>, remarks: &mut Remarks) -> JobSpec {
         "places are chosen by labels and room; use nodeSelector to stay in one part of a network",
         remarks,
     );
-    spec.pass_over(
-        &["schedulerName", "runningEstimate"],
-        "nobody reads it; it is passed over",
-        remarks,
-    );
+    spec.pass_over(&["schedulerName", "runningEstimate"], super::NOBODY_READS, remarks);
     job
 }
 
@@ -70,16 +66,68 @@ fn plugins(job: &mut JobSpec, spec: &mut Fields<'_>, remarks: &mut Remarks) {
             remarks.problem(path, why);
             continue;
         };
-        let arguments = value.as_array().into_iter().flatten();
-        let arguments = arguments.filter_map(|one| one.as_str().map(str::to_owned)).collect();
-        job.plugins.insert(*plugin, arguments);
+        job.plugins.insert(*plugin, arguments(path, *plugin, value, remarks));
     }
+}
+
+/// The arguments of a plugin that are honoured, and those that mean nothing to processes.
+fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'static str]) {
+    match plugin {
+        Plugin::Env => (&[], &[]),
+        Plugin::Svc => {
+            (&["inject-hosts-env"], &["publish-not-ready-addresses", "disable-network-policy"])
+        }
+        Plugin::PyTorch => (
+            &["master", "worker", "port"],
+            &["wait-master-enabled", "wait-master-timeout", "wait-master-image"],
+        ),
+        Plugin::TensorFlow => (&["ps", "worker", "chief", "evaluator", "port"], &[]),
+        Plugin::Mpi => (&["master", "worker"], &["port"]),
+    }
+}
+
+fn arguments(path: String, plugin: Plugin, value: &Value, remarks: &mut Remarks) -> Vec<String> {
+    let (honoured, idle) = known_arguments(plugin);
+    let listed = match value {
+        Value::Null => &[][..],
+        Value::Array(listed) => listed,
+        _ => {
+            remarks.problem(path, "it must be a list of arguments, as in [--port=2222]");
+            return Vec::new();
+        }
+    };
+    let mut arguments = Vec::new();
+    for (n, value) in listed.iter().enumerate() {
+        let here = format!("{path}[{n}]");
+        let Some(text) = value.as_str() else {
+            remarks.problem(here, "it must be a text; put quotes around it");
+            continue;
+        };
+        let (name, given) = match text.trim_start_matches('-').split_once('=') {
+            Some((name, given)) => (name, Some(given)),
+            None => (text.trim_start_matches('-'), None),
+        };
+        match given {
+            _ if idle.contains(&name) => remarks.warning(here, super::NOBODY_READS),
+            _ if !honoured.contains(&name) => {
+                let known: Vec<&str> = honoured.iter().chain(idle).copied().collect();
+                let why = format!("there is no argument {name:?}; there are: {}", known.join(", "));
+                remarks.problem(here, why);
+            }
+            None | Some("") => remarks.problem(here, format!("write it as --{name}=VALUE")),
+            Some(port) if name == "port" && !port.parse::<u16>().is_ok_and(|port| port > 0) => {
+                remarks.problem(here, format!("{port:?} is no port: write a number up to 65535"));
+            }
+            Some(_) => arguments.push(text.to_owned()),
+        }
+    }
+    arguments
 }
 
 fn task(n: usize, path: String, value: &Value, remarks: &mut Remarks) -> Task {
     let mut fields = Fields::of(path, value, remarks);
     let name = fields.text("name", remarks).map_or_else(|| format!("default{n}"), str::to_owned);
-    let replicas = fields.count("replicas", remarks).unwrap_or(0);
+    let replicas = super::replicas(&mut fields, remarks).unwrap_or(0);
     let min_available = fields.count("minAvailable", remarks);
     let policies = policies(&mut fields, remarks);
     let max_retry = match fields.number("maxRetry", -1, remarks) {

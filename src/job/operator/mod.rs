@@ -121,6 +121,10 @@ pub trait Operator: Send + Sync {
     /// The container whose exit code counts; `None`: the first.
     fn container(&self) -> Option<&'static str>;
 
+    /// Where its members listen: the port's name in that container, and its number unless the container says otherwise;
+    /// `None`: members are told of no port, or plugins say which.
+    fn port(&self) -> Option<(&'static str, u16)>;
+
     /// Whether a member is its job's master: the label `job-role`.
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool;
 
@@ -135,12 +139,18 @@ pub trait Operator: Send + Sync {
 #[must_use]
 pub fn of(framework: Framework) -> &'static dyn Operator {
     match framework {
-        Framework::Volcano => &volcano::Volcano,
+        Framework::Volcano | Framework::Pod => &volcano::Volcano,
         Framework::TensorFlow => &tensorflow::TensorFlow,
         Framework::PyTorch => &pytorch::PyTorch,
         Framework::Mpi => &mpi::Mpi,
         Framework::XgBoost => &xgboost::XgBoost,
     }
+}
+
+/// Where the members of a task listen.
+fn listens(operator: &dyn Operator, task: &Task) -> Option<u16> {
+    let (name, number) = operator.port()?;
+    Some(task.template.port(operator.container()?, name).unwrap_or(number))
 }
 
 /// What becomes of a member that failed.

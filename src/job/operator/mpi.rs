@@ -21,6 +21,10 @@ impl Operator for Mpi {
         Some(CONTAINER)
     }
 
+    fn port(&self) -> Option<(&'static str, u16)> {
+        None
+    }
+
     fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
         slot.task == "Launcher"
     }

@@ -1,6 +1,8 @@
 //! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow_common.md` §6.2), and the rule that the master or all workers decide.
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led};
+use super::{
+    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led, listens,
+};
 use crate::job::spec::{Elastic, JobSpec, Slot, Task};
 use crate::job::status::Reason;
 
@@ -12,12 +14,16 @@ pub(super) const PORT: u16 = 23456;
 pub(super) struct PyTorch;
 
 fn port(task: &Task) -> u16 {
-    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+    listens(&PyTorch, task).unwrap_or(PORT)
 }
 
 impl Operator for PyTorch {
     fn container(&self) -> Option<&'static str> {
         Some(CONTAINER)
+    }
+
+    fn port(&self) -> Option<(&'static str, u16)> {
+        Some((PORT_NAME, PORT))
     }
 
     fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
@@ -30,7 +36,7 @@ impl Operator for PyTorch {
         let mut env = vec![everywhere("PYTHONUNBUFFERED", 1)];
         if let Some(master) = job.task("Master") {
             let peer = cluster.peer(&master.name, 0);
-            let processes = job.replicas() * per_node.parse::<u32>().unwrap_or(1);
+            let processes = job.replicas().saturating_mul(per_node.parse().unwrap_or(1));
             let rank = if slot.task == "Master" { slot.index } else { slot.index + 1 };
             env.extend([
                 everywhere("MASTER_PORT", peer.port(port(master))),

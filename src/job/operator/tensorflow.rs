@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, led};
+use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, led, listens};
 use crate::job::spec::{JobSpec, Slot, Task};
 use crate::job::status::Reason;
 
@@ -22,12 +22,16 @@ fn leader(job: &JobSpec) -> Option<&'static str> {
 }
 
 fn port(task: &Task) -> u16 {
-    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+    listens(&TensorFlow, task).unwrap_or(PORT)
 }
 
 impl Operator for TensorFlow {
     fn container(&self) -> Option<&'static str> {
         Some(CONTAINER)
+    }
+
+    fn port(&self) -> Option<(&'static str, u16)> {
+        Some((PORT_NAME, PORT))
     }
 
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {

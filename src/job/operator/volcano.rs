@@ -23,6 +23,10 @@ impl Operator for Volcano {
         None
     }
 
+    fn port(&self) -> Option<(&'static str, u16)> {
+        None
+    }
+
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
         let arguments = [Plugin::PyTorch, Plugin::Mpi];
         arguments.iter().filter_map(|plugin| job.plugins.get(plugin)).any(|arguments| {

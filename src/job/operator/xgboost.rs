@@ -1,6 +1,6 @@
 //! XGBoost: where the master and the workers are (`kubeflow_common.md` §6.3); the master decides.
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led};
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led, listens};
 use crate::job::spec::{JobSpec, Slot, Task};
 
 const CONTAINER: &str = "xgboost";
@@ -10,12 +10,16 @@ const PORT: u16 = 9999;
 pub(super) struct XgBoost;
 
 fn port(task: &Task) -> u16 {
-    task.template.port(CONTAINER, PORT_NAME).unwrap_or(PORT)
+    listens(&XgBoost, task).unwrap_or(PORT)
 }
 
 impl Operator for XgBoost {
     fn container(&self) -> Option<&'static str> {
         Some(CONTAINER)
+    }
+
+    fn port(&self) -> Option<(&'static str, u16)> {
+        Some((PORT_NAME, PORT))
     }
 
     fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {

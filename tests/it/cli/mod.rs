@@ -13,4 +13,4 @@ mod queue;
 mod rc;
 mod usage;
 mod with_a_farm;
-mod world;
+pub(crate) mod world;

@@ -1,7 +1,7 @@
 //! Farms on the model of Consul, in virtual time: what p2's own tests assert (`p2.md` §5), and what they never did.
 
 mod capacity;
-mod cluster;
+pub(crate) mod cluster;
 mod faults;
 mod jobs;
 mod nodes;
@@ -13,4 +13,4 @@ mod scheduling;
 mod transfer;
 mod trees;
 
-const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
+pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

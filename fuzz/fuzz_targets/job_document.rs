@@ -1,0 +1,32 @@
+//! Documents of jobs, all kinds that `apply` takes: by people, as Volcano and Kubeflow write them, by hand in the store.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rcfarm::job::form;
+use rcfarm::job::operator::{self, Cluster, Peer};
+use rcfarm::job::spec::Slot;
+
+fuzz_target!(|text: &str| {
+    let Ok(document) = form::from_yaml(text) else { return };
+    let Ok(id) = form::name(&document) else { return };
+    let read = match form::read(&id, &document) {
+        Ok(read) => read,
+        Err(problems) => {
+            assert!(!problems.is_empty(), "refused without a word");
+            assert!(problems.iter().all(|p| !p.field.is_empty() && !p.why.is_empty()));
+            return;
+        }
+    };
+    let (stored, again) = form::decode(&id, document.to_string().as_bytes()).expect("its own text");
+    assert_eq!(again, read, "what is stored means what was applied");
+    let _ = (form::shape(&document), form::shape(&stored));
+    let job = &read.spec;
+    let peer = |slot: &Slot| Peer { host: slot.to_string(), offset: 1 };
+    let cluster = Cluster { id: &id, job, peer: &peer };
+    for task in job.tasks.iter().filter(|_| job.replicas() <= 100) {
+        for slot in (0..task.replicas).map(|index| Slot::new(&task.name, index)) {
+            slot.pod_id(&id).expect("a pod's name");
+            operator::of(job.framework).environment(&cluster, &slot);
+        }
+    }
+});
