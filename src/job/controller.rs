@@ -14,7 +14,7 @@ use super::labelled::Labelled;
 use super::machine::JobPhase;
 use super::manifest::{Mark, Placed};
 use super::members::FreePod;
-use super::plan::{Group, GroupStep, Observed, Plan, plan};
+use super::plan::{Group, GroupStep, Observed, Plan, plan, why_waits};
 use super::spec::{JobUid, Slot};
 use super::status::{JobStatus, Owner, Reason};
 use super::sweep::{self, sweep};
@@ -229,26 +229,22 @@ impl JobController {
         let status = status.filter(|status| {
             status.owner_uid == Some(uid.to_string()) && status.round == record.spec.round
         });
-        let Some(status) = status else { return Ok(Group { exists: true, ..Group::default() }) };
+        let Some(status) = status else {
+            let round = record.spec.round;
+            return Ok(Group { exists: true, round, ..Group::default() });
+        };
         let down = |node: &NodeName| self.world.nodes.standing(node) == Standing::Down;
         let places = status
             .may_start(&record.spec)
             .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
-        let is_held = status.reason != crate::pod_group::status::Reason::AsDesired;
-        let message = match status.reason.is_of_queue() {
-            // The group's field is the job's under another name.
-            true => {
-                status.message.replacen("spec.queue", form::queue_field(read.spec.framework), 1)
-            }
-            false => status.message.clone(),
-        };
         Ok(Group {
             exists: true,
             is_foreign: false,
+            round: record.spec.round,
             places,
             unknown: status.phase == Phase::Unknown,
             is_over: status.phase == Phase::Completed,
-            waits: is_held.then(|| (status.reason.to_string(), message)),
+            waits: why_waits(status, read.spec.framework),
         })
     }
 
@@ -535,7 +531,8 @@ impl JobController {
             info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
             pods.insert(place, (Labelled { index, mark }, intent));
         }
-        self.known = Known { index, at: Some(now), pods, removed: gone };
+        let fresh = std::mem::take(&mut self.known.fresh);
+        self.known = Known { index, at: Some(now), pods, removed: gone, fresh };
         if plan.group == GroupStep::Delete {
             self.page.group = (Index::ZERO, None);
         } else if let Some(group) = group {
@@ -625,6 +622,9 @@ impl Controller for JobController {
         }
         let seen = self.post.records.seen();
         let Some(record) = seen.value.0.get(&self.post.id) else { return self.tidy_up().await };
+        if let Some(fresh) = self.world.answer_bell(&self.id).await? {
+            self.known.fresh = fresh;
+        }
         let Some(look) = self.look(record).await? else { return Ok(Next::OnChange) };
         let step = self.step(&look)?;
         self.carry_out(&look, step).await

@@ -161,6 +161,10 @@ impl Kind for JobKind {
         vec![Box::pin(pods), Box::pin(realities), Box::pin(standings), Box::pin(groups)]
     }
 
+    fn rung(&self, id: &RecordId) {
+        self.world.note_rung(id);
+    }
+
     fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
         self.world.left_behind(records)
     }

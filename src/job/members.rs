@@ -121,6 +121,21 @@ fn rank(pod: &PodSeen) -> (u8, bool, std::cmp::Reverse<Index>) {
     (far, pod.ready, std::cmp::Reverse(pod.label_index))
 }
 
+/// What the pods tell of a status that somebody deleted: which attempt of the whole job is the present one, and which try
+/// at each member. What was counted is lost with it.
+pub fn remember(status: &mut JobStatus, pods: &[PodSeen]) {
+    status.version = pods.iter().map(|pod| pod.version).max().unwrap_or_default();
+    let version = status.version;
+    for pod in pods.iter().filter(|pod| pod.version == version) {
+        let memory = status.memory(&pod.slot.task);
+        memory.started.insert(pod.slot.index);
+        if pod.attempt > 0 {
+            let attempt = memory.attempts.entry(pod.slot.index).or_default();
+            *attempt = pod.attempt.max(*attempt);
+        }
+    }
+}
+
 /// Which try at a member is the present one.
 #[must_use]
 pub fn attempt_of(status: &JobStatus, slot: &Slot) -> u32 {

@@ -19,9 +19,10 @@
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
 //! | `sweep` | what is done about a job whose record is gone |
-//! | [`world`], [`labelled`] | the trees that it watches |
+//! | [`world`], [`labelled`], [`bells`] | the trees that it watches, and who is told of an end at once |
 
 pub mod adoption;
+pub mod bells;
 pub mod causes;
 mod controller;
 mod events;

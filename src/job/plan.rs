@@ -7,15 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::adoption::{Reference, Verdict, verdict};
 use super::causes::{self, Cause};
+use super::form::queue_field;
 use super::machine::{Ask, Budget, Facts, JobPhase, Stop, step};
 use super::members::{
-    FreePod, PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, sort,
+    FreePod, PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, remember, sort,
 };
 use super::operator::{self, Counts, Outcome, total};
-use super::spec::{CleanPods, JobSpec, JobUid, Slot};
+use super::spec::{CleanPods, Framework, JobSpec, JobUid, Slot};
 use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
 use crate::command::Pending;
 use crate::ids::{Namespaced, NodeName};
+use crate::pod_group::status::{PodGroupStatus, Reason as GroupReason};
 use crate::probe::{Mutation, active};
 use crate::time::Timestamp;
 
@@ -26,6 +28,8 @@ pub struct Group {
     pub exists: bool,
     /// There is a record of another owner under its name.
     pub is_foreign: bool,
+    /// Which round its record asks for.
+    pub round: u64,
     /// Its members may start, and where each goes.
     pub places: Option<BTreeMap<Slot, NodeName>>,
     /// It lost members and has no place for them.
@@ -34,6 +38,16 @@ pub struct Group {
     pub is_over: bool,
     /// Why it waits, as a fixed token, and for people.
     pub waits: Option<(String, String)>,
+}
+
+/// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
+#[must_use]
+pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String, String)> {
+    let message = match group.reason.is_of_queue() {
+        true => group.message.replacen("spec.queue", queue_field(framework), 1),
+        false => group.message.clone(),
+    };
+    (group.reason != GroupReason::AsDesired).then(|| (group.reason.to_string(), message))
 }
 
 /// Everything that a plan depends on.
@@ -200,6 +214,9 @@ fn present(seen: &Observed<'_>) -> JobStatus {
         let revision = status.revision;
         status = JobStatus { uid: seen.uid, revision, ..JobStatus::default() };
         status.created = Some(seen.now);
+        // Nothing of either is there, unless somebody deleted the status.
+        status.round = seen.group.round;
+        remember(&mut status, seen.pods);
         status.shape = shape_text(seen.shape);
         let kind = seen.job.framework.kind();
         let created = format!("{kind}Created");

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::bells::{self, Bells, Fresh};
 use super::labelled::{Astray, Free, JobPods, Labelled};
 use super::manifest::Mark;
 use super::members::PodSeen;
@@ -151,6 +152,8 @@ pub struct Known {
     pub pods: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
     /// Pods that were removed, and when.
     pub removed: BTreeMap<Place, (Slot, Instant)>,
+    /// Pods that were read one by one, because the job's bell was rung.
+    pub fresh: BTreeMap<Place, Fresh>,
 }
 
 /// A pod that was removed before its node was seen to have it may just be starting there: for so long it counts as on
@@ -159,7 +162,7 @@ pub const UNSEEN: Duration = Duration::from_secs(2);
 
 /// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when Consul
 /// forgets deletions.
-const SURELY_LATER: Duration = Duration::from_secs(30);
+pub(super) const SURELY_LATER: Duration = Duration::from_secs(30);
 
 fn shows<T>(seen: &Seen<T>, index: Index, at: Option<Instant>) -> bool {
     let later = |at: Instant| seen.asked.is_some_and(|asked| asked > at + SURELY_LATER);
@@ -211,6 +214,7 @@ pub struct JobWorld {
     known_jobs: Mutex<BTreeSet<RecordId>>,
     /// Some of them have no record any more: whether anything is left of them is to be looked at.
     doubts: Notify,
+    bells: Mutex<Bells>,
 }
 
 /// An intent's ModifyIndex and the hash of its manifest.
@@ -254,6 +258,7 @@ impl JobWorld {
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
             doubts: Notify::new(),
+            bells: Mutex::default(),
         })
     }
 
@@ -376,7 +381,8 @@ impl JobWorld {
                 if real.is_some_and(|real| real.mark.is_none()) {
                     self.adopted().insert(place.clone(), id.clone());
                 }
-                pods.own.push(self.seen(&place, &labelled, intent, &realities.value));
+                let fresh = known.fresh.get(&place);
+                pods.own.push(self.seen(&place, &labelled, intent, &realities.value, fresh));
                 pods.intents.insert(place, (labelled, intent));
             } else {
                 pods.orphans.insert(place, (labelled, intent));
@@ -431,15 +437,19 @@ impl JobWorld {
         labelled: &Labelled,
         intent: Intended,
         realities: &Realities,
+        fresh: Option<&Fresh>,
     ) -> PodSeen {
-        let real = realities.places.get(place);
-        let is_real = real.is_some_and(|real| intent.is_some_and(|(_, hash)| hash == real.hash));
         let standings = self.standings.seen();
-        let standing = match standings.value.places.get(place) {
-            Some((_, standing)) if is_real => (**standing).clone(),
+        let fresh = fresh.filter(|fresh| fresh.counts(&standings));
+        let hashes = [realities.places.get(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
+        let wanted = intent.map(|(_, hash)| hash);
+        let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
+        let told = standings.value.places.get(place).map(|(_, standing)| standing);
+        let standing = match fresh.map(|fresh| &fresh.standing).or(told) {
+            Some(standing) if is_real => (**standing).clone(),
             // A node without an agent of ours says no more than that it is there.
             None if is_real => PodStanding::running(),
-            Some((_, standing)) if standing.is_unfit => (**standing).clone(),
+            Some(standing) if standing.is_unfit => (**standing).clone(),
             _ => PodStanding::default(),
         };
         let mark = &labelled.mark;
@@ -457,6 +467,35 @@ impl JobWorld {
             lost: self.nodes.standing(&place.node) == Standing::Down && !standing.phase.has_ended(),
             message: standing.message,
         }
+    }
+
+    /// A job's bell was rung.
+    pub fn note_rung(&self, id: &RecordId) {
+        if let Ok(id) = id.as_str().parse() {
+            self.bells().ring(id);
+        }
+    }
+
+    /// Reads the pods of a job that have yet to end as far as the tree shows, if its bell was rung; `None`: it was not,
+    /// or there is too much of that.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn answer_bell(
+        &self,
+        id: &Namespaced,
+    ) -> Result<Option<BTreeMap<Place, Fresh>>, StoreError> {
+        let standings = self.standings.seen();
+        let has_ended = |place: &Place| {
+            standings.value.places.get(place).is_some_and(|(_, told)| told.phase.has_ended())
+        };
+        let pods = self.pods.seen();
+        let alive = pods.value.of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
+        let alive: Vec<Place> = alive.cloned().collect();
+        if !self.bells().answer(id, alive.len(), Instant::now()) {
+            return Ok(None);
+        }
+        bells::read(self.reader.as_ref(), alive).await.map(Some)
     }
 
     /// Jobs that own the pods at `places`, and those that adopted any.
@@ -552,6 +591,10 @@ impl JobWorld {
 
     fn adopted(&self) -> std::sync::MutexGuard<'_, BTreeMap<Place, Namespaced>> {
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bells(&self) -> std::sync::MutexGuard<'_, Bells> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known_jobs(&self) -> std::sync::MutexGuard<'_, BTreeSet<RecordId>> {

@@ -1,6 +1,6 @@
 //! The task of one claimed scheduler: look, plan, commit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,12 +18,14 @@ use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised}
 use crate::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
 use crate::command::Action;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
-use crate::ids::ObjectName;
+use crate::ids::{ObjectName, QueueName};
 use crate::labels::Selector;
+use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupStatus, Reason};
+use crate::queue::amounts::Amounts;
 use crate::queue::machine::{self, Wanted};
 use crate::queue::spec::{BadField, DEFAULT_QUEUE, Desired, QueueRecord};
-use crate::queue::status::{QueueStatus, WAITING_LISTED};
+use crate::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use crate::schedule::ledger::booked_node;
 use crate::store::{Commit, Index, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
@@ -55,6 +57,8 @@ pub struct OrderingController {
     /// What is known may be older than what was last written: it is read before the next plan.
     behind: bool,
     refused: u32,
+    /// The queues' counters are counted anew: the statuses were read, and somebody may have deleted some.
+    to_recount: bool,
     /// When words may be written again.
     words_at: Instant,
     /// When promises without a group are looked for again.
@@ -92,6 +96,7 @@ impl OrderingController {
             since,
             behind: true,
             refused: 0,
+            to_recount: true,
             words_at: Instant::now(),
             leaks_at: Instant::now(),
             alerted: None,
@@ -129,8 +134,20 @@ impl OrderingController {
             })
             .collect();
         self.floor.catch_up().await?;
-        self.behind = false;
+        (self.behind, self.to_recount) = (false, true);
         Ok(())
+    }
+
+    /// Whether somebody deleted a status past us, or wrote one.
+    async fn is_tampered_with(&self) -> Result<bool, ReconcileError> {
+        let keys = async |prefix| self.floor.reader.keys(&prefix, None, Query::PLAIN).await;
+        let groups = keys(key::pod_group_statuses()).await?.value;
+        let groups = groups.iter().filter_map(|k| key::namespaced(&key::pod_group_statuses(), k));
+        let groups: BTreeSet<GroupId> = groups.collect();
+        let queues = keys(key::queue_statuses()).await?.value;
+        let queues = queues.iter().filter_map(|k| key::queue_statuses().tail(k)?.parse().ok());
+        let queues: BTreeSet<QueueName> = queues.collect();
+        Ok(!groups.iter().eq(self.groups.keys()) || !queues.iter().eq(self.queues.keys()))
     }
 
     /// The record as it stands; `None`: there is none, or it breaks a rule, which is said.
@@ -164,6 +181,9 @@ impl OrderingController {
     }
 
     async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+        if !self.behind && Instant::now() >= self.leaks_at {
+            self.behind = self.is_tampered_with().await?;
+        }
         if self.behind {
             self.refresh().await?;
         }
@@ -185,7 +205,7 @@ impl OrderingController {
             fleet: &fleet,
             down: &self.floor.world.down_nodes(),
             may_forget: groups.suspicion.is_none(),
-            with_leaks: Instant::now() >= self.leaks_at,
+            with_leaks: self.to_recount || Instant::now() >= self.leaks_at,
             now: self.site.clock.wall(),
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.site.limits) },
@@ -239,11 +259,17 @@ impl OrderingController {
         let mut ops = Vec::new();
         let mut told = Vec::new();
         let now = self.site.clock.wall();
+        let counted = self.to_recount.then(|| recount(&self.groups));
+        let count = |name: &QueueName, status: &QueueStatus| match &counted {
+            Some(counted) => counted.get(name).cloned().unwrap_or_default(),
+            None => (status.groups, status.allocated.clone()),
+        };
         for (name, queue) in look.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
             let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
-            let groups = status.groups;
-            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
             let mut after = status.clone();
+            (after.groups, after.allocated) = count(name, &status);
+            let groups = after.groups;
+            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
             let message = match queue.wanted {
                 Wanted::Unreadable => BadField::list(&queue.problems),
                 Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
@@ -263,7 +289,7 @@ impl OrderingController {
             }
         }
         for (name, (index, status)) in &self.queues {
-            let is_counted = status.groups != Default::default();
+            let is_counted = count(name, status).0 != Counters::default();
             if !look.queues.0.contains_key(name) && !is_counted && self.is_default() {
                 ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
                 told.push((name.clone(), None));
@@ -285,6 +311,7 @@ impl OrderingController {
                 }
             }
         }
+        self.to_recount = false;
         Ok(true)
     }
 
@@ -295,7 +322,7 @@ impl OrderingController {
     /// Makes the queue of whatever names none. `false`: it is there.
     async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
         let queues = self.floor.queues.seen();
-        let name: crate::ids::QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
+        let name: QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
         if !self.may_make_queues
             || !self.is_default()
             || queues.suspicion.is_some()
@@ -461,6 +488,20 @@ impl OrderingController {
             None => Next::OnChange,
         }
     }
+}
+
+/// What the groups amount to, by queue: how many are in each phase, and what the admitted ones are charged.
+fn recount(groups: &Book) -> BTreeMap<QueueName, (Counters, Amounts)> {
+    let mut counted: BTreeMap<QueueName, (Counters, Amounts)> = BTreeMap::new();
+    for status in groups.values().map(|known| &known.status) {
+        let Some(queue) = &status.queue else { continue };
+        let (counters, charged) = counted.entry(queue.clone()).or_default();
+        counters.enter(status.phase);
+        if status.phase.is_admitted() {
+            charged.add(&status.charged);
+        }
+    }
+    counted
 }
 
 #[async_trait]

@@ -120,7 +120,7 @@ fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
 }
 
 /// The scheduling gate that suspends a pod.
-const SUSPENDED_GATE: &str = "rcfarm/suspended";
+const SUSPENDED_GATE: &str = "suspended";
 
 pub(super) async fn suspend(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
     let found = find(console, id).await?;

@@ -24,6 +24,28 @@ fn a_job_waits_for_its_place_runs_and_is_completed() {
     assert_eq!(life.status.task_status_count["a"][&PodPhase::Succeeded], 2);
 }
 
+#[test]
+fn a_status_that_somebody_deleted_is_made_anew_from_what_there_is() {
+    let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartJob"));
+    life.run();
+    assert_eq!(life.end("a", 0, 1), P::Pending);
+    life.wait(10);
+    assert_eq!(life.run(), P::Running);
+    life.command(Action::RestartPod, Some("a"), Some(1));
+    assert_eq!(life.run(), P::Running);
+    life.group.round = 4;
+    let (before, pods) = (std::mem::take(&mut life.status), life.pods.clone());
+    assert_eq!(life.settle(), P::Running);
+    assert_eq!(life.pods, pods, "nothing is started again");
+    assert_eq!((life.status.version, life.status.round), (1, 4));
+    assert_eq!(life.status.tasks["a"].started, before.tasks["a"].started);
+    // Another try at a member is not called as one that there was: the checks see to it.
+    life.end("a", 1, 1);
+    life.wait(10);
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(life.status.version, 2);
+}
+
 /// Policies, what happens, and the phases that follow.
 type Sequence<'a> = (Value, &'a dyn Fn(&mut Life), &'a [JobPhase]);
 

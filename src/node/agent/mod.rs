@@ -5,7 +5,8 @@
 //! started, `status/pods/<pod>/` and the intents and records of other nodes that have the pod.
 //! Keys written, all fenced by the lock on `rcfarm/nodes/<node>`: that record and `labels/node/<node>` when a session
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
-//! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction.
+//! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
+//! job's `rcfarm/bell/job/<ns>/<name>`.
 //! Who else writes them: operators and farms the node's record, by CAS; farms answer the bells.
 //! A crash between two writes leaves pods running under their shims, which the next agent adopts from the data
 //! directory ([`state`]), and reports that it writes again.

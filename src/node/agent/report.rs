@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::ids::{NodeName, PodId, RcId, SessionId};
+use crate::ids::{Namespaced, NodeName, PodId, RcId, SessionId};
 use crate::node::Health;
-use crate::node::status::PodStatus;
+use crate::node::status::{Phase, PodStatus};
 use crate::store::{Op, key};
 use crate::time::Timestamp;
 
@@ -76,6 +77,28 @@ pub fn bell(owner: RcId, value: &str) -> Op {
     Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
 }
 
+/// The doorbell of the job that a pod which has ended was made for: of the rest no job has to know at once.
+#[must_use]
+pub fn job_bell(report: &Report, value: &str) -> Option<Op> {
+    if report.status.phase != Phase::Ended {
+        return None;
+    }
+    let made: MadeForJob = serde_json::from_str(report.reality.as_deref()?).ok()?;
+    let value = Bytes::from(value.as_bytes().to_vec());
+    Some(Op::Set { key: key::job_bell(&made.job.id), value, flags: 0 })
+}
+
+/// What a manifest says of the job that it was made for.
+#[derive(Deserialize)]
+struct MadeForJob {
+    job: WhichJob,
+}
+
+#[derive(Deserialize)]
+struct WhichJob {
+    id: Namespaced,
+}
+
 /// Keeps the writes of a pod that flaps rare, as p2 does: 4 a minute, 16 at once; once they are used up, the pod's
 /// health is said to be unknown, and nothing more until 4 have come together (`p2.md` §1.10).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -138,6 +161,20 @@ pub fn flapping(report: &Report) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_jobs_pod_rings_its_job_and_nothing_else_does() {
+        let of = |reality: &str, phase| {
+            let status = PodStatus { phase, ..PodStatus::default() };
+            let bell = job_bell(&Report { reality: Some(reality.into()), status }, "1");
+            bell.map(|op| op.key().map(ToString::to_string).unwrap_or_default())
+        };
+        let made = r#"{"id":"j-w-0","job":{"id":"team/j","uid":7,"task":"w","index":0}}"#;
+        assert_eq!(of(made, Phase::Ended).as_deref(), Some("rcfarm/bell/job/team/j"));
+        assert_eq!(of(made, Phase::Running), None);
+        assert_eq!(of("id: web\n", Phase::Ended), None);
+        assert_eq!(of(r#"{"id":"web","job":"x"}"#, Phase::Ended), None);
+    }
 
     #[test]
     fn a_pod_that_flaps_for_an_hour_costs_few_writes_and_its_last_state_comes_through() {

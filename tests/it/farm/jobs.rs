@@ -295,6 +295,77 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     farm.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let cluster = Arc::new(Cluster::new(1).await);
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let deaf = is_deaf.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Request::List("status/pods/") | Request::Keys("status/pods/")
+            if deaf.load(Ordering::SeqCst) =>
+        {
+            Fate::of(Outcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    let intent = key::intents().key_of("n0000/j-w-0").unwrap();
+    let read = async || cluster.store.get(&intent, Query::PLAIN).await.unwrap().value;
+    within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
+    let (node, pod) = ("n0000".parse().unwrap(), "j-w-0".parse().unwrap());
+    say(&cluster, &node, &pod, None).await;
+    cluster.put(key::reality(&node, &pod).as_str(), read().await.unwrap().value).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
+    is_deaf.store(true, Ordering::SeqCst);
+    // The query that hangs since before is answered; the next ones are not.
+    say(&cluster, &node, &"other".parse().unwrap(), None).await;
+    tokio::time::sleep(10 * SECOND).await;
+    say(&cluster, &node, &pod, Some(0)).await;
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Running);
+    cluster.put(key::job_bell(&id("default/j")).as_str(), "1").await;
+    reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
+    within(10 * SECOND, "the bell is taken down", || async {
+        !keys(&cluster, "rcfarm/bell/").await.iter().any(|key| key.contains("job"))
+    })
+    .await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_status_was_deleted_goes_on_as_it_stands() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let ends = |pod: &str, tries| (pod == "j-w-0" && tries == 0).then_some(1);
+    let nodes = Nodes::start(&cluster, Box::new(ends));
+    let farm = cluster.start("a");
+    let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 2)], "policies": policies})).await;
+    within(60 * SECOND, "its second attempt runs", || async {
+        let status = status(&cluster, "default/j").await;
+        (status.version, status.members.running) == (1, 2)
+    })
+    .await;
+    farm.stop().await;
+    cluster.delete(key::job_status(&id("default/j")).as_str()).await;
+    let farm = cluster.start("b");
+    let after = reaches(&cluster, "default/j", JobPhase::Running, 60 * SECOND).await;
+    assert_eq!((after.version, after.members.running), (1, 2));
+    assert_eq!(nodes.starts().values().copied().collect::<Vec<_>>(), [2, 2], "none was made anew");
+    // By hand, and its status with it.
+    cluster.delete("rcfarm/jobs/default/j").await;
+    cluster.delete(key::job_status(&id("default/j")).as_str()).await;
+    nothing_is_left(&cluster).await;
+    let queue = key::queue_status(&"default".parse().unwrap());
+    within(30 * SECOND, "nothing is counted", || async {
+        let entry = cluster.store.get(&queue, Query::PLAIN).await.unwrap().value.unwrap();
+        let status = rcfarm::queue::status::QueueStatus::decode(&entry.value).unwrap();
+        status.groups == Default::default() && status.allocated.is_empty()
+    })
+    .await;
+    farm.stop().await;
+}
+
 async fn nothing_is_left(cluster: &Cluster) {
     within(40 * SECOND, "nothing is left", || async {
         let mut left = Vec::new();

@@ -67,6 +67,38 @@ async fn is(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) -> bool
     status(cluster, name).await.is_some_and(|s| (s.phase, s.reason) == (phase, reason))
 }
 
+/// The counters and charges of the default queue are those of what is there: one group of two.
+async fn counts_one_of_two(cluster: &Cluster) -> bool {
+    let status = queue_status(cluster, "default").await;
+    let charged = Amounts::of_pods(&"cpu=1".parse().unwrap(), 2);
+    status.groups == Counters { inqueue: 1, ..Counters::default() } && status.allocated == charged
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_that_somebody_deleted_leave_no_counter_wrong_and_nothing_promised() {
+    let cluster = cluster(2).await;
+    let farm = cluster.start("a");
+    for name in ["one", "two"] {
+        put_group(&cluster, name, json!({"tasks": workers(2, "1")})).await;
+        within(20 * SECOND, "it is bound", || bound(&cluster, name)).await;
+    }
+    // A group and its status at once, past whoever owns the scheduler: it would be counted for ever.
+    cluster.delete(key::pod_group(&id("one")).as_str()).await;
+    cluster.delete(key::pod_group_status(&id("one")).as_str()).await;
+    within(1_000 * SECOND, "it is counted no more", || counts_one_of_two(&cluster)).await;
+    // A status alone: its group is admitted anew, and counted once.
+    cluster.delete(key::pod_group_status(&id("two")).as_str()).await;
+    within(1_000 * SECOND, "it is there again", || async {
+        status(&cluster, "two").await.is_some() && counts_one_of_two(&cluster).await
+    })
+    .await;
+    // The counters themselves.
+    cluster.delete(key::queue_status(&queue("default")).as_str()).await;
+    within(1_000 * SECOND, "they are there again", || counts_one_of_two(&cluster)).await;
+    within(20 * SECOND, "two is bound", || bound(&cluster, "two")).await;
+    farm.stop().await;
+}
+
 async fn becomes(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) {
     let what = format!("{name} is {phase} ({reason})");
     within(20 * SECOND, &what, || is(cluster, name, phase, reason)).await;
