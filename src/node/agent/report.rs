@@ -167,7 +167,10 @@ mod tests {
         let of = |reality: &str, phase| {
             let status = PodStatus { phase, ..PodStatus::default() };
             let bell = job_bell(&Report { reality: Some(reality.into()), status }, "1");
-            bell.map(|op| op.key().map(ToString::to_string).unwrap_or_default())
+            bell.map(|op| match op {
+                Op::Set { key, .. } => key.to_string(),
+                other => panic!("{other:?}"),
+            })
         };
         let made = r#"{"id":"j-w-0","job":{"id":"team/j","uid":7,"task":"w","index":0}}"#;
         assert_eq!(of(made, Phase::Ended).as_deref(), Some("rcfarm/bell/job/team/j"));
