@@ -77,9 +77,28 @@ pub fn bell(owner: RcId, value: &str) -> Op {
     Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
 }
 
+/// Rings jobs at the ends of their pods, and not all the time: the bells would cost the farms more than they tell them. What
+/// ends meanwhile they see when they read the tree.
+#[derive(Debug, Default)]
+pub struct JobBells {
+    last: Option<Instant>,
+}
+
+impl JobBells {
+    /// Bells of one moment go together; the next ones may follow after this.
+    const EVERY: Duration = Duration::from_secs(1);
+
+    /// The operation that rings, if it is to be rung.
+    pub fn ring(&mut self, report: &Report, value: &str, now: Instant) -> Option<Op> {
+        let may = self.last.is_none_or(|last| now == last || now >= last + Self::EVERY);
+        let op = job_bell(report, value).filter(|_| may)?;
+        self.last = Some(now);
+        Some(op)
+    }
+}
+
 /// The doorbell of the job that a pod which has ended was made for: of the rest no job has to know at once.
-#[must_use]
-pub fn job_bell(report: &Report, value: &str) -> Option<Op> {
+fn job_bell(report: &Report, value: &str) -> Option<Op> {
     if report.status.phase != Phase::Ended {
         return None;
     }
@@ -175,6 +194,13 @@ mod tests {
         let made = r#"{"id":"j-w-0","job":{"id":"team/j","uid":7,"task":"w","index":0}}"#;
         assert_eq!(of(made, Phase::Ended).as_deref(), Some("rcfarm/bell/job/team/j"));
         assert_eq!(of(made, Phase::Running), None);
+        let status = PodStatus { phase: Phase::Ended, ..PodStatus::default() };
+        let end = Report { reality: Some(made.into()), status };
+        let (mut bells, now) = (JobBells::default(), Instant::now());
+        for (after, rings) in [(0, true), (0, true), (999, false), (1_000, true), (1_999, false)] {
+            let at = now + Duration::from_millis(after);
+            assert_eq!(bells.ring(&end, "1", at).is_some(), rings, "after {after} ms");
+        }
         assert_eq!(of("id: web\n", Phase::Ended), None);
         assert_eq!(of(r#"{"id":"web","job":"x"}"#, Phase::Ended), None);
     }

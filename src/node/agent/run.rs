@@ -17,7 +17,7 @@ use super::intents::{IntentWatch, Intents};
 use super::plan::{Action, Alone, PodSeen, Seen, State, plan};
 use super::pod::{Pod, intended, prepare};
 use super::presence::{Presence, Standing};
-use super::report::{Bucket, Leave, Report, bell, flapping, job_bell, removal};
+use super::report::{Bucket, JobBells, Leave, Report, bell, flapping, removal};
 use super::state::DataDir;
 use super::{AgentSettings, AtShutdown, LONGEST_PAUSE, cgroup};
 use crate::farm::Ground;
@@ -55,9 +55,6 @@ pub struct Agent {
     ground: Ground,
     driver: Arc<dyn Driver>,
 }
-
-/// Ends of jobs' pods ring bells this far apart; what ends meanwhile the farms see when they read the tree.
-const JOB_BELLS_EVERY: Duration = Duration::from_secs(1);
 
 /// How long the pods get to stop when they are to go with the agent, besides their own grace.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -106,7 +103,7 @@ impl Agent {
             buckets: BTreeMap::new(),
             is_reporting: false,
             report_after: None,
-            job_bells_after: None,
+            job_bells: JobBells::default(),
             failures: 0,
             is_watching: false,
             removing: BTreeSet::new(),
@@ -142,8 +139,7 @@ struct Work {
     is_reporting: bool,
     /// Nothing is reported before this moment.
     report_after: Option<Instant>,
-    /// No job's bell is rung before this moment.
-    job_bells_after: Option<Instant>,
+    job_bells: JobBells,
     failures: u32,
     is_watching: bool,
     /// Pods whose end is being told. One that is back is announced when that is over, lest its announcement go with it.
@@ -511,8 +507,6 @@ impl Work {
         let node = &self.agent.settings.name;
         let wall = self.agent.ground.clock.wall();
         let value = self.agent.ground.ids.ordered_uuid(wall).to_string();
-        // Beyond that the bells would cost the farms more than they tell them.
-        let rings_jobs = self.job_bells_after.is_none_or(|after| after <= now);
         let fits = |txn: &Txn<_>, ops: &[Op]| txn.fits(ops, self.agent.settings.limits);
         for id in gone {
             let ops = removal(node, &id);
@@ -533,7 +527,7 @@ impl Work {
             }
             let mut ops = report.ops(node, id, &standing.health, wall);
             ops.extend(pod.intended.owner.map(|owner| bell(owner, &value)));
-            ops.extend(job_bell(&report, &value).filter(|_| rings_jobs));
+            ops.extend(self.job_bells.ring(&report, &value, now));
             if !fits(&txn, &ops) {
                 break;
             }
@@ -556,10 +550,6 @@ impl Work {
         }
         if told.is_empty() {
             return again_at;
-        }
-        let has_ended = |r: &Option<Report>| r.as_ref().is_some_and(|r| job_bell(r, "").is_some());
-        if rings_jobs && told.values().any(has_ended) {
-            self.job_bells_after = Some(now + JOB_BELLS_EVERY);
         }
         self.is_reporting = true;
         let gone = told.iter().filter(|(_, report)| report.is_none());
