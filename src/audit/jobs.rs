@@ -42,6 +42,12 @@ pub struct JobStep {
     /// Pods that were removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_removed: Vec<String>,
+    /// Pods that were nobody's and became members.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods_adopted: Vec<String>,
+    /// Pods that carried the job's uid under another name and were let go, as `<pod>@<node>`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods_released: Vec<String>,
 }
 
 /// A person created, changed or deleted a job, or asked something of it.

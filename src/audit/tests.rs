@@ -198,6 +198,8 @@ fn every_event_type_round_trips() {
             retry_count: 0,
             pods_added: vec!["worker-0@n1".to_owned()],
             pods_removed: Vec::new(),
+            pods_adopted: vec!["worker-1@n1".to_owned()],
+            pods_released: vec!["web@n2".to_owned()],
         }),
         Details::JobChanged(JobChange {
             job: "default/mnist".parse().unwrap(),

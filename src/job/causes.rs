@@ -35,6 +35,17 @@ impl Cause {
         let (targets, message) = (Vec::new(), message.into());
         Cause { ask, reason, message, targets, by_person: false, by_member: false, command: None }
     }
+
+    /// Whether a person asks something of the whole job: what was put off is done with (`volcano.md` §2.2).
+    #[must_use]
+    pub fn is_of_the_whole(&self) -> bool {
+        match self.ask {
+            Ask::Suspend => true,
+            Ask::Do(Action::RestartTask | Action::RestartPod) => false,
+            Ask::Do(_) => self.by_person,
+            Ask::Sync | Ask::Fail => false,
+        }
+    }
 }
 
 /// What there is to go by.
@@ -71,9 +82,7 @@ pub fn cause(seen: &Seen<'_>, status: &mut JobStatus) -> Cause {
         let ask = if stopped { Ask::Sync } else { Ask::Suspend };
         return Cause::new(ask, reason, "its record says so");
     }
-    if phase == super::machine::JobPhase::Aborted
-        && status.state.reason == Reason::Suspended.to_string()
-    {
+    if status.suspended {
         let mut resumed =
             Cause::new(Ask::Do(Action::ResumeJob), Reason::CommandIssued, "no longer suspended");
         resumed.by_person = true;
@@ -82,6 +91,9 @@ pub fn cause(seen: &Seen<'_>, status: &mut JobStatus) -> Cause {
     forget_what_mended(seen, status);
     if let Some(limit) = limits(seen, status) {
         return limit;
+    }
+    if is_stopping(status) {
+        return sync();
     }
     if let Some(due) = status.delayed.iter().position(|delayed| delayed.due <= seen.now) {
         let delayed = status.delayed.remove(due);
@@ -111,7 +123,8 @@ fn by_command(seen: &Seen<'_>, pending: &Pending) -> Cause {
     cause.by_person = true;
     cause.command = Some(pending.clone());
     let Target::Job { uid, task, index, .. } = &command.target else { return cause };
-    let of_another = uid.is_some_and(|uid| JobUid(uid) != seen.uid);
+    // One that was given before the job was there was meant for another, or for nobody.
+    let of_another = uid.is_some_and(|uid| JobUid(uid) != seen.uid) || pending.index < seen.uid.0;
     cause.targets = match (task, index) {
         (Some(task), Some(index)) => vec![Slot::new(task, *index)],
         (Some(task), None) => slots_of(seen.job, task),
@@ -199,10 +212,11 @@ fn failures(status: &JobStatus) -> u32 {
 fn happenings(seen: &Seen<'_>, status: &mut JobStatus) -> Option<Cause> {
     for (slot, happening) in found(seen, status) {
         let event = happening.event?;
-        let said = answer(seen.job, seen.uid, status.version, &happening);
+        let said = answer(seen.job, &happening);
         if said != Answer::Sync || event != Event::PodPending {
             note(status, slot.as_ref(), happening.task.as_deref(), event);
         }
+        let any = happening.task.as_ref().map(|task| Slot::new(task, 0));
         match said {
             Answer::Sync => {}
             Answer::Now(action) => {
@@ -214,11 +228,12 @@ fn happenings(seen: &Seen<'_>, status: &mut JobStatus) -> Option<Cause> {
                 let code = happening.exit_code.map(|code| format!(" with exit code {code}"));
                 let message = format!("{action}: {event} of {subject}{}", code.unwrap_or_default());
                 let mut cause = Cause::new(Ask::Do(action), Reason::PolicyAction, message);
-                let any = happening.task.map(|task| Slot::new(&task, 0));
                 cause.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
                 return Some(cause);
             }
-            Answer::Later(action, pause) => put_off(seen, status, action, event, slot, pause),
+            Answer::Later(action, pause) => {
+                put_off(seen, status, action, event, slot.or(any), pause);
+            }
         }
     }
     None
@@ -248,9 +263,6 @@ fn found(seen: &Seen<'_>, status: &JobStatus) -> Vec<(Option<Slot>, Happening)> 
         event: Some(event),
         exit_code,
         task: Some(task.to_owned()),
-        action: None,
-        uid: Some(seen.uid),
-        version: Some(status.version),
     };
     let memory = |task: &str| status.tasks.get(task);
     for task in &seen.job.tasks {

@@ -1,33 +1,35 @@
 //! The task of one claimed job: look, plan, commit.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod step;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
+use uuid::Uuid;
 
+use self::step::Step;
 use super::events;
 use super::form::{self, Read, Remark};
 use super::labelled::Labelled;
 use super::machine::JobPhase;
-use super::manifest::{Mark, Placed};
 use super::members::FreePod;
 use super::plan::{Group, GroupStep, Observed, Plan, plan, why_waits};
 use super::spec::{JobUid, Slot};
 use super::status::{JobStatus, Owner, Reason};
 use super::sweep::{self, sweep};
-use super::world::{Intended, JobWorld, Known, Page, Pods, UNSEEN};
+use super::world::{JobWorld, Known, Page, Pods, UNSEEN};
 use super::writes::{self, Made};
+use crate::command::Pending;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
 use crate::farm::records::Record;
 use crate::ids::{Namespaced, NodeName};
 use crate::manifest::content_hash;
-use crate::pod_group::spec::PodGroupRecord;
 use crate::pod_group::status::Phase;
-use crate::probe::{Mutation, active};
-use crate::rc::plan::{Place, Standing};
+use crate::rc::plan::Standing;
 use crate::store::{Commit, Index, Key, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
 
@@ -57,6 +59,8 @@ pub struct JobController {
     refused: u32,
     owner: Owner,
     warned: Option<String>,
+    /// Commands that were carried out and that the tree may still show.
+    consumed: BTreeSet<Uuid>,
     /// What the record meant when it was last read, and its ModifyIndex then.
     meaning: Option<(Index, Arc<Meaning>)>,
 }
@@ -77,23 +81,10 @@ struct Look {
     free: Vec<FreePod>,
     taken: BTreeSet<Slot>,
     group: Group,
+    commands: Vec<Pending>,
     /// ModifyIndex of the group's status.
     placed_at: Index,
 }
-
-/// What goes into one transaction.
-struct Step {
-    plan: Plan,
-    made: Vec<Made>,
-    adopted: Vec<Adopted>,
-    removed: Vec<(Place, Slot)>,
-    group: Option<PodGroupRecord>,
-    ops: Vec<Op>,
-    before: JobPhase,
-}
-
-/// A pod that becomes a member: where, as what, and what is intended there.
-type Adopted = (Place, Mark, Intended);
 
 impl JobController {
     /// A controller for a claimed job.
@@ -114,6 +105,7 @@ impl JobController {
             refused: 0,
             owner,
             warned: None,
+            consumed: BTreeSet::new(),
             meaning: None,
         }
     }
@@ -143,14 +135,14 @@ impl JobController {
         let meaning = match self.meaning(record.index, &record.value) {
             Ok(meaning) => meaning,
             Err(problems) => {
-                self.say_invalid(record.index, &problems).await?;
+                self.say_invalid(record.index, JobUid(record.created), &problems).await?;
                 return Ok(None);
             }
         };
         let uid = JobUid(record.created);
         let group = self.group(&meaning.read, uid)?;
         let spec = &meaning.read.spec;
-        let mut pods = self.world.pods_of(&self.id, uid, &self.known);
+        let mut pods = self.world.pods_of(&self.id, uid, &self.known, Some(spec));
         pods.astray.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
         let free = pods.free.iter().map(|(place, (free, intent))| FreePod {
             slot: free.slot.clone(),
@@ -166,7 +158,8 @@ impl JobController {
         let placed_at = self.world.groups.seen().value.0.get(&self.id).map(|stored| stored.index);
         let placed_at = placed_at.unwrap_or_default();
         let record = meaning;
-        Ok(Some(Look { record, record_index, uid, pods, free, taken, group, placed_at }))
+        let commands = self.commands();
+        Ok(Some(Look { record, record_index, uid, pods, free, taken, group, commands, placed_at }))
     }
 
     /// Asks for each pod that the trees do not show although nobody here removed it: rights may hide a part of a tree, or
@@ -248,9 +241,14 @@ impl JobController {
         })
     }
 
+    /// Commands that were not carried out.
+    fn commands(&self) -> Vec<Pending> {
+        let seen = self.world.commands.seen();
+        let of_job = seen.value.jobs.get(&self.id).into_iter().flatten();
+        of_job.filter(|command| !self.consumed.contains(&command.id)).cloned().collect()
+    }
+
     fn decide(&self, look: &Look, status: &JobStatus, room: usize) -> Plan {
-        let commands = self.world.commands.seen();
-        let commands = commands.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
         plan(&Observed {
             id: &self.id,
             uid: look.uid,
@@ -260,11 +258,12 @@ impl JobController {
             pods: &look.pods.own,
             leaving: &look.pods.leaving,
             orphans: look.pods.orphans.len(),
+            older: look.pods.older,
             free: &look.free,
             astray: !look.pods.astray.is_empty(),
             taken: &look.taken,
             group: &look.group,
-            commands,
+            commands: &look.commands,
             may_remove: self.world.may_remove(),
             room,
             now: self.site.clock.wall(),
@@ -315,100 +314,16 @@ impl JobController {
         }
     }
 
-    fn write_down(&self, look: &Look, plan: Plan, before: JobPhase) -> Step {
-        let job = &look.record.read.spec;
-        let empty = BTreeMap::new();
-        let places = look.group.places.as_ref().unwrap_or(&empty);
-        let address = |node: &NodeName| self.world.address(node);
-        let placed = Placed { id: &self.id, uid: look.uid, job, places, address: &address };
-        let made = writes::made(&placed, &plan.create);
-        let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
-        if !made.is_empty() && !active(Mutation::PlaceUnchecked) {
-            // They start where their group has its place now, not where it had one.
-            let key = key::pod_group_status(&self.id);
-            ops.push(Op::CheckIndex { key, index: look.placed_at });
-        }
-        let adopted = self.adopted(look, &placed, &plan, &mut ops);
-        if plan.release {
-            let few = look.pods.astray.iter().take(FIXED_OPS / 2);
-            ops.extend(few.map(|(place, astray)| writes::release_op(place, astray)));
-        }
-        let mut removed = Vec::new();
-        for (pod, _) in &plan.remove {
-            let Some(place) = writes::place_of(&self.id, pod) else { continue };
-            ops.extend(writes::remove_ops(&place, pod.label_index, pod.intent));
-            removed.push((place, pod.slot.clone()));
-        }
-        if plan.sweep {
-            let room = self.site.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
-            for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
-                let intent = intent.map(|(index, _)| index);
-                ops.extend(writes::remove_ops(place, labelled.index, intent));
-                removed.push((place.clone(), labelled.mark.slot.clone()));
-            }
-        }
-        let (index, current) = &self.page.group;
-        let group_key = key::pod_group(&self.id);
-        let mut group = None;
-        match plan.group {
-            GroupStep::Delete if look.group.exists || look.group.is_foreign => {
-                ops.push(Op::DeleteCas { key: group_key, index: *index });
-            }
-            GroupStep::Delete => {}
-            GroupStep::Keep => {
-                let mut wanted = writes::group_of(&self.id, look.uid, job, &plan, places.len());
-                if let Some(current) = current {
-                    wanted.other.clone_from(&current.other);
-                }
-                if current.as_ref() != Some(&wanted) {
-                    let value = wanted.encode();
-                    ops.push(Op::Cas { key: group_key, value, flags: 0, index: *index });
-                    group = Some(wanted);
-                }
-            }
-        }
-        if let Some(command) = &plan.consume {
-            // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
-            let (key, index) = (key::command(command.id), command.index);
-            if !active(Mutation::CommandRepeated) {
-                ops.push(Op::CheckIndex { key: key.clone(), index });
-            }
-            ops.push(Op::Delete { key });
-        }
-        Step { plan, made, adopted, removed, group, ops, before }
-    }
-
-    /// Pods that become members, with what that takes.
-    fn adopted(
-        &self,
-        look: &Look,
-        placed: &Placed<'_>,
-        plan: &Plan,
-        ops: &mut Vec<Op>,
-    ) -> Vec<Adopted> {
-        let mut adopted = Vec::new();
-        for create in &plan.adopt {
-            let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
-            let place = Place { node: create.node.clone(), pod };
-            let Some((free, intent)) = look.pods.free.get(&place) else { continue };
-            let mark = placed.mark(create);
-            ops.push(writes::adopt_op(&mark, &place, free));
-            adopted.push((place, mark, *intent));
-        }
-        adopted
-    }
-
     /// The record is gone: whatever is left of the job goes, too.
     async fn tidy_up(&mut self) -> Result<Next, ReconcileError> {
         if !self.world.may_remove() {
             return Ok(Next::After(TIDY_AGAIN));
         }
         let status = self.page.status.1.clone();
-        let pods = self.world.pods_of(&self.id, status.uid, &self.known);
-        let commands = self.world.commands.seen();
-        let commands = commands.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
+        let pods = self.world.pods_of(&self.id, status.uid, &self.known, None);
+        let commands = self.commands();
         let room = self.site.limits.ops.saturating_sub(FIXED_OPS);
-        let sweep = sweep(&self.id, &self.page, &pods, commands, room);
+        let sweep = sweep(&self.id, &self.page, &pods, &commands, room);
         if sweep.ops.is_empty() {
             if sweep.is_last {
                 self.world.forget_job(&self.id);
@@ -474,8 +389,8 @@ impl JobController {
         }
         txn.extend(step.ops.iter().cloned());
         if let Some(event) = {
-            let Step { plan, before, removed, .. } = &step;
-            events::step(&self.site, &self.id, look.uid, *before, plan, removed)
+            let Step { plan, before, removed, released, .. } = &step;
+            events::step(&self.site, &self.id, look.uid, *before, plan, removed, released)
         } {
             let id = self.site.ids.ordered_uuid(event.timestamp);
             txn.push(crate::audit::op(id, &event));
@@ -509,6 +424,10 @@ impl JobController {
     fn took_place(&mut self, look: &Look, step: Step, index: Index) {
         self.refused = 0;
         let Step { plan, made, adopted, removed, group, before, .. } = step;
+        let shown = self.world.commands.seen();
+        let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
+        self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
+        self.consumed.extend(plan.consume.as_ref().map(|command| command.id));
         if plan.status.state.phase != before || !made.is_empty() || !removed.is_empty() {
             info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
                 made = made.len(), removed = removed.len(), "job changed");
@@ -568,6 +487,7 @@ impl JobController {
     async fn say_invalid(
         &mut self,
         record_index: Index,
+        uid: JobUid,
         problems: &[Remark],
     ) -> Result<(), ReconcileError> {
         let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
@@ -578,8 +498,10 @@ impl JobController {
             self.warned = Some(words.clone());
         }
         let mut status = self.page.status.1.clone();
-        status.state.reason = Reason::InvalidRecord.to_string();
-        status.state.message.clone_from(&words);
+        if status.uid != uid {
+            status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
+        }
+        status.say_meanwhile(Reason::InvalidRecord, &words);
         status.last_error = Some(words);
         self.say(record_index, status).await
     }
@@ -641,8 +563,7 @@ impl Controller for JobController {
             self.refresh().await?;
         }
         let mut status = self.page.status.1.clone();
-        status.state.reason = Reason::Quarantined.to_string();
-        error.clone_into(&mut status.state.message);
+        status.say_meanwhile(Reason::Quarantined, error);
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
         self.say(record.index, status).await

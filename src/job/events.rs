@@ -19,11 +19,15 @@ pub fn step(
     before: JobPhase,
     plan: &Plan,
     removed: &[(Place, Slot)],
+    released: &[Place],
 ) -> Option<AuditRecord> {
     let status = &plan.status;
     let nothing = before == status.state.phase
         && plan.create.is_empty()
         && removed.is_empty()
+        && plan.adopt.is_empty()
+        && released.is_empty()
+        && plan.asked.is_none()
         && plan.consume.is_none()
         && !plan.finished
         && status.revision > 1;
@@ -48,6 +52,8 @@ pub fn step(
         version: status.version,
         retry_count: status.retry_count,
         pods_added: plan.create.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
+        pods_adopted: plan.adopt.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
+        pods_released: released.iter().map(|at| format!("{}@{}", at.pod, at.node)).collect(),
         pods_removed: removed.iter().take(LISTED).map(|(at, slot)| pod(slot, &at.node)).collect(),
     };
     Some(AuditRecord::new(&Details::JobStep(details), site.clock.wall()))

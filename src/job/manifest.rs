@@ -122,7 +122,8 @@ impl Placed<'_> {
             container.env.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         let injected = operator::of(self.job.framework).environment(&cluster, &create.slot);
         for variable in &injected {
-            if variable.container.is_none_or(|only| only == container.name) {
+            let is_set = variable.is_default && env.contains_key(variable.name.as_str());
+            if variable.container.is_none_or(|only| only == container.name) && !is_set {
                 env.insert(&variable.name, variable.value.clone());
             }
         }
@@ -141,15 +142,37 @@ impl Placed<'_> {
         if let Some(cwd) = &container.cwd {
             stanza.insert("cwd".to_owned(), json!(cwd));
         }
-        if let Some(health) = &container.health {
-            stanza.insert("health".to_owned(), health.clone());
-        }
         let task = self.job.task(&create.slot.task);
+        if let Some(health) = &container.health {
+            let framework = operator::of(self.job.framework);
+            let port = task.and_then(|task| operator::listens(framework, task));
+            let offset = peer(&create.slot).offset;
+            stanza.insert(
+                "health".to_owned(),
+                port.map_or(health.clone(), |port| moved(health, port, offset)),
+            );
+        }
         if let Some(grace) = task.and_then(|task| task.template.grace) {
             stanza.insert("grace".to_owned(), json!(format!("{}s", grace.as_secs())));
         }
         Value::Object(stanza)
     }
+}
+
+/// A check of the port that members are told to listen on asks where this one listens.
+fn moved(health: &Value, port: u16, offset: u16) -> Value {
+    let mut health = health.clone();
+    for (check, before, end) in [("tcp", "127.0.0.1:", ""), ("http", "http://127.0.0.1:", "/")] {
+        let asked = health.get(check).and_then(Value::as_str);
+        let rest = asked.and_then(|asked| asked.strip_prefix(&format!("{before}{port}")));
+        let Some(rest) =
+            rest.filter(|rest| rest.starts_with(end) && rest.is_empty() == end.is_empty())
+        else {
+            continue;
+        };
+        health[check] = json!(format!("{before}{}{rest}", port.saturating_add(offset)));
+    }
+    health
 }
 
 /// What the node does itself; the rest is the job's business.
@@ -204,7 +227,7 @@ mod tests {
         let container = json!({"name": "pytorch", "command": ["python3", "t.py", "$(MASTER_ADDR)"],
             "workingDir": "/srv", "env": [{"name": "A", "value": "1"}, {"name": "RANK", "value": "9"}],
             "resources": {"limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1}},
-            "readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 5}});
+            "readinessProbe": {"tcpSocket": {"port": 23456}, "periodSeconds": 5}});
         let member = |n: u32| {
             json!({"replicas": n, "template": {"spec": {
             "containers": [container], "terminationGracePeriodSeconds": 30}}})
@@ -240,10 +263,50 @@ mod tests {
         assert_eq!((process.env["A"].as_str(), process.env["RANK"].as_str()), ("1", "2"));
         assert_eq!(process.env["MASTER_ADDR"], "10.0.0.1");
         assert_eq!(process.grace.as_secs(), 30);
-        assert!(process.health.is_some());
+        let check = process.health.as_ref().unwrap();
+        assert!(
+            format!("{check:?}").contains("127.0.0.1:23457"),
+            "where this one listens: {check:?}"
+        );
         let other = Create { attempt: 4, ..create.clone() };
         assert_ne!(placed.manifest(&other, &pod, &peers), text, "each try has a text of its own");
         let mark = manifest.fields().unwrap()["job"].clone();
         assert_eq!(serde_json::from_value::<Mark>(mark).unwrap(), placed.mark(&create));
+    }
+
+    #[test]
+    fn a_check_is_moved_where_members_are_told_to_listen_and_nowhere_else() {
+        for (check, asked, then) in [
+            ("tcp", "127.0.0.1:2222", "127.0.0.1:2225"),
+            ("tcp", "127.0.0.1:22222", "127.0.0.1:22222"),
+            ("http", "http://127.0.0.1:2222/a", "http://127.0.0.1:2225/a"),
+            ("http", "http://127.0.0.1:22223/", "http://127.0.0.1:22223/"),
+        ] {
+            assert_eq!(moved(&json!({check: asked}), 2222, 3), json!({check: then}));
+        }
+    }
+
+    #[test]
+    fn what_a_person_says_of_mpis_way_to_its_workers_goes_before_what_is_said_here() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let member = json!({"replicas": 1, "template": {"spec": {"containers": [
+            {"name": "mpi", "command": ["mpirun"], "env": [
+                {"name": "I_MPI_HYDRA_BOOTSTRAP", "value": "slurm"},
+                {"name": "I_MPI_HYDRA_HOST_FILE", "value": "/nowhere"}]}]}}});
+        let document = json!({"kind": "MPIJob", "spec": {"mpiReplicaSpecs": {"Launcher": member}}});
+        let job = crate::job::form::read(&id, &document).unwrap().spec;
+        let slot = Slot::new("Launcher", 0);
+        let places = [(slot.clone(), "n1".parse().unwrap())].into();
+        let uid = JobUid(Index(7));
+        let placed =
+            Placed { id: &id, uid, job: &job, places: &places, address: &|_| "h".to_owned() };
+        let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
+        let pod = create.slot.pod_id(&id).unwrap();
+        let manifest: Value =
+            serde_json::from_str(&placed.manifest(&create, &pod, &placed.peers())).unwrap();
+        let env = &manifest["launchables"]["mpi"]["env"];
+        assert_eq!(env["I_MPI_HYDRA_BOOTSTRAP"], "slurm");
+        assert_eq!(env["OMPI_MCA_plm_rsh_agent"], "ssh");
+        assert_eq!(env["I_MPI_HYDRA_HOST_FILE"], "${POD_HOME}/hostfile", "it is written there");
     }
 }

@@ -39,6 +39,7 @@ pub mod members;
 pub mod operator;
 pub mod plan;
 pub mod pod_status;
+pub mod pods;
 pub mod policies;
 pub mod spec;
 pub mod status;

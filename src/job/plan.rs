@@ -68,6 +68,8 @@ pub struct Observed<'a> {
     pub leaving: &'a BTreeMap<Slot, u32>,
     /// Pods of an older job of this name.
     pub orphans: usize,
+    /// Whether any such pod is still real on a node that can be heard.
+    pub older: bool,
     /// Pods of this name that are nobody's.
     pub free: &'a [FreePod],
     /// Whether pods of this job carry another name by now.
@@ -104,6 +106,8 @@ pub struct Create {
 pub enum GroupStep {
     /// It is as the job says, and it says what has become of its pods.
     Keep,
+    /// It stays as it stands.
+    Leave,
     /// It goes, and what was promised to it with it.
     Delete,
 }
@@ -146,7 +150,7 @@ impl Plan {
 pub fn plan(seen: &Observed<'_>) -> Plan {
     let mut status = present(seen);
     let sorted = sort(seen.job, &status, seen.pods);
-    let lost = note_lost(&mut status, seen, &sorted.surplus, &sorted.members);
+    status.recall();
     let mut plan = Plan {
         status,
         create: Vec::new(),
@@ -154,7 +158,8 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
         sweep: seen.orphans > 0,
         adopt: Vec::new(),
         release: false,
-        group: GroupStep::Keep,
+        // An older job's holds the places on which that one's pods may still run.
+        group: if seen.group.is_foreign { GroupStep::Leave } else { GroupStep::Keep },
         consume: None,
         asked: None,
         finished: false,
@@ -166,6 +171,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     if plan.status.shape != shape_text(seen.shape) {
         return standstill(plan);
     }
+    let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
     let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
@@ -193,14 +199,16 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
+    note_shrunk(&mut plan);
     plan.sweep &= seen.may_remove;
     say_waiting(seen, &mut plan, &outcome);
-    let alive = plan.status.members.alive();
+    let holds = seen.group.exists && plan.status.members.alive();
     let wanted = matches!(
         plan.status.state.phase,
         JobPhase::Pending | JobPhase::Running | JobPhase::Restarting
     );
-    if seen.group.is_foreign || (!wanted && !alive) {
+    let older_gone = seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
+    if if seen.group.is_foreign { older_gone } else { !wanted && !holds } {
         plan.group = GroupStep::Delete;
     }
     alarms(seen, &mut plan);
@@ -238,13 +246,13 @@ fn shape_text(shape: u64) -> String {
 
 /// Something was changed that may not change: everything stays as it is until it is changed back.
 fn standstill(mut plan: Plan) -> Plan {
-    plan.status.state.reason = Reason::ShapeChanged.to_string();
-    plan.status.state.message =
-        "spec: only counts, the priority and times may change once a job has begun; change it back, or \
-         delete the job and make it anew"
-            .to_owned();
+    let message = "spec: only counts, the priority and times may change once a job has begun; change it back, or \
+         delete the job and make it anew";
+    plan.status.say_meanwhile(Reason::ShapeChanged, message);
     plan.remove.clear();
     plan.sweep = false;
+    // What it says by now is of another job: its members would lose the places on which they run.
+    plan.group = GroupStep::Leave;
     plan
 }
 
@@ -269,13 +277,24 @@ fn note_lost(
             }
             memory.started.remove(index);
             memory.handled.remove(index);
+            *memory.attempts.entry(index).or_default() += 1;
             if index < task.replicas {
-                *memory.attempts.entry(index).or_default() += 1;
                 lost.push(slot);
             }
         }
     }
     lost
+}
+
+/// Members that the job has no more: should they come back, they do so as another try.
+fn note_shrunk(plan: &mut Plan) {
+    let shrunk = plan.remove.iter().filter(|(_, why)| *why == RemoveReason::OutOfRange);
+    for (pod, _) in shrunk {
+        let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task) else { continue };
+        memory.started.remove(pod.slot.index);
+        memory.handled.remove(pod.slot.index);
+        *memory.attempts.entry(pod.slot.index).or_default() += 1;
+    }
 }
 
 /// Whether the record is to go: a person says so, or its time is up.
@@ -309,7 +328,8 @@ pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
 /// Everything goes: pods, then the group, then the record.
 fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
     plan.remove = seen.pods.iter().map(|pod| (pod.clone(), RemoveReason::Deleted)).collect();
-    let nothing_left = seen.pods.is_empty() && seen.orphans == 0 && seen.leaving.is_empty();
+    let nothing_left =
+        seen.pods.is_empty() && seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
     plan.remove.truncate(seen.room);
     if !seen.may_remove {
         plan.remove.clear();
@@ -375,6 +395,11 @@ fn advance(
     if step.to == JobPhase::Restarting && matches!(cause.ask, Ask::Do(_)) {
         after_restart(seen, plan, step.stop, cause);
     }
+    if cause.is_of_the_whole() {
+        plan.status.delayed.clear();
+    }
+    let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
+    plan.status.suspended = is_stopped && (plan.status.suspended || cause.ask == Ask::Suspend);
     let (reason, message) = match cause.ask {
         Ask::Sync => (outcome.reason, outcome.message.clone()),
         _ if step.to == JobPhase::Failed && cause.ask != Ask::Fail => {
@@ -385,7 +410,7 @@ fn advance(
     };
     if step.to != phase {
         let reason = match step.to {
-            JobPhase::Aborted if job.suspend => Reason::Suspended,
+            JobPhase::Aborted if plan.status.suspended => Reason::Suspended,
             JobPhase::Aborted | JobPhase::Terminated => Reason::Stopped,
             _ => reason,
         };
@@ -439,12 +464,15 @@ fn after_restart(seen: &Observed<'_>, plan: &mut Plan, stop: Stop, cause: &Cause
         .delayed
         .retain(|delayed| delayed.slot.as_ref().is_none_or(|slot| !cause.targets.contains(slot)));
     for slot in &cause.targets {
-        let attempt = attempt_of(status, slot);
         let memory = status.memory(&slot.task);
-        match cause.by_person {
-            true => drop(memory.not_before.remove(&slot.index)),
-            false => drop(memory.not_before.insert(slot.index, at(delay.before(attempt)))),
+        if cause.by_person {
+            memory.not_before.remove(&slot.index);
+            memory.failed.remove(&slot.index);
+            continue;
         }
+        let failed = memory.failed.entry(slot.index).or_default();
+        *failed = failed.saturating_add(1);
+        memory.not_before.insert(slot.index, at(delay.before(*failed)));
     }
 }
 
@@ -478,6 +506,10 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
         return;
     }
     plan.status.not_before = None;
+    let meets = operator::of(seen.job.framework).meets_at(seen.job);
+    if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
+        return;
+    }
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();

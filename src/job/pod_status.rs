@@ -11,8 +11,8 @@ pub struct Standing {
     pub phase: PodPhase,
     /// Whether it runs and its checks pass.
     pub ready: bool,
-    /// How it ended.
-    pub exit_code: Option<i32>,
+    /// How its processes ended, by container, when all have.
+    pub exits: Vec<(String, Option<i32>)>,
     /// How often its node started its processes again.
     pub restarts: u32,
     /// It cannot be run as it is.
@@ -26,6 +26,15 @@ impl Standing {
     #[must_use]
     pub fn running() -> Standing {
         Standing { phase: PodPhase::Running, ready: true, ..Standing::default() }
+    }
+
+    /// How it ended: the code of the container that counts. Where that is not known, or has none of that name, the first
+    /// that did not end well tells.
+    #[must_use]
+    pub fn exit_code(&self, container: Option<&str>) -> Option<i32> {
+        let named = self.exits.iter().find(|(name, _)| Some(name.as_str()) == container);
+        let bad = || self.exits.iter().find(|(_, code)| *code != Some(0));
+        named.or_else(bad).or(self.exits.first()).and_then(|(_, code)| *code)
     }
 }
 
@@ -46,7 +55,7 @@ fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
 }
 
 /// A pod that cannot be run waits, as one whose image cannot be fetched does in Kubernetes; it has ended when all its
-/// processes have, and well when all of them have ended well. Of those that have not, the first one's code counts.
+/// processes have, and well when all of them have ended well.
 #[must_use]
 pub fn stands(status: &PodStatus) -> Standing {
     let ends: Option<Vec<Option<i32>>> = match status.processes.is_empty() {
@@ -55,22 +64,20 @@ pub fn stands(status: &PodStatus) -> Standing {
     };
     let restarts = status.processes.iter().map(|process| process.restarts).sum::<u64>();
     let has_run = restarts > 0 || status.processes.iter().any(|p| p.last_exit.is_some());
-    let (phase, exit_code) = match (ends, status.phase) {
-        (Some(ends), _) => match ends.iter().find(|end| **end != Some(0)) {
-            None => (PodPhase::Succeeded, Some(0)),
-            Some(end) => (PodPhase::Failed, *end),
-        },
-        (None, Phase::Running | Phase::Stopping | Phase::Ended) => (PodPhase::Running, None),
-        (None, Phase::Backoff) if has_run => (PodPhase::Running, None),
-        (None, Phase::Starting) if has_run => (PodPhase::Running, None),
-        (None, Phase::Unfit | Phase::Backoff | Phase::Starting) => (PodPhase::Pending, None),
+    let phase = match (&ends, status.phase) {
+        (Some(ends), _) if ends.iter().all(|end| *end == Some(0)) => PodPhase::Succeeded,
+        (Some(_), _) => PodPhase::Failed,
+        (None, Phase::Running | Phase::Stopping | Phase::Ended) => PodPhase::Running,
+        (None, Phase::Backoff | Phase::Starting) if has_run => PodPhase::Running,
+        (None, Phase::Unfit | Phase::Backoff | Phase::Starting) => PodPhase::Pending,
     };
+    let names = status.processes.iter().map(|process| process.launchable_id.clone());
     Standing {
         phase,
         ready: phase == PodPhase::Running
             && status.phase == Phase::Running
             && matches!(status.health, Health::Passing | Health::Absent),
-        exit_code,
+        exits: names.zip(ends.into_iter().flatten()).collect(),
         restarts: u32::try_from(restarts).unwrap_or(u32::MAX),
         is_unfit: status.phase == Phase::Unfit,
         message: status.message.clone(),
@@ -103,10 +110,25 @@ mod tests {
         assert_eq!(pod(Phase::Ended, vec![done()]).phase, PodPhase::Succeeded);
         for (exit, code) in [((3, 0), Some(3)), ((-1, 9), Some(137)), ((-1, 0), None)] {
             let standing = ended(exit);
-            assert_eq!((standing.phase, standing.exit_code), (PodPhase::Failed, code));
+            assert_eq!((standing.phase, standing.exit_code(None)), (PodPhase::Failed, code));
         }
         let half = pod(Phase::Running, vec![done(), process(Phase::Running, None, 0)]);
         assert_eq!(half.phase, PodPhase::Running);
+    }
+
+    /// `volcano.md` §2.2: the code is that of container[0], or of the framework's own, whatever stands beside it.
+    #[test]
+    fn the_exit_code_is_that_of_the_container_that_counts() {
+        let named = |name: &str, code: i32| ProcessStatus {
+            launchable_id: name.to_owned(),
+            ..process(Phase::Ended, Some((code, 0)), 0)
+        };
+        let both = pod(Phase::Ended, vec![named("agent", 1), named("main", 137)]);
+        assert_eq!(both.phase, PodPhase::Failed);
+        assert_eq!(both.exit_code(Some("main")), Some(137));
+        assert_eq!(both.exit_code(Some("gone")), Some(1));
+        let beside = pod(Phase::Ended, vec![named("agent", 1), named("main", 0)]);
+        assert_eq!((beside.phase, beside.exit_code(Some("main"))), (PodPhase::Failed, Some(0)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::spec::{Event, JobSpec, JobUid, Policy};
+use super::spec::{Event, JobSpec, Policy};
 use crate::command::Action;
 
 /// Something that happened to a job.
@@ -14,12 +14,6 @@ pub struct Happening {
     pub exit_code: Option<i32>,
     /// The task that it happened to; `None`: to the job as a whole.
     pub task: Option<String>,
-    /// What a command asks for.
-    pub action: Option<Action>,
-    /// The job that it happened to, if that is known.
-    pub uid: Option<JobUid>,
-    /// The attempt that it happened to, if that is known.
-    pub version: Option<u64>,
 }
 
 /// What is to be done.
@@ -35,15 +29,8 @@ pub enum Answer {
 
 /// Decides; the first rule that fits counts.
 #[must_use]
-pub fn answer(job: &JobSpec, uid: JobUid, version: u64, what: &Happening) -> Answer {
-    if let Some(action) = what.action {
-        return Answer::Now(action);
-    }
+pub fn answer(job: &JobSpec, what: &Happening) -> Answer {
     let Some(event) = what.event else { return Answer::Sync };
-    let stale = what.uid.is_some_and(|of| of != uid) || what.version.is_some_and(|of| of < version);
-    if stale {
-        return Answer::Sync;
-    }
     let of_task = what.task.as_deref().and_then(|task| job.task(task));
     let of_task = of_task.map(|task| task.policies.as_slice()).unwrap_or_default();
     [of_task, &job.policies]
@@ -68,7 +55,6 @@ fn fits(policy: &Policy, event: Event, exit_code: Option<i32>) -> bool {
 mod tests {
     use super::*;
     use crate::ids::Namespaced;
-    use crate::store::Index;
     use serde_json::{Value, json};
 
     fn job(of_job: Value, of_task: Value) -> JobSpec {
@@ -80,54 +66,19 @@ mod tests {
         crate::job::form::read(&id, &document).unwrap().spec
     }
 
-    const UID: JobUid = JobUid(Index(7));
-
     fn decide(job: &JobSpec, what: &Happening) -> Answer {
-        answer(job, UID, 2, what)
+        answer(job, what)
     }
 
     fn happens(event: Event) -> Happening {
         let task = Some("t".to_owned());
-        Happening {
-            event: Some(event),
-            task,
-            uid: Some(UID),
-            version: Some(2),
-            ..Happening::default()
-        }
-    }
-
-    #[test]
-    fn f_a1_a_command_is_carried_out_whatever_the_policies_say() {
-        let job = job(json!([{"event": "*", "action": "TerminateJob"}]), json!([]));
-        let what = Happening { action: Some(Action::AbortJob), ..happens(Event::PodFailed) };
-        assert_eq!(decide(&job, &what), Answer::Now(Action::AbortJob));
+        Happening { event: Some(event), task, exit_code: None }
     }
 
     #[test]
     fn f_a2_what_policies_do_not_name_is_a_sync() {
         let job = job(json!([{"event": "*", "action": "TerminateJob"}]), json!([]));
         assert_eq!(decide(&job, &Happening::default()), Answer::Sync);
-    }
-
-    #[test]
-    fn f_a3_what_happened_to_another_job_of_the_name_is_a_sync() {
-        let job = job(json!([{"event": "PodEvicted", "action": "TerminateJob"}]), json!([]));
-        let other = Happening { uid: Some(JobUid(Index(6))), ..happens(Event::PodEvicted) };
-        assert_eq!(decide(&job, &other), Answer::Sync);
-        let own = happens(Event::PodEvicted);
-        assert_eq!(decide(&job, &own), Answer::Now(Action::TerminateJob));
-    }
-
-    #[test]
-    fn f_a4_what_happened_to_an_older_attempt_is_a_sync() {
-        let job = job(json!([{"event": "PodFailed", "action": "RestartJob"}]), json!([]));
-        let old = Happening { version: Some(1), ..happens(Event::PodFailed) };
-        assert_eq!(decide(&job, &old), Answer::Sync);
-        assert_eq!(decide(&job, &happens(Event::PodFailed)), Answer::Now(Action::RestartJob));
-        // What happens to the group as a whole belongs to the present attempt, however many there were (§2.2).
-        let group = Happening { version: None, ..happens(Event::PodFailed) };
-        assert_eq!(decide(&job, &group), Answer::Now(Action::RestartJob));
     }
 
     #[test]

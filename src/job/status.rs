@@ -52,6 +52,12 @@ pub struct JobStatus {
     /// Whether it was reacted to that the group lost members and has no place for them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub group_unknown: bool,
+    /// It was stopped because its record said so: when that says so no more, it goes on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+    /// What `state` says of the phase, while something temporary is said there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_aside: Option<Said>,
     /// When it first ran; anew after a suspension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
@@ -109,6 +115,15 @@ impl Default for State {
             last_transition_time: Timestamp::UNIX_EPOCH,
         }
     }
+}
+
+/// Why a job is in its phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// As a fixed token.
+    pub reason: String,
+    /// For people.
+    pub message: String,
 }
 
 /// A phase that the job was in.
@@ -277,12 +292,15 @@ pub struct TaskMemory {
     /// Whether its completion was reacted to.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub completed: bool,
-    /// How often each member was started again, by its number.
+    /// How often each member was started again, for whatever reason, by its number.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub attempts: BTreeMap<u32, u32>,
     /// Restarts of members by failures, all together.
     #[serde(skip_serializing_if = "is_zero")]
     pub failures: u32,
+    /// How often each member was started again because something failed, by its number: the pauses grow with it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed: BTreeMap<u32, u32>,
     /// Members that are not started before a time.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub not_before: BTreeMap<u32, Timestamp>,
@@ -519,6 +537,21 @@ impl JobStatus {
     /// What is remembered of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()
+    }
+
+    /// Says what keeps the owner from its work; the reason for the phase comes back with [`JobStatus::recall`].
+    pub fn say_meanwhile(&mut self, reason: Reason, message: &str) {
+        let State { reason: was, message: words, .. } = &mut self.state;
+        let (was, words) =
+            (std::mem::replace(was, reason.to_string()), std::mem::replace(words, message.into()));
+        self.set_aside.get_or_insert(Said { reason: was, message: words });
+    }
+
+    /// Says again why it is in its phase.
+    pub fn recall(&mut self) {
+        if let Some(Said { reason, message }) = self.set_aside.take() {
+            (self.state.reason, self.state.message) = (reason, message);
+        }
     }
 
     /// Enters a phase, with the conditions that go with it. `kind` is the job's, for the conditions' reasons.

@@ -85,6 +85,8 @@ pub fn audited(site: &Site, id: &Namespaced, status: &JobStatus, sweep: &Sweep) 
         version: status.version,
         retry_count: status.retry_count,
         pods_added: Vec::new(),
+        pods_adopted: Vec::new(),
+        pods_released: Vec::new(),
         pods_removed: sweep
             .pods
             .iter()

@@ -21,11 +21,10 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
         }
         return;
     }
-    tasks(id, job, remarks);
-    if u64::from(job.replicas()) > MOST_MEMBERS {
-        let why = format!("{} members are absurd: at most {MOST_MEMBERS}", job.replicas());
-        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+    if is_absurd(job, remarks) {
+        return;
     }
+    tasks(id, job, remarks);
     policies("spec.policies", &job.policies, remarks);
     for (n, task) in job.tasks.iter().enumerate() {
         policies(&format!("{}.policies", task_path(job, n)), &task.policies, remarks);
@@ -47,6 +46,20 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
     }
     dependencies(job, remarks);
     frameworks(job, remarks);
+}
+
+/// More members than a group may have: nobody could even count them.
+fn is_absurd(job: &JobSpec, remarks: &mut Remarks) -> bool {
+    let mut all = 0;
+    for (n, task) in job.tasks.iter().enumerate() {
+        all += u64::from(task.replicas);
+        if all > MOST_MEMBERS {
+            let why = format!("these make {all} members: at most {MOST_MEMBERS} in all tasks");
+            remarks.problem(format!("{}.replicas", task_path(job, n)), why);
+            return true;
+        }
+    }
+    false
 }
 
 /// The path of a task.

@@ -13,14 +13,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::bells::{self, Bells, Fresh};
-use super::labelled::{Astray, Free, JobPods, Labelled};
+use super::labelled::{JobPods, Labelled};
 use super::manifest::Mark;
 use super::members::PodSeen;
+use super::operator;
 use super::pod_status::{Standing as PodStanding, stands};
-use super::spec::{JobUid, Slot};
+pub use super::pods::{Intended, Pods};
+use super::spec::{JobSpec, JobUid, Slot};
 use super::status::JobStatus;
 use crate::command::Commands;
-use crate::farm::kind::RecordId;
+use crate::farm::kind::{ReconcileError, RecordId};
 use crate::farm::records::Records;
 use crate::farm::tree::{Digest, Seen, Tree};
 use crate::ids::{Namespaced, NodeName};
@@ -56,6 +58,18 @@ struct WithMark {
     job: Mark,
 }
 
+/// The job that a pod was made for, by its manifest.
+#[must_use]
+pub fn made_for(manifest: &[u8]) -> Option<Namespaced> {
+    mark_in(manifest).map(|mark| mark.job)
+}
+
+/// Manifests of jobs are JSON; others are not ours to understand.
+fn mark_in(manifest: &[u8]) -> Option<Mark> {
+    let made = manifest.starts_with(b"{").then_some(manifest)?;
+    serde_json::from_slice(made).ok().map(|WithMark { job }| job)
+}
+
 impl Realities {
     /// Places that differ between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a Place> {
@@ -82,10 +96,7 @@ impl Digest for Realities {
             let real = match same {
                 Some(same) => same.clone(),
                 None => {
-                    // Manifests of jobs are JSON; others are not ours to understand.
-                    let made = entry.value.starts_with(b"{").then_some(&entry.value);
-                    let made = made.and_then(|made| serde_json::from_slice(made).ok());
-                    let mark = made.map(|WithMark { job }| job);
+                    let mark = mark_in(&entry.value);
                     let hash = content_hash(&entry.value);
                     Arc::new(Real { index: entry.modify_index, hash, mark })
                 }
@@ -175,6 +186,8 @@ struct Book {
     index: Index,
     statuses: BTreeMap<Namespaced, (Index, JobStatus)>,
     groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
+    /// Jobs whose status is there and cannot be understood.
+    unreadable: BTreeSet<Namespaced>,
 }
 
 /// The name under which farms know a job.
@@ -217,26 +230,6 @@ pub struct JobWorld {
     bells: Mutex<Bells>,
 }
 
-/// An intent's ModifyIndex and the hash of its manifest.
-pub type Intended = Option<(Index, u64)>;
-
-/// The pods of a job, as they stand.
-#[derive(Debug, Default)]
-pub struct Pods {
-    /// Those of this job.
-    pub own: Vec<PodSeen>,
-    /// The manifests' hashes, for [`Known`].
-    pub intents: BTreeMap<Place, (Labelled, Intended)>,
-    /// Members that are real and no longer wanted, on nodes that can be heard.
-    pub leaving: BTreeMap<Slot, u32>,
-    /// Pods of an older job of the name.
-    pub orphans: BTreeMap<Place, (Labelled, Intended)>,
-    /// Pods of the name that are nobody's, with what is intended there.
-    pub free: BTreeMap<Place, (Arc<Free>, Intended)>,
-    /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
-    pub astray: BTreeMap<Place, Arc<Astray>>,
-}
-
 impl JobWorld {
     /// The trees, not yet read.
     #[must_use]
@@ -276,28 +269,34 @@ impl JobWorld {
         let statuses = self.reader.list(&key::job_statuses(), Query::CONSISTENT).await?;
         let groups = self.reader.list(&key::pod_groups(), Query::CONSISTENT).await?;
         self.catch_up().await?;
-        let status = |entry: &Entry| {
-            let id = key::namespaced(&key::job_statuses(), &entry.key)?;
-            let status = JobStatus::decode(&entry.value).unwrap_or_default();
-            Some((id, (entry.modify_index, status)))
-        };
+        let mut unreadable = BTreeSet::new();
+        let mut known = BTreeMap::new();
+        for entry in &statuses.value {
+            let Some(id) = key::namespaced(&key::job_statuses(), &entry.key) else { continue };
+            match JobStatus::decode(&entry.value) {
+                Ok(status) => drop(known.insert(id, (entry.modify_index, status))),
+                Err(_) => drop(unreadable.insert(id)),
+            }
+        }
         let group = |entry: &Entry| {
             let id = key::namespaced(&key::pod_groups(), &entry.key)?;
             Some((id, (entry.modify_index, PodGroupRecord::decode(&entry.value).ok())))
         };
         *self.book() = Book {
             index: statuses.index.min(groups.index).max(Index(1)),
-            statuses: statuses.value.iter().filter_map(status).collect(),
+            statuses: known,
             groups: groups.value.iter().filter_map(group).collect(),
+            unreadable,
         };
         Ok(())
     }
 
-    /// What stands of a job since the last [`JobWorld::prepare`]; given out once. `None`: that failed.
+    /// What stands of a job since the last [`JobWorld::prepare`]; given out once. `None`: that failed, or it is to be
+    /// read again because it was not understood.
     #[must_use]
     pub fn take_page(&self, id: &Namespaced) -> Option<Page> {
         let mut book = self.book();
-        (book.index > Index::ZERO).then(|| Page {
+        (book.index > Index::ZERO && !book.unreadable.contains(id)).then(|| Page {
             status: book.statuses.remove(id).unwrap_or_default(),
             group: book.groups.remove(id).unwrap_or_default(),
         })
@@ -306,12 +305,19 @@ impl JobWorld {
     /// Reads a job's status and group now.
     ///
     /// # Errors
-    /// Any [`StoreError`].
-    pub async fn read_page(&self, id: &Namespaced) -> Result<Page, StoreError> {
-        let status = self.reader.get(&key::job_status(id), Query::CONSISTENT).await?.value;
+    /// Any [`StoreError`]; a status that cannot be understood is the record's fault. It is not taken for none: what it
+    /// counted would be forgotten, and a job that is done would run again.
+    pub async fn read_page(&self, id: &Namespaced) -> Result<Page, ReconcileError> {
+        let key = key::job_status(id);
+        let status = self.reader.get(&key, Query::CONSISTENT).await?.value;
         let group = self.reader.get(&key::pod_group(id), Query::CONSISTENT).await?.value;
-        let status = status
-            .map(|entry| (entry.modify_index, JobStatus::decode(&entry.value).unwrap_or_default()));
+        let understood = |entry: Entry| match JobStatus::decode(&entry.value) {
+            Ok(status) => Ok((entry.modify_index, status)),
+            Err(error) => Err(ReconcileError::Record(format!(
+                "{key} cannot be understood ({error}): mend it, or delete it to have the job begin anew"
+            ))),
+        };
+        let status = status.map(understood).transpose()?;
         let group =
             group.map(|entry| (entry.modify_index, PodGroupRecord::decode(&entry.value).ok()));
         Ok(Page { status: status.unwrap_or_default(), group: group.unwrap_or_default() })
@@ -349,9 +355,15 @@ impl JobWorld {
             && known.removed.values().all(|(_, at)| Instant::now() >= *at + UNSEEN)
     }
 
-    /// The pods that carry a job's name, as they stand.
+    /// The pods that carry a job's name, as they stand. `job`: what it says, if anybody knows.
     #[must_use]
-    pub fn pods_of(&self, id: &Namespaced, uid: JobUid, known: &Known) -> Pods {
+    pub fn pods_of(
+        &self,
+        id: &Namespaced,
+        uid: JobUid,
+        known: &Known,
+        job: Option<&JobSpec>,
+    ) -> Pods {
         let labels = self.pods.seen();
         let intents = self.nodes.intents.seen();
         let realities = self.realities.seen();
@@ -382,7 +394,7 @@ impl JobWorld {
                     self.adopted().insert(place.clone(), id.clone());
                 }
                 let fresh = known.fresh.get(&place);
-                pods.own.push(self.seen(&place, &labelled, intent, &realities.value, fresh));
+                pods.own.push(self.seen(&place, &labelled, intent, &realities.value, (fresh, job)));
                 pods.intents.insert(place, (labelled, intent));
             } else {
                 pods.orphans.insert(place, (labelled, intent));
@@ -391,7 +403,11 @@ impl JobWorld {
         let heard = |node: &NodeName| self.nodes.standing(node) != Standing::Down;
         for place in realities.value.by_job.get(id).into_iter().flatten() {
             let mark = realities.value.places[place].mark.as_ref();
-            let Some(mark) = mark.filter(|mark| mark.uid == uid) else { continue };
+            let Some(mark) = mark else { continue };
+            if mark.uid != uid {
+                pods.older |= heard(&place.node);
+                continue;
+            }
             if !pods.intents.contains_key(place) && heard(&place.node) {
                 *pods.leaving.entry(mark.slot.clone()).or_default() += 1;
             }
@@ -437,7 +453,7 @@ impl JobWorld {
         labelled: &Labelled,
         intent: Intended,
         realities: &Realities,
-        fresh: Option<&Fresh>,
+        (fresh, job): (Option<&Fresh>, Option<&JobSpec>),
     ) -> PodSeen {
         let standings = self.standings.seen();
         let fresh = fresh.filter(|fresh| fresh.counts(&standings));
@@ -453,6 +469,8 @@ impl JobWorld {
             _ => PodStanding::default(),
         };
         let mark = &labelled.mark;
+        let task = job.and_then(|job| Some((job, job.task(&mark.slot.task)?)));
+        let container = task.and_then(|(job, task)| operator::counting_container(job, task));
         PodSeen {
             slot: mark.slot.clone(),
             node: place.node.clone(),
@@ -462,7 +480,7 @@ impl JobWorld {
             intent: intent.map(|(index, _)| index),
             phase: standing.phase,
             ready: standing.ready,
-            exit_code: standing.exit_code,
+            exit_code: standing.exit_code(container),
             restarts: standing.restarts,
             lost: self.nodes.standing(&place.node) == Standing::Down && !standing.phase.has_ended(),
             message: standing.message,

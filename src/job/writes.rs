@@ -178,7 +178,8 @@ pub fn place_of(id: &Namespaced, pod: &PodSeen) -> Option<Place> {
 }
 
 /// The PodGroup that a job wants, with what has become of its members. So many of them have their place (`placed`): those
-/// whose pods are yet to be made, again or for the first time, keep it.
+/// whose pods are yet to be made, again or for the first time, keep it. Those that the job wants no more keep it until
+/// their pods are gone: `there` is the highest number of each task of which there is one.
 #[must_use]
 pub fn group_of(
     id: &Namespaced,
@@ -186,15 +187,21 @@ pub fn group_of(
     job: &JobSpec,
     plan: &Plan,
     placed: usize,
+    there: &BTreeMap<&str, u32>,
 ) -> PodGroupRecord {
+    let replicas = |task: &Task| {
+        let there = there.get(task.name.as_str()).map_or(0, |most| most.saturating_add(1));
+        task.replicas.max(there)
+    };
+    let tasks = || job.tasks.iter().filter(|task| replicas(task) > 0);
     let needed: u32 = job.tasks.iter().map(Task::needed).sum();
     let min_task_member = match job.min_available >= needed {
-        true => job.tasks.iter().map(|task| (task.lower_name(), task.needed())).collect(),
+        true => tasks().map(|task| (task.lower_name(), task.needed())).collect(),
         false => BTreeMap::new(),
     };
-    let tasks = job.tasks.iter().filter(|task| task.replicas > 0).map(|task| group::Task {
+    let tasks = tasks().map(|task| group::Task {
         name: task.lower_name(),
-        replicas: task.replicas,
+        replicas: replicas(task),
         resources: amounts(&task.template.resources()),
         node_selector: task.template.node_selector.to_string(),
     });

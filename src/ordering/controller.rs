@@ -52,6 +52,8 @@ pub struct OrderingController {
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     chain: (Index, SchedulerStatus),
     groups: Book,
+    /// Groups whose status is there and cannot be understood: what they hold is not known, so nobody touches them.
+    unreadable: BTreeSet<GroupId>,
     queues: QueueBook,
     since: Timestamp,
     /// What is known may be older than what was last written: it is read before the next plan.
@@ -92,6 +94,7 @@ impl OrderingController {
             floor,
             chain: (Index::ZERO, SchedulerStatus::default()),
             groups: Book::new(),
+            unreadable: BTreeSet::new(),
             queues: QueueBook::new(),
             since,
             behind: true,
@@ -114,21 +117,32 @@ impl OrderingController {
         });
         let prefix = key::pod_group_statuses();
         let groups = reader.list(&prefix, Query::CONSISTENT).await?.value;
-        self.groups = groups
-            .into_iter()
-            .filter_map(|entry| {
-                let id = key::namespaced(&prefix, &entry.key)?;
-                // One that cannot be read is written anew; what it had promised is found by nobody but its nodes.
-                let status = PodGroupStatus::decode(&entry.value).unwrap_or_default();
-                Some((id, Known { index: entry.modify_index, status: Arc::new(status) }))
-            })
-            .collect();
+        self.groups.clear();
+        let mut unreadable = BTreeSet::new();
+        for entry in groups {
+            let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
+            match PodGroupStatus::decode(&entry.value) {
+                Ok(status) => {
+                    let known = Known { index: entry.modify_index, status: Arc::new(status) };
+                    self.groups.insert(id, known);
+                }
+                Err(error) => {
+                    if !self.unreadable.contains(&id) {
+                        warn!(alert = true, key = entry.key, %error,
+                            "the group's status cannot be understood: it is left alone until that is mended");
+                    }
+                    unreadable.insert(id);
+                }
+            }
+        }
+        self.unreadable = unreadable;
         let prefix = key::queue_statuses();
         let queues = reader.list(&prefix, Query::CONSISTENT).await?.value;
         self.queues = queues
             .into_iter()
             .filter_map(|entry| {
                 let name = prefix.tail(&entry.key)?.parse().ok()?;
+                // Its counters are counted anew; nothing else of it is worth keeping.
                 let status = QueueStatus::decode(&entry.value).unwrap_or_default();
                 Some((name, (entry.modify_index, status)))
             })
@@ -202,6 +216,7 @@ impl OrderingController {
             queues: &queues_view,
             groups: &groups.value.0,
             statuses: &self.groups,
+            unreadable: &self.unreadable,
             fleet: &fleet,
             down: &self.floor.world.down_nodes(),
             may_forget: groups.suspicion.is_none(),
@@ -359,25 +374,40 @@ impl OrderingController {
     /// command is consumed in the same transaction. `None`: there is none.
     async fn obey(&mut self, look: &Look) -> Result<Option<Next>, ReconcileError> {
         let (commands, queues) = (self.floor.commands.seen(), self.floor.queues.seen());
+        let may_drop = self.is_default() && queues.suspicion.is_none();
         let mine = commands.value.queues.iter().find_map(|(name, pending)| {
-            let (stored, pending) = (queues.value.0.get(name)?, pending.first()?);
-            let is_mine = look.queues.scheduler(name) == self.me;
-            is_mine.then_some((name, stored, pending, stored.record.as_ref().ok()?))
+            let pending = pending.first()?;
+            match queues.value.0.get(name) {
+                None => may_drop.then_some((name, pending, None)),
+                Some(stored) => {
+                    let is_mine = look.queues.scheduler(name) == self.me;
+                    is_mine.then_some((name, pending, Some((stored, stored.record.as_ref().ok()?))))
+                }
+            }
         });
-        let Some((name, stored, pending, record)) = mine else { return Ok(None) };
+        let Some((name, pending, there)) = mine else { return Ok(None) };
         let (command, key) = (key::command(pending.id), key::queue(name));
+        let consumed = vec![
+            Op::CheckIndex { key: command.clone(), index: pending.index },
+            Op::Delete { key: command },
+        ];
+        let Some((stored, record)) = there else {
+            warn!(queue = %name, "there is no such queue: the command is dropped");
+            let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
+            return self.obeyed(look, ops, None).await.map(Some);
+        };
         let mut wanted = record.clone();
         match pending.command.action {
+            _ if pending.index < stored.created => {
+                warn!(queue = %name, "the queue was made after the command, which is dropped")
+            }
             Action::OpenQueue => wanted.spec.state = Desired::Open,
             Action::CloseQueue => wanted.spec.state = Desired::Closed,
             other => {
                 warn!(queue = %name, action = %other, "no queue does that: the command is dropped")
             }
         }
-        let mut ops = vec![
-            Op::CheckIndex { key: command.clone(), index: pending.index },
-            Op::Delete { key: command },
-        ];
+        let mut ops = consumed;
         let is_change = wanted != *record;
         let details = is_change.then(|| {
             let by = pending.command.issued_by.clone();
@@ -394,15 +424,24 @@ impl OrderingController {
             true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
             false => Op::CheckIndex { key, index: stored.index },
         });
+        self.obeyed(look, ops, details).await.map(Some)
+    }
+
+    async fn obeyed(
+        &mut self,
+        look: &Look,
+        ops: Vec<Op>,
+        details: Option<Details>,
+    ) -> Result<Next, ReconcileError> {
         let written = self.commit(look.record_index, ops, details).await?;
         let read = (self.floor.queues.read_now(), self.floor.commands.read_now());
         let (queues, commands) = futures_util::future::join(read.0, read.1).await;
         queues?;
         commands?;
-        Ok(Some(match written {
+        Ok(match written {
             Written::Applied(_) => Next::After(Duration::ZERO),
             Written::Refused => self.after_refusal(),
-        }))
+        })
     }
 
     /// Writes the scheduler's own status alone.

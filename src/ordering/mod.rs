@@ -34,6 +34,8 @@ pub mod queues;
 pub mod settle;
 pub mod spec;
 pub mod status;
+#[cfg(test)]
+mod waiting_tests;
 pub mod world;
 pub mod writes;
 

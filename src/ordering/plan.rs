@@ -18,6 +18,7 @@ use crate::ids::{NodeName, ObjectName, QueueName};
 use crate::pod_group::machine::{Order, Seen, next};
 use crate::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use crate::queue::amounts::Amounts;
 use crate::queue::spec::Strategy;
 use crate::queue::status::Waiting;
 use crate::schedule::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
@@ -39,6 +40,8 @@ pub struct Observed<'a> {
     pub groups: &'a StoredGroups,
     /// Their statuses.
     pub statuses: &'a Book,
+    /// Groups whose status cannot be understood: they are left alone, with whatever they hold.
+    pub unreadable: &'a BTreeSet<GroupId>,
     /// The nodes that it may use.
     pub fleet: &'a Fleet,
     /// Nodes that are down: members that have no pod want another place than there.
@@ -119,6 +122,14 @@ pub(super) fn shape(spec: &PodGroupSpec, counts: &Counts<'_>) -> Shape {
         (count, task.node_selector.clone(), task.resources.to_string())
     });
     tasks.filter(|(count, ..)| *count > 0).collect()
+}
+
+/// What a waiting group of a single pod asks for; `None`: it is no such group.
+fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
+    match &c.record.spec.tasks[..] {
+        [task] if task.replicas == 1 && !c.admitted => Some((&task.node_selector, &task.resources)),
+        _ => None,
+    }
 }
 
 /// A pass under way.
@@ -218,7 +229,7 @@ impl<'a> Pass<'a> {
                 at += 1;
                 continue;
             }
-            let run = self.run(&candidates[at..]);
+            let run = if self.is_hopeless(candidate) { 1 } else { self.run(&candidates[at..]) };
             at += if run > 1 {
                 self.admit_run(&candidates[at..at + run])
             } else {
@@ -250,15 +261,18 @@ impl<'a> Pass<'a> {
         Some((Reason::BehindInQueue, format!("{first} goes first")))
     }
 
+    /// Whether one look tells that a single pod does not fit now: then those behind it need not be counted.
+    fn is_hopeless(&self, c: &Candidate<'a>) -> bool {
+        let counts = c.record.spec.all();
+        let charge = || c.record.spec.charge(&counts);
+        single(c).is_some()
+            && (self.no_room.contains_key(&shape(&c.record.spec, &counts))
+                || self.seen.queues.fits(&self.plan.usage, &c.queue, &charge()).is_err())
+    }
+
     /// How many of the first candidates are single pods that differ in nothing but their names: they are placed with
     /// one question.
     fn run(&self, candidates: &[Candidate<'a>]) -> usize {
-        let single = |c: &Candidate<'a>| match &c.record.spec.tasks[..] {
-            [task] if task.replicas == 1 && !c.admitted => {
-                Some((task.node_selector.clone(), task.resources.clone()))
-            }
-            _ => None,
-        };
         let first = &candidates[0];
         let Some(wanted) = single(first) else { return 0 };
         let alike = |c: &&Candidate<'a>| {
@@ -266,7 +280,7 @@ impl<'a> Pass<'a> {
             c.queue == first.queue
                 && c.record.spec.hold.is_none()
                 && !c.known.is_some_and(waits)
-                && single(c).as_ref() == Some(&wanted)
+                && single(c) == Some(wanted)
         };
         let most = self.seen.bounds.placed - self.placed;
         candidates.iter().take(most).take_while(alike).count()

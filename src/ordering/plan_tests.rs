@@ -37,6 +37,7 @@ pub(super) struct World {
     pub(super) index: u64,
     pub(super) bounds: Bounds,
     pub(super) down: BTreeSet<NodeName>,
+    pub(super) unreadable: BTreeSet<GroupId>,
 }
 
 impl World {
@@ -60,6 +61,7 @@ impl World {
             index: 10,
             bounds: Bounds { placed: 100, nodes: 50 },
             down: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
         };
         world.queue("default", json!({}));
         world
@@ -73,7 +75,7 @@ impl World {
     pub(super) fn queue(&mut self, name: &str, spec: Value) {
         let record = QueueRecord::decode(json!({"spec": spec}).to_string().as_bytes());
         let index = self.next_index();
-        self.queues.insert(queue(name), Arc::new(StoredQueue { index, record }));
+        self.queues.insert(queue(name), Arc::new(StoredQueue { index, created: index, record }));
     }
 
     pub(super) fn group(&mut self, name: &str, spec: Value) {
@@ -105,6 +107,7 @@ impl World {
             queues: &Queues::of(&self.queues),
             groups: &self.groups,
             statuses: &self.book,
+            unreadable: &self.unreadable,
             fleet: &self.fleet,
             down: &self.down,
             may_forget: true,

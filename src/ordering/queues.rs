@@ -18,6 +18,8 @@ use crate::store::Index;
 pub struct StoredQueue {
     /// ModifyIndex.
     pub index: Index,
+    /// CreateIndex.
+    pub created: Index,
     /// What it says, or why that cannot be told.
     pub record: Result<QueueRecord, BadField>,
 }

@@ -47,7 +47,9 @@ impl<'a> Pass<'a> {
                 },
             }
         }
-        for (id, group) in seen.groups.iter().filter(|(id, _)| !seen.statuses.contains_key(*id)) {
+        let is_new =
+            |id: &GroupId| !seen.statuses.contains_key(id) && !seen.unreadable.contains(id);
+        for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
             match &group.record {
                 Ok(record) if self.orders(&record.spec.queue) => {
                     candidates.push(self.candidate(id, group, record, None));
@@ -68,9 +70,10 @@ impl<'a> Pass<'a> {
         for (node, room) in self.seen.fleet.rooms.iter() {
             for (pod, allocation) in &room.promised.pods {
                 let group = group_of(&allocation.owner);
-                let Some(id) = group.filter(|id| !self.seen.statuses.contains_key(id)) else {
-                    continue;
+                let is_leak = |id: &GroupId| {
+                    !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
                 };
+                let Some(id) = group.filter(is_leak) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.amounts());
                 leaks.entry(id).or_default().push(Member { node, pod, want });
             }
@@ -499,7 +502,11 @@ impl<'a> Pass<'a> {
         if after != *known.status {
             let mut change = Change::of_status(id, Some(known), after);
             change.release = lost;
+            let gives_back = !change.release.is_empty();
             self.plan.changes.push(change);
+            if gives_back {
+                self.as_seen(id);
+            }
         }
     }
 

@@ -30,7 +30,8 @@ impl Digest for QueueTree {
                 Some(same) if same.index == entry.modify_index => Some((name, same.clone())),
                 _ => {
                     let record = QueueRecord::decode(&entry.value);
-                    Some((name, Arc::new(StoredQueue { index: entry.modify_index, record })))
+                    let (index, created) = (entry.modify_index, entry.create_index);
+                    Some((name, Arc::new(StoredQueue { index, created, record })))
                 }
             }
         };

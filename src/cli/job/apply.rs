@@ -161,7 +161,8 @@ async fn queues(console: &Console) -> anyhow::Result<Queues> {
     let stored = |entry: Entry| {
         let name = key::queues().tail(&entry.key)?.parse().ok()?;
         let record = QueueRecord::decode(&entry.value);
-        Some((name, Arc::new(StoredQueue { index: entry.modify_index, record })))
+        let (index, created) = (entry.modify_index, entry.create_index);
+        Some((name, Arc::new(StoredQueue { index, created, record })))
     };
     Ok(Queues::of(&listed.into_iter().filter_map(stored).collect()))
 }
@@ -338,7 +339,7 @@ fn text(row: &Row) -> String {
         text.push_str(&format!("  starts with {} members, in queue {}\n", row.needed, row.queue));
     }
     for warning in &row.warnings {
-        text.push_str(&format!("  not honoured: {warning}\n"));
+        text.push_str(&format!("  note: {warning}\n"));
     }
     text
 }

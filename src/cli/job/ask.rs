@@ -10,6 +10,7 @@ use crate::command::{Action, Command, Target};
 use crate::ids::Namespaced;
 use crate::job::machine::JobPhase;
 use crate::job::spec::Framework;
+use crate::job::status::Reason;
 use crate::store::{Index, Op, key};
 
 /// Of which job, and why.
@@ -85,11 +86,7 @@ async fn issue(
     task: Option<String>,
     index: Option<u32>,
 ) -> anyhow::Result<Exit> {
-    let phase = found.status.as_ref().map(|status| status.state.phase);
-    if let Some(phase) = phase.filter(|phase| phase.is_final()) {
-        let why = format!("{} is {phase}: nothing leads on from there", found.id);
-        return Err(failure(why, "delete it and apply it again"));
-    }
+    may_ask(found, Some(action))?;
     let id = console.ids.ordered_uuid(console.now());
     let job = found.id.clone();
     let target = Target::Job { job: job.clone(), uid: Some(found.uid()), task, index };
@@ -112,6 +109,38 @@ async fn issue(
     let shown = json!({"job": found.id, "command": id, "action": action});
     console.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
     Ok(Exit::Ok)
+}
+
+/// Whether the job's owner would do anything about it; `None`: about a suspension.
+fn may_ask(found: &Found, action: Option<Action>) -> anyhow::Result<()> {
+    if let Err(problems) = &found.read {
+        let why = format!("no farm can work on {}: {}", found.id, problems[0]);
+        return Err(failure(why, "mend the record first"));
+    }
+    let Some(status) = &found.status else { return Ok(()) };
+    let phase = status.state.phase;
+    let is = |why: &str| format!("{} is {phase}: {why}", found.id);
+    if phase.is_final() {
+        return Err(failure(is("nothing leads on from there"), "delete it and apply it again"));
+    }
+    let has_seen = status.observed_index == found.entry.modify_index;
+    if has_seen && status.state.reason == Reason::ShapeChanged.to_string() {
+        let why = format!("nobody works on {}: {}", found.id, status.state.message);
+        return Err(failure(why, format!("see it: rcfarm job get {}", found.id)));
+    }
+    let goes_on = [Action::AbortJob, Action::ResumeJob, Action::TerminateJob];
+    match phase {
+        JobPhase::Aborting | JobPhase::Aborted
+            if action.is_some_and(|action| !goes_on.contains(&action)) =>
+        {
+            let hint = format!("have it go on first: rcfarm job resume {}", found.id);
+            Err(failure(is("nothing is restarted or completed"), hint))
+        }
+        JobPhase::Completing | JobPhase::Terminating => {
+            Err(failure(is("nothing changes that any more"), "wait until it has ended"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
@@ -142,13 +171,8 @@ pub(super) async fn resume(console: &Console, args: &AskArgs) -> anyhow::Result<
 }
 
 async fn set_suspend(console: &Console, found: &Found, suspend: bool) -> anyhow::Result<Exit> {
-    let framework = match &found.read {
-        Ok(read) => read.spec.framework,
-        Err(problems) => {
-            let why = format!("no farm can work on {}: {}", found.id, problems[0]);
-            return Err(failure(why, "mend the record first"));
-        }
-    };
+    may_ask(found, None)?;
+    let framework = found.read.as_ref().map_or(Framework::Volcano, |read| read.spec.framework);
     let mut document = found.document.clone();
     let in_policy = document.pointer("/spec/runPolicy/suspend").is_some();
     let spec = &mut document["spec"];

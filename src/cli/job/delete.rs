@@ -12,6 +12,8 @@ use crate::cli::console::{Committed, Console};
 use crate::cli::failure::{Exit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::ids::Namespaced;
+use crate::job::world::made_for;
+use crate::pod_group::spec::PodGroupRecord;
 use crate::store::{Op, Query, key};
 
 /// Which, and how long to wait.
@@ -33,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
     let id = &args.job;
     if console.get(&key::job(id)).await?.is_none() {
-        return sweep(console, id).await;
+        return sweep(console, args).await;
     }
     let found = find(console, id).await?;
     mark(console, &found).await?;
@@ -91,10 +93,16 @@ async fn gone(console: &Console, found: &Found, timeout: Duration) -> anyhow::Re
 }
 
 /// What a job left behind whose record was deleted by hand: pods, status, group.
-async fn sweep(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+async fn sweep(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+    let id = &args.job;
     let left = pods(console, id).await?;
     let status = console.get(&key::job_status(id)).await?;
-    let group = console.get(&key::pod_group(id)).await?;
+    // One that a person made under this name is no job's.
+    let group = console.get(&key::pod_group(id)).await?.filter(|entry| {
+        let record = PodGroupRecord::decode(&entry.value).ok();
+        let owner = record.and_then(|record| record.spec.owner);
+        owner.is_some_and(|o| o.kind == "Job" && o.name == id.name.as_str())
+    });
     if left.is_empty() && status.is_none() && group.is_none() {
         return Err(failure(
             format!("there is no job {id}"),
@@ -105,6 +113,9 @@ async fn sweep(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
     for batch in left.chunks((console.limits.ops - 4) / 3) {
         let ops = batch.iter().flat_map(remove).collect();
         commit(console, id, ops).await?;
+    }
+    if group.is_some() {
+        stopped(console, args).await?;
     }
     let rest = [status, group].into_iter().flatten();
     let ops = rest.filter_map(|entry| {
@@ -117,6 +128,26 @@ async fn sweep(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
         .out
         .show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))?;
     Ok(Exit::Ok)
+}
+
+/// Waits until no node has a pod of the job any more: with its group goes the promise of their room.
+async fn stopped(console: &Console, args: &DeleteArgs) -> anyhow::Result<()> {
+    let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
+    let mut progress = Progress::default();
+    loop {
+        let real = console.store.list(&key::realities(), Query::PLAIN).await?.value;
+        let of_job = real.iter().filter(|entry| made_for(&entry.value).as_ref() == Some(&args.job));
+        let count = of_job.count();
+        if count == 0 {
+            return Ok(());
+        }
+        progress.say(&format!("{count} pods are still being stopped"));
+        if Instant::now() >= give_up {
+            let why = format!("{}: {count} of its pods are still being stopped", args.job);
+            return Err(failure(why, "their room stays promised; run the command again"));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 fn remove(pod: &Pod) -> [Op; 3] {

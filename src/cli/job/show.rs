@@ -9,6 +9,7 @@ use crate::cli::output::{age, fields, or_dash};
 use crate::cli::pod;
 use crate::ids::Namespaced;
 use crate::job::form::Remark;
+use crate::job::operator::counting_container;
 use crate::job::pod_status::stands;
 use crate::job::spec::JobSpec;
 use crate::job::status::JobStatus;
@@ -92,7 +93,10 @@ struct Leaf {
     message: String,
 }
 
-fn leaf(pod: &Pod) -> Leaf {
+fn leaf(found: &Found, pod: &Pod) -> Leaf {
+    let spec = found.read.as_ref().ok().map(|read| &read.spec);
+    let task = spec.and_then(|spec| Some((spec, spec.task(&pod.mark.slot.task)?)));
+    let container = task.and_then(|(spec, task)| counting_container(spec, task));
     let standing = pod.status.as_ref().map(stands);
     Leaf {
         pod: pod.place.pod.to_string(),
@@ -100,7 +104,7 @@ fn leaf(pod: &Pod) -> Leaf {
         version: pod.mark.version,
         attempt: pod.mark.attempt,
         phase: standing.as_ref().map_or("Pending".to_owned(), |s| format!("{:?}", s.phase)),
-        exit_code: standing.as_ref().and_then(|standing| standing.exit_code),
+        exit_code: standing.as_ref().and_then(|standing| standing.exit_code(container)),
         restarts: standing.as_ref().map_or(0, |standing| standing.restarts),
         message: standing.map(|standing| standing.message).unwrap_or_default(),
     }
@@ -114,12 +118,12 @@ pub(super) async fn tree(console: &Console, id: &Namespaced) -> anyhow::Result<E
         Err(_) => Vec::new(),
     };
     let of = |task: &str| -> Vec<Leaf> {
-        pods.iter().filter(|pod| pod.mark.slot.task == task).map(leaf).collect()
+        pods.iter().filter(|pod| pod.mark.slot.task == task).map(|pod| leaf(&found, pod)).collect()
     };
     let astray: Vec<Leaf> = pods
         .iter()
         .filter(|pod| !tasks.iter().any(|(task, _)| *task == pod.mark.slot.task))
-        .map(leaf)
+        .map(|pod| leaf(&found, pod))
         .collect();
     let all: Vec<_> = tasks.iter().map(|(task, n)| (task, n, of(task))).collect();
     let shown = json!({
@@ -264,7 +268,7 @@ pub(super) async fn logs(console: &Console, args: LogsArgs) -> anyhow::Result<Ex
     let mut pods = pods(console, &args.job).await?;
     pods.retain(|pod| {
         pod.mark.uid.0 == found.uid()
-            && args.task.as_ref().is_none_or(|task| pod.mark.slot.task == *task)
+            && args.task.as_ref().is_none_or(|task| pod.mark.slot.task.eq_ignore_ascii_case(task))
             && args.index.is_none_or(|index| pod.mark.slot.index == index)
     });
     let names: Vec<String> = pods.iter().map(|pod| pod.mark.slot.to_string()).collect();

@@ -40,7 +40,8 @@ pub(super) async fn look(console: &Console) -> anyhow::Result<Look> {
         .iter()
         .map(|(name, entry)| {
             let record = QueueRecord::decode(&entry.value);
-            (name.clone(), Arc::new(StoredQueue { index: entry.modify_index, record }))
+            let (index, created) = (entry.modify_index, entry.create_index);
+            (name.clone(), Arc::new(StoredQueue { index, created, record }))
         })
         .collect();
     let queues = Queues::of(&stored);

@@ -344,6 +344,8 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut Fields<'_>, remarks: &mut R
         }
     }
     if !entries.is_empty() {
+        let why = "a job waits until its members have a place, and is charged what they ask for; it is passed over";
+        remarks.warning(scheduling.at("minResources"), why);
         job.min_resources = Some(wanted);
     }
 }
@@ -373,6 +375,15 @@ pub fn shape(document: &Value) -> u64 {
         drop_from(map);
         if let Some(policy) = map.get_mut("runPolicy").and_then(Value::as_object_mut) {
             drop_from(policy);
+            let scheduling = policy.get_mut("schedulingPolicy").and_then(Value::as_object_mut);
+            if let Some(scheduling) = scheduling {
+                for name in ["minAvailable", "priorityClass"] {
+                    scheduling.remove(name);
+                }
+                if scheduling.is_empty() {
+                    policy.remove("schedulingPolicy");
+                }
+            }
         }
         map.retain(|name, value| {
             name != "runPolicy" || value.as_object().is_some_and(|m| !m.is_empty())

@@ -218,15 +218,16 @@ fn container(path: String, value: &Value, remarks: &mut Remarks) -> Container {
         remarks.problem(fields.at("command"), why);
     }
     command.extend(fields.texts("args", remarks));
+    let ports = ports(&mut fields, remarks);
     let container = Container {
         name,
         command: command.iter().map(|word| variables(word)).collect(),
         env: env(&mut fields, remarks),
         cwd: fields.text("workingDir", remarks).map(str::to_owned),
-        ports: ports(&mut fields, remarks),
+        health: health(&mut fields, &ports, remarks),
+        ports,
         requests: Resources::default(),
         limits: Resources::default(),
-        health: health(&mut fields, remarks),
     };
     let (requests, limits) = resources(&mut fields, remarks);
     mounts(&mut fields, remarks);
@@ -414,7 +415,11 @@ fn amounts(
 }
 
 /// A readiness probe in the manifest's form.
-fn health(fields: &mut Fields<'_>, remarks: &mut Remarks) -> Option<Value> {
+fn health(
+    fields: &mut Fields<'_>,
+    ports: &[(Option<String>, u16)],
+    remarks: &mut Remarks,
+) -> Option<Value> {
     let mut probe = fields.object("readinessProbe", remarks);
     if probe.is_empty() {
         return None;
@@ -422,15 +427,15 @@ fn health(fields: &mut Fields<'_>, remarks: &mut Remarks) -> Option<Value> {
     let mut check = serde_json::Map::new();
     let mut http = probe.object("httpGet", remarks);
     if !http.is_empty() {
-        let port = number_or_text(&mut http, "port");
-        let path = http.text("path", remarks).unwrap_or("/");
-        check.insert("http".to_owned(), json!(format!("http://127.0.0.1:{port}{path}")));
+        let port = probed(&mut http, ports, remarks);
+        let path = http.text("path", remarks).unwrap_or_default().trim_start_matches('/');
+        check.insert("http".to_owned(), json!(format!("http://127.0.0.1:{port}/{path}")));
         http.pass_over(&["scheme", "host", "httpHeaders"], NOT_HERE, remarks);
     }
     http.finish(remarks);
     let mut tcp = probe.object("tcpSocket", remarks);
     if !tcp.is_empty() {
-        let port = number_or_text(&mut tcp, "port");
+        let port = probed(&mut tcp, ports, remarks);
         check.insert("tcp".to_owned(), json!(format!("127.0.0.1:{port}")));
         tcp.pass_over(&["host"], NOT_HERE, remarks);
     }
@@ -440,6 +445,10 @@ fn health(fields: &mut Fields<'_>, remarks: &mut Remarks) -> Option<Value> {
         check.insert("exec".to_owned(), json!(exec.texts("command", remarks)));
     }
     exec.finish(remarks);
+    if check.len() != 1 {
+        let why = "it needs one of httpGet, tcpSocket and exec, and not two: it could never pass";
+        remarks.problem(fields.at("readinessProbe"), why);
+    }
     for (name, ours) in [("periodSeconds", "interval"), ("timeoutSeconds", "timeout")] {
         if let Some(seconds) = probe.number(name, 1, remarks) {
             check.insert(ours.to_owned(), json!(format!("{seconds}s")));
@@ -458,12 +467,21 @@ fn health(fields: &mut Fields<'_>, remarks: &mut Remarks) -> Option<Value> {
     Some(Value::Object(check))
 }
 
-fn number_or_text(fields: &mut Fields<'_>, name: &'static str) -> String {
-    match fields.take(name) {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => String::new(),
+/// The port of a check: a number, or the name of one of the container's.
+fn probed(fields: &mut Fields<'_>, ports: &[(Option<String>, u16)], remarks: &mut Remarks) -> u16 {
+    let port = match fields.take("port") {
+        Some(Value::String(name)) => {
+            let named = ports.iter().find(|(own, _)| own.as_ref() == Some(name));
+            named.map(|(_, port)| *port).or_else(|| name.parse().ok())
+        }
+        Some(number) => number.as_u64().and_then(|port| u16::try_from(port).ok()),
+        None => None,
+    };
+    if port.is_none_or(|port| port == 0) {
+        let why = "write a number from 1 to 65535, or the name of one of the container's ports";
+        remarks.problem(fields.at("port"), why);
     }
+    port.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -192,6 +192,13 @@ fn each_rule_of_admission_names_the_field_and_what_is_wrong() {
         ("/spec/tasks/0/name", json!("b-1"), "spec.tasks[1].name", "could have one name"),
         ("/spec/tasks/0/name", json!("x".repeat(63)), "spec.tasks[0]", "longer than 63"),
         ("/spec/tasks/0/replicas", json!(-1), "spec.tasks[0].replicas", "whole number"),
+        (
+            "/spec/tasks/0/replicas",
+            json!(2_000_000_000),
+            "spec.tasks[0].replicas",
+            "at most 100000",
+        ),
+        ("/spec/tasks/1/replicas", json!(99_999), "spec.tasks[1].replicas", "these make 100001"),
         ("/spec/tasks/0/replicas", json!("2"), "spec.tasks[0].replicas", "whole number"),
         (
             "/spec/tasks/0/minAvailable",
@@ -367,6 +374,14 @@ fn what_a_pod_template_asks_and_processes_cannot_give_is_refused_by_name() {
         ("resources", json!({"requests": {"cpu": "lots"}}), "resources.requests.cpu"),
         ("ports", json!([{"containerPort": 70_000}]), "ports[0].containerPort"),
         ("comand", json!(["a"]), "comand"),
+        ("readinessProbe", json!({"tcpSocket": {"port": "web"}}), "readinessProbe.tcpSocket.port"),
+        ("readinessProbe", json!({"httpGet": {"port": 0}}), "readinessProbe.httpGet.port"),
+        ("readinessProbe", json!({"periodSeconds": 5}), "readinessProbe"),
+        (
+            "readinessProbe",
+            json!({"tcpSocket": {"port": 80}, "exec": {"command": ["true"]}}),
+            "readinessProbe",
+        ),
     ] {
         let problems =
             bent(|document| set(document, &format!("{container}/{field}"), value.clone()))
@@ -382,6 +397,26 @@ fn what_a_pod_template_asks_and_processes_cannot_give_is_refused_by_name() {
     assert_eq!(fields(&empty.warnings), [format!("{at}.volumes[0].emptyDir")]);
     let claim = volume(json!({"name": "d", "persistentVolumeClaim": {"claimName": "x"}}));
     assert_eq!(fields(&claim.unwrap_err()), [format!("{at}.volumes[0].persistentVolumeClaim")]);
+}
+
+#[test]
+fn a_probe_may_name_a_port_of_its_container() {
+    let container = "/spec/tasks/0/template/spec/containers/0";
+    let named = bent(|document| {
+        let ports = json!([{"name": "web", "containerPort": 8080}]);
+        set(document, &format!("{container}/ports"), ports);
+        let probe = json!({"httpGet": {"port": "web", "path": "healthz"}});
+        set(document, &format!("{container}/readinessProbe"), probe);
+    });
+    let health = named.unwrap().spec.tasks[0].template.containers[0].health.clone().unwrap();
+    assert_eq!(health["http"], "http://127.0.0.1:8080/healthz");
+}
+
+#[test]
+fn what_a_scheduling_policy_says_in_vain_is_told() {
+    let policy = json!({"schedulingPolicy": {"minResources": {"cpu": 1}}});
+    let read = bent(|document| set(document, "/spec/runPolicy", policy)).unwrap();
+    assert_eq!(fields(&read.warnings), ["spec.runPolicy.schedulingPolicy.minResources"]);
 }
 
 #[test]
@@ -420,6 +455,30 @@ fn frameworks_have_rules_of_their_own() {
         ),
     );
     assert_eq!(fields(&problem(&elastic)), ["spec.elasticPolicy.minReplicas"]);
+    let absurd = format!(
+        "  pytorchReplicaSpecs: {{Master: {}, Worker: {}}}\n",
+        member(2_000_000_000, "pytorch"),
+        member(2_147_483_647, "pytorch")
+    );
+    let absurd = kubeflow("PyTorchJob", &absurd);
+    assert!(fields(&problem(&absurd)).contains(&"spec.pytorchReplicaSpecs.Master.replicas"));
+    let many = format!(
+        "  nprocPerNode: \"4000000000\"\n  pytorchReplicaSpecs: {{Master: {}, Worker: {}}}\n",
+        member(1, "pytorch"),
+        member(2, "pytorch")
+    );
+    let many = accepted(&kubeflow("PyTorchJob", &many)).spec;
+    let peer =
+        |_: &crate::job::spec::Slot| crate::job::operator::Peer { host: "h".into(), offset: 0 };
+    let cluster = crate::job::operator::Cluster { id: &id(), job: &many, peer: &peer };
+    let slot = crate::job::spec::Slot::new("Worker", 0);
+    let env = crate::job::operator::of(many.framework).environment(&cluster, &slot);
+    let size = env.iter().find(|variable| variable.name == "WORLD_SIZE").unwrap();
+    assert_eq!(size.value, u32::MAX.to_string(), "it is absurd, and nothing breaks");
+    let queue = "  runPolicy: {schedulingPolicy: {queue: a/b}}\n";
+    let queue = format!("{queue}  tfReplicaSpecs: {{Worker: {}}}\n", member(1, "tensorflow"));
+    let queue = kubeflow("TFJob", &queue);
+    assert_eq!(fields(&problem(&queue)), ["spec.runPolicy.schedulingPolicy.queue"]);
     let nothing = kubeflow("XGBoostJob", "  runPolicy: {}\n");
     assert_eq!(fields(&problem(&nothing)), ["spec.xgbReplicaSpecs"]);
 }
@@ -439,6 +498,9 @@ fn only_counts_and_times_may_change_once_a_job_runs() {
     assert!(with("/spec/suspend", json!(true)));
     assert!(with("/spec/runPolicy", json!({"suspend": true})));
     assert!(with("/metadata/labels", json!({})));
+    let policy = |policy: Value| with("/spec/runPolicy", json!({"schedulingPolicy": policy}));
+    assert!(policy(json!({"minAvailable": 2, "priorityClass": "5"})), "as Kubeflow has it");
+    assert!(!policy(json!({"queue": "other"})));
     assert!(!with("/spec/queue", json!("other")));
     assert!(!with("/spec/tasks/1/name", json!("w")));
     assert!(!with("/spec/tasks/1/policies", json!([])));

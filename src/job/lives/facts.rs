@@ -132,3 +132,50 @@ fn members_are_called_and_labelled_as_kubeflows_are() {
     assert!(!ps.contains_key("training.kubeflow.org/job-role"));
     assert_eq!(labels("Chief")["training.kubeflow.org/job-role"], "master");
 }
+
+#[test]
+fn f_a1_a_command_is_carried_out_whatever_the_policies_say() {
+    let mut life = volcano(&[task("a", 1)], policy("*", "TerminateJob"));
+    life.run();
+    let pod = life.pod("a", 0);
+    (pod.phase, pod.exit_code) = (PodPhase::Failed, Some(1));
+    assert_eq!(life.command(Action::AbortJob, None, None), P::Aborted);
+    assert!(!life.phases.contains(&P::Terminating));
+}
+
+#[test]
+fn f_a3_what_is_asked_of_another_job_of_the_name_is_a_sync() {
+    let mut life = volcano(&[task("a", 1)], json!({}));
+    life.run();
+    for (uid, then) in [(6, P::Running), (7, P::Terminated)] {
+        let job = life.id.clone();
+        let target = Target::Job { job, uid: Some(Index(uid)), task: None, index: None };
+        assert_eq!(life.give(Action::TerminateJob, target), then);
+    }
+}
+
+#[test]
+fn f_a4_what_happens_to_an_older_attempt_is_a_sync() {
+    let mut life = volcano(&[task("a", 1)], policy("PodFailed", "TerminateJob"));
+    life.run();
+    life.room = 0;
+    life.commands.push(Pending {
+        id: Uuid::from_u128(99),
+        index: Index(9),
+        command: Command {
+            action: Action::RestartJob,
+            target: Target::Job { job: life.id.clone(), uid: None, task: None, index: None },
+            reason: String::new(),
+            issued_by: String::new(),
+        }
+        .into(),
+    });
+    life.look();
+    assert_eq!((life.status.version, life.pods.len()), (1, 1), "the old one is still there");
+    let pod = life.pod("a", 0);
+    (pod.phase, pod.exit_code) = (PodPhase::Failed, Some(1));
+    life.look();
+    life.room = 100;
+    assert_eq!(life.run(), P::Running);
+    assert!(!life.phases.contains(&P::Terminating));
+}

@@ -30,6 +30,27 @@ fn suspend_is_declared_and_takes_everything_back() {
     assert!(life.status.start_time > first_start, "its time begins anew");
 }
 
+/// They would find an empty `MASTER_ADDR`.
+#[test]
+fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
+    let member = |n: u32| {
+        json!({"replicas": n, "template": {"spec": {"containers": [
+            {"name": "pytorch", "command": ["t"]}]}}})
+    };
+    let mut life = Life::new(json!({"kind": "PyTorchJob", "spec": {
+        "runPolicy": {"schedulingPolicy": {"minAvailable": 1}},
+        "pytorchReplicaSpecs": {"Master": member(1), "Worker": member(2)}}}));
+    life.homeless = Some(Slot::new("Master", 0));
+    life.settle();
+    assert!(life.made.is_empty());
+    life.homeless = Some(Slot::new("Worker", 1));
+    life.settle();
+    assert_eq!(life.slots(), ["master-0", "worker-0"]);
+    life.run();
+    life.end("Master", 0, 0);
+    assert_eq!(life.status.state.phase, P::Completed);
+}
+
 /// `kubeflow_common.md` §1.5, by what the pods were when the job ended.
 #[test]
 fn the_table_of_clean_pod_policies() {

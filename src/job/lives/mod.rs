@@ -18,7 +18,9 @@ use crate::job::machine::JobPhase;
 use crate::job::members::{FreePod, PodSeen};
 use crate::job::plan::{Create, Group, GroupStep, Observed, plan};
 use crate::job::spec::{JobSpec, JobUid, Slot};
-use crate::job::status::{ConditionType, JobStatus, PodPhase};
+use crate::job::status::{ConditionType, JobStatus, PodPhase, Reason};
+use crate::job::world::Pods;
+use crate::job::writes::group_of;
 use crate::store::Index;
 use crate::time::Timestamp;
 
@@ -42,6 +44,14 @@ struct Life {
     made: Vec<(Slot, u64, u32)>,
     finished: bool,
     room: usize,
+    /// What became of the group last.
+    step: GroupStep,
+    /// Pods of an older job of the name are still real.
+    older: bool,
+    /// A member that has no place.
+    homeless: Option<Slot>,
+    /// ModifyIndex of commands.
+    given_at: Index,
 }
 
 impl Life {
@@ -61,6 +71,10 @@ impl Life {
             made: Vec::new(),
             finished: false,
             room: 100,
+            step: GroupStep::Keep,
+            older: false,
+            homeless: None,
+            given_at: Index(9),
         }
     }
 
@@ -76,7 +90,8 @@ impl Life {
                 .tasks
                 .iter()
                 .flat_map(|task| (0..task.replicas).map(|index| Slot::new(&task.name, index)));
-            slots.map(|slot| (slot, "n1".parse().unwrap())).collect()
+            let placed = slots.filter(|slot| self.homeless.as_ref() != Some(slot));
+            placed.map(|slot| (slot, "n1".parse().unwrap())).collect()
         });
         self.group.places = places.filter(|_| self.group.exists);
         let mut leaving = BTreeMap::new();
@@ -92,6 +107,7 @@ impl Life {
             pods: &self.pods,
             leaving: &leaving,
             orphans: 0,
+            older: self.older,
             free: &self.free,
             astray: false,
             taken: &BTreeSet::new(),
@@ -101,13 +117,35 @@ impl Life {
             room: self.room,
             now: self.now,
         });
+        let exists = match plan.group {
+            GroupStep::Keep => true,
+            GroupStep::Leave => self.group.exists,
+            GroupStep::Delete => false,
+        };
         let busy = plan.status != self.status
             || !plan.create.is_empty()
             || !plan.remove.is_empty()
             || !plan.adopt.is_empty()
             || plan.consume.is_some()
-            || self.group.exists != (plan.group == GroupStep::Keep);
+            || self.group.exists != exists;
         assert!(plan.create.len() + plan.remove.len() <= self.room);
+        self.step = plan.group;
+        if plan.group == GroupStep::Keep {
+            let places = self.group.places.as_ref().map_or(0, BTreeMap::len);
+            let pods = Pods { own: self.pods.clone(), leaving, ..Pods::default() };
+            let uid = JobUid(Index(7));
+            let group = group_of(&self.id, uid, &job, &plan, places, &pods.highest());
+            for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
+                let held = |task: &crate::pod_group::spec::Task| {
+                    task.name == pod.slot.task.to_ascii_lowercase()
+                        && task.replicas > pod.slot.index
+                };
+                assert!(group.spec.tasks.iter().any(held), "{} has no place any more", pod.slot);
+            }
+            // A group of nobody is none.
+            let is_bad = !group.spec.tasks.is_empty() && !group.spec.check(&self.id).is_empty();
+            assert!(!is_bad, "{:?}", group.spec.check(&self.id));
+        }
         if plan.status.state.phase != self.status.state.phase || self.phases.is_empty() {
             self.phases.push(plan.status.state.phase);
         }
@@ -133,8 +171,8 @@ impl Life {
         if let Some(consumed) = plan.consume {
             self.commands.retain(|command| command.id != consumed.id);
         }
-        self.group.exists = plan.group == GroupStep::Keep;
-        self.group.is_foreign = false;
+        self.group.exists = exists;
+        self.group.is_foreign &= self.step != GroupStep::Delete;
         self.status = plan.status;
         self.finished |= plan.finished;
         self.check();
@@ -209,7 +247,7 @@ impl Life {
         let n = u128::try_from(self.commands.len() + self.made.len()).unwrap();
         let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
         let id = Uuid::from_u128(n + 1);
-        self.commands.push(Pending { id, index: Index(1), command: command.into() });
+        self.commands.push(Pending { id, index: self.given_at, command: command.into() });
         self.settle();
         assert!(self.commands.is_empty(), "{action} was not consumed");
         self.status.state.phase

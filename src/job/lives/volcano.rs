@@ -292,17 +292,160 @@ fn a_job_is_scaled_up_and_down_from_its_end() {
     assert_eq!(life.status.state.phase, P::Running);
 }
 
+/// [`Life::look`] sees to it that the group's record is one that a scheduler can work on.
+#[test]
+fn a_task_of_nobody_holds_the_others_up_no_more() {
+    let mut life = volcano(&[task("a", 0), task("b", 1)], json!({}));
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(life.slots(), ["b-0"]);
+}
+
+/// [`Life::check`] sees to it that nothing is made twice.
+#[test]
+fn members_that_come_back_when_a_job_is_scaled_up_again_are_other_tries() {
+    for at_once in [false, true] {
+        let mut more = policy("PodEvicted", "TerminateJob");
+        more["minAvailable"] = json!(1);
+        let mut life = volcano(&[task("a", 4)], more);
+        life.run();
+        life.document["spec"]["tasks"][0]["replicas"] = json!(1);
+        life.look();
+        assert_eq!(life.slots(), ["a-0"]);
+        if !at_once {
+            life.settle();
+        }
+        life.document["spec"]["tasks"][0]["replicas"] = json!(4);
+        assert_eq!(life.run(), P::Running, "nobody was evicted");
+        assert_eq!(life.slots().len(), 4);
+        assert!(life.made[4..].iter().all(|(_, version, attempt)| (*version, *attempt) == (0, 1)));
+    }
+}
+
+#[test]
+fn a_suspended_job_goes_on_whenever_its_record_says_so() {
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    life.run();
+    life.document["spec"]["suspend"] = json!(true);
+    life.look();
+    assert_eq!(life.status.state.phase, P::Aborting, "its pods are still stopping");
+    life.document["spec"]["suspend"] = json!(false);
+    assert_eq!(life.run(), P::Running);
+    life.document["spec"]["suspend"] = json!(true);
+    assert_eq!(life.settle(), P::Aborted);
+    assert_eq!(life.status.state.reason, "Suspended");
+    // What is said meanwhile takes nothing away.
+    life.status.say_meanwhile(Reason::Quarantined, "the disk is full");
+    life.document["spec"]["suspend"] = json!(false);
+    assert_eq!(life.run(), P::Running);
+    // What a person aborted stays so.
+    life.command(Action::AbortJob, None, None);
+    for suspend in [true, false] {
+        life.document["spec"]["suspend"] = json!(suspend);
+        assert_eq!(life.settle(), P::Aborted);
+        assert_eq!(life.status.state.reason, "Stopped");
+    }
+}
+
+#[test]
+fn the_reason_of_a_phase_comes_back_after_what_was_said_meanwhile() {
+    let mut life = volcano(&[task("a", 1)], json!({}));
+    life.run();
+    assert_eq!(life.end("a", 0, 0), P::Completed);
+    let state = life.status.state.clone();
+    life.document["spec"]["queue"] = json!("other");
+    life.settle();
+    assert_eq!(life.status.state.reason, "ShapeChanged");
+    life.status.say_meanwhile(Reason::InvalidRecord, "spec.teh");
+    life.document["spec"].as_object_mut().unwrap().remove("queue");
+    life.settle();
+    assert_eq!(life.status.state, state);
+}
+
+#[test]
+fn actions_that_were_put_off_end_with_what_a_person_asks_of_the_whole_job() {
+    let policies =
+        json!({"policies": [{"event": "PodFailed", "action": "TerminateJob", "timeout": "100s"}]});
+    let failed = || {
+        let mut life = volcano(&[task("a", 1), task("b", 1)], policies.clone());
+        life.run();
+        life.end("a", 0, 1);
+        assert_eq!(life.status.delayed.len(), 1);
+        life
+    };
+    let mut life = failed();
+    life.document["spec"]["suspend"] = json!(true);
+    assert_eq!(life.settle(), P::Aborted);
+    assert_eq!(life.wait(200), P::Aborted);
+    life.document["spec"]["suspend"] = json!(false);
+    assert_eq!(life.run(), P::Running);
+    let mut life = failed();
+    assert_eq!(life.command(Action::AbortJob, None, None), P::Aborted);
+    assert_eq!(life.wait(200), P::Aborted);
+    life.command(Action::ResumeJob, None, None);
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(life.wait(200), P::Running);
+    let mut life = failed();
+    life.command(Action::RestartPod, Some("b"), Some(0));
+    life.run();
+    assert_eq!(life.wait(200), P::Terminated, "it was about another pod");
+}
+
+#[test]
+fn a_restart_of_a_task_that_was_put_off_is_that_tasks() {
+    let more =
+        json!({"policies": [{"event": "TaskFailed", "action": "RestartTask", "timeout": "10s"}]});
+    let mut life = volcano(&[task("a", 2), task("b", 1)], more);
+    life.run();
+    life.pod("a", 1).restarts = 4;
+    life.pod("b", 0).restarts = 4;
+    life.settle();
+    assert_eq!(life.status.delayed.len(), 2, "one for each task");
+    life.wait(10);
+    life.wait(60);
+    assert_eq!(life.run(), P::Running);
+    let again: BTreeSet<String> =
+        life.made[3..].iter().map(|(slot, ..)| slot.to_string()).collect();
+    assert_eq!(again.into_iter().collect::<Vec<_>>(), ["a-0", "a-1", "b-0"]);
+    assert_eq!(life.made.len(), 6, "once each");
+}
+
+#[test]
+fn pauses_grow_with_failures_and_not_with_what_people_ask() {
+    let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartPod"));
+    life.run();
+    for _ in 0..5 {
+        life.command(Action::RestartPod, Some("a"), Some(0));
+        life.run();
+    }
+    for pause in [10, 20] {
+        let made = life.made.len();
+        life.end("a", 0, 1);
+        life.wait(pause - 1);
+        assert_eq!(life.made.len(), made, "not before {pause} s");
+        life.wait(1);
+        assert_eq!(life.made.len(), made + 1);
+        life.run();
+    }
+}
+
 #[test]
 fn what_may_not_change_is_reported_and_changes_nothing() {
     let mut life = volcano(&[task("a", 1)], json!({}));
     life.run();
-    life.document["spec"]["queue"] = json!("other");
-    assert_eq!(life.settle(), P::Running);
-    assert_eq!(life.status.state.reason, "ShapeChanged");
-    assert_eq!(life.pods.len(), 1);
-    life.document["spec"].as_object_mut().unwrap().remove("queue");
-    life.settle();
-    assert_eq!(life.status.state.reason, "EnoughRunning");
+    let before = life.status.clone();
+    for (field, value) in [("queue", json!("other")), ("tasks", json!([task("b", 1)]))] {
+        let was = life.document["spec"][field].take();
+        life.document["spec"][field] = value;
+        assert_eq!(life.settle(), P::Running);
+        assert_eq!(life.status.state.reason, "ShapeChanged");
+        assert_eq!((life.slots(), life.step), (vec!["a-0".to_owned()], GroupStep::Leave));
+        life.document["spec"][field] = was;
+        if field == "queue" {
+            life.document["spec"].as_object_mut().unwrap().remove("queue");
+        }
+        life.settle();
+        assert_eq!(life.status, before);
+    }
 }
 
 #[test]
@@ -316,6 +459,37 @@ fn a_job_that_is_deleted_leaves_nothing() {
     assert!(!life.finished && life.group.exists, "its place is not given back while they stop");
     life.settle();
     assert!(life.finished);
+}
+
+/// It holds the places on which the older job's pods may still run.
+#[test]
+fn the_group_of_an_older_job_goes_when_its_pods_are_gone() {
+    let mut life = volcano(&[task("a", 1)], json!({}));
+    (life.group.is_foreign, life.older) = (true, true);
+    for deleting in [false, true] {
+        if deleting {
+            life.document["metadata"] = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        }
+        life.look();
+        assert_eq!((life.step, life.finished), (GroupStep::Leave, false));
+    }
+    life.document.as_object_mut().unwrap().remove("metadata");
+    life.older = false;
+    life.look();
+    assert_eq!(life.step, GroupStep::Delete);
+    assert_eq!(life.run(), P::Running);
+}
+
+#[test]
+fn a_command_that_is_older_than_its_job_is_dropped() {
+    let mut life = volcano(&[task("a", 1)], json!({}));
+    life.run();
+    life.given_at = Index(6);
+    let job = life.id.clone();
+    let target = Target::Job { job, uid: None, task: None, index: None };
+    assert_eq!(life.give(Action::TerminateJob, target.clone()), P::Running);
+    life.given_at = Index(8);
+    assert_eq!(life.give(Action::TerminateJob, target), P::Terminated);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub use volcano::argument;
 /// Where a member is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// A host name or an address.
+    /// A host name or an address; empty while it has no place.
     pub host: String,
     /// By how much its ports are moved up.
     pub offset: u16,
@@ -55,9 +55,10 @@ impl Cluster<'_> {
         (self.peer)(&Slot::new(task, index))
     }
 
-    /// Where the members of a task are reached.
+    /// Where the members of a task are reached that have a place.
     fn peers<'t>(&'t self, task: &'t Task) -> impl Iterator<Item = Peer> + 't {
-        (0..task.replicas).map(|index| self.peer(&task.name, index))
+        let all = (0..task.replicas).map(|index| self.peer(&task.name, index));
+        all.filter(|peer| !peer.host.is_empty())
     }
 }
 
@@ -70,10 +71,16 @@ pub struct Variable {
     pub value: String,
     /// The container that gets it; `None`: every one.
     pub container: Option<&'static str>,
+    /// Whether what the user set goes before it.
+    pub is_default: bool,
 }
 
 fn everywhere(name: impl Into<String>, value: impl ToString) -> Variable {
-    Variable { name: name.into(), value: value.to_string(), container: None }
+    Variable { name: name.into(), value: value.to_string(), container: None, is_default: false }
+}
+
+fn unless_set(name: impl Into<String>, value: impl ToString) -> Variable {
+    Variable { is_default: true, ..everywhere(name, value) }
 }
 
 /// How the members of a task stand. A member that failed and is about to be started again is not among the failed.
@@ -131,6 +138,9 @@ pub trait Operator: Send + Sync {
     /// What a member finds in its environment.
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable>;
 
+    /// Members that all others are told where to find: none starts before these have their places.
+    fn meets_at(&self, job: &JobSpec) -> Vec<Slot>;
+
     /// Whether the job runs, has succeeded or has failed.
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome;
 }
@@ -147,10 +157,22 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
     }
 }
 
-/// Where the members of a task listen.
-fn listens(operator: &dyn Operator, task: &Task) -> Option<u16> {
+/// Where the members of a task are told to listen, before it is moved; `None`: nobody tells them.
+pub(super) fn listens(operator: &dyn Operator, task: &Task) -> Option<u16> {
     let (name, number) = operator.port()?;
     Some(task.template.port(operator.container()?, name).unwrap_or(number))
+}
+
+/// The first member of a task, if it has any.
+fn first_of(task: Option<&Task>) -> Option<Slot> {
+    task.filter(|task| task.replicas > 0).map(|task| Slot::new(&task.name, 0))
+}
+
+/// The container of a member whose exit code is the member's.
+#[must_use]
+pub fn counting_container<'j>(job: &JobSpec, task: &'j Task) -> Option<&'j str> {
+    let first = || task.template.containers.first().map(|container| container.name.as_str());
+    of(job.framework).container().or_else(first)
 }
 
 /// What becomes of a member that failed.

@@ -3,7 +3,7 @@
 //! A launcher in Kubernetes reaches its workers through the API server; here it is the nodes' own `ssh`. The host file
 //! travels in a variable and is written beside the program when it starts ([`hostfile_command`]).
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led, outcome};
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led, outcome, unless_set};
 use crate::job::machine::Verdict;
 use crate::job::spec::{JobSpec, Slot};
 use crate::job::status::Reason;
@@ -34,12 +34,16 @@ impl Operator for Mpi {
             return Vec::new();
         }
         vec![
-            everywhere("OMPI_MCA_plm_rsh_agent", "ssh"),
+            unless_set("OMPI_MCA_plm_rsh_agent", "ssh"),
             everywhere("OMPI_MCA_orte_default_hostfile", HOSTFILE_PATH),
             everywhere("I_MPI_HYDRA_HOST_FILE", HOSTFILE_PATH),
-            everywhere("I_MPI_HYDRA_BOOTSTRAP", "ssh"),
+            unless_set("I_MPI_HYDRA_BOOTSTRAP", "ssh"),
             everywhere(HOSTFILE, hostfile(cluster)),
         ]
+    }
+
+    fn meets_at(&self, _: &JobSpec) -> Vec<Slot> {
+        Vec::new()
     }
 
     /// It runs when its launcher and all its workers do; whether it succeeds or fails only the launcher says.

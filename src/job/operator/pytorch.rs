@@ -1,7 +1,7 @@
 //! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow_common.md` §6.2), and the rule that the master or all workers decide.
 
 use super::{
-    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led, listens,
+    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, first_of, led, listens,
 };
 use crate::job::spec::{Elastic, JobSpec, Slot, Task};
 use crate::job::status::Reason;
@@ -54,6 +54,12 @@ impl Operator for PyTorch {
             Some(elastic) => env.extend(meeting(cluster, elastic)),
         }
         env
+    }
+
+    fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {
+        let worker = job.elastic.as_ref().filter(|elastic| elastic.host.is_none());
+        let worker = worker.and_then(|_| first_of(job.task("Worker")));
+        first_of(job.task("Master")).into_iter().chain(worker).collect()
     }
 
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, all_succeeded, led, listens};
+use super::{
+    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led, listens,
+};
 use crate::job::spec::{JobSpec, Slot, Task};
 use crate::job::status::Reason;
 
@@ -48,7 +50,11 @@ impl Operator for TensorFlow {
         }
         let dense = config(cluster, slot, "cloud");
         let value = if cluster.job.dynamic_workers { sparse(cluster, slot) } else { dense };
-        vec![Variable { name: "TF_CONFIG".to_owned(), value, container: Some(CONTAINER) }]
+        vec![Variable { container: Some(CONTAINER), ..everywhere("TF_CONFIG", value) }]
+    }
+
+    fn meets_at(&self, _: &JobSpec) -> Vec<Slot> {
+        Vec::new()
     }
 
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {

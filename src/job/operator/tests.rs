@@ -367,3 +367,50 @@ fn the_restart_matrix_is_the_measured_one() {
     }
     assert_eq!(after_failure(Framework::Volcano, Restart::OnFailure, Some(1)), Stay);
 }
+
+#[test]
+fn members_without_a_place_are_not_among_the_addresses() {
+    let id: Namespaced = "ns2/j".parse().unwrap();
+    let peer = |slot: &Slot| Peer {
+        host: if slot.index < 2 { format!("h{}", slot.index) } else { String::new() },
+        offset: 0,
+    };
+    let task = json!({"name": "w", "replicas": 4, "template": {"spec": {"containers": [
+        {"name": "c", "command": ["run"]}]}}});
+    let volcano =
+        job(json!({"spec": {"minAvailable": 2, "plugins": {"svc": []}, "tasks": [task]}}));
+    let tf = tf(&[("Worker", 3)], json!({}));
+    for (job, task, name, wanted) in [
+        (&volcano, "w", "VC_W_HOSTS", "h0,h1"),
+        (
+            &tf,
+            "Worker",
+            "TF_CONFIG",
+            r#"{"cluster":{"worker":["h0:2222","h1:2222"]},"task":{"type":"worker","index":0},"environment":"cloud"}"#,
+        ),
+    ] {
+        let cluster = Cluster { id: &id, job, peer: &peer };
+        let env = of(job.framework).environment(&cluster, &Slot::new(task, 0));
+        let found = env.iter().find(|variable| variable.name == name).unwrap();
+        assert_eq!(found.value, wanted);
+    }
+}
+
+#[test]
+fn a_worker_of_xgboost_that_shares_an_address_has_a_port_of_its_own() {
+    let id: Namespaced = "ns2/j".parse().unwrap();
+    let job = job(json!({"kind": "XGBoostJob", "spec": {"xgbReplicaSpecs": {
+        "Master": member(1, "xgboost"), "Worker": member(2, "xgboost")}}}));
+    let peer = |slot: &Slot| {
+        let offset = if slot.task == "Master" { 0 } else { u16::try_from(slot.index).unwrap() + 1 };
+        Peer { host: "h".to_owned(), offset }
+    };
+    let cluster = Cluster { id: &id, job: &job, peer: &peer };
+    for (task, index, port) in
+        [("Master", 0, "10000"), ("Worker", 0, "10000"), ("Worker", 1, "10001")]
+    {
+        let env = of(job.framework).environment(&cluster, &Slot::new(task, index));
+        let own = env.iter().find(|variable| variable.name == "WORKER_PORT").unwrap();
+        assert_eq!(own.value, port, "{task} {index}");
+    }
+}

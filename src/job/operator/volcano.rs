@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, outcome, total};
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, first_of, outcome, total};
 use super::{pytorch, tensorflow};
 use crate::job::machine::Verdict;
 use crate::job::spec::{JobSpec, Plugin, Slot, Task};
@@ -55,6 +55,13 @@ impl Operator for Volcano {
             env.extend(mpi_host(cluster, slot, arguments));
         }
         env
+    }
+
+    fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {
+        let master = |arguments: &Vec<String>| {
+            first_of(job.task(argument(arguments, "master").unwrap_or("master")))
+        };
+        job.plugins.get(&Plugin::PyTorch).and_then(master).into_iter().collect()
     }
 
     /// Rule R, in its order; a task that is to have `minAvailable` successes and has no member left counts, too.

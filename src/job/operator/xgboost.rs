@@ -1,6 +1,6 @@
 //! XGBoost: where the master and the workers are (`kubeflow_common.md` §6.3); the master decides.
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led, listens};
+use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, first_of, led, listens};
 use crate::job::spec::{JobSpec, Slot, Task};
 
 const CONTAINER: &str = "xgboost";
@@ -39,10 +39,17 @@ impl Operator for XgBoost {
         ];
         if let Some(worker) = cluster.job.task("Worker").filter(|_| cluster.job.replicas() > 1) {
             let hosts: Vec<String> = cluster.peers(worker).map(|peer| peer.host).collect();
-            env.push(everywhere("WORKER_PORT", port(worker)));
+            // There is one variable for all: a worker finds its own port in it, the master that of the first.
+            let own = if slot.task == worker.name { slot.index } else { 0 };
+            let own = cluster.peer(&worker.name, own);
+            env.push(everywhere("WORKER_PORT", own.port(port(worker))));
             env.push(everywhere("WORKER_ADDRS", hosts.join(",")));
         }
         env
+    }
+
+    fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {
+        first_of(job.task("Master")).into_iter().collect()
     }
 
     fn outcome(&self, _: &JobSpec, counts: &Counts<'_>) -> Outcome {

@@ -150,6 +150,8 @@ pub struct Board {
     pub allocations: BTreeMap<NodeName, Allocations>,
     /// Commands that were not carried out.
     pub commands: BTreeMap<Uuid, Arc<Command>>,
+    /// When each command was given.
+    pub given: BTreeMap<Uuid, Index>,
     /// What has happened.
     pub history: History,
     /// When a snapshot was last restored.
@@ -250,6 +252,7 @@ impl Board {
         if let Some(tail) = key::commands().tail(text) {
             let id = Uuid::parse_str(tail).ok()?;
             let command = entry.and_then(|e| Command::decode(&e.value).ok()).map(Arc::new);
+            self.given.extend(entry.map(|entry| (id, entry.modify_index)));
             return Some(Seen::Command(id, put(&mut self.commands, &id, command)));
         }
         if let Some(tail) = key::nodes().tail(text) {

@@ -79,7 +79,7 @@ impl History {
                     let Some(mark) = board.realities.get(place) else { continue };
                     touched.insert(mark.job.clone());
                     if standing.phase.has_ended() {
-                        board.history.ended.insert(Try::from(&**mark), standing.exit_code);
+                        board.history.ended.insert(Try::from(&**mark), standing.exit_code(None));
                     }
                 }
                 Seen::Command(id, (Some(command), None)) if deed.process().is_some() => {

@@ -326,7 +326,8 @@ impl People {
         let stopped: Vec<Namespaced> = self.referee.board(|board, _| {
             let stopped = board.statuses.iter().filter(|(id, status)| {
                 let of_this = board.jobs.get(*id).is_some_and(|job| job.uid == status.uid);
-                status.state.phase == JobPhase::Aborted && of_this
+                // Those that their record suspended go on by themselves.
+                status.state.phase == JobPhase::Aborted && of_this && !status.suspended
             });
             let asked = |id: &Namespaced| {
                 board

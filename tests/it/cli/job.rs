@@ -119,10 +119,29 @@ async fn a_job_is_looked_at_asked_and_deleted() {
     follow(&world).await;
     let stopped = world.run(&["job", "wait", "mnist", "--for", "stopped"]).await.ok();
     assert!(stopped.contains("Aborted"), "{stopped}");
+    let in_vain = world.run(&["job", "restart", "mnist"]).await.failed();
+    assert!(in_vain.contains("Aborted") && in_vain.contains("job resume"), "{in_vain}");
     world.run(&["job", "resume", "mnist"]).await.ok();
     until(&world, |shown| shown["status"]["pending"] == json!(3)).await;
     follow(&world).await;
     until(&world, |shown| phase(shown, "Running")).await;
+
+    world.run(&["job", "terminate", "mnist"]).await.ok();
+    until(&world, |shown| phase(shown, "Terminating") || phase(shown, "Terminated")).await;
+    follow(&world).await;
+    until(&world, |shown| phase(shown, "Terminated")).await;
+    let done = world.run(&["job", "suspend", "mnist"]).await.failed();
+    assert!(done.contains("is Terminated: nothing leads on"), "{done}");
+    world.put("rcfarm/jobs/default/bad", "{").await;
+    let bad = ["job", "wait", "bad", "--timeout", "3s"];
+    let mut said = String::new();
+    for _ in 0..20 {
+        said = world.run(&bad).await.failed();
+        if said.contains("InvalidRecord") {
+            break;
+        }
+    }
+    assert!(said.contains("InvalidRecord"), "{said}");
 
     world.run(&["job", "delete", "mnist", "--no-wait"]).await.ok();
     for _ in 0..200 {
@@ -134,5 +153,41 @@ async fn a_job_is_looked_at_asked_and_deleted() {
     }
     let gone = world.run(&["job", "get", "mnist"]).await.failed();
     assert!(gone.contains("there is no job default/mnist"), "{gone}");
+    world
+        .consul
+        .delete(&Key::parse("rcfarm/jobs/default/bad").unwrap(), DeleteMode::Always)
+        .await
+        .unwrap();
     assert_eq!(world.json(&["job", "list"]).await, json!([]));
+}
+
+/// With the group goes the promise of the room in which the pods still run.
+#[tokio::test]
+async fn what_a_job_left_goes_when_its_pods_are_stopped_and_a_persons_group_stays() {
+    let world = World::new().await;
+    let group =
+        |owner: &str| format!(r#"{{"spec":{{"tasks":[{{"name":"w","replicas":1}}]{owner}}}}}"#);
+    let own = group(r#","owner":{"kind":"Job","name":"left","uid":"7"}"#);
+    world.put("rcfarm/pod_groups/default/left", &own).await;
+    world.put("rcfarm/pod_groups/default/hers", &group("")).await;
+    world.put("rcfarm/job_status/default/left", "{}").await;
+    world.put("rcfarm/job_status/default/hers", "{}").await;
+    let mark = r#"{"id":"left-w-0","job":{"id":"default/left","uid":7,"task":"w","index":0,"version":0,"attempt":0}}"#;
+    world.put("reality/n1/left-w-0", mark).await;
+    let early = world.run(&["job", "delete", "left", "--no-wait"]).await.failed();
+    assert!(early.contains("1 of its pods are still being stopped"), "{early}");
+    let there = async |key: &str| {
+        let key = Key::parse(key).unwrap();
+        world.consul.get(&key, Query::PLAIN).await.unwrap().value.is_some()
+    };
+    assert!(there("rcfarm/pod_groups/default/left").await);
+    world
+        .consul
+        .delete(&Key::parse("reality/n1/left-w-0").unwrap(), DeleteMode::Always)
+        .await
+        .unwrap();
+    world.run(&["job", "delete", "left"]).await.ok();
+    world.run(&["job", "delete", "hers"]).await.ok();
+    assert!(!there("rcfarm/pod_groups/default/left").await);
+    assert!(there("rcfarm/pod_groups/default/hers").await);
 }

@@ -236,6 +236,62 @@ async fn commands_are_carried_out_once_and_a_stopped_job_goes_on() {
     farm.stop().await;
 }
 
+/// A command that was consumed is not planned again while the tree still shows it.
+#[tokio::test(start_paused = true)]
+async fn each_command_costs_one_transaction() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let tried = Arc::new(AtomicUsize::new(0));
+    let counter = tried.clone();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+        if let Request::Txn(ops) = request
+            && ops.iter().any(|op| op.key.starts_with("rcfarm/commands/"))
+        {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+        Fate::DELIVER
+    });
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
+    for n in 1..=3 {
+        command(&cluster, 2 * n, "default/j", "AbortJob").await;
+        reaches(&cluster, "default/j", JobPhase::Aborted, 30 * SECOND).await;
+        command(&cluster, 2 * n + 1, "default/j", "ResumeJob").await;
+        reaches(&cluster, "default/j", JobPhase::Running, 30 * SECOND).await;
+    }
+    assert_eq!(tried.load(Ordering::SeqCst), 6);
+    farm.stop().await;
+}
+
+/// What it counted would be forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let nodes = Nodes::start(&cluster, Box::new(|_, _| Some(0)));
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
+    farm.stop().await;
+    let key = key::job_status(&id("default/j"));
+    let value = async || cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap().value;
+    let was = value().await;
+    cluster.put(key.as_str(), r#"{"retryCount":"many"}"#).await;
+    let farm = cluster.start("b");
+    submit(&cluster, "default/other", json!({"tasks": [task("w", 1)]})).await;
+    reaches(&cluster, "default/other", JobPhase::Completed, 10 * SECOND).await;
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(value().await, r#"{"retryCount":"many"}"#);
+    cluster.put(key.as_str(), was).await;
+    within(700 * SECOND, "it is worked on again", || async {
+        let owner = status(&cluster, "default/j").await.owner;
+        owner.is_some_and(|owner| owner.farm.as_str() == "b")
+    })
+    .await;
+    assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Completed);
+    assert_eq!(nodes.starts()["j-w-0"], 1);
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_dies_in_the_middle_of_a_gangs_restart_is_followed_without_a_trace() {
     let cluster = Arc::new(Cluster::new(40).await);

@@ -466,8 +466,17 @@ async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
     for fate in [Outcome::Deliver, Outcome::Lose, Outcome::LoseReply] {
         let cluster = cluster(1).await;
         put_queue(&cluster, "q", json!({"weight": 3})).await;
-        let (farm, made) = mortal(&cluster, 2, fate.clone());
-        within(10 * SECOND, "the first words", || async { made.load(Ordering::SeqCst) > 0 }).await;
+        let (tried, dying) = (Arc::new(AtomicUsize::new(0)), fate.clone());
+        let counter = tried.clone();
+        let farm = cluster.start_faulty("dies", move |request: &Request<'_>| {
+            let Request::Txn(ops) = request else { return Fate::DELIVER };
+            let is_last = ops.iter().any(|op| op.key.starts_with("rcfarm/commands/"));
+            match counter.fetch_add(usize::from(is_last), Ordering::SeqCst) {
+                0 if is_last => Fate::of(dying.clone()),
+                0 => Fate::DELIVER,
+                _ => Fate::of(Outcome::Lose),
+            }
+        });
         let command = |n: u128, action: &str| {
             let target = json!({"kind": "Queue", "queue": "q"});
             let value = json!({"action": action, "target": target, "issued_by": "alice"});
@@ -476,7 +485,7 @@ async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
             async move { cluster.put(key.as_str(), value.to_string()).await }
         };
         command(1, "CloseQueue").await;
-        tokio::time::sleep(5 * SECOND).await;
+        within(30 * SECOND, "it is tried", || async { tried.load(Ordering::SeqCst) > 0 }).await;
         farm.kill().await;
         let farm = cluster.start("lives");
         let left = || {
@@ -503,4 +512,38 @@ async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
         assert_eq!(by, [json!("user:alice")], "{fate:?}");
         farm.stop().await;
     }
+}
+
+/// It is about what was there when it was given, or about nothing.
+#[tokio::test(start_paused = true)]
+async fn a_command_does_not_wait_for_a_queue_that_is_made_later() {
+    let cluster = cluster(1).await;
+    let command = |n: u128, queue: &str| {
+        let target = json!({"kind": "Queue", "queue": queue});
+        let value = json!({"action": "CloseQueue", "target": target});
+        let key = key::command(uuid::Uuid::from_u128(n));
+        let cluster = &cluster;
+        async move { cluster.put(key.as_str(), value.to_string()).await }
+    };
+    let left = || {
+        let tree = key::commands();
+        let list = |state: &Tables| {
+            let commands = state.kv.list(tree.as_str());
+            commands.filter(|entry| !tree.is_sentinel(&entry.key)).count()
+        };
+        cluster.store.inspect(list)
+    };
+    command(1, "late").await;
+    put_queue(&cluster, "late", json!({"weight": 1})).await;
+    let farm = cluster.start("a");
+    command(2, "never").await;
+    within(30 * SECOND, "both are dropped", || async { left() == 0 }).await;
+    put_queue(&cluster, "never", json!({"weight": 1})).await;
+    for name in ["late", "never"] {
+        within(30 * SECOND, "it is open", || async {
+            queue_status(&cluster, name).await.state == Some(QueueState::Open)
+        })
+        .await;
+    }
+    farm.stop().await;
 }

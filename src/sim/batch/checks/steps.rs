@@ -331,8 +331,9 @@ fn consumed(deed: &Deed, command_id: uuid::Uuid, command: &Command, board: &Boar
         return;
     };
     let (Some(after), Some((record_uid, spec))) = (after, board.spec(job)) else { return };
+    let earlier = board.given.get(&command_id).is_some_and(|given| *given < record_uid.0);
     let of_another = uid.is_some_and(|uid| JobUid(uid) != record_uid);
-    if of_another || spec.deleting {
+    if earlier || of_another || spec.deleting {
         return;
     }
     let before = before.as_ref().filter(|before| before.uid == after.uid);

@@ -1,0 +1,139 @@
+//! A plan as one transaction.
+
+use std::collections::BTreeMap;
+
+use super::{ALWAYS, FIXED_OPS, JobController, Look};
+use crate::ids::NodeName;
+use crate::job::machine::JobPhase;
+use crate::job::manifest::{Mark, Placed};
+use crate::job::plan::{GroupStep, Plan};
+use crate::job::spec::Slot;
+use crate::job::world::Intended;
+use crate::job::writes::{self, Made};
+use crate::pod_group::spec::PodGroupRecord;
+use crate::probe::{Mutation, active};
+use crate::rc::plan::Place;
+use crate::store::{Op, key};
+
+/// What goes into one transaction.
+pub(super) struct Step {
+    pub(super) plan: Plan,
+    pub(super) made: Vec<Made>,
+    pub(super) adopted: Vec<Adopted>,
+    pub(super) removed: Vec<(Place, Slot)>,
+    pub(super) released: Vec<Place>,
+    pub(super) group: Option<PodGroupRecord>,
+    pub(super) ops: Vec<Op>,
+    pub(super) before: JobPhase,
+}
+
+/// A pod that becomes a member: where, as what, and what is intended there.
+pub(super) type Adopted = (Place, Mark, Intended);
+
+impl JobController {
+    pub(super) fn write_down(&self, look: &Look, plan: Plan, before: JobPhase) -> Step {
+        let job = &look.record.read.spec;
+        let empty = BTreeMap::new();
+        let places = look.group.places.as_ref().unwrap_or(&empty);
+        let address = |node: &NodeName| self.world.address(node);
+        // Also those whose nodes are down: the others' ports do not move for that.
+        let homes = self.homes(look);
+        let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
+        let made = writes::made(&placed, &plan.create);
+        let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
+        if !made.is_empty() && !active(Mutation::PlaceUnchecked) {
+            // They start where their group has its place now, not where it had one.
+            let key = key::pod_group_status(&self.id);
+            ops.push(Op::CheckIndex { key, index: look.placed_at });
+        }
+        let adopted = self.adopted(look, &placed, &plan, &mut ops);
+        let mut released = Vec::new();
+        if plan.release {
+            for (place, astray) in look.pods.astray.iter().take(FIXED_OPS / 2) {
+                ops.push(writes::release_op(place, astray));
+                released.push(place.clone());
+            }
+        }
+        let mut removed = Vec::new();
+        for (pod, _) in &plan.remove {
+            let Some(place) = writes::place_of(&self.id, pod) else { continue };
+            ops.extend(writes::remove_ops(&place, pod.label_index, pod.intent));
+            removed.push((place, pod.slot.clone()));
+        }
+        if plan.sweep {
+            let room = self.site.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
+            for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
+                let intent = intent.map(|(index, _)| index);
+                ops.extend(writes::remove_ops(place, labelled.index, intent));
+                removed.push((place.clone(), labelled.mark.slot.clone()));
+            }
+        }
+        let (index, current) = &self.page.group;
+        let group_key = key::pod_group(&self.id);
+        let mut group = None;
+        match plan.group {
+            GroupStep::Delete if look.group.exists || look.group.is_foreign => {
+                ops.push(Op::DeleteCas { key: group_key, index: *index });
+            }
+            GroupStep::Delete | GroupStep::Leave => {}
+            GroupStep::Keep => {
+                let there = look.pods.highest();
+                let mut wanted =
+                    writes::group_of(&self.id, look.uid, job, &plan, places.len(), &there);
+                if let Some(current) = current {
+                    wanted.other.clone_from(&current.other);
+                }
+                if current.as_ref() != Some(&wanted) {
+                    let value = wanted.encode();
+                    ops.push(Op::Cas { key: group_key, value, flags: 0, index: *index });
+                    group = Some(wanted);
+                }
+            }
+        }
+        if let Some(command) = &plan.consume {
+            // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
+            let (key, index) = (key::command(command.id), command.index);
+            if !active(Mutation::CommandRepeated) {
+                ops.push(Op::CheckIndex { key: key.clone(), index });
+            }
+            ops.push(Op::Delete { key });
+        }
+        if plan.finished {
+            // Nobody will carry these out.
+            let room = self.site.limits.ops.saturating_sub(ops.len() + ALWAYS);
+            for command in look.commands.iter().skip(1).take(room) {
+                let (key, index) = (key::command(command.id), command.index);
+                ops.push(Op::DeleteCas { key, index });
+            }
+        }
+        Step { plan, made, adopted, removed, released, group, ops, before }
+    }
+
+    /// Pods that become members, with what that takes.
+    fn adopted(
+        &self,
+        look: &Look,
+        placed: &Placed<'_>,
+        plan: &Plan,
+        ops: &mut Vec<Op>,
+    ) -> Vec<Adopted> {
+        let mut adopted = Vec::new();
+        for create in &plan.adopt {
+            let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
+            let place = Place { node: create.node.clone(), pod };
+            let Some((free, intent)) = look.pods.free.get(&place) else { continue };
+            let mark = placed.mark(create);
+            ops.push(writes::adopt_op(&mark, &place, free));
+            adopted.push((place, mark, *intent));
+        }
+        adopted
+    }
+
+    /// Where all members have their places, if any may start.
+    fn homes(&self, look: &Look) -> BTreeMap<Slot, NodeName> {
+        let statuses = self.world.groups.seen();
+        let status = statuses.value.of(&self.id).filter(|_| look.group.places.is_some());
+        let node_of = |task: &str, n| status?.node_of(task, n).cloned();
+        writes::places(&look.record.read.spec, node_of, |_| false)
+    }
+}

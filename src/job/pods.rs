@@ -1,0 +1,46 @@
+//! The pods that carry a job's name, as an owner sees them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::labelled::{Astray, Free, Labelled};
+use super::members::PodSeen;
+use super::spec::Slot;
+use crate::rc::plan::Place;
+use crate::store::Index;
+
+/// An intent's ModifyIndex and the hash of its manifest.
+pub type Intended = Option<(Index, u64)>;
+
+/// The pods of a job, as they stand.
+#[derive(Debug, Default)]
+pub struct Pods {
+    /// Those of this job.
+    pub own: Vec<PodSeen>,
+    /// The manifests' hashes, for [`super::world::Known`].
+    pub intents: BTreeMap<Place, (Labelled, Intended)>,
+    /// Members that are real and no longer wanted, on nodes that can be heard.
+    pub leaving: BTreeMap<Slot, u32>,
+    /// Whether pods of an older job of the name are still real there.
+    pub older: bool,
+    /// Pods of an older job of the name.
+    pub orphans: BTreeMap<Place, (Labelled, Intended)>,
+    /// Pods of the name that are nobody's, with what is intended there.
+    pub free: BTreeMap<Place, (Arc<Free>, Intended)>,
+    /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
+    pub astray: BTreeMap<Place, Arc<Astray>>,
+}
+
+impl Pods {
+    /// The highest number among the members of each task that have a pod, or one on its way out.
+    #[must_use]
+    pub fn highest(&self) -> BTreeMap<&str, u32> {
+        let mut highest = BTreeMap::new();
+        let own = self.own.iter().filter(|pod| !pod.lost).map(|pod| &pod.slot);
+        for slot in own.chain(self.leaving.keys()) {
+            let most: &mut u32 = highest.entry(slot.task.as_str()).or_default();
+            *most = slot.index.max(*most);
+        }
+        highest
+    }
+}
