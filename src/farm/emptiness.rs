@@ -46,6 +46,13 @@ pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<Suspicion> {
         .then_some(Suspicion::Shrunk { from: trusted, to: now })
 }
 
+/// Whether a tree that is empty now was not so when last read, or was not believed: then it is asked whether it may be
+/// read at all. Of a single entry that is gone nothing else would show that it is only hidden.
+#[must_use]
+pub fn emptied(entries: usize, suspicion: Option<&Suspicion>) -> bool {
+    !active(Mutation::NoEmptinessGuard) && (entries > 0 || suspicion.is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LAYOUT;
 use super::kind::Kind;
-use crate::store::{Key, Prefix, PutMode, Query, Reader, Store, StoreError, key};
+use crate::store::{Answer, Entry, Key, Prefix, PutMode, Query, Reader, Store, StoreError, key};
 
 /// Why a farm does not start.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +102,21 @@ pub(super) async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<boo
         Err(StoreError::Forbidden { .. }) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Lists what stands under a prefix, as the leader confirms it. An empty list is asked about once more.
+///
+/// # Errors
+/// [`StoreError::Forbidden`] when the token may not read there; any other [`StoreError`].
+pub async fn list_surely(
+    reader: &dyn Reader,
+    prefix: &Prefix,
+) -> Result<Answer<Vec<Entry>>, StoreError> {
+    let answer = reader.list(prefix, Query::CONSISTENT).await?;
+    if answer.value.is_empty() && !may_read(reader, prefix).await? {
+        return Err(StoreError::Forbidden { what: prefix.to_string() });
+    }
+    Ok(answer)
 }
 
 async fn check_rights(

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::emptiness::{Suspicion, judge};
+use super::emptiness::{Suspicion, emptied, judge};
 use super::kind::RecordId;
 use super::preflight::may_read;
 use crate::store::watch::{Debt, Pace, TreeWatch};
@@ -73,7 +73,11 @@ pub struct Tree<T> {
     read_at_once: Notify,
     doubted: Notify,
     first: Notify,
+    listeners: Mutex<Vec<Listener<T>>>,
 }
+
+/// Is told what the watch of a tree is told: what was told last, and what is.
+type Listener<T> = Box<dyn Fn(&Seen<T>, &Seen<T>) + Send + Sync>;
 
 /// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
 const EMPTY_PAUSE: Duration = Duration::from_millis(500);
@@ -108,6 +112,7 @@ impl<T: Digest> Tree<T> {
             read_at_once: Notify::new(),
             doubted: Notify::new(),
             first: Notify::new(),
+            listeners: Mutex::default(),
         })
     }
 
@@ -170,6 +175,12 @@ impl<T: Digest> Tree<T> {
         self.read_at_once.notify_one();
     }
 
+    /// Has `listener` told what changes, besides whoever watches: a tree is watched once, and may concern several kinds.
+    pub fn listen(&self, listener: impl Fn(&Seen<T>, &Seen<T>) + Send + Sync + 'static) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(Box::new(listener));
+    }
+
     /// Watches for ever; `changed` is called with what was told last and what is, when something has changed,
     /// whoever read it.
     pub async fn watch(
@@ -213,6 +224,8 @@ impl<T: Digest> Tree<T> {
                     let seen = self.seen();
                     if !seen.says_the_same_as(&told) {
                         changed(&told, &seen);
+                        let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+                        all.iter().for_each(|listener| listener(&told, &seen));
                     }
                     let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
                     told = seen;
@@ -252,9 +265,9 @@ impl<T: Digest> Tree<T> {
         }
     }
 
-    /// Looks twice at a tree that shrank suspiciously, or that is empty and was never seen otherwise: without rights a list
-    /// is cut silently, while a read of one key is refused; with rights, what a list then shows is true. Whether the
-    /// leader confirmed it is passed on.
+    /// Looks twice at a tree that shrank suspiciously, or that is empty and was not so or was never seen otherwise: without
+    /// rights a list is cut silently, while a read of one key is refused; with rights, what a list then shows is true.
+    /// Whether the leader confirmed it is passed on.
     async fn believed(
         &self,
         mut answer: Answer<Vec<Entry>>,
@@ -262,7 +275,8 @@ impl<T: Digest> Tree<T> {
     ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
         let seen = self.seen();
         let never_trusted = !seen.is_read() || seen.suspicion.is_some() && seen.trusted_len == 0;
-        let is_blank = never_trusted && answer.value.is_empty();
+        let is_blank = answer.value.is_empty()
+            && (never_trusted || emptied(seen.entries, seen.suspicion.as_ref()));
         if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
             return Ok((answer, confirmed));
         }

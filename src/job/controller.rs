@@ -115,7 +115,11 @@ impl JobController {
         if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
-        let (document, read) = form::decode(&self.id, value)?;
+        let (document, read) = match form::decode(&self.id, value) {
+            // A job that goes need not be understood: its pods and its group are known without it.
+            Err(problems) => form::farewell(value).ok_or(problems)?,
+            Ok(read) => read,
+        };
         let meaning = Arc::new(Meaning { read, shape: form::shape(&document) });
         self.meaning = Some((index, meaning.clone()));
         Ok(meaning)
@@ -132,6 +136,9 @@ impl JobController {
     }
 
     async fn look(&mut self, record: &Record) -> Result<Option<Look>, ReconcileError> {
+        if let Some(why) = self.world.blind() {
+            return Err(ReconcileError::Elsewhere(why));
+        }
         let meaning = match self.meaning(record.index, &record.value) {
             Ok(meaning) => meaning,
             Err(problems) => {

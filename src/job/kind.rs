@@ -158,6 +158,17 @@ impl Kind for JobKind {
                 inbox.post(touched(Statuses::touched(&old.value, &new.value)));
             })
         };
+        {
+            // Intents are watched for replication controllers, too, and there.
+            let inbox = inbox.clone();
+            let world_ = world.clone();
+            world.nodes.intents.listen(move |old, new| {
+                let jobs = world_.bereft(&old.value, &new.value);
+                if !jobs.is_empty() {
+                    inbox.post(touched(jobs));
+                }
+            });
+        }
         vec![Box::pin(pods), Box::pin(realities), Box::pin(standings), Box::pin(groups)]
     }
 
@@ -179,8 +190,7 @@ impl Kind for JobKind {
     }
 
     fn suspicions(&self) -> Vec<String> {
-        let suspicion = self.world.pods.seen().suspicion;
-        suspicion.iter().map(|why| format!("{}: {why}", self.world.pods.prefix())).collect()
+        self.world.blind().into_iter().collect()
     }
 
     fn controller(&self, post: Post) -> Box<dyn Controller> {

@@ -68,6 +68,14 @@ impl JobPods {
         self.by_job.get(job).into_iter().flatten()
     }
 
+    /// Whose the pods at these places are.
+    #[must_use]
+    pub fn owners(&self, places: &BTreeSet<&Place>) -> BTreeSet<Namespaced> {
+        let has_one = |own: &BTreeMap<Place, _>| own.keys().any(|place| places.contains(place));
+        let owners = self.by_job.iter().filter(|(_, own)| has_one(own));
+        owners.map(|(job, _)| job.clone()).collect()
+    }
+
     /// Those that carry its name and no uid.
     pub fn free(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Free>)> {
         self.free.get(job).into_iter().flatten()

@@ -106,7 +106,7 @@ pub struct Create {
 pub enum GroupStep {
     /// It is as the job says, and it says what has become of its pods.
     Keep,
-    /// It stays as it stands.
+    /// Whatever there is stays as it is, and none is made: the job goes, and its pods first, or its shape is another now.
     Leave,
     /// It goes, and what was promised to it with it.
     Delete,
@@ -199,7 +199,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
-    note_shrunk(&mut plan);
+    forget_surplus(&mut plan);
     plan.sweep &= seen.may_remove;
     say_waiting(seen, &mut plan, &outcome);
     let holds = seen.group.exists && plan.status.members.alive();
@@ -286,11 +286,14 @@ fn note_lost(
     lost
 }
 
-/// Members that the job has no more: should they come back, they do so as another try.
-fn note_shrunk(plan: &mut Plan) {
-    let shrunk = plan.remove.iter().filter(|(_, why)| *why == RemoveReason::OutOfRange);
-    for (pod, _) in shrunk {
-        let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task) else { continue };
+/// Members that the job has no more are forgotten with their pods: should it grow again, they are other tries.
+fn forget_surplus(plan: &mut Plan) {
+    let surplus = plan.remove.iter().filter(|(_, why)| *why == RemoveReason::OutOfRange);
+    for (pod, _) in surplus {
+        let current = attempt_of(&plan.status, &pod.slot) == pod.attempt;
+        let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task).filter(|_| current) else {
+            continue;
+        };
         memory.started.remove(pod.slot.index);
         memory.handled.remove(pod.slot.index);
         *memory.attempts.entry(pod.slot.index).or_default() += 1;
@@ -331,6 +334,7 @@ fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
     let nothing_left =
         seen.pods.is_empty() && seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
     plan.remove.truncate(seen.room);
+    plan.group = GroupStep::Leave;
     if !seen.may_remove {
         plan.remove.clear();
         plan.sweep = false;
@@ -339,7 +343,8 @@ fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
     plan.status.state.reason = Reason::Deleting.to_string();
     if nothing_left {
         plan.group = GroupStep::Delete;
-        plan.finished = !seen.group.exists;
+        // Commands that come too late go with the job: the next one of its name is not to find them.
+        plan.finished = !seen.group.exists && seen.commands.len() <= 1;
         plan.consume = seen.commands.first().cloned();
     }
     plan

@@ -2,7 +2,8 @@
 //!
 //! The owner of a job is the only one that changes its pods, so what it has just written counts more than a tree that
 //! was read before ([`Known`]). How a pod stands its node's agent says in `status/pods/`; that counts only when
-//! `reality/` shows the very manifest that is intended, for else it is about an older try at the same member.
+//! `reality/` shows the very manifest that is intended, and when it was not written before that (agents write both in
+//! one transaction, and each tree is read for itself): else it is about an older try at the same member.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +23,9 @@ pub use super::pods::{Intended, Pods};
 use super::spec::{JobSpec, JobUid, Slot};
 use super::status::JobStatus;
 use crate::command::Commands;
+use crate::farm::emptiness::Suspicion;
 use crate::farm::kind::{ReconcileError, RecordId};
+use crate::farm::preflight::list_surely;
 use crate::farm::records::Records;
 use crate::farm::tree::{Digest, Seen, Tree};
 use crate::ids::{Namespaced, NodeName};
@@ -31,7 +34,7 @@ use crate::node::status::PodStatus;
 use crate::pod_group::spec::PodGroupRecord;
 use crate::pod_group::statuses::Statuses;
 use crate::rc::plan::{Place, Standing};
-use crate::rc::world::World;
+use crate::rc::world::{Intents, World};
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::Pace;
 use crate::store::{Entry, Index, Prefix, Query, Reader, StoreError};
@@ -266,8 +269,8 @@ impl JobWorld {
             return Ok(());
         }
         *self.book() = Book::default();
-        let statuses = self.reader.list(&key::job_statuses(), Query::CONSISTENT).await?;
-        let groups = self.reader.list(&key::pod_groups(), Query::CONSISTENT).await?;
+        let statuses = list_surely(self.reader.as_ref(), &key::job_statuses()).await?;
+        let groups = list_surely(self.reader.as_ref(), &key::pod_groups()).await?;
         self.catch_up().await?;
         let mut unreadable = BTreeSet::new();
         let mut known = BTreeMap::new();
@@ -344,7 +347,17 @@ impl JobWorld {
     /// Whether what is gone from the trees can be believed to be gone. Intents that are few are no sign: jobs end.
     #[must_use]
     pub fn may_remove(&self) -> bool {
-        self.pods.seen().suspicion.is_none()
+        self.blind().is_none()
+    }
+
+    /// Why it cannot be told which pods there are and how they stand: rights hide them. What seems to be gone may still
+    /// run then, and what seems to run may have ended.
+    #[must_use]
+    pub fn blind(&self) -> Option<String> {
+        let of = |tree: &Prefix, why: Option<Suspicion>| Some(format!("{tree}: {}", why?));
+        of(self.pods.prefix(), self.pods.seen().suspicion)
+            .or_else(|| of(self.realities.prefix(), self.realities.seen().suspicion))
+            .or_else(|| of(self.standings.prefix(), self.standings.seen().suspicion))
     }
 
     /// Whether the trees show everything that `known` says.
@@ -460,9 +473,14 @@ impl JobWorld {
         let hashes = [realities.places.get(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
         let wanted = intent.map(|(_, hash)| hash);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
-        let told = standings.value.places.get(place).map(|(_, standing)| standing);
+        let told = standings.value.places.get(place);
+        let is_older = |(index, _): &(Index, _)| {
+            fresh.is_none() && realities.places.get(place).is_some_and(|real| *index < real.index)
+        };
+        let is_older = told.is_some_and(is_older);
+        let told = told.map(|(_, standing)| standing);
         let standing = match fresh.map(|fresh| &fresh.standing).or(told) {
-            Some(standing) if is_real => (**standing).clone(),
+            Some(standing) if is_real && !is_older => (**standing).clone(),
             // A node without an agent of ours says no more than that it is there.
             None if is_real => PodStanding::running(),
             Some(standing) if standing.is_unfit => (**standing).clone(),
@@ -514,6 +532,14 @@ impl JobWorld {
             return Ok(None);
         }
         bells::read(self.reader.as_ref(), alive).await.map(Some)
+    }
+
+    /// Jobs of whose pods some lost their intents between the two, or got others: their own doing, or somebody's.
+    #[must_use]
+    pub fn bereft(&self, old: &Intents, new: &Intents) -> BTreeSet<Namespaced> {
+        let gone = Intents::touched(old, new).filter(|place| old.at(place).is_some());
+        let gone: BTreeSet<&Place> = gone.collect();
+        if gone.is_empty() { BTreeSet::new() } else { self.pods.seen().value.owners(&gone) }
     }
 
     /// Jobs that own the pods at `places`, and those that adopted any.

@@ -18,6 +18,7 @@ use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised}
 use crate::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
 use crate::command::Action;
 use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::farm::preflight::list_surely;
 use crate::ids::{ObjectName, QueueName};
 use crate::labels::Selector;
 use crate::pod_group::spec::GroupId;
@@ -116,7 +117,7 @@ impl OrderingController {
             (entry.modify_index, SchedulerStatus::decode(&entry.value).unwrap_or_default())
         });
         let prefix = key::pod_group_statuses();
-        let groups = reader.list(&prefix, Query::CONSISTENT).await?.value;
+        let groups = list_surely(reader.as_ref(), &prefix).await?.value;
         self.groups.clear();
         let mut unreadable = BTreeSet::new();
         for entry in groups {
@@ -137,7 +138,7 @@ impl OrderingController {
         }
         self.unreadable = unreadable;
         let prefix = key::queue_statuses();
-        let queues = reader.list(&prefix, Query::CONSISTENT).await?.value;
+        let queues = list_surely(reader.as_ref(), &prefix).await?.value;
         self.queues = queues
             .into_iter()
             .filter_map(|entry| {

@@ -75,6 +75,8 @@ impl JobController {
             GroupStep::Delete if look.group.exists || look.group.is_foreign => {
                 ops.push(Op::DeleteCas { key: group_key, index: *index });
             }
+            // A list that was cut short does not show it.
+            GroupStep::Delete if plan.finished => ops.push(Op::CheckNotExists { key: group_key }),
             GroupStep::Delete | GroupStep::Leave => {}
             GroupStep::Keep => {
                 let there = look.pods.highest();

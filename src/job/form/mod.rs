@@ -139,6 +139,17 @@ pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<Remark
     Ok((document, read))
 }
 
+/// What a record means that breaks a rule and is being deleted: nothing but that. `None`: nobody deletes it.
+#[must_use]
+pub fn farewell(value: &[u8]) -> Option<(Value, Read)> {
+    let document: Value = serde_json::from_slice(value).ok()?;
+    document.pointer("/metadata/deletionTimestamp")?.as_str()?;
+    let spec =
+        base(framework(&document).unwrap_or(Framework::Volcano), Vec::new(), Defaults::Volcano);
+    let spec = JobSpec { deleting: true, ..spec };
+    Some((document, Read { spec, labels: BTreeMap::new(), warnings: Vec::new() }))
+}
+
 /// Turns YAML, or JSON, into a document.
 ///
 /// # Errors

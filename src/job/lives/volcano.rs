@@ -429,6 +429,21 @@ fn pauses_grow_with_failures_and_not_with_what_people_ask() {
 }
 
 #[test]
+fn a_member_that_was_scaled_away_comes_back_as_another_try() {
+    let mut life = volcano(&[task("a", 3)], policy("PodEvicted", "RestartJob"));
+    life.document["spec"]["minAvailable"] = json!(1);
+    life.run();
+    for (replicas, tries) in [(1, 1), (3, 2), (1, 2), (2, 3)] {
+        life.document["spec"]["tasks"][0]["replicas"] = json!(replicas);
+        life.run();
+        assert_eq!(life.slots().len(), replicas);
+        let made = life.made.iter().filter(|(slot, ..)| *slot == Slot::new("a", 1));
+        assert_eq!(made.count(), tries, "of {replicas}");
+    }
+    assert_eq!(life.status.version, 0, "and nobody takes it for an eviction");
+}
+
+#[test]
 fn what_may_not_change_is_reported_and_changes_nothing() {
     let mut life = volcano(&[task("a", 1)], json!({}));
     life.run();
@@ -493,6 +508,27 @@ fn a_command_that_is_older_than_its_job_is_dropped() {
 }
 
 #[test]
+fn a_job_that_goes_asks_for_no_place_and_takes_its_commands_along() {
+    let mut life = volcano(&[task("a", 2)], json!({"ttlSecondsAfterFinished": 5}));
+    life.run();
+    life.end("a", 0, 0);
+    assert_eq!(life.command(Action::AbortJob, None, None), P::Aborted);
+    assert!(!life.group.exists && life.slots() == ["a-0"]);
+    life.now = life.now.checked_add(Duration::from_secs(5)).unwrap();
+    life.look();
+    assert!(!life.group.exists && life.slots().is_empty(), "its pods go, and no group comes");
+    for n in 1..3 {
+        let target = Target::Job { job: life.id.clone(), uid: None, task: None, index: None };
+        let action = Action::ResumeJob;
+        let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
+        let id = uuid::Uuid::from_u128(n);
+        life.commands.push(Pending { id, index: crate::store::Index(1), command: command.into() });
+    }
+    life.settle();
+    assert!(life.finished && life.commands.is_empty(), "none is left for the next of its name");
+}
+
+#[test]
 fn members_on_lost_nodes_are_made_elsewhere_once() {
     let mut life = tf(&[("Worker", 2, "Never")], json!({}));
     life.run();
@@ -509,7 +545,7 @@ proptest! {
     /// Whatever happens, in whatever pieces it is carried out: [`Life::check`] holds, no member runs twice, and it rests.
     #[test]
     fn no_life_breaks_a_rule(
-        steps in prop::collection::vec((0u8..12, 0u32..3), 0..24),
+        steps in prop::collection::vec((0u8..13, 0u32..3), 0..24),
         room in 1usize..5,
         event in prop::sample::select(vec!["PodFailed", "PodEvicted", "TaskCompleted", "*"]),
         action in prop::sample::select(
@@ -517,6 +553,7 @@ proptest! {
         ),
     ) {
         let mut life = volcano(&[task("a", 3), task("b", 1)], policy(event, action));
+        life.document["spec"]["minAvailable"] = json!(2);
         life.room = room;
         for (what, n) in steps {
             let index = usize::try_from(n).unwrap();
@@ -533,6 +570,7 @@ proptest! {
                 8 if n == 0 => { life.command(Action::AbortJob, None, None); }
                 9 => { life.command(Action::ResumeJob, None, None); }
                 10 => life.admitted = n > 0,
+                11 => life.document["spec"]["tasks"][0]["replicas"] = json!(n + 1),
                 _ => {
                     life.look();
                     life.now = life.now.checked_add(Duration::from_secs(7)).unwrap();

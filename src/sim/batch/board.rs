@@ -52,6 +52,8 @@ pub struct JobSeen {
     pub uid: JobUid,
     /// What it says; `None`: it breaks a rule.
     pub spec: Option<JobSpec>,
+    /// A person wants it to be gone.
+    pub deleting: bool,
 }
 
 /// A group's record.
@@ -235,7 +237,11 @@ impl Board {
         if let Some(id) = key::namespaced(&key::jobs(), text) {
             let seen = entry.map(|entry| {
                 let spec = form::decode(&id, &entry.value).ok().map(|(_, read)| read.spec);
-                Arc::new(JobSeen { uid: JobUid(entry.create_index), spec })
+                let deleting = match &spec {
+                    Some(spec) => spec.deleting,
+                    None => form::farewell(&entry.value).is_some(),
+                };
+                Arc::new(JobSeen { uid: JobUid(entry.create_index), spec, deleting })
             });
             let pair = put(&mut self.jobs, &id, seen);
             return Some(Seen::Job(id, pair));

@@ -87,12 +87,13 @@ async fn turn(cluster: &Cluster, ends: &Ends, started: &Mutex<Vec<(String, Value
         if real.is_some() {
             // The older try stops before the next one starts.
             cluster.delete(reality.as_str()).await;
+            cluster.delete(key::pod_status(&pod, &node).as_str()).await;
             continue;
         }
         let mark = manifest["job"].clone();
         note(started, &pod, mark);
-        say(cluster, &node, &pod, None).await;
         cluster.put(reality.as_str(), manifest.to_string()).await;
+        say(cluster, &node, &pod, None).await;
     }
 }
 
@@ -585,6 +586,126 @@ async fn a_malformed_job_is_told_so_and_harms_no_other() {
         assert_eq!(status.state.reason, "InvalidRecord");
         assert!(status.state.message.contains(words), "{}", status.state.message);
     }
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_record_is_spoilt_can_be_deleted() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
+    let spoilt = json!({"tasks": [task("w", 1), task("w", 1)]});
+    submit(&cluster, "default/j", spoilt.clone()).await;
+    within(20 * SECOND, "it is told so", || async {
+        status(&cluster, "default/j").await.state.reason == "InvalidRecord"
+    })
+    .await;
+    assert_eq!(keys(&cluster, "intent/").await.len(), 2, "and its pods stay");
+    let document =
+        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": spoilt});
+    cluster.put("rcfarm/jobs/default/j", document.to_string()).await;
+    nothing_is_left(&cluster).await;
+    farm.stop().await;
+}
+
+/// Its node has not begun with it, so nothing but the intent's absence shows it.
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_intent_is_taken_away_is_made_again_without_delay() {
+    let cluster = Arc::new(Cluster::new(2).await);
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    let intent = async || {
+        within(30 * SECOND, "a pod is intended", || async {
+            keys(&cluster, "intent/").await.len() == 1
+        })
+        .await;
+        keys(&cluster, "intent/").await.remove(0)
+    };
+    let taken = intent().await;
+    tokio::time::sleep(10 * SECOND).await;
+    cluster.delete(&taken).await;
+    intent().await;
+    assert_eq!(status(&cluster, "default/j").await.tasks["w"].attempts[&0], 1);
+    farm.stop().await;
+}
+
+/// A node writes what is real and how it stands at once; a farm reads each tree for itself, and one of them may be slow.
+#[tokio::test(start_paused = true)]
+async fn how_an_older_try_ended_is_not_taken_for_the_newer_ones_end() {
+    let cluster = Arc::new(Cluster::new(2).await);
+    let _nodes = Nodes::start(&cluster, Box::new(|_, tries| (tries == 0).then_some(3)));
+    let is_slow = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let slow = is_slow.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Request::List("status/pods/") if slow.load(std::sync::atomic::Ordering::SeqCst) => {
+            Fate { after: 20 * SECOND, ..Fate::DELIVER }
+        }
+        _ => Fate::DELIVER,
+    });
+    let policies = json!([{"event": "PodFailed", "action": "RestartPod"}]);
+    let spec = json!({"tasks": [task("w", 1)], "policies": policies,
+        "restartDelay": {"first": "3s", "longest": "3s"}});
+    submit(&cluster, "default/j", spec).await;
+    within(30 * SECOND, "it is restarted", || async {
+        status(&cluster, "default/j").await.retry_count == 1
+    })
+    .await;
+    is_slow.store(true, std::sync::atomic::Ordering::SeqCst);
+    tokio::time::sleep(60 * SECOND).await;
+    let status = status(&cluster, "default/j").await;
+    assert_eq!((status.retry_count, status.state.phase), (1, JobPhase::Running));
+    farm.stop().await;
+}
+
+/// Without rights a list is empty, and a pod that runs looks like one that has stopped.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
+    let cluster = Arc::new(Cluster::new(2).await);
+    let is_blind = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let blind = is_blind.clone();
+    let farm = cluster.start_faulty("a", move |request| {
+        let is_blind = blind.load(std::sync::atomic::Ordering::SeqCst);
+        match request {
+            Request::List("reality/") | Request::Keys("reality/") if is_blind => {
+                Fate::of(Outcome::Short(0))
+            }
+            Request::Get(key) if is_blind && key.starts_with("reality/") => {
+                let what = "simulated".to_owned();
+                Fate::of(Outcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+            }
+            _ => Fate::DELIVER,
+        }
+    });
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    let intended = async |count: usize| {
+        within(700 * SECOND, &format!("{count} are intended"), || async {
+            keys(&cluster, "intent/").await.len() == count
+        })
+        .await;
+    };
+    intended(1).await;
+    let intent = keys(&cluster, "intent/").await.remove(0);
+    let key = rcfarm::store::Key::parse(&intent).unwrap();
+    let manifest = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap().value;
+    let reality = intent.replace("intent/", "reality/");
+    cluster.put(&reality, manifest).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 20 * SECOND).await;
+
+    // Its node is slow to stop it.
+    command(&cluster, 1, "default/j", "RestartJob").await;
+    intended(0).await;
+    is_blind.store(true, std::sync::atomic::Ordering::SeqCst);
+    // Something changes, so that the tree is read.
+    cluster.put("reality/n0001/other", "x").await;
+    tokio::time::sleep(60 * SECOND).await;
+    intended(0).await;
+    is_blind.store(false, std::sync::atomic::Ordering::SeqCst);
+    tokio::time::sleep(60 * SECOND).await;
+    intended(0).await;
+    cluster.delete(&reality).await;
+    intended(1).await;
     farm.stop().await;
 }
 

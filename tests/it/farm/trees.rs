@@ -97,6 +97,31 @@ async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
     watch.abort();
 }
 
+/// Nothing but a second look tells that the only entry is not gone.
+#[tokio::test(start_paused = true)]
+async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
+    let cluster = Cluster::new(1).await;
+    let hidden = Arc::new(AtomicBool::new(false));
+    let now = hidden.clone();
+    let faults = move |request: &Request<'_>| match (now.load(Ordering::SeqCst), request) {
+        (true, Request::List(_)) => Fate::of(Outcome::Short(0)),
+        (true, Request::Get(_)) => {
+            Fate::of(Outcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
+        }
+        _ => Fate::DELIVER,
+    };
+    let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
+    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    tree.read_now().await.unwrap();
+    hidden.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert!(tree.read_now().await.unwrap().suspicion.is_some(), "however often it is read");
+    }
+    hidden.store(false, Ordering::SeqCst);
+    cluster.delete("labels/node/n0000").await;
+    assert_eq!(tree.read_now().await.unwrap().suspicion, None, "now it is gone");
+}
+
 /// Reads at most every five seconds.
 const SLOW: Pace = Pace { floor: Duration::from_secs(5), ..Pace::RESYNC };
 

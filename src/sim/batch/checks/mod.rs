@@ -23,7 +23,7 @@ use crate::ids::Namespaced;
 use crate::job::manifest::Mark;
 use crate::rc::plan::Place;
 use crate::sim::invariant::{Facts, Say, VIEW};
-use crate::time::{Clock, Timestamp};
+use crate::time::Timestamp;
 
 /// Looks at one deed; the board is what it left.
 pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
@@ -69,9 +69,15 @@ fn marks(pair: &super::board::Pair<Mark>) -> impl Iterator<Item = &Mark> {
     pair.0.iter().chain(&pair.1).map(|mark| &**mark)
 }
 
-/// What the clock of the process shows that did it.
+/// The latest time that the clock of the process has shown which did it. A deed is decided first and written then, and
+/// the clock may have jumped back in between.
 fn clock(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
-    Some(facts.clocks.get(&deed.process()?)?.wall())
+    facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().max()
+}
+
+/// The earliest that it has shown, for it may have jumped ahead.
+fn clock_before(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
+    facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().min()
 }
 
 /// Whether a node may have looked down within [`VIEW`].

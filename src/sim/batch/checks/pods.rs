@@ -8,6 +8,7 @@ use super::{clock, maybe_down};
 use crate::audit::Details;
 use crate::command::Target;
 use crate::ids::Namespaced;
+use crate::job::machine::JobPhase;
 use crate::job::manifest::Mark;
 use crate::job::spec::Slot;
 use crate::job::status::JobStatus;
@@ -168,7 +169,9 @@ fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>)
         _ => None,
     });
     let asked = step.and_then(|step| step.asked.as_deref());
-    if !matches!(asked, Some("RestartPod" | "RestartTask")) {
+    // A restart that is one too many ends the job: then nothing is restarted, and all that runs is stopped.
+    let ends = step.is_some_and(|step| step.phase == JobPhase::Failed.to_string());
+    if !matches!(asked, Some("RestartPod" | "RestartTask")) || ends {
         return;
     }
     let Some((Some(before), _)) = status_of(deed, id) else { return };
@@ -187,7 +190,9 @@ fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>)
                 of.job == *id && of.slot.task == mark.slot.task && *code != Some(0)
             });
     if current && in_range && !meant && !of_task {
-        say(20, format!("{} was removed, although it was another that was restarted", place.pod));
+        let why = step.map(|step| step.message.as_str()).unwrap_or_default();
+        let pod = &place.pod;
+        say(20, format!("{pod} was removed, although it was another that was restarted ({why})"));
     }
 }
 

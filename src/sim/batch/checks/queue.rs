@@ -148,7 +148,7 @@ fn order(
         Some(group.record.as_ref()?.spec.priority)
     };
     let Some(mine) = priority(id) else { return };
-    let (now, since) = (super::clock(deed, facts), deed.write.at.saturating_sub(VIEW));
+    let (now, since) = (super::clock_before(deed, facts), deed.write.at.saturating_sub(VIEW));
     for (other, status) in &board.group_statuses {
         let Some(group) = board.groups.get(other) else { continue };
         let Some(record) = &group.record else { continue };

@@ -9,10 +9,11 @@ use crate::audit::{Details, JobStep};
 use crate::command::{Action, Command, Target};
 use crate::ids::Namespaced;
 use crate::job::machine::JobPhase;
-use crate::job::spec::JobUid;
+use crate::job::spec::{JobSpec, JobUid};
 use crate::job::status::{ConditionType, JobStatus, holds};
 use crate::queue::spec::Desired;
 use crate::sim::invariant::{Facts, Say};
+use crate::time::Timestamp;
 
 /// After one deed of a process.
 pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
@@ -22,7 +23,9 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
                 status(deed, id, (before, after), board, facts, say);
             }
             Seen::Job(id, (Some(record), None)) => gone(deed, id, record, board, facts, say),
-            Seen::Command(id, (Some(command), None)) => consumed(deed, *id, command, board, say),
+            Seen::Command(id, (Some(command), None)) => {
+                consumed(deed, *id, command, board, facts, say)
+            }
             _ => {}
         }
     }
@@ -220,7 +223,7 @@ fn counters(
     deed: &Deed,
     id: &Namespaced,
     (before, after): (&JobStatus, &JobStatus),
-    spec: &crate::job::spec::JobSpec,
+    spec: &JobSpec,
     board: &Board,
     say: Say<'_>,
 ) {
@@ -271,6 +274,16 @@ fn counters(
     }
 }
 
+/// When the time of a job is up.
+fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
+    let end = match status.state.phase {
+        phase if phase.is_final() => status.completion_time,
+        JobPhase::Aborted if !spec.suspend => Some(status.state.last_transition_time),
+        _ => None,
+    };
+    end?.checked_add(spec.ttl?).ok()
+}
+
 /// 25: a record goes when a person says so or when its time is up, and nothing of it stays.
 fn gone(
     deed: &Deed,
@@ -280,23 +293,16 @@ fn gone(
     facts: &Facts,
     say: Say<'_>,
 ) {
-    let Some(spec) = &record.spec else {
+    if record.spec.is_none() && !record.deleting {
         say(25, format!("{id} was deleted, and nobody can read what it says"));
-        return;
-    };
+    }
     let status = deed.changes.iter().find_map(|seen| match seen {
         Seen::JobStatus(of, (before, None)) if of == id => before.as_deref(),
         _ => None,
     });
-    if !spec.deleting {
-        let due = status.filter(|status| status.uid == record.uid).and_then(|status| {
-            let end = match status.state.phase {
-                phase if phase.is_final() => status.completion_time,
-                JobPhase::Aborted if !spec.suspend => Some(status.state.last_transition_time),
-                _ => None,
-            };
-            end?.checked_add(spec.ttl?).ok()
-        });
+    if let Some(spec) = record.spec.as_ref().filter(|_| !record.deleting) {
+        let due = status.filter(|status| status.uid == record.uid);
+        let due = due.and_then(|status| expires(spec, status));
         let now = clock(deed, facts);
         if due.zip(now).is_none_or(|(due, now)| now < due) {
             let phase = status.map(|status| status.state.phase);
@@ -312,7 +318,15 @@ fn gone(
 }
 
 /// A command is consumed in the transaction that carries it out.
-fn consumed(deed: &Deed, command_id: uuid::Uuid, command: &Command, board: &Board, say: Say<'_>) {
+/// Of a job that goes, because a person says so or because its time is up (25), it goes with the job.
+fn consumed(
+    deed: &Deed,
+    command_id: uuid::Uuid,
+    command: &Command,
+    board: &Board,
+    facts: &Facts,
+    say: Say<'_>,
+) {
     if board.history.consumed.contains(&command_id) {
         say(22, format!("command {command_id} was carried out twice"));
     }
@@ -337,6 +351,10 @@ fn consumed(deed: &Deed, command_id: uuid::Uuid, command: &Command, board: &Boar
         return;
     }
     let before = before.as_ref().filter(|before| before.uid == after.uid);
+    let due = before.and_then(|before| expires(spec, before));
+    if due.zip(clock(deed, facts)).is_some_and(|(due, now)| now >= due) {
+        return;
+    }
     let from = before.map_or(JobPhase::Pending, |before| before.state.phase);
     let members = match (task, index) {
         (Some(task), index) => {
