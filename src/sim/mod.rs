@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `world.rs` | the world of one seed: set up, play the script, heal, check that all becomes well |
 //! | `script.rs`, `trouble.rs` | what happens and when, drawn from the seed; what befalls farms in every world |
+//! | `life.rs` | how every world begins and ends |
 //! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
 //! | `wire.rs` | the network between a process and Consul |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
@@ -24,6 +25,7 @@ mod dice;
 mod farms;
 mod fleet;
 mod invariant;
+mod life;
 pub mod mutation;
 mod process;
 mod referee;

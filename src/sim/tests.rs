@@ -9,7 +9,7 @@ use super::{Options, Report, Scenario, run};
 /// The suite's seeds.
 const SEEDS: std::ops::Range<u64> = 0..1_000;
 /// Those of the world of jobs.
-const BATCH_SEEDS: std::ops::Range<u64> = 0..100;
+const BATCH_SEEDS: std::ops::Range<u64> = 0..1_000;
 
 /// Lives through seeds on two threads; gives those in which something was found, in order.
 fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> Vec<Report> {
@@ -44,17 +44,21 @@ fn asked_for() -> Option<std::ops::Range<u64>> {
     Some(first.parse().unwrap()..end.parse().unwrap())
 }
 
-/// The seeds in which something was found once.
-fn kept() -> Vec<u64> {
-    let lines = include_str!("../../testdata/seeds/found.txt").lines();
-    lines.map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect()
-}
+/// The seeds in which something was found once, of each world.
+const KEPT: [(Scenario, &str); 2] = [
+    (Scenario::Services, include_str!("../../testdata/seeds/found.txt")),
+    (Scenario::Batch, include_str!("../../testdata/seeds/batch.txt")),
+];
 
 #[test]
 fn seeds_that_once_found_something_find_nothing() {
-    for seed in kept() {
-        let report = run(seed, &Options::default());
-        assert_eq!(report.violation, None, "seed {seed}:\n{}", report.last.join("\n"));
+    for (scenario, lines) in KEPT {
+        for line in lines.lines() {
+            let seed = line.split(' ').next().unwrap().parse().unwrap();
+            let report = run(seed, &Options { scenario, ..Options::default() });
+            let last = report.last.join("\n");
+            assert_eq!(report.violation, None, "seed {seed} of {scenario:?}:\n{last}");
+        }
     }
 }
 

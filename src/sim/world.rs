@@ -10,15 +10,14 @@ use super::dice::Dice;
 use super::farms::{Farms, weather};
 use super::fleet::{Fleet, node};
 use super::invariant::liveness;
-use super::process::{Design, WallClock};
+use super::life::{self, Beginning};
+use super::process::Design;
 use super::referee::Referee;
 use super::scheduler::Mood;
 use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
 use super::users::{Users, rc_id};
-use crate::embedded::{Embedded, Fate, Request, Settings};
 use crate::ids::RcId;
 use crate::node::record::NodeState;
-use crate::time::IdSource;
 
 /// 27: everything is as asked for within this long after the faults have ended. A record that was quarantined is tried
 /// again after up to two minutes; what heals it does not touch it.
@@ -47,33 +46,17 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, print: bool) -> Report {
-        // Sleeping once puts the paused clock on a whole millisecond.
-        sleep(Duration::from_millis(1)).await;
-        let mut dice = Dice::new(seed);
-        let ids = IdSource::from_seed(dice.seed());
-        let start = Instant::now();
-        let consul = Embedded::new(&Settings::default(), &ids);
-        // Remembers the past, for stale reads.
-        drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
+        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
         let referee = Referee::new(&consul, print);
         let fleet = Fleet::new(consul.clone(), referee.clone());
-        let clock = WallClock::new(start);
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
-        let weather = weather(&mut dice);
+        let weather = weather(seed, &mut dice);
         let poisoned = dice.permille(200);
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
         let mut world = World { referee: referee.clone(), fleet, users, farms, start, poisoned };
         let agents = tokio::spawn(world.fleet.clone().run());
-        tokio::select! {
-            biased;
-            () = referee.violation() => {}
-            () = world.play(dice) => {}
-        }
-        agents.abort();
-        let (violation, applied, hash) = referee.result();
-        let last = if violation.is_some() { referee.last() } else { Vec::new() };
-        Report { seed, violation, applied, hash, lived: start.elapsed(), last }
+        life::live(seed, start, &referee, agents, world.play(dice)).await
     }
 
     async fn play(&mut self, mut dice: Dice) {
@@ -88,6 +71,11 @@ impl World {
         self.farms.until(self.start + HEALED_AT).await;
         self.heal();
         self.settle().await;
+        if self.farms.restored {
+            // Until its trees are next read from the start, a farm may still act on what the snapshot undid: it can claim
+            // what it need not, and take longer for what it must.
+            self.farms.until(self.start + HEALED_AT + AFTER_RESTORE).await;
+        }
         self.rest().await;
         self.take_over().await;
         self.referee.check_fold();

@@ -3,21 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::liveness;
 use super::machines::{Machines, node};
 use super::people::{People, QUEUES, document, job_id};
 use super::script::{Act, HEALED_AT, MACHINES, script};
-use crate::embedded::{Embedded, Fate, Request, Settings};
 use crate::ids::Namespaced;
 use crate::node::record::NodeState;
 use crate::sim::Report;
 use crate::sim::dice::Dice;
 use crate::sim::farms::{Farms, weather};
-use crate::sim::process::{Design, WallClock};
+use crate::sim::life::{self, Beginning};
+use crate::sim::process::Design;
 use crate::sim::referee::Referee;
-use crate::time::IdSource;
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
@@ -44,35 +43,19 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, print: bool) -> Report {
-        // Sleeping once puts the paused clock on a whole millisecond.
-        sleep(Duration::from_millis(1)).await;
-        let mut dice = Dice::new(seed);
-        let ids = IdSource::from_seed(dice.seed());
-        let start = Instant::now();
-        let consul = Embedded::new(&Settings::default(), &ids);
-        // Remembers the past, for stale reads.
-        drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
+        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
         let referee = Referee::of_batch(&consul, print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
-        let clock = WallClock::new(start);
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
-        let weather = weather(&mut dice);
+        let weather = weather(seed, &mut dice);
         let lost = dice.permille(250).then(|| dice.below(MACHINES));
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
         let kinds = Vec::new();
         let mut world =
             World { referee: referee.clone(), machines, people, farms, kinds, lost, start };
         let agents = tokio::spawn(world.machines.clone().run());
-        tokio::select! {
-            biased;
-            () = referee.violation() => {}
-            () = world.play(dice) => {}
-        }
-        agents.abort();
-        let (violation, applied, hash) = referee.result();
-        let last = if violation.is_some() { referee.last() } else { Vec::new() };
-        Report { seed, violation, applied, hash, lived: start.elapsed(), last }
+        life::live(seed, start, &referee, agents, world.play(dice)).await
     }
 
     async fn play(&mut self, mut dice: Dice) {

@@ -58,5 +58,8 @@ fn count(picture: &Picture, spec: &RcSpec) -> Option<String> {
     };
     let room = mine.len() + picture.node_labels.keys().filter(free).count();
     let wanted = room.min(spec.replicas_desired as usize);
-    (mine.len() != wanted).then(|| format!("{} has {} pods, not {wanted}", spec.id, mine.len()))
+    (mine.len() != wanted).then(|| {
+        let said = picture.statuses.get(&spec.id).map(|status| &status.conditions);
+        format!("{} has {} pods, not {wanted}, and says {said:?}", spec.id, mine.len())
+    })
 }
