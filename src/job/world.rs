@@ -398,7 +398,8 @@ impl JobWorld {
             let astray = labels.value.astray(uid);
             pods.astray = astray.map(|(place, one)| (place.clone(), one.clone())).collect();
         } else {
-            all.clone_from(&known.pods);
+            let own = known.pods.iter();
+            all.extend(own.map(|(at, (labelled, _))| (at.clone(), (labelled.clone(), intent(at)))));
         }
         for (place, (labelled, intent)) in all {
             if labelled.mark.uid == uid {
