@@ -653,7 +653,7 @@ async fn how_an_older_try_ended_is_not_taken_for_the_newer_ones_end() {
     })
     .await;
     is_slow.store(true, std::sync::atomic::Ordering::SeqCst);
-    tokio::time::sleep(60 * SECOND).await;
+    tokio::time::sleep(200 * SECOND).await;
     let status = status(&cluster, "default/j").await;
     assert_eq!((status.retry_count, status.state.phase), (1, JobPhase::Running));
     farm.stop().await;
