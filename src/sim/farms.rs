@@ -36,14 +36,12 @@ pub struct Farms {
     pub restored: bool,
 }
 
-/// What the wires are like before anything happens. In every seventh world lists are slow: what a farm has just done it
-/// must know by itself.
+/// What the wires are like before anything happens.
 #[must_use]
-pub fn weather(seed: u64, dice: &mut Dice) -> Weather {
+pub fn weather(dice: &mut Dice) -> Weather {
     let calm = |dice: &mut Dice, most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
     Weather {
         latency: Duration::from_millis(1 + dice.below(40) as u64),
-        lists_late: Duration::from_millis(if seed % 7 == 3 { 1_500 } else { 0 }),
         lost: calm(dice, 15),
         reply_lost: calm(dice, 15),
         late: calm(dice, 10),

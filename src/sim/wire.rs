@@ -30,8 +30,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 pub struct Weather {
     /// Every request and every answer travels this long at most.
     pub latency: Duration,
-    /// Answers that list something travel this much longer.
-    pub lists_late: Duration,
     /// Requests that never arrive, in a thousand.
     pub lost: u32,
     /// Requests that are carried out and never answered, in a thousand.
@@ -170,10 +168,7 @@ impl Wire {
         let State { dice, weather, .. } = &mut *state;
         let longest = weather.latency;
         let mut travel = || dice.between(Duration::ZERO, longest);
-        let (before, mut after) = (travel(), travel());
-        if is_list {
-            after += weather.lists_late;
-        }
+        let (before, after) = (travel(), travel());
         let is_write = kind == Kind::Write;
         let hidden = weather.hidden.as_ref().is_some_and(|prefix| {
             subject.starts_with(prefix.as_str()) || prefix.as_str().starts_with(subject)

@@ -51,7 +51,7 @@ impl World {
         let fleet = Fleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
-        let weather = weather(seed, &mut dice);
+        let weather = weather(&mut dice);
         let poisoned = dice.permille(200);
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
         let mut world = World { referee: referee.clone(), fleet, users, farms, start, poisoned };

@@ -48,7 +48,7 @@ impl World {
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
-        let weather = weather(seed, &mut dice);
+        let weather = weather(&mut dice);
         let lost = dice.permille(250).then(|| dice.below(MACHINES));
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
         let kinds = Vec::new();
