@@ -13,7 +13,7 @@ use super::output::{age, fields, or_dash, table};
 use crate::ids::{NodeName, PodId};
 use crate::node::Health;
 use crate::node::record::NodeRecord;
-use crate::node::status::{PodStatus, ProcessStatus};
+use crate::node::status::{Phase, PodStatus, ProcessStatus};
 use crate::rc::plan::Standing;
 use crate::store::{Query, key};
 
@@ -104,6 +104,17 @@ impl Row {
         if self.node_down { Health::Unknown } else { self.status.health }
     }
 
+    /// For the table: of what has ended well there is no health to worry about.
+    fn health_shown(&self) -> String {
+        let ended_well = |process: &ProcessStatus| {
+            process.last_exit.as_ref().is_some_and(|exit| exit.exit_code == 0)
+        };
+        let is_done = !self.node_down
+            && self.status.phase == Phase::Ended
+            && self.status.processes.iter().all(ended_well);
+        or_dash((!is_done).then(|| self.health()))
+    }
+
     fn message(&self) -> String {
         match (self.node_down, self.status.message.as_str()) {
             (false, message) => message.to_owned(),
@@ -160,7 +171,7 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
                     pod.to_string(),
                     node.to_string(),
                     row.state(),
-                    row.health().to_string(),
+                    row.health_shown(),
                     restarts.to_string(),
                     or_dash(since.map(|since| age(since, now))),
                     row.message(),

@@ -124,3 +124,40 @@ fn the_list_of_commands_is_the_programs_own() {
     }
     assert_eq!(written, table, "docs/cli.md: UPDATE_DOCS=1 cargo test --test it documents");
 }
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+}
+
+/// Every file below `directory`.
+fn sources(directory: PathBuf) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { sources(path) } else { vec![path] }).collect()
+}
+
+/// The messages of log lines with `alert = true`: the last text of each such call, without the breaks of its lines.
+fn alerts(source: &str) -> Vec<String> {
+    let calls = source.split("alert = true").skip(1);
+    let message = |call: &str| {
+        let texts: Vec<&str> = call.split('"').collect();
+        let is_last = |n: &usize| texts[n + 1].trim_start().starts_with(')');
+        let last = (1..texts.len() - 1).step_by(2).find(is_last).expect("a call ends");
+        texts[last].split("\\\n").map(str::trim_start).collect::<String>()
+    };
+    calls.map(message).collect()
+}
+
+#[test]
+fn the_page_of_operating_has_every_alert() {
+    let page = page("operating.md");
+    let all: BTreeSet<String> = sources(root().join("src"))
+        .iter()
+        .flat_map(|path| alerts(&std::fs::read_to_string(path).unwrap()))
+        .collect();
+    assert!(all.len() > 10, "the alerts are no longer found where they stand: {all:?}");
+    // The page leaves out the end of a long one.
+    let begin = |text: &str| text.chars().take(60).collect::<String>();
+    let missing: Vec<&String> =
+        all.iter().filter(|text| !page.contains(&format!("`{}", begin(text)))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

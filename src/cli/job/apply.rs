@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::audit::{Details, JobChange};
 use crate::cli::console::{Committed, Console};
+use crate::cli::dev;
 use crate::cli::failure::{Exit, failure};
 use crate::ids::Namespaced;
 use crate::job::form::{self, Read, Remark};
@@ -105,6 +106,7 @@ async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
+        dev::check_not_described(&args.filename, text)?;
         let at = format!("{} (document {})", args.filename, n + 1);
         let wrong = |why: String| failure(format!("{at}: {why}"), "mend it; nothing was changed");
         let mut document = form::from_yaml(text).map_err(wrong)?;

@@ -11,6 +11,7 @@ use super::find::title;
 use super::wait;
 use crate::audit::{ControllerChange, Details};
 use crate::cli::console::{Committed, Console};
+use crate::cli::dev;
 use crate::cli::failure::{Exit, failure};
 use crate::cli::label::pair;
 use crate::cli::output::duration;
@@ -28,7 +29,7 @@ pub struct CreateArgs {
     file: PathBuf,
     /// Which nodes may run the pods, as in role=web,zone in (a,b); '' for all nodes
     #[arg(long, value_name = "SELECTOR")]
-    node_selector: Option<Selector>,
+    node_selector: Selector,
     /// How many pods there shall be
     #[arg(long, default_value_t = 1, value_name = "N", allow_negative_numbers = true)]
     replicas: i64,
@@ -93,6 +94,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
         std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the manifest {}", path.display()))?
     };
+    dev::check_not_described(&path.display().to_string(), &text)?;
     Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 
@@ -108,12 +110,6 @@ fn rc_labels(args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {
 }
 
 fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<RcRecord> {
-    let Some(selector) = &args.node_selector else {
-        return Err(failure(
-            "--node-selector is missing: which nodes may run the pods?",
-            "give one, such as --node-selector role=web; --node-selector '' means every node",
-        ));
-    };
     check_count(args.replicas)
         .map_err(|bad| failure(format!("--replicas: {}", bad.why), "give a number from 0 up"))?;
     let mut pod_labels: Labels = args.pod_label.iter().cloned().collect();
@@ -138,7 +134,7 @@ fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Rc
     Ok(RcRecord {
         id,
         manifest: manifest.text().to_owned(),
-        node_selector: selector.to_string(),
+        node_selector: args.node_selector.to_string(),
         pod_labels: Some(pod_labels),
         replicas_desired: args.replicas,
         disabled: args.disabled,

@@ -24,6 +24,25 @@ fn write(world: &World, name: &str, text: &str) {
 }
 
 #[tokio::test]
+async fn a_member_that_has_ended_well_is_not_called_unhealthy_in_the_list() {
+    let world = World::new().await;
+    for (pod, code) in [("good", 0), ("bad", 3)] {
+        let exit = json!({"time": "2026-01-01T00:00:00Z", "exit_code": code, "exit_status": 0});
+        let processes = json!([{"launchable_id": "c", "phase": "Ended", "last_exit": exit}]);
+        let status = json!({"phase": "Ended", "health": "critical", "process_status": processes});
+        world.put(&format!("status/pods/{pod}/n1"), &status.to_string()).await;
+    }
+    let list = world.run(&["pod", "list"]).await.ok();
+    let health = |pod: &str| {
+        let line = list.lines().find(|line| line.starts_with(pod)).unwrap();
+        line.split_whitespace().nth(3).unwrap().to_owned()
+    };
+    assert_eq!((health("good"), health("bad")), ("-".to_owned(), "critical".to_owned()), "{list}");
+    let rows = world.json(&["pod", "list", "good"]).await;
+    assert_eq!(rows[0]["health"], "critical", "programs get what the node said");
+}
+
+#[tokio::test]
 async fn a_file_is_planned_applied_changed_and_refused() {
     let world = World::new().await;
     write(&world, "job.yaml", JOB);

@@ -41,11 +41,14 @@ async fn bad_input_is_named_with_its_remedy_and_changes_nothing() {
         std::fs::write(world.dir.path().join(name), text).unwrap();
     };
     write("noid.yaml", "launchables: {}\n");
+    write("dev.yaml", include_str!("../../../examples/web.yaml"));
     write("torn.yaml", "id: web\nlaunchables: [\n");
     let good = ["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"];
     let with = |more: &[&'static str]| [&good[..], more].concat();
     for (arguments, words, hint) in [
-        (vec!["rc", "create", "-f", "web.yaml"], "--node-selector is missing", "every node"),
+        (vec!["rc", "create", "-f", "web.yaml"], "--node-selector <SELECTOR>", ""),
+        (vec!["rc", "create", "-f", "dev.yaml", "--node-selector", ""], "rcfarm dev", "--apply"),
+        (vec!["apply", "-f", "dev.yaml"], "rcfarm dev", "rc create -f MANIFEST"),
         (with(&["--replicas", "-1"]), "-1 is negative", "from 0 up"),
         (with(&["--replicas", "1000000"]), "1000000 is absurd", "from 0 up"),
         (with(&["--pod-label", "pod_id=x"]), "--pod-label pod_id", "leave it out"),
