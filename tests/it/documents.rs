@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rcfarm::audit::EventType;
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -127,6 +129,36 @@ fn the_list_of_commands_is_the_programs_own() {
 
 fn page(name: &str) -> String {
     std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+}
+
+#[test]
+fn the_page_of_keys_has_every_event() {
+    let page = page("keys.md");
+    // A row may begin with one in full and go on with the last words of others.
+    let stands = |event: &str| {
+        let last = event.rsplit('_').next().unwrap();
+        page.contains(&format!("`{event}`")) || page.contains(&format!("`…_{last}`"))
+    };
+    let missing: Vec<&str> =
+        EventType::OURS.iter().map(EventType::as_str).filter(|event| !stands(event)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn the_page_of_keys_has_every_path() {
+    let source = std::fs::read_to_string(root().join("src/store/key.rs")).unwrap();
+    let paths = source.lines().filter_map(|line| {
+        let line = line.trim();
+        let path = ["Prefix::fixed(\"", "Key::of(format!(\"", "Prefix(format!(\"", "Key::of(\""]
+            .iter()
+            .find_map(|begin| line.strip_prefix(begin))?;
+        Some(path.split(['{', '"']).next().unwrap().to_owned())
+    });
+    let (page, paths) = (page("keys.md"), paths.collect::<BTreeSet<String>>());
+    assert!(paths.len() > 20, "the paths are no longer found where they stand: {paths:?}");
+    let missing: Vec<&String> =
+        paths.iter().filter(|path| !page.contains(&format!("`{path}"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Every file below `directory`.
