@@ -275,9 +275,7 @@ fn note_lost(
             if members.contains_key(&slot) || other_attempt(&slot) {
                 continue;
             }
-            memory.started.remove(index);
-            memory.handled.remove(index);
-            *memory.attempts.entry(index).or_default() += 1;
+            memory.forget(index);
             if index < task.replicas {
                 lost.push(slot);
             }
@@ -291,12 +289,9 @@ fn forget_surplus(plan: &mut Plan) {
     let surplus = plan.remove.iter().filter(|(_, why)| *why == RemoveReason::OutOfRange);
     for (pod, _) in surplus {
         let current = attempt_of(&plan.status, &pod.slot) == pod.attempt;
-        let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task).filter(|_| current) else {
-            continue;
-        };
-        memory.started.remove(pod.slot.index);
-        memory.handled.remove(pod.slot.index);
-        *memory.attempts.entry(pod.slot.index).or_default() += 1;
+        if current && let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task) {
+            memory.forget(pod.slot.index);
+        }
     }
 }
 

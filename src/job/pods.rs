@@ -6,8 +6,16 @@ use std::sync::Arc;
 use super::labelled::{Astray, Free, Labelled};
 use super::members::PodSeen;
 use super::spec::Slot;
+use crate::farm::kind::RecordId;
+use crate::ids::Namespaced;
 use crate::rc::plan::Place;
 use crate::store::Index;
+
+/// The name under which farms know a job.
+#[must_use]
+pub fn record_id(id: &Namespaced) -> RecordId {
+    RecordId::from(id.to_string().as_str())
+}
 
 /// An intent's ModifyIndex and the hash of its manifest.
 pub type Intended = Option<(Index, u64)>;

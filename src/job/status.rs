@@ -306,6 +306,15 @@ pub struct TaskMemory {
     pub not_before: BTreeMap<u32, Timestamp>,
 }
 
+impl TaskMemory {
+    /// A member's pod is gone: should it be made again, that is another try.
+    pub fn forget(&mut self, index: u32) {
+        self.started.remove(index);
+        self.handled.remove(index);
+        *self.attempts.entry(index).or_default() += 1;
+    }
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(n: &u32) -> bool {
     *n == 0

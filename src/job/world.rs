@@ -19,7 +19,7 @@ use super::manifest::Mark;
 use super::members::PodSeen;
 use super::operator;
 use super::pod_status::{Standing as PodStanding, stands};
-pub use super::pods::{Intended, Pods};
+pub use super::pods::{Intended, Pods, record_id};
 use super::spec::{JobSpec, JobUid, Slot};
 use super::status::JobStatus;
 use crate::command::Commands;
@@ -191,12 +191,6 @@ struct Book {
     groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
     /// Jobs whose status is there and cannot be understood.
     unreadable: BTreeSet<Namespaced>,
-}
-
-/// The name under which farms know a job.
-#[must_use]
-pub fn record_id(id: &Namespaced) -> RecordId {
-    RecordId::from(id.to_string().as_str())
 }
 
 /// The status of a job and its group's record, each with its ModifyIndex.
