@@ -371,8 +371,8 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     let read = async || cluster.store.get(&intent, Query::PLAIN).await.unwrap().value;
     within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
     let (node, pod) = ("n0000".parse().unwrap(), "j-w-0".parse().unwrap());
-    say(&cluster, &node, &pod, None).await;
     cluster.put(key::reality(&node, &pod).as_str(), read().await.unwrap().value).await;
+    say(&cluster, &node, &pod, None).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
     is_deaf.store(true, Ordering::SeqCst);
     // The query that hangs since before is answered; the next ones are not.
