@@ -208,3 +208,20 @@ proptest! {
         world.check_at_rest();
     }
 }
+
+/// Invariant 17 holds after every change: what one gives back is there before another gets it.
+#[test]
+fn the_charge_of_a_record_that_became_invalid_is_given_back_before_another_group_is_charged() {
+    let mut world = World::new(&[NODE; 4]);
+    world.bounds = Bounds { placed: 3, nodes: 1 };
+    world.queue("q1", json!({"capability": {"cpu": 4}}));
+    world.group("g0", json!({"queue": "q1", "tasks": workers(3, "1")}));
+    // It is admitted, and its place is being written ahead.
+    world.make(&Move::Pass(1));
+    let created = world.groups[&id("g0")].created;
+    world.write("g0", &json!({"spec": {"queue": "q1", "tasks": workers(1, "x")}}), Some(created));
+    world.group("g1", json!({"queue": "q1", "tasks": workers(1, "2")}));
+    world.settle();
+    assert_eq!(world.status("g0").reason, Reason::InvalidRecord);
+    assert!(world.status("g1").phase.is_admitted());
+}

@@ -530,7 +530,9 @@ impl<'a> Pass<'a> {
         let phase = if has_no_place { Phase::Pending } else { after.phase };
         after.say(phase, Reason::InvalidRecord, BadField::list(bad), self.seen.now);
         if known.is_none_or(|known| *known.status != after) {
-            self.plan.says.push(Change::of_status(id, known, after));
+            // What is given back others may be given in this very pass: it comes before them.
+            let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };
+            to.push(Change::of_status(id, known, after));
         }
     }
 }

@@ -112,7 +112,8 @@ impl Amounts {
         }
         let text = one.to_string();
         let part = text.split(',').find_map(|part| part.strip_prefix(what)?.strip_prefix('='));
-        part.unwrap_or_default().to_owned()
+        // Of nothing nothing is said there.
+        part.unwrap_or("0").to_owned()
     }
 
     fn read(what: &str, text: &str) -> Result<u64, String> {
@@ -222,6 +223,9 @@ mod tests {
         assert_eq!(again, r#"{"cpu":"2","gpu":8,"memory":"8Gi","pods":3}"#);
         for bad in [r#"{"cpu":"four"}"#, r#"{"memory":-1}"#, r#"{"pods":1.5}"#, r#"{"cpu":[]}"#] {
             assert!(serde_json::from_str::<Amounts>(bad).is_err(), "{bad}");
+            let none: Amounts = serde_json::from_str(r#"{"cpu":"0","memory":0}"#).unwrap();
+            let text = serde_json::to_string(&none).unwrap();
+            assert_eq!(serde_json::from_str::<Amounts>(&text).unwrap(), none, "{text}");
         }
     }
 
