@@ -9,7 +9,7 @@ use super::{Options, Report, Scenario, run};
 /// The suite's seeds.
 const SEEDS: std::ops::Range<u64> = 0..1_000;
 /// Those of the world of jobs.
-const BATCH_SEEDS: std::ops::Range<u64> = 0..100;
+const BATCH_SEEDS: std::ops::Range<u64> = 0..1_000;
 
 /// Lives through seeds on two threads; gives those in which something was found, in order.
 fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> Vec<Report> {
