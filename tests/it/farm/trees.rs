@@ -70,20 +70,23 @@ async fn a_reading_that_failed_serves_nobody() {
     assert_eq!(world.pods.seen().value.len(), 2, "the third was told that it sees everything");
 }
 
-/// A farm's rights may go after it has checked them, and before it has read anything that could be missed.
-#[tokio::test(start_paused = true)]
-async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
-    let cluster = Cluster::new(2).await;
-    let hidden = Arc::new(AtomicBool::new(true));
-    let now = hidden.clone();
-    let faults = move |request: &Request<'_>| match (now.load(Ordering::SeqCst), request) {
+/// Lists show nothing and reads are refused, while `hidden`.
+fn without_rights(hidden: Arc<AtomicBool>) -> impl Fn(&Request<'_>) -> Fate {
+    move |request| match (hidden.load(Ordering::SeqCst), request) {
         (true, Request::List(_)) => Fate::of(Outcome::Short(0)),
         (true, Request::Get(_)) => {
             Fate::of(Outcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
         }
         _ => Fate::DELIVER,
-    };
-    let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
+    }
+}
+
+/// A farm's rights may go after it has checked them, and before it has read anything that could be missed.
+#[tokio::test(start_paused = true)]
+async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
+    let cluster = Cluster::new(2).await;
+    let hidden = Arc::new(AtomicBool::new(true));
+    let store = Arc::new(cluster.store.with_faults(Arc::new(without_rights(hidden.clone()))));
     let tree = Tree::<NodeTree>::guarded(store, key::labels(LabelKind::Node), Pace::PROMPT);
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
@@ -102,15 +105,7 @@ async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
 async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
     let cluster = Cluster::new(1).await;
     let hidden = Arc::new(AtomicBool::new(false));
-    let now = hidden.clone();
-    let faults = move |request: &Request<'_>| match (now.load(Ordering::SeqCst), request) {
-        (true, Request::List(_)) => Fate::of(Outcome::Short(0)),
-        (true, Request::Get(_)) => {
-            Fate::of(Outcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
-        }
-        _ => Fate::DELIVER,
-    };
-    let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
+    let store = Arc::new(cluster.store.with_faults(Arc::new(without_rights(hidden.clone()))));
     let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
     tree.read_now().await.unwrap();
     hidden.store(true, Ordering::SeqCst);
