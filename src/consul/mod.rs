@@ -11,7 +11,7 @@
 //! | [`Store::pass_check`] | consulrs, its `check/update` | its `check/pass` sends the note in the body, where Consul does not look |
 //! | [`Reader::get`], [`Reader::list`], [`Reader::keys`] | raw | consulrs loses the index of a 404, and with it every wait on something absent; a blocking read needs its own time-out |
 //! | [`Reader::session`], [`Reader::sessions`] | raw | one negative lock-delay of anybody's makes consulrs refuse the whole list; it drops `X-Consul-Results-Filtered-By-ACLs` |
-//! | [`Store::txn`], [`Reader::service_health`], [`Reader::leader`] | raw | consulrs has none of them |
+//! | [`Store::txn`], [`Reader::ask`], [`Reader::service_health`], [`Reader::leader`] | raw | consulrs has none of them |
 //!
 //! What consulrs must not get wrong is set where it cannot interfere: token, namespace and partition are headers
 //! of the client (marked sensitive, so no log shows the token), time-outs and TLS are the client's, and a path in
@@ -48,8 +48,8 @@ pub use config::{ConfigError, ConsulConfig};
 
 use crate::ids::SessionId;
 use crate::store::{
-    Answer, DeleteMode, Entry, Key, NewSession, Op, Prefix, PutMode, Query, Reader, ServiceHealth,
-    SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Key, NewSession, Op, Prefix, PutMode, Query, Question, Reader,
+    ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
 /// Log targets of the libraries below that are to be silenced: they log every call at INFO and every refusal, such
@@ -107,6 +107,10 @@ impl Reader for Consul {
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError> {
         self.client.keys(prefix, separator, query).await
+    }
+
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        self.client.ask(questions).await
     }
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {

@@ -3,23 +3,42 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{Method, Url};
 
 use super::client::{Call, Client};
 use super::error::{Asked, DENIED, forbidden, undecodable};
 use super::wire::{TxnAnswer, txn_body, verb};
-use crate::store::{Entry, Index, Op, Refusal, StoreError, TxnOutcome};
+use crate::store::{Entry, Index, Op, Question, Refusal, StoreError, TxnOutcome};
 
 impl Client {
     pub(super) async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
         let asked = Asked::new("committing", ops.first().map_or("nothing", Op::subject));
+        self.transact(Call::Transaction, self.url(["txn"]), ops, asked).await
+    }
+
+    /// Consul answers a transaction that changes nothing as it answers a read.
+    pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
+        let asked = Asked::new("reading", ops.first().map_or("nothing", Op::subject));
+        let mut url = self.url(["txn"]);
+        url.query_pairs_mut().append_key_only("consistent");
+        self.transact(Call::Read, url, &ops, asked).await
+    }
+
+    async fn transact(
+        &self,
+        call: Call,
+        url: Url,
+        ops: &[Op],
+        asked: Asked<'_>,
+    ) -> Result<TxnOutcome, StoreError> {
         let body = txn_body(ops, &self.scope).map_err(|error| undecodable(&asked, &error))?;
         let request = self
-            .request(Method::PUT, self.url(["txn"]))
+            .request(Method::PUT, url)
             .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
             .body(body);
-        let reply = self.send(Call::Transaction, request, Duration::ZERO).await?;
+        let reply = self.send(call, request, Duration::ZERO).await?;
         match reply.status {
             200 => {
                 let entries = reply.json::<TxnAnswer>(&asked)?.entries();

@@ -14,8 +14,8 @@ use super::txn::{KvOp, Verb};
 use super::{Embedded, Step};
 use crate::ids::SessionId;
 use crate::store::{
-    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Reader,
-    ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
+    Reader, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
 impl Embedded {
@@ -147,6 +147,11 @@ impl Reader for Embedded {
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError> {
         self.read_keys(prefix.as_str(), separator, query).await
+    }
+
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
+        self.txn(&ops).await
     }
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {

@@ -18,8 +18,8 @@ use super::referee::{Actor, Referee};
 use crate::embedded::{Embedded, Fate, Outcome, Request};
 use crate::ids::SessionId;
 use crate::store::{
-    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Reader,
-    ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
+    Reader, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
 /// The adapter to a real Consul waits this long for an answer, besides what a read may block.
@@ -332,6 +332,17 @@ impl Reader for Wire {
             Box::pin(async move { c.keys(&p, separator.as_deref(), query).await })
         };
         self.read(prefix.as_str(), true, query, call).await
+    }
+
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let subject =
+            questions.first().map(Op::from).map_or_else(String::new, |op| op.subject().to_owned());
+        let questions = questions.to_vec();
+        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+            Box::pin(async move { c.ask(&questions).await })
+        };
+        let kind = Kind::Read { blocks: Duration::ZERO };
+        self.send(kind, &subject, false, Box::new(call)).await
     }
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {

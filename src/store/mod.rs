@@ -26,7 +26,7 @@ pub use claim::{Claim, Commit, Epoch, Writer};
 pub use error::{StoreError, Verdict};
 pub use key::{Key, Prefix};
 pub use rooted::Rooted;
-pub use txn::{ByUser, Fenced, Limits, Op, Refusal, Txn, TxnOutcome};
+pub use txn::{ByUser, Fenced, Limits, Op, Question, Refusal, Txn, TxnOutcome};
 
 use crate::ids::SessionId;
 
@@ -237,6 +237,10 @@ pub trait Reader: Send + Sync + 'static {
         separator: Option<&str>,
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError>;
+
+    /// Asks all of this at one moment, confirmed by the leader: a transaction that changes nothing. At most
+    /// [`Limits::ops`] questions.
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError>;
 
     /// A session; `None` when it is gone, or when the token may not see it.
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError>;

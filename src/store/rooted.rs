@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Answer, DeleteMode, Entry, Key, NewSession, Op, Prefix, PutMode, Query, Reader, ServiceHealth,
-    SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Key, NewSession, Op, Prefix, PutMode, Query, Question, Reader,
+    ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 use crate::ids::SessionId;
 
@@ -39,6 +39,16 @@ impl Rooted {
     fn entry(&self, mut entry: Entry) -> Entry {
         entry.key = self.strip(entry.key);
         entry
+    }
+
+    fn outcome(&self, outcome: TxnOutcome) -> TxnOutcome {
+        match outcome {
+            TxnOutcome::Committed { index, entries } => TxnOutcome::Committed {
+                index,
+                entries: entries.into_iter().map(|e| self.entry(e)).collect(),
+            },
+            refused @ TxnOutcome::Refused(_) => refused,
+        }
     }
 
     fn op(&self, op: &Op) -> Op {
@@ -87,6 +97,15 @@ impl Reader for Rooted {
         Ok(Answer { value, index: a.index, filtered: a.filtered })
     }
 
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let below = |question: &Question| match question.clone() {
+            Question::Get { key } => Question::Get { key: self.root.join(&key) },
+            Question::IsAt { key, index } => Question::IsAt { key: self.root.join(&key), index },
+        };
+        let questions: Vec<Question> = questions.iter().map(below).collect();
+        Ok(self.outcome(self.inner.ask(&questions).await?))
+    }
+
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {
         self.inner.session(id).await
     }
@@ -129,13 +148,7 @@ impl Store for Rooted {
 
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
         let ops: Vec<Op> = ops.iter().map(|op| self.op(op)).collect();
-        Ok(match self.inner.txn(&ops).await? {
-            TxnOutcome::Committed { index, entries } => TxnOutcome::Committed {
-                index,
-                entries: entries.into_iter().map(|e| self.entry(e)).collect(),
-            },
-            refused @ TxnOutcome::Refused(_) => refused,
-        })
+        Ok(self.outcome(self.inner.txn(&ops).await?))
     }
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {

@@ -59,6 +59,32 @@ impl Op {
     }
 }
 
+/// One question of a transaction that only reads ([`super::Reader::ask`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// What the key holds. Refused when it does not exist; without rights the answer lacks it.
+    Get {
+        /// The key.
+        key: Key,
+    },
+    /// Whether this is the key's ModifyIndex. Refused when it is not.
+    IsAt {
+        /// The key.
+        key: Key,
+        /// What it is compared with.
+        index: Index,
+    },
+}
+
+impl From<&Question> for Op {
+    fn from(question: &Question) -> Op {
+        match question.clone() {
+            Question::Get { key } => Op::Get { key },
+            Question::IsAt { key, index } => Op::CheckIndex { key, index },
+        }
+    }
+}
+
 /// How much fits into one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {

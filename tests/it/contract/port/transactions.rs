@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use rcfarm::ids::SessionId;
-use rcfarm::store::{Entry, Index, Limits, NewSession, Op, PutMode, StoreError, Txn, TxnOutcome};
+use rcfarm::store::{
+    DeleteMode, Entry, Index, Limits, NewSession, Op, PutMode, Question, StoreError, Txn,
+    TxnOutcome,
+};
 
 use super::super::cases;
 use super::{Case, Port, cas, key, prefix, set, text};
@@ -38,6 +41,7 @@ pub const CASES: &[Case<Port>] = cases! {
     pT45 Shared "entries are named below the root" => rooted;
     pT47 Shared "a transaction that changes nothing names the index that its keys have" => changes_nothing;
     pT46 Shared "a read-only transaction commits at 0" => read_only;
+    pT48 Shared "questions are answered at one moment, and nothing moves" => questions;
 };
 
 impl Port {
@@ -338,6 +342,33 @@ async fn rooted(p: Port) {
         p.commit(&[Op::GetTree { prefix: prefix("p") }, get_op("p/a"), set("b", "x")]).await;
     let names: Vec<&str> = entries.iter().map(|e| e.key.as_str()).collect();
     assert_eq!(names, ["p/a", "p/a", "b"]);
+}
+
+async fn questions(p: Port) {
+    for name in ["q/a", "q/b", "q/c"] {
+        p.set(name, name).await;
+    }
+    let entries = p.list("q").await;
+    let is_at = |entry: &Entry| Question::IsAt { key: key(&entry.key), index: entry.modify_index };
+    let get = |name: &str| Question::Get { key: key(name) };
+    let still: Vec<Question> = entries.value.iter().map(is_at).collect();
+    assert!(matches!(p.store.ask(&still).await.unwrap(), TxnOutcome::Committed { .. }));
+    p.set("q/b", "changed").await;
+    assert!(p.store.delete(&key("q/c"), DeleteMode::Always).await.unwrap());
+    let TxnOutcome::Refused(refusals) = p.store.ask(&still).await.unwrap() else {
+        panic!("q/b has changed and q/c is gone")
+    };
+    assert_eq!(refusals.iter().map(|refusal| refusal.op).collect::<Vec<_>>(), [1, 2]);
+    let before = p.list("q").await;
+    let TxnOutcome::Committed { entries, .. } =
+        p.store.ask(&[get("q/b"), get("q/a")]).await.unwrap()
+    else {
+        panic!("both are there")
+    };
+    assert_eq!(entries, [before.value[1].clone(), before.value[0].clone()]);
+    let absent = p.store.ask(&[get("q/a"), get("q/c")]).await.unwrap();
+    assert!(matches!(absent, TxnOutcome::Refused(why) if why.len() == 1 && why[0].op == 1));
+    assert_eq!(p.list("q").await, before);
 }
 
 async fn read_only(p: Port) {

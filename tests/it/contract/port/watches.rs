@@ -31,6 +31,8 @@ pub const CASES: &[Case<Port>] = cases! {
     pB40 Shared "every consistency waits" => consistencies;
     pB50 Shared "a tree watch follows a tree from nothing to nothing" => tree_watch;
     pB51 Shared "a large tree that is read in parts is seen as it is" => large_tree;
+    pB52 Shared "so is one of long values, of which only those that changed are read" => large_values;
+    pB53 Shared "and one of a hundred, which are asked for that" => hundred_values;
 };
 
 async fn at_once(p: Port) {
@@ -293,22 +295,36 @@ async fn catches_up(p: &Port, watch: &mut TreeWatch, what: &str) -> usize {
 }
 
 async fn large_tree(p: Port) {
-    const KEYS: usize = 300;
+    follow(p, 300, "x", 100).await;
+}
+
+/// Of long values only those are read that have changed.
+async fn large_values(p: Port) {
+    follow(p, 300, &"x".repeat(1_000), 300 / 8 + 2).await;
+}
+
+/// Not divided, but asked for what has changed.
+async fn hundred_values(p: Port) {
+    follow(p, 100, &"x".repeat(1_000), 100 / 8 + 2).await;
+}
+
+/// At `most` so much is read for one change.
+async fn follow(p: Port, keys: usize, value: &str, most: usize) {
     let name = |n: usize| format!("p/{:08x}", (n as u32).wrapping_mul(0x9e37_79b9));
-    for n in 0..KEYS {
-        p.set(&name(n), "x").await;
+    for n in 0..keys {
+        p.set(&name(n), value).await;
     }
     let reader: std::sync::Arc<dyn rcfarm::store::Reader> = p.store.clone();
     let mut watch = TreeWatch::new(reader, prefix("p"), Duration::from_secs(300));
-    assert_eq!(catches_up(&p, &mut watch, "at first").await, KEYS);
+    assert_eq!(catches_up(&p, &mut watch, "at first").await, keys);
     for n in 0..20 {
-        p.set(&name(n * 7), &format!("edited {n}")).await;
+        p.set(&name(n * 7 % keys), &format!("edited {n} {value}")).await;
         let read = catches_up(&p, &mut watch, "an edit").await;
-        assert!(read < KEYS / 3, "{read} entries for one edit");
+        assert!(read <= most, "{read} entries for one edit");
     }
     p.set("p/new", "x").await;
     let read = catches_up(&p, &mut watch, "a new key").await;
-    assert!(read < KEYS / 3, "{read} entries for a new key");
+    assert!(read <= most, "{read} entries for a new key");
     p.set("p/new/below", "x").await;
     catches_up(&p, &mut watch, "a key below a key").await;
     let session = p.session().await;
