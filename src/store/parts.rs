@@ -2,8 +2,6 @@
 //! or not a part of a name: so the tree is divided until few entries can have changed. Of these a transaction that only
 //! reads tells which have, all of them in one answer, and only they are read.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Included, Unbounded};
 use std::ops::{Range, RangeInclusive};
 
 use futures_util::future::{try_join, try_join_all};
@@ -28,32 +26,48 @@ const LITTLE: usize = 16 * 1024;
 /// A tree as it was last read.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    entries: BTreeMap<String, Entry>,
+    /// By key.
+    entries: Vec<Entry>,
 }
 
 /// A tree brought up to date.
 pub(super) struct Changed {
     /// All of it.
     pub(super) answer: Answer<Vec<Entry>>,
-    /// How many entries of it were read.
+    /// How many entries of it were read, and names.
     pub(super) transferred: usize,
 }
 
 /// What was read of the parts that had changed.
-struct Read {
-    entries: Vec<Entry>,
-    /// The newest index that explains a change.
+enum Read {
+    /// All that they hold, part by part.
+    Parts(Vec<Vec<Entry>>, Noted),
+    /// What has changed.
+    Entries(Vec<Entry>, Noted),
+}
+
+/// What answers said of themselves.
+#[derive(Debug, Clone, Copy, Default)]
+struct Noted {
+    /// The newest index, which explains a change.
     newest: Index,
     filtered: bool,
+}
+
+impl Noted {
+    fn and(self, other: Noted) -> Noted {
+        let newest = self.newest.max(other.newest);
+        Noted { newest, filtered: self.filtered || other.filtered }
+    }
 }
 
 impl Parts {
     /// The tree was read whole. A small one will be again.
     pub(super) fn are_all(&mut self, entries: &[Entry]) {
-        self.entries.clear();
-        if entries.len() >= MANY {
-            self.entries.extend(entries.iter().map(|entry| (entry.key.clone(), entry.clone())));
-        }
+        self.entries = match entries.len() >= MANY && entries.is_sorted_by_key(|entry| &entry.key) {
+            true => entries.to_vec(),
+            false => Vec::new(),
+        };
     }
 
     /// Reads what has changed since `after`, the index of what is known, given the keys that there are now. `None`: it
@@ -67,69 +81,130 @@ impl Parts {
         after: Index,
         keys: Answer<Vec<String>>,
     ) -> Result<Option<Changed>, StoreError> {
-        let now: BTreeSet<&str> = keys.value.iter().map(String::as_str).collect();
-        let fresh = now.iter().filter(|key| !self.entries.contains_key(**key));
-        let fresh: Vec<&str> = fresh.copied().collect();
-        let gone = self.entries.keys().filter(|key| !now.contains(key.as_str())).count();
-        let Some(parts) = divide(&keys.value).filter(|_| fresh.len() + gone <= now.len() / 8)
-        else {
+        let now = &keys.value;
+        if now.len() < MANY || !now.is_sorted() {
             return Ok(None);
-        };
-        let is_alone = parts.len() == 1;
-        let looks = parts.into_iter().map(|part| {
-            let is_certain = is_alone || fresh.iter().any(|key| part.tail(key).is_some());
-            // Below what is known of it, a part is as a restored snapshot has it.
-            let newest = self.below(&part).map(|entry| entry.modify_index).max();
-            look(reader, part, newest.unwrap_or(Index::ZERO)..=after, is_certain)
-        });
-        let looks = try_join_all(looks).await?;
-        let newest = looks.iter().map(|look| look.index).max().unwrap_or(Index::ZERO);
-        let filtered = keys.filtered || looks.iter().any(|look| look.filtered);
-        let dirty: Vec<Prefix> =
-            looks.into_iter().filter(|look| look.is_dirty).map(|look| look.part).collect();
-        let known: Vec<&Entry> = dirty
-            .iter()
-            .flat_map(|part| self.below(part))
-            .filter(|entry| now.contains(entry.key.as_str()))
-            .collect();
-        let bytes: usize = known.iter().map(|entry| entry.value.len()).sum();
-        let is_asked = known.len() + fresh.len() <= ASKED && bytes > LITTLE;
-        let read = match is_asked {
-            true => ask(reader, &known, &fresh).await?,
-            false => Some(list(reader, &dirty).await?),
-        };
-        let Some(read) = read else { return Ok(None) };
-        if gone == 0 && newest.max(read.newest) < keys.index {
+        }
+        let (fresh, gone) = self.difference(now);
+        if fresh.len() + gone.len() > now.len() / 8 {
+            return Ok(None);
+        }
+        let Some(parts) = divide(now) else { return Ok(None) };
+        let (dirty, looked) = self.look(reader, parts, after, &fresh).await?;
+        let Some(read) = self.read(reader, &dirty, &fresh, now).await? else { return Ok(None) };
+        let (Read::Parts(_, noted) | Read::Entries(_, noted)) = read;
+        let noted = noted.and(looked);
+        if gone.is_empty() && noted.newest < keys.index {
             // Somebody answered with the past, or a list was cut.
             return Ok(None);
         }
-        let transferred = now.len() / 8 + read.entries.len();
-        if !is_asked {
-            let stale = dirty.iter().flat_map(|part| self.below(part));
-            let stale: Vec<String> = stale.map(|entry| entry.key.clone()).collect();
-            stale.iter().for_each(|key| drop(self.entries.remove(key)));
-        }
-        self.entries.retain(|key, _| now.contains(key.as_str()));
-        self.entries.extend(read.entries.into_iter().map(|entry| (entry.key.clone(), entry)));
-        let value = self.entries.values().cloned().collect();
-        let answer = Answer { value, index: keys.index, filtered: filtered || read.filtered };
+        let filtered = keys.filtered || noted.filtered;
+        let transferred = now.len() + self.take(read, &dirty, gone);
+        let answer = Answer { value: self.entries.clone(), index: keys.index, filtered };
         Ok(Some(Changed { answer, transferred }))
     }
 
-    /// The known entries of a part.
-    fn below(&self, part: &Prefix) -> impl Iterator<Item = &Entry> {
-        let from = self.entries.range::<str, _>((Included(part.as_str()), Unbounded));
-        let below = from.take_while(move |(key, _)| key.starts_with(part.as_str()));
-        below.map(|(_, entry)| entry)
+    /// Which parts may have changed.
+    async fn look(
+        &self,
+        reader: &dyn Reader,
+        parts: Vec<Prefix>,
+        after: Index,
+        fresh: &[&str],
+    ) -> Result<(Vec<Prefix>, Noted), StoreError> {
+        let is_alone = parts.len() == 1;
+        let looks = parts.into_iter().map(|part| {
+            let first = fresh.partition_point(|key| *key < part.as_str());
+            let has_fresh = fresh.get(first).is_some_and(|key| part.tail(key).is_some());
+            // Below what is known of it, a part is as a restored snapshot has it.
+            let known = self.entries[self.range(&part)].iter();
+            let newest = known.map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
+            look(reader, part, newest..=after, is_alone || has_fresh)
+        });
+        let looks = try_join_all(looks).await?;
+        let noted = looks.iter().fold(Noted::default(), |all, look| all.and(look.noted));
+        let dirty = looks.into_iter().filter(|look| look.is_dirty).map(|look| look.part);
+        Ok((dirty.collect(), noted))
+    }
+
+    /// Reads what may have changed. `None`: something went away meanwhile, or may not be read.
+    async fn read(
+        &self,
+        reader: &dyn Reader,
+        dirty: &[Prefix],
+        fresh: &[&str],
+        now: &[String],
+    ) -> Result<Option<Read>, StoreError> {
+        let known = dirty.iter().flat_map(|part| &self.entries[self.range(part)]);
+        let known: Vec<&Entry> =
+            known.filter(|entry| now.binary_search(&entry.key).is_ok()).collect();
+        let bytes: usize = known.iter().map(|entry| entry.value.len()).sum();
+        if known.len() + fresh.len() > ASKED || bytes <= LITTLE {
+            return list(reader, dirty).await.map(Some);
+        }
+        ask(reader, &known, fresh).await
+    }
+
+    /// Puts what was read in its place; how many entries it was. `gone` are the places of what is there no more.
+    fn take(&mut self, read: Read, dirty: &[Prefix], gone: Vec<usize>) -> usize {
+        let mut gone = gone.into_iter().peekable();
+        let mut at = 0;
+        self.entries.retain(|_| {
+            at += 1;
+            gone.next_if_eq(&(at - 1)).is_none()
+        });
+        let mut count = 0;
+        match read {
+            Read::Parts(parts, _) => {
+                for (part, mut entries) in dirty.iter().zip(parts) {
+                    count += entries.len();
+                    entries.sort_by(|a, b| a.key.cmp(&b.key));
+                    let range = self.range(part);
+                    self.entries.splice(range, entries);
+                }
+            }
+            Read::Entries(entries, _) => {
+                count += entries.len();
+                for entry in entries {
+                    match self.entries.binary_search_by(|old| old.key.cmp(&entry.key)) {
+                        Ok(at) => self.entries[at] = entry,
+                        Err(at) => self.entries.insert(at, entry),
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    /// Of sorted keys those that are not known, and the places of those that are known and are not among them.
+    fn difference<'k>(&self, now: &'k [String]) -> (Vec<&'k str>, Vec<usize>) {
+        let (mut fresh, mut gone) = (Vec::new(), Vec::new());
+        let mut known = self.entries.iter().map(|entry| &entry.key).enumerate().peekable();
+        for key in now {
+            while let Some((at, _)) = known.next_if(|(_, old)| *old < key) {
+                gone.push(at);
+            }
+            if known.next_if(|(_, old)| *old == key).is_none() {
+                fresh.push(key.as_str());
+            }
+        }
+        gone.extend(known.map(|(at, _)| at));
+        (fresh, gone)
+    }
+
+    /// Where a part of it stands.
+    fn range(&self, part: &Prefix) -> Range<usize> {
+        let first = self.entries.partition_point(|entry| entry.key.as_str() < part.as_str());
+        let count = self.entries[first..].partition_point(|entry| part.tail(&entry.key).is_some());
+        first..first + count
     }
 }
 
 /// What a look at one part has shown.
 struct Look {
     part: Prefix,
-    /// Zero where it was not asked for.
-    index: Index,
-    filtered: bool,
+    /// Nothing where it was not asked for.
+    noted: Noted,
     is_dirty: bool,
 }
 
@@ -143,23 +218,22 @@ async fn look(
     is_certain: bool,
 ) -> Result<Look, StoreError> {
     if is_certain {
-        return Ok(Look { part, index: Index::ZERO, filtered: false, is_dirty: true });
+        return Ok(Look { part, noted: Noted::default(), is_dirty: true });
     }
     let keys = reader.keys(&part, None, Query::CONSISTENT).await?;
     let is_dirty = !as_it_was.contains(&keys.index);
-    Ok(Look { part, index: keys.index, filtered: keys.filtered, is_dirty })
+    let noted = Noted { newest: keys.index, filtered: keys.filtered };
+    Ok(Look { part, noted, is_dirty })
 }
 
 /// Reads parts whole.
 async fn list(reader: &dyn Reader, parts: &[Prefix]) -> Result<Read, StoreError> {
     let lists = parts.iter().map(|part| reader.list(part, Query::CONSISTENT));
-    let mut read = Read { entries: Vec::new(), newest: Index::ZERO, filtered: false };
-    for answer in try_join_all(lists).await? {
-        read.entries.extend(answer.value);
-        read.newest = read.newest.max(answer.index);
-        read.filtered |= answer.filtered;
-    }
-    Ok(read)
+    let answers = try_join_all(lists).await?;
+    let noted = answers.iter().fold(Noted::default(), |all, answer| {
+        all.and(Noted { newest: answer.index, filtered: answer.filtered })
+    });
+    Ok(Read::Parts(answers.into_iter().map(|answer| answer.value).collect(), noted))
 }
 
 /// Reads what is fresh and those of the known that have changed. `None`: a key went away meanwhile, or may not be read.
@@ -178,7 +252,7 @@ async fn ask(
     let (Some(mut entries), Some(changed)) = (read, changed) else { return Ok(None) };
     entries.extend(changed);
     let newest = entries.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
-    Ok(Some(Read { entries, newest, filtered: false }))
+    Ok(Some(Read::Entries(entries, Noted { newest, filtered: false })))
 }
 
 /// Those of the keys whose index is not this one any more.
@@ -213,14 +287,12 @@ async fn get(reader: &dyn Reader, keys: Vec<Key>) -> Result<Option<Vec<Entry>>, 
 
 /// Divides sorted keys by how they begin, so that each belongs to exactly one part. `None` where that cannot be.
 fn divide(keys: &[String]) -> Option<Vec<Prefix>> {
-    // What breaks the grammar might not survive the way through a URL.
-    let keys: Vec<Key> = keys.iter().map(|key| Key::parse(key).ok()).collect::<Option<_>>()?;
     if keys.len() < MANY || !keys.is_sorted() {
         return None;
     }
     if keys.len() <= ASKED {
-        let own = keys.first()?;
-        return Some(vec![Prefix::beginning(own, common(&keys))]);
+        let (own, last) = (keys.first()?, keys.last()?);
+        return Some(vec![Prefix::beginning(&Key::parse(own).ok()?, common(own, last))]);
     }
     let enough = FEW.max(keys.len() / (MOST_PARTS / 2));
     let mut open: Vec<Range<usize>> = std::iter::once(0..keys.len()).collect();
@@ -240,40 +312,43 @@ fn divide(keys: &[String]) -> Option<Vec<Prefix>> {
         return None;
     }
     let ends = |range: &Range<usize>| {
-        let (own, end) = (&keys[range.start], common(&keys[range.clone()]));
+        let (own, last) = (&keys[range.start], &keys[range.end - 1]);
         // As short as tells it from its neighbours: what is new there belongs to it, too.
-        let left =
-            range.start.checked_sub(1).map_or(0, |at| common(&[keys[at].clone(), own.clone()]));
-        let right = keys.get(range.end).map_or(0, |next| common(&[own.clone(), next.clone()]));
-        (left.max(right) < end).then(|| Prefix::beginning(own, left.max(right) + 1))
+        let left = range.start.checked_sub(1).map_or(0, |at| common(&keys[at], own));
+        let right = keys.get(range.end).map_or(0, |next| common(own, next));
+        let end = left.max(right) + 1;
+        // What breaks the grammar might not survive the way through a URL.
+        (end <= common(own, last)).then_some(())?;
+        Some(Prefix::beginning(&Key::parse(own).ok()?, end))
     };
     parts.iter().map(ends).collect()
 }
 
-/// Where sorted keys differ first.
-fn common(keys: &[Key]) -> usize {
-    let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return 0 };
-    let pairs = first.as_str().bytes().zip(last.as_str().bytes());
-    pairs.take_while(|(a, b)| a == b).count()
+/// How many bytes two keys begin with in common.
+fn common(first: &str, last: &str) -> usize {
+    first.bytes().zip(last.bytes()).take_while(|(a, b)| a == b).count()
 }
 
 /// Divides sorted keys by the first character in which they differ; `None` if one is the beginning of the others.
-fn split(keys: &[Key]) -> Option<Vec<Range<usize>>> {
-    let at = common(keys);
-    let byte = |key: &Key| key.as_str().as_bytes().get(at).copied();
-    byte(keys.first()?)?;
+fn split(keys: &[String]) -> Option<Vec<Range<usize>>> {
+    let at = common(keys.first()?, keys.last()?);
+    let byte = |n: usize| keys[n].as_bytes().get(at).copied();
+    byte(0)?;
     let mut pieces: Vec<Range<usize>> = Vec::new();
-    for n in 0..keys.len() {
-        match pieces.last_mut() {
-            Some(piece) if byte(&keys[piece.start]) == byte(&keys[n]) => piece.end = n + 1,
-            _ => pieces.push(n..n + 1),
-        }
+    let mut start = 0;
+    while start < keys.len() {
+        let same = byte(start);
+        let count = keys[start..].partition_point(|key| key.as_bytes().get(at).copied() <= same);
+        pieces.push(start..start + count);
+        start += count;
     }
     (pieces.len() > 1).then_some(pieces)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
