@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::emptiness::{Suspicion, emptied, judge};
 use super::kind::RecordId;
 use super::preflight::may_read;
-use crate::store::watch::{Debt, Pace, TreeWatch};
+use crate::store::watch::{Debt, Pace, Transferred, TreeWatch};
 use crate::store::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use crate::time::{IdSource, backoff};
 
@@ -342,9 +342,12 @@ impl<T: Digest> Tree<T> {
 
 /// What the last read cost. Of a read that blocked, only the digestion is known; what was transferred stands in for the
 /// rest.
-fn cost<T>(before: &Seen<T>, transferred: usize, asked: Instant, woken: Instant) -> Duration {
+fn cost<T>(before: &Seen<T>, transferred: Transferred, asked: Instant, woken: Instant) -> Duration {
     let digestion = woken.elapsed();
-    let by_size = Duration::from_micros(8) * u32::try_from(transferred).unwrap_or(u32::MAX);
+    let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // Names are listed twice, whole and by parts.
+    let names = Duration::from_micros(2) * times(transferred.names);
+    let by_size = Duration::from_micros(8) * times(transferred.entries) + names;
     let waited = woken.duration_since(asked);
     if before.is_read() { digestion + by_size } else { digestion + waited }
 }

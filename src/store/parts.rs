@@ -30,12 +30,21 @@ pub(super) struct Parts {
     entries: Vec<Entry>,
 }
 
+/// How much was read for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Transferred {
+    /// Entries with their values.
+    pub entries: usize,
+    /// Names alone.
+    pub names: usize,
+}
+
 /// A tree brought up to date.
 pub(super) struct Changed {
     /// All of it.
     pub(super) answer: Answer<Vec<Entry>>,
-    /// How many entries of it were read, and names.
-    pub(super) transferred: usize,
+    /// What was read for it.
+    pub(super) transferred: Transferred,
 }
 
 /// What was read of the parts that had changed.
@@ -99,7 +108,8 @@ impl Parts {
             return Ok(None);
         }
         let filtered = keys.filtered || noted.filtered;
-        let transferred = now.len() + self.take(read, &dirty, gone);
+        let entries = self.take(read, &dirty, gone);
+        let transferred = Transferred { entries, names: now.len() };
         let answer = Answer { value: self.entries.clone(), index: keys.index, filtered };
         Ok(Some(Changed { answer, transferred }))
     }

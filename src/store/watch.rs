@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+pub use super::parts::Transferred;
 use super::parts::{MANY, Parts};
 use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
 
@@ -160,8 +161,8 @@ pub struct TreeWatch {
     parts: Parts,
     /// Entries of the last answer.
     entries: usize,
-    /// Of these, read for it.
-    transferred: usize,
+    /// What was read for it.
+    transferred: Transferred,
 }
 
 /// A server that answers at once without news is asked again after this long.
@@ -192,7 +193,7 @@ impl TreeWatch {
             reading,
             parts: Parts::default(),
             entries: 0,
-            transferred: 0,
+            transferred: Transferred::default(),
         }
     }
 
@@ -208,9 +209,9 @@ impl TreeWatch {
         self.confirmed
     }
 
-    /// How many entries were read for the last answer.
+    /// How much was read for the last answer.
     #[must_use]
-    pub fn transferred(&self) -> usize {
+    pub fn transferred(&self) -> Transferred {
         self.transferred
     }
 
@@ -249,7 +250,7 @@ impl TreeWatch {
 
     async fn all(&mut self, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
         let answer = self.reader.list(&self.prefix, query).await?;
-        self.transferred = answer.value.len();
+        self.transferred = Transferred { entries: answer.value.len(), names: 0 };
         match self.reading {
             Reading::Parts(_) => self.parts.are_all(&answer.value),
             Reading::Whole(_) => {}

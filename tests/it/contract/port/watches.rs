@@ -288,7 +288,7 @@ async fn catches_up(p: &Port, watch: &mut TreeWatch, what: &str) -> usize {
     loop {
         let answer = watch.next().await.unwrap();
         if answer.value == wanted {
-            return watch.transferred();
+            return watch.transferred().entries;
         }
         assert!(answer.index < wanted.iter().map(|e| e.modify_index).max().unwrap(), "{what}");
     }
@@ -300,12 +300,12 @@ async fn large_tree(p: Port) {
 
 /// Of long values only those are read that have changed.
 async fn large_values(p: Port) {
-    follow(p, 300, &"x".repeat(1_000), 300 / 8 + 2).await;
+    follow(p, 300, &"x".repeat(2_000), 1).await;
 }
 
 /// Not divided, but asked for what has changed.
 async fn hundred_values(p: Port) {
-    follow(p, 100, &"x".repeat(1_000), 100 / 8 + 2).await;
+    follow(p, 100, &"x".repeat(2_000), 1).await;
 }
 
 /// At `most` so much is read for one change.
