@@ -500,7 +500,11 @@ impl JobController {
     }
 
     /// Until when nothing needs to be looked at.
-    fn rest(&self, plan: &Plan, now: Timestamp) -> Next {
+    fn rest(&mut self, plan: &Plan, now: Timestamp) -> Next {
+        if plan.status.state.phase.is_final() {
+            // Of ten thousand that have ended it would be kept for nothing.
+            self.meaning = None;
+        }
         let due = plan
             .wake_at
             .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO));
