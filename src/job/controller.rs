@@ -1,12 +1,14 @@
 //! The task of one claimed job: look, plan, commit.
 
 mod step;
+mod volley;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
@@ -39,6 +41,8 @@ const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// What a job left behind is looked at again after this long: its nodes stop what runs.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
+/// Of a gang that was interrupted many pods may be missing: so many are asked for at once.
+const ASKED_AT_ONCE: usize = 8;
 /// Operations of every transaction: fence, record, status, audit.
 const ALWAYS: usize = 4;
 /// These, group and its status, and a command (two): what pods leave free.
@@ -57,6 +61,8 @@ pub struct JobController {
     /// What is known may be older than what was last written: it is read before the next plan.
     behind: bool,
     refused: u32,
+    /// Transactions of a volley may be under way that are not awaited here.
+    loose: bool,
     owner: Owner,
     warned: Option<String>,
     /// Commands that were carried out and that the tree may still show.
@@ -103,6 +109,7 @@ impl JobController {
             known: Known::default(),
             behind,
             refused: 0,
+            loose: true,
             owner,
             warned: None,
             consumed: BTreeSet::new(),
@@ -128,6 +135,9 @@ impl JobController {
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
         self.page = self.world.read_page(&self.id).await?;
+        if self.has_loose_ends() {
+            self.seal().await?;
+        }
         self.world.catch_up().await?;
         let removed = std::mem::take(&mut self.known.removed);
         self.known = Known { removed, ..Known::default() };
@@ -191,8 +201,14 @@ impl JobController {
                 }
             }
         }
-        for key in keys {
-            match self.site.reader.get(&key, Query::CONSISTENT).await {
+        let reader = &self.site.reader;
+        let asked = keys.into_iter().map(|key| async move {
+            let answer = reader.get(&key, Query::CONSISTENT).await;
+            (key, answer)
+        });
+        let mut asked = stream::iter(asked).buffered(ASKED_AT_ONCE);
+        while let Some((key, answer)) = asked.next().await {
+            match answer {
                 Ok(answer) if answer.value.is_none() => {}
                 Ok(_) | Err(StoreError::Forbidden { .. }) => {
                     self.world.pods.hurry();
@@ -303,7 +319,7 @@ impl JobController {
                 plan = next;
             }
             plan.asked = asked;
-            let step = self.write_down(look, plan, before);
+            let step = self.write_down(look, plan, before, room);
             let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
             let status = step.plan.status.encode().len() * 4 / 3;
             let limits = self.site.limits;
@@ -404,21 +420,21 @@ impl JobController {
         }
         match self.site.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => {
+                let rest = std::mem::take(&mut step.rest);
                 self.took_place(look, step, index);
-                Ok(Next::After(Duration::ZERO))
+                match rest.is_empty() {
+                    true => Ok(Next::After(Duration::ZERO)),
+                    false => self.fire(look, rest).await,
+                }
             }
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.id, ?refusals, "refused: looking again");
-                self.refused = self.refused.saturating_add(1);
                 match refusals.iter().all(|refusal| refusal.op == 1) {
                     true => self.post.records.hurry(),
                     false => self.refresh().await?,
                 }
-                self.world.commands.hurry();
-                self.world.groups.hurry();
-                let again = self.refused.saturating_sub(1);
-                Ok(Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again)))
+                Ok(self.after_refusal())
             }
             Err(error) => {
                 // What stands there now tells whether it was applied; a late one finds its place taken.
@@ -426,6 +442,15 @@ impl JobController {
                 Err(error.into())
             }
         }
+    }
+
+    /// Plans anew in a moment; later and later if that is refused, too.
+    fn after_refusal(&mut self) -> Next {
+        self.world.commands.hurry();
+        self.world.groups.hurry();
+        let again = self.refused;
+        self.refused = again.saturating_add(1);
+        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
     }
 
     fn took_place(&mut self, look: &Look, step: Step, index: Index) {
@@ -475,7 +500,11 @@ impl JobController {
     }
 
     /// Until when nothing needs to be looked at.
-    fn rest(&self, plan: &Plan, now: Timestamp) -> Next {
+    fn rest(&mut self, plan: &Plan, now: Timestamp) -> Next {
+        if plan.status.state.phase.is_final() {
+            // Of ten thousand that have ended it would be kept for nothing.
+            self.meaning = None;
+        }
         let due = plan
             .wake_at
             .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO));
@@ -546,7 +575,7 @@ impl JobController {
 #[async_trait]
 impl Controller for JobController {
     async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
-        if self.behind {
+        if self.behind || self.has_loose_ends() {
             self.refresh().await?;
         }
         let seen = self.post.records.seen();

@@ -1,11 +1,12 @@
 //! The audit records of a job's owner.
 
 use super::machine::JobPhase;
-use super::plan::Plan;
+use super::plan::{Create, Plan};
 use super::spec::{JobUid, Slot};
+use super::status::JobStatus;
 use crate::audit::{Actor, AuditRecord, Details, JobStep};
 use crate::farm::kind::Site;
-use crate::ids::Namespaced;
+use crate::ids::{Namespaced, NodeName};
 use crate::rc::plan::Place;
 
 /// Pods listed in one record.
@@ -34,7 +35,6 @@ pub fn step(
     if nothing {
         return None;
     }
-    let pod = |slot: &Slot, node: &crate::ids::NodeName| format!("{slot}@{node}");
     let details = JobStep {
         job: id.clone(),
         uid: uid.0,
@@ -51,10 +51,41 @@ pub fn step(
         message: status.state.message.clone(),
         version: status.version,
         retry_count: status.retry_count,
-        pods_added: plan.create.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
-        pods_adopted: plan.adopt.iter().take(LISTED).map(|c| pod(&c.slot, &c.node)).collect(),
+        pods_added: created(&plan.create),
+        pods_adopted: created(&plan.adopt),
         pods_released: released.iter().map(|at| format!("{}@{}", at.pod, at.node)).collect(),
         pods_removed: removed.iter().take(LISTED).map(|(at, slot)| pod(slot, &at.node)).collect(),
     };
     Some(AuditRecord::new(&Details::JobStep(details), site.clock.wall()))
+}
+
+/// What a transaction of a volley did.
+pub fn volley(site: &Site, id: &Namespaced, status: &JobStatus, creates: &[Create]) -> AuditRecord {
+    let details = JobStep {
+        job: id.clone(),
+        uid: status.uid.0,
+        actor: Actor::Farm,
+        farm: Some(site.farm.clone()),
+        asked: None,
+        command: None,
+        phase_before: status.state.phase.to_string(),
+        phase: status.state.phase.to_string(),
+        reason: status.state.reason.clone(),
+        message: status.state.message.clone(),
+        version: status.version,
+        retry_count: status.retry_count,
+        pods_added: created(creates),
+        pods_adopted: Vec::new(),
+        pods_released: Vec::new(),
+        pods_removed: Vec::new(),
+    };
+    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+}
+
+fn created(creates: &[Create]) -> Vec<String> {
+    creates.iter().take(LISTED).map(|create| pod(&create.slot, &create.node)).collect()
+}
+
+fn pod(slot: &Slot, node: &NodeName) -> String {
+    format!("{slot}@{node}")
 }

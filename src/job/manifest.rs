@@ -42,7 +42,7 @@ pub struct Placed<'a> {
     /// Where each member goes.
     pub places: &'a BTreeMap<Slot, NodeName>,
     /// Where the pods of a node are reached.
-    pub address: &'a dyn Fn(&NodeName) -> String,
+    pub address: &'a (dyn Fn(&NodeName) -> String + Sync),
 }
 
 impl Placed<'_> {

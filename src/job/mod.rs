@@ -8,8 +8,9 @@
 //! `audit_logs/<uuid v7>`; at a job's end its record.
 //! Who else writes them: users the records and commands; the scheduler's owner the statuses of PodGroups; nodes' agents
 //! `reality/` and `status/pods/`. Nobody else the pods of a claimed job.
-//! A crash between two writes leaves: a part of the members made or removed, each whole, and a status that says so; a
-//! member is never made twice, a restart never counted twice, a command never carried out twice.
+//! A crash between two writes leaves: a part of the members made or removed, each whole, and a status that says so
+//! (`started`, and `starting` for those whose pods may be there or not); a member is never made twice, a restart never
+//! counted twice, a command never carried out twice.
 //!
 //! | part | is |
 //! |---|---|
@@ -18,6 +19,7 @@
 //! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
+//! | `volley` | members that are started by several transactions |
 //! | `sweep` | what is done about a job whose record is gone |
 //! | [`world`], [`labelled`], [`bells`] | the trees that it watches, and who is told of an end at once |
 
@@ -47,6 +49,7 @@ pub mod status;
 mod status_tests;
 mod sweep;
 pub mod validate;
+mod volley;
 pub mod world;
 pub mod writes;
 

@@ -15,6 +15,7 @@ use super::members::{
 use super::operator::{self, Counts, Outcome, total};
 use super::spec::{CleanPods, Framework, JobSpec, JobUid, Slot};
 use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
+use super::volley;
 use crate::command::Pending;
 use crate::ids::{Namespaced, NodeName};
 use crate::pod_group::status::{PodGroupStatus, Reason as GroupReason};
@@ -82,7 +83,7 @@ pub struct Observed<'a> {
     pub commands: &'a [Pending],
     /// Whether what was read can be believed enough to remove anything.
     pub may_remove: bool,
-    /// So many pods may come and go in one plan.
+    /// So many pods may come and go in one transaction.
     pub room: usize,
     /// Now.
     pub now: Timestamp,
@@ -118,7 +119,7 @@ pub enum GroupStep {
 pub struct Plan {
     /// The status afterwards.
     pub status: JobStatus,
-    /// Pods to be made.
+    /// Pods to be made: as many as there is room for with the plan, and the others in a [`super::volley`].
     pub create: Vec<Create>,
     /// Pods to be removed.
     pub remove: Vec<(PodSeen, RemoveReason)>,
@@ -149,6 +150,7 @@ impl Plan {
 /// Decides.
 pub fn plan(seen: &Observed<'_>) -> Plan {
     let mut status = present(seen);
+    volley::settle(&mut status, seen);
     let sorted = sort(seen.job, &status, seen.pods);
     status.recall();
     let mut plan = Plan {
@@ -513,13 +515,15 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
+    let most = volley::most(seen, plan);
     for task in &seen.job.tasks {
         let ready = active(Mutation::DependenciesIgnored);
         if !ready && !dependencies_ready(seen.job, task, members) {
             continue;
         }
         for index in 0..task.replicas {
-            if plan.create.len() + plan.remove.len() >= seen.room {
+            let count = plan.create.len() + plan.remove.len();
+            if count >= most {
                 return;
             }
             let slot = Slot::new(&task.name, index);
@@ -535,6 +539,9 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
             }
             memory.not_before.remove(&index);
             memory.started.insert(index);
+            if count >= seen.room {
+                memory.starting.insert(index);
+            }
             let version = plan.status.version;
             let attempt = attempt_of(&plan.status, &slot);
             plan.create.push(Create { slot, node: node.clone(), version, attempt });

@@ -286,6 +286,10 @@ pub struct TaskMemory {
     /// Members that were started in this attempt.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub started: Slots,
+    /// Of these, members whose pods are made by transactions that follow: until the status is written again, that there
+    /// is no pod does not mean that it was lost.
+    #[serde(skip_serializing_if = "Slots::is_empty")]
+    pub starting: Slots,
     /// Members whose end was reacted to.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub handled: Slots,
@@ -546,6 +550,12 @@ impl JobStatus {
     /// What is remembered of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()
+    }
+
+    /// Whether it tells of members whose pods may be on their way.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.tasks.values().any(|memory| !memory.starting.is_empty())
     }
 
     /// Says what keeps the owner from its work; the reason for the phase comes back with [`JobStatus::recall`].

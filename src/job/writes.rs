@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::labelled::{Astray, Free};
 use super::manifest::{Mark, Placed};
 use super::members::PodSeen;
-use super::operator;
+use super::operator::{self, Peer};
 use super::plan::{Create, Plan};
 use super::spec::{JobSpec, JobUid, Slot, Task};
 use super::status::Members;
@@ -135,13 +135,20 @@ pub fn made(placed: &Placed<'_>, creates: &[Create]) -> Vec<Made> {
         return Vec::new();
     }
     let peers = placed.peers();
-    let one = |create: &Create| {
-        let pod = create.slot.pod_id(placed.id).ok()?;
-        let manifest = placed.manifest(create, &pod, &peers);
-        let place = Place { node: create.node.clone(), pod };
-        Some(Made { place, mark: placed.mark(create), manifest })
-    };
-    creates.iter().filter_map(one).collect()
+    creates.iter().filter_map(|create| made_one(placed, create, &peers)).collect()
+}
+
+/// The same of one; `peers` are [`Placed::peers`].
+#[must_use]
+pub fn made_one(
+    placed: &Placed<'_>,
+    create: &Create,
+    peers: &BTreeMap<Slot, Peer>,
+) -> Option<Made> {
+    let pod = create.slot.pod_id(placed.id).ok()?;
+    let manifest = placed.manifest(create, &pod, peers);
+    let place = Place { node: create.node.clone(), pod };
+    Some(Made { place, mark: placed.mark(create), manifest })
 }
 
 /// The operations that make a pod: refused when its place is taken.

@@ -62,7 +62,7 @@ impl Kind for OrderingKind {
     }
 
     fn sentinels(&self) -> Vec<Prefix> {
-        vec![key::pod_groups(), key::commands()]
+        vec![key::pod_groups(), key::pod_group_statuses(), key::commands()]
     }
 
     fn check_name(&self, tail: &str) -> Result<(), String> {

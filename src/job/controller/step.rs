@@ -6,7 +6,7 @@ use super::{ALWAYS, FIXED_OPS, JobController, Look};
 use crate::ids::NodeName;
 use crate::job::machine::JobPhase;
 use crate::job::manifest::{Mark, Placed};
-use crate::job::plan::{GroupStep, Plan};
+use crate::job::plan::{Create, GroupStep, Plan};
 use crate::job::spec::Slot;
 use crate::job::world::Intended;
 use crate::job::writes::{self, Made};
@@ -19,6 +19,8 @@ use crate::store::{Op, key};
 pub(super) struct Step {
     pub(super) plan: Plan,
     pub(super) made: Vec<Made>,
+    /// Made by the transactions that follow.
+    pub(super) rest: Vec<Create>,
     pub(super) adopted: Vec<Adopted>,
     pub(super) removed: Vec<(Place, Slot)>,
     pub(super) released: Vec<Place>,
@@ -31,7 +33,15 @@ pub(super) struct Step {
 pub(super) type Adopted = (Place, Mark, Intended);
 
 impl JobController {
-    pub(super) fn write_down(&self, look: &Look, plan: Plan, before: JobPhase) -> Step {
+    /// `room`: so many pods come and go in it.
+    pub(super) fn write_down(
+        &self,
+        look: &Look,
+        mut plan: Plan,
+        before: JobPhase,
+        room: usize,
+    ) -> Step {
+        let rest = plan.create.split_off(room.min(plan.create.len()));
         let job = &look.record.read.spec;
         let empty = BTreeMap::new();
         let places = look.group.places.as_ref().unwrap_or(&empty);
@@ -108,7 +118,7 @@ impl JobController {
                 ops.push(Op::DeleteCas { key, index });
             }
         }
-        Step { plan, made, adopted, removed, released, group, ops, before }
+        Step { plan, made, rest, adopted, removed, released, group, ops, before }
     }
 
     /// Pods that become members, with what that takes.
@@ -132,7 +142,7 @@ impl JobController {
     }
 
     /// Where all members have their places, if any may start.
-    fn homes(&self, look: &Look) -> BTreeMap<Slot, NodeName> {
+    pub(super) fn homes(&self, look: &Look) -> BTreeMap<Slot, NodeName> {
         let statuses = self.world.groups.seen();
         let status = statuses.value.of(&self.id).filter(|_| look.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();

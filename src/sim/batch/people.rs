@@ -14,9 +14,9 @@ use crate::store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store, key};
 use crate::time::{Clock, IdSource};
 
 /// What jobs are like. The name of a job begins with its kind's.
-pub const KINDS: [&str; 12] = [
+pub const KINDS: [&str; 13] = [
     "one", "gang", "steps", "pods", "tf", "torch", "mpi", "doomed", "elastic", "plain", "evicted",
-    "endless",
+    "endless", "wide",
 ];
 /// The queues: `strict` and `loose` below `top`, and `default`.
 pub const QUEUES: [&str; 4] = ["top", "strict", "loose", "default"];
@@ -114,6 +114,14 @@ pub fn document(kind: usize, n: usize) -> Value {
             "policies": [{"event": "PodEvicted", "action": "RestartJob"},
                 {"event": "PodFailed", "action": "AbortJob", "timeout": "2s"}],
         }),
+        // With little room in a transaction it starts in a volley of several.
+        "wide" => {
+            let mut many = task("w", 9, "c");
+            many["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] =
+                json!("300m");
+            json!({"tasks": [many], "minAvailable": 9, "maxRetry": 4,
+                "policies": on("PodFailed", "RestartJob")})
+        }
         "endless" => json!({"tasks": [task("w", 1, "c")], "activeDeadlineSeconds": 9}),
         "plain" => json!({"tasks": [task("a", 2, "c"), task("b", 1, "c")], "minAvailable": 1}),
         _ => json!({"tasks": [task("w", 1, "c")], "maxRetry": 3,

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::liveness;
 use super::machines::{Machines, node};
-use super::people::{People, QUEUES, document, job_id};
+use super::people::{KINDS, People, QUEUES, document, job_id};
 use super::script::{Act, HEALED_AT, MACHINES, script};
 use crate::ids::Namespaced;
 use crate::node::record::NodeState;
@@ -20,6 +20,8 @@ use crate::sim::referee::Referee;
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
+/// The kind of job whose pods take several transactions.
+const WIDE: usize = KINDS.len() - 1;
 /// 29 is watched for this long.
 const REST: Duration = Duration::from_secs(10);
 /// 29: a farm at rest asks no more than this in that time: beats, renewals, and waits that end.
@@ -179,7 +181,7 @@ impl World {
 
     /// 28: a farm that ends in the middle of work is followed in time.
     async fn take_over(&mut self) {
-        for (kind, n) in [(0, 90), (1, 91), (2, 92)] {
+        for (kind, n) in [(0, 90), (1, 91), (2, 92), (WIDE, 93)] {
             self.people.submit(&job_id(kind, n), &document(kind, n));
         }
         self.farms.until(Instant::now() + Duration::from_secs(1)).await;

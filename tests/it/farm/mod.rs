@@ -12,5 +12,6 @@ mod restored;
 mod scheduling;
 mod transfer;
 mod trees;
+mod volleys;
 
 pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

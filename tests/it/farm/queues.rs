@@ -131,7 +131,8 @@ fn check(cluster: &Cluster) {
         let mut known = BTreeSet::new();
         for entry in state.kv.list("rcfarm/pod_group_status/") {
             let prefix = key::pod_group_statuses();
-            let id = key::namespaced(&prefix, &entry.key).unwrap();
+            // The sentinel is no group's.
+            let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
             let status = PodGroupStatus::decode(&entry.value).unwrap();
             if let Some(queue) = &status.queue {
                 counters.entry(queue.clone()).or_default().push(status.phase);

@@ -65,7 +65,17 @@ fn made(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, facts: &Fac
         beside(deed, place, mark, board, say);
     }
     depends(deed, mark, board, say);
-    let Some((before, Some(after))) = status_of(deed, id) else { return };
+    let written = status_of(deed, id);
+    let (before, after) = written.unwrap_or((None, board.statuses.get(id).map(|now| &**now)));
+    let Some(after) = after else { return };
+    let memory = after.tasks.get(&mark.slot.task);
+    let is_told = memory.is_some_and(|memory| match written {
+        Some(_) => memory.started.contains(mark.slot.index),
+        None => memory.starting.contains(mark.slot.index),
+    });
+    if !is_told {
+        say(22, format!("{name} was made, and the status of {id} does not tell that it starts"));
+    }
     if !after.state.phase.starts_members() || spec.suspend {
         say(21, format!("{name} was made while {id} is {}", after.state.phase));
     }

@@ -1,6 +1,6 @@
 //! Steps of jobs: edges, conditions, counters, commands, the log, and the end (15, 21, 22, 24, 25).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::board::{Board, Deed, Pair, Seen};
@@ -36,8 +36,42 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
             // What a job left whose record is gone is swept away.
             deed.changes.iter().any(of) || !board.jobs.contains_key(id)
         };
-        if let Some(mark) = marks(pair).find(|mark| !told(&mark.job)) {
+        // Of a volley that status told before; a pod that is made is held against it where pods are looked at.
+        let is_made = matches!(pair, (None, Some(_)));
+        if let Some(mark) = marks(pair).find(|mark| !told(&mark.job)).filter(|_| !is_made) {
             say(22, format!("pods of {} were changed, and its status was not", mark.job));
+        }
+    }
+    volleys(deed, board, say);
+}
+
+/// 15: transactions that make pods and leave the status as it is stand in the log with them.
+fn volleys(deed: &Deed, board: &Board, say: Say<'_>) {
+    let status_of = |seen: &Seen| match seen {
+        Seen::JobStatus(id, _) => Some(id.clone()),
+        _ => None,
+    };
+    let told: BTreeSet<Namespaced> = deed.changes.iter().filter_map(status_of).collect();
+    let mut added: BTreeMap<&Namespaced, BTreeSet<String>> = BTreeMap::new();
+    for seen in &deed.changes {
+        if let Seen::Intent(place, (_, Some(mark))) = seen
+            && !told.contains(&mark.job)
+        {
+            added.entry(&mark.job).or_default().insert(format!("{}@{}", mark.slot, place.node));
+        }
+    }
+    for (id, added) in added {
+        let steps: Vec<&JobStep> = logged(deed, id).collect();
+        let is = |step: &JobStep| step.pods_added.iter().cloned().collect::<BTreeSet<_>>();
+        // Several of one volley may have gone together.
+        let logged: BTreeSet<String> = steps.iter().flat_map(|step| is(step)).collect();
+        let count: usize = steps.iter().map(|step| step.pods_added.len()).sum();
+        if logged != added || count != added.len() {
+            say(15, format!("{id}: {added:?} made; the log says {steps:?}"));
+        }
+        let phase = board.statuses.get(id).map(|status| status.state.phase.to_string());
+        if let Some(step) = steps.iter().find(|step| phase.as_ref() != Some(&step.phase)) {
+            say(15, format!("{id} is {phase:?}; the log says {step:?}"));
         }
     }
 }

@@ -1,0 +1,196 @@
+//! Gangs whose pods do not fit into one transaction: what a farm that dies, or an answer that is lost, in the middle leaves.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcfarm::audit::Details;
+use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::ids::Namespaced;
+use rcfarm::job::machine::JobPhase;
+use rcfarm::job::status::JobStatus;
+use rcfarm::job::writes::mark_of;
+use rcfarm::labels::decode_labels;
+use rcfarm::store::{Query, Reader, key};
+use serde_json::json;
+
+use super::SECOND;
+use super::cluster::{Cluster, RunningFarm, within};
+
+const MEMBERS: usize = 150;
+/// The volley begins in a transaction with 28 of them and goes on in five; one comes before it and one after.
+const TRANSACTIONS: usize = 9;
+
+fn job() -> Namespaced {
+    "default/j".parse().unwrap()
+}
+
+/// The job's own transactions are counted, and the `nth` and, for a farm that `dies`, all after it come to `fate`.
+fn farm(
+    cluster: &Cluster,
+    nth: usize,
+    fate: Outcome,
+    dies: bool,
+) -> (RunningFarm, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let made = count.clone();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+        let Request::Txn(ops) = request else { return Fate::DELIVER };
+        // Each of them writes the status, or is guarded by it.
+        if !ops.iter().any(|op| op.key.starts_with("rcfarm/job_status/")) {
+            return Fate::DELIVER;
+        }
+        match made.fetch_add(1, Ordering::SeqCst) {
+            n if n == nth => Fate::of(fate.clone()),
+            n if n > nth && dies => Fate::of(Outcome::Lose),
+            _ => Fate::DELIVER,
+        }
+    });
+    (farm, count)
+}
+
+async fn submit(cluster: &Cluster, suspend: bool) {
+    let task = json!({"name": "w", "replicas": MEMBERS, "template": {"spec": {
+        "restartPolicy": "Never", "containers": [{"name": "c", "command": ["true"]}]}}});
+    let spec = json!({"spec": {"tasks": [task], "minAvailable": MEMBERS, "suspend": suspend}});
+    cluster.put(key::job(&job()).as_str(), spec.to_string()).await;
+}
+
+async fn status(cluster: &Cluster) -> JobStatus {
+    let entry = cluster.store.get(&key::job_status(&job()), Query::PLAIN).await.unwrap().value;
+    entry.map(|entry| JobStatus::decode(&entry.value).unwrap()).unwrap_or_default()
+}
+
+async fn intents(cluster: &Cluster) -> usize {
+    cluster.store.list(&key::intents(), Query::PLAIN).await.unwrap().value.len()
+}
+
+/// Every pod was made once, is there and the first try, and nothing is remembered of how it came to be.
+async fn all_once(cluster: &Cluster, what: &str) {
+    within(60 * SECOND, &format!("all are there: {what}"), || async {
+        intents(cluster).await == MEMBERS && !status(cluster).await.is_starting()
+    })
+    .await;
+    let pods = cluster.store.list(&key::labels(key::LabelKind::Pod), Query::PLAIN).await.unwrap();
+    let marks = pods.value.iter().map(|entry| mark_of(&decode_labels(&entry.value).unwrap()));
+    let marks: Vec<_> = marks.map(Option::unwrap).collect();
+    let slots: BTreeSet<_> = marks.iter().map(|mark| &mark.slot).collect();
+    assert_eq!((marks.len(), slots.len()), (MEMBERS, MEMBERS), "{what}");
+    assert!(marks.iter().all(|mark| (mark.version, mark.attempt) == (0, 0)), "{what}");
+    let mut added = Vec::new();
+    for record in cluster.audit().await {
+        if let Details::JobStep(step) = record.details().unwrap() {
+            added.extend(step.pods_added);
+        }
+    }
+    assert_eq!(added.len(), MEMBERS, "each stands in the log once: {what}");
+    let status = status(cluster).await;
+    assert_eq!(status.tasks["w"].started.iter().count(), MEMBERS);
+    assert_eq!((status.retry_count, status.tasks["w"].attempts.len()), (0, 0), "{what}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volley_is_some_transactions_beside_each_other_and_the_status_is_written_twice() {
+    let cluster = Cluster::new(4).await;
+    let (farm, count) = farm(&cluster, usize::MAX, Outcome::Deliver, false);
+    tokio::time::sleep(5 * SECOND).await;
+    submit(&cluster, false).await;
+    all_once(&cluster, "nothing happens").await;
+    tokio::time::sleep(5 * SECOND).await;
+    let revision = usize::try_from(status(&cluster).await.revision).unwrap();
+    assert_eq!((count.load(Ordering::SeqCst), revision), (8, 3), "five of them do not write it");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_that_dies_in_a_volley_is_followed_by_one_that_ends_it() {
+    for fate in [Outcome::Lose, Outcome::LoseReply] {
+        for nth in 0..TRANSACTIONS {
+            let what = format!("{fate:?} of the {nth}th");
+            let cluster = Cluster::new(4).await;
+            let (farm, count) = farm(&cluster, nth, fate.clone(), true);
+            submit(&cluster, false).await;
+            within(20 * SECOND, "its last transaction", || async {
+                count.load(Ordering::SeqCst) > nth || intents(&cluster).await == MEMBERS
+            })
+            .await;
+            farm.kill().await;
+            let heir = cluster.start("b");
+            all_once(&cluster, &what).await;
+            heir.stop().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farm_looks_again_when_a_transaction_of_its_volley_has_no_answer() {
+    let late = [1, 20, 60, 120, 3_000].map(std::time::Duration::from_millis).map(Outcome::Late);
+    for fate in [Outcome::Lose, Outcome::LoseReply].into_iter().chain(late) {
+        for nth in 0..TRANSACTIONS {
+            let cluster = Cluster::new(4).await;
+            let (farm, _) = farm(&cluster, nth, fate.clone(), false);
+            submit(&cluster, false).await;
+            all_once(&cluster, &format!("{fate:?} of the {nth}th")).await;
+            farm.stop().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volley_of_a_job_that_is_wanted_no_more_is_taken_back() {
+    for deleted in [true, false] {
+        for nth in 1..TRANSACTIONS {
+            let what = format!("deleted {deleted}, after the {nth}th");
+            let cluster = Cluster::new(4).await;
+            let (farm, count) = farm(&cluster, nth, Outcome::Lose, true);
+            submit(&cluster, false).await;
+            within(20 * SECOND, "its last transaction", || async {
+                count.load(Ordering::SeqCst) > nth || intents(&cluster).await == MEMBERS
+            })
+            .await;
+            farm.kill().await;
+            match deleted {
+                true => cluster.delete(key::job(&job()).as_str()).await,
+                false => submit(&cluster, true).await,
+            }
+            let heir = cluster.start("b");
+            within(60 * SECOND, &format!("nothing is left: {what}"), || async {
+                let phase = status(&cluster).await.state.phase;
+                let is_over = deleted || phase == JobPhase::Aborted;
+                let group = cluster.store.get(&key::pod_group(&job()), Query::PLAIN).await.unwrap();
+                is_over && intents(&cluster).await == 0 && group.value.is_none()
+            })
+            .await;
+            if !deleted {
+                let last = status(&cluster).await;
+                let is_started = last.tasks.get("w").is_some_and(|w| !w.started.is_empty());
+                assert!(!is_started && !last.is_starting(), "{what}");
+                assert_eq!(last.retry_count, 0, "{what}");
+            }
+            heir.stop().await;
+        }
+    }
+}
+
+/// One that is nobody's stands where a member is to go: the others start, and the job says what it waits for.
+#[tokio::test(start_paused = true)]
+async fn a_pod_in_the_way_of_a_volley_holds_up_its_own_member_only() {
+    let cluster = Cluster::new(1).await;
+    let node = super::cluster::node(0);
+    let pod = "j-w-140".parse().unwrap();
+    let (labels, intent) = (key::pod_labels(&node, &pod), key::intent(&node, &pod));
+    cluster.put(intent.as_str(), "id: j-w-140\n").await;
+    let farm = cluster.start("a");
+    submit(&cluster, false).await;
+    within(60 * SECOND, "the others are there", || async {
+        intents(&cluster).await == MEMBERS && status(&cluster).await.state.reason == "PlaceTaken"
+    })
+    .await;
+    cluster.delete(intent.as_str()).await;
+    within(60 * SECOND, "all are there", || async {
+        let own = cluster.store.get(&labels, Query::PLAIN).await.unwrap().value.is_some();
+        own && intents(&cluster).await == MEMBERS
+    })
+    .await;
+    farm.stop().await;
+}
