@@ -1,6 +1,6 @@
 //! Where the simulation reaches into the program: safety layers that it can switch off, to see that their absence is
-//! noticed, and tasks that it can hold still, as SIGSTOP does. Outside tests and the feature `sim` every function
-//! here is empty.
+//! noticed, tasks that it can hold still, as SIGSTOP does, and how large a large tree is. Outside tests and the feature
+//! `sim` every function here is empty.
 
 /// A safety layer that can be switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,21 +77,29 @@ mod inert {
     pub fn task<F: Future>(future: F) -> F {
         future
     }
+
+    /// What counts as a large tree, where the simulation says so.
+    #[must_use]
+    pub const fn sizes() -> Option<crate::store::Sizes> {
+        None
+    }
 }
 #[cfg(not(any(test, feature = "sim")))]
-pub use inert::{active, task};
+pub use inert::{active, sizes, task};
 
 #[cfg(any(test, feature = "sim"))]
 mod live {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::collections::BTreeSet;
     use std::pin::Pin;
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::task::{Context, Poll, Waker};
 
     use super::Mutation;
+    use crate::store::Sizes;
 
     thread_local! {
+        static SIZES: Cell<Option<Sizes>> = const { Cell::new(None) };
         static ACTIVE: RefCell<BTreeSet<Mutation>> = const { RefCell::new(BTreeSet::new()) };
         static CURRENT: RefCell<Option<Freezer>> = const { RefCell::new(None) };
     }
@@ -107,6 +115,17 @@ mod live {
     pub fn switch_off(mutations: &[Mutation]) -> SwitchedOff {
         ACTIVE.set(mutations.iter().copied().collect());
         SwitchedOff(())
+    }
+
+    /// What counts as a large tree on this thread; `None`: what always does.
+    #[must_use]
+    pub fn sizes() -> Option<Sizes> {
+        SIZES.get()
+    }
+
+    /// From now on this counts as a large tree on this thread: a simulated world is small.
+    pub fn resize(sizes: Option<Sizes>) {
+        SIZES.set(sizes);
     }
 
     /// See [`switch_off`].
@@ -195,4 +214,4 @@ mod live {
     }
 }
 #[cfg(any(test, feature = "sim"))]
-pub use live::{Freezer, SwitchedOff, Task, active, switch_off, task};
+pub use live::{Freezer, SwitchedOff, Task, active, resize, sizes, switch_off, task};

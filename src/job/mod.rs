@@ -19,6 +19,7 @@
 //! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
+//! | `waiting` | why it is not yet where it should be |
 //! | `volley` | members that are started by several transactions |
 //! | `sweep` | what is done about a job whose record is gone |
 //! | [`world`], [`labelled`], [`bells`] | the trees that it watches, and who is told of an end at once |
@@ -50,6 +51,7 @@ mod status_tests;
 mod sweep;
 pub mod validate;
 mod volley;
+mod waiting;
 pub mod world;
 pub mod writes;
 

@@ -7,18 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::adoption::{Reference, Verdict, verdict};
 use super::causes::{self, Cause};
-use super::form::queue_field;
 use super::machine::{Ask, Budget, Facts, JobPhase, Stop, step};
 use super::members::{
     FreePod, PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, remember, sort,
 };
 use super::operator::{self, Counts, Outcome, total};
-use super::spec::{CleanPods, Framework, JobSpec, JobUid, Slot};
+use super::spec::{CleanPods, JobSpec, JobUid, Slot};
 use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
-use super::volley;
+use super::{volley, waiting};
 use crate::command::Pending;
 use crate::ids::{Namespaced, NodeName};
-use crate::pod_group::status::{PodGroupStatus, Reason as GroupReason};
 use crate::probe::{Mutation, active};
 use crate::time::Timestamp;
 
@@ -39,16 +37,6 @@ pub struct Group {
     pub is_over: bool,
     /// Why it waits, as a fixed token, and for people.
     pub waits: Option<(String, String)>,
-}
-
-/// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
-#[must_use]
-pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String, String)> {
-    let message = match group.reason.is_of_queue() {
-        true => group.message.replacen("spec.queue", queue_field(framework), 1),
-        false => group.message.clone(),
-    };
-    (group.reason != GroupReason::AsDesired).then(|| (group.reason.to_string(), message))
 }
 
 /// Everything that a plan depends on.
@@ -203,7 +191,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
     forget_surplus(&mut plan);
     plan.sweep &= seen.may_remove;
-    say_waiting(seen, &mut plan, &outcome);
+    waiting::say_waiting(seen, &mut plan, &outcome);
     let holds = seen.group.exists && plan.status.members.alive();
     let wanted = matches!(
         plan.status.state.phase,
@@ -550,7 +538,7 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
 }
 
 /// Whether members of an older attempt of the whole job are still there: until they are gone no new one starts.
-fn waits_for_old(seen: &Observed<'_>, plan: &Plan) -> bool {
+pub(super) fn waits_for_old(seen: &Observed<'_>, plan: &Plan) -> bool {
     let version = plan.status.version;
     let new_attempt = !plan.status.tasks.values().any(|memory| !memory.started.is_empty());
     let old = seen.pods.iter().any(|pod| pod.version != version);
@@ -582,59 +570,6 @@ fn say_counts(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &Po
         seen.id.name, seen.id.namespace
     );
     publish(&mut plan.status, seen.job, &after, &selector);
-}
-
-/// While a job is not yet where it should be, its state says what it waits for.
-fn say_waiting(seen: &Observed<'_>, plan: &mut Plan, outcome: &Outcome) {
-    if !plan.status.state.phase.starts_members() {
-        return;
-    }
-    let (reason, message) = waiting(seen, plan, outcome);
-    if plan.status.state.reason != reason || plan.status.state.message != message {
-        (plan.status.state.reason, plan.status.state.message) = (reason, message);
-    }
-}
-
-fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, String) {
-    let say = |reason: Reason, message: String| (reason.to_string(), message);
-    let running = plan.status.state.phase == JobPhase::Running;
-    if seen.group.places.is_none() && !running {
-        return seen.group.waits.clone().unwrap_or_else(|| {
-            say(Reason::WaitingForAdmission, "its group waits for the queue".to_owned())
-        });
-    }
-    if let Some(at) = plan.status.not_before {
-        return say(Reason::RestartDelayed, format!("members start again at {at}"));
-    }
-    if !running && waits_for_old(seen, plan) {
-        let message = "members of an older attempt are on their way out".to_owned();
-        return say(Reason::WaitingForOldMembers, message);
-    }
-    let untaken = |slot: &&Slot| {
-        let memory = plan.status.tasks.get(&slot.task);
-        !memory.is_some_and(|memory| memory.started.contains(slot.index))
-    };
-    if let Some(slot) = seen.taken.iter().find(untaken) {
-        let node = seen.group.places.as_ref().and_then(|places| places.get(slot));
-        let node = node.map(ToString::to_string).unwrap_or_default();
-        let message = format!(
-            "where {slot} is to go, on {node}, is a pod of its name that is not this job's: remove it"
-        );
-        return say(Reason::PlaceTaken, message);
-    }
-    let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
-    let waiting = seen
-        .job
-        .tasks
-        .iter()
-        .find(|task| !task.depends_on.is_empty() && task.replicas > 0 && !started(&task.name));
-    match waiting {
-        Some(task) if !running => say(
-            Reason::WaitingForDependency,
-            format!("task {} waits for {}", task.name, task.depends_on.join(", ")),
-        ),
-        _ => (outcome.reason.to_string(), outcome.message.clone()),
-    }
 }
 
 /// When the next thing is due.

@@ -90,6 +90,9 @@ pub struct JobStatus {
     /// The farm leaves the record alone until then, because it kept failing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
 }
 
 /// How far a job has come, and why.

@@ -147,3 +147,13 @@ fn a_status_survives_the_store() {
     assert_eq!(JobStatus::decode(b"{}").unwrap(), JobStatus::default());
     assert!(JobStatus::decode(br#"{"tasks":{"w":{"started":"0-4000000000"}}}"#).is_err());
 }
+
+#[test]
+fn what_a_newer_version_says_is_kept() {
+    let newer = br#"{"state": {"phase": "Running"}, "tomorrow": {"a": [1]}}"#;
+    let mut status = JobStatus::decode(newer).unwrap();
+    status.revision += 1;
+    let kept: serde_json::Value = serde_json::from_slice(&status.encode()).unwrap();
+    assert_eq!(kept["tomorrow"], serde_json::json!({"a": [1]}));
+    assert_eq!(kept["state"]["phase"], "Running");
+}

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::Report;
 use super::dice::Dice;
 use super::farms::{Farms, weather};
 use super::fleet::{Fleet, node};
@@ -16,6 +15,7 @@ use super::referee::Referee;
 use super::scheduler::Mood;
 use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
 use super::users::{Users, rc_id};
+use super::{Report, Scenario};
 use crate::ids::RcId;
 use crate::node::record::NodeState;
 
@@ -46,7 +46,8 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, print: bool) -> Report {
-        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
+        let Beginning { mut dice, ids, start, clock, consul } =
+            Beginning::of(Scenario::Services, seed).await;
         let referee = Referee::new(&consul, print);
         let fleet = Fleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use claim::{Claim, Commit, Epoch, Writer};
 pub use error::{StoreError, Verdict};
 pub use key::{Key, Prefix};
+pub use parts::Sizes;
 pub use rooted::Rooted;
 pub use txn::{ByUser, Fenced, Limits, Op, Question, Refusal, Txn, TxnOutcome};
 

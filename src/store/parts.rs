@@ -2,32 +2,59 @@
 //! or not a part of a name: so the tree is divided until few entries can have changed. Of these a transaction that only
 //! reads tells which have, all of them in one answer, and only they are read.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use futures_util::future::{try_join, try_join_all};
 
 use super::{
     Answer, Entry, Index, Key, Limits, Prefix, Query, Question, Reader, StoreError, TxnOutcome,
 };
+use crate::probe;
 
 /// A tree of so many entries is read in parts.
-pub const MANY: usize = 64;
+const MANY: usize = 64;
 /// No more parts than this are asked for, unless a single step of dividing makes more.
 const MOST_PARTS: usize = 16;
 /// A part of so few entries is not divided.
 const FEW: usize = 48;
-/// Of more entries than this it is not asked which have changed: to list them is faster. A tree that is no larger is
-/// not divided.
+/// Of a part of more entries than this it is not asked which have changed: to list them is faster. A tree that is no
+/// larger is not divided.
 const ASKED: usize = 128;
-/// Nor of entries whose values are this short in all: Consul takes 64 µs to list a record of 1,500 bytes, 10 µs to list a
+/// Nor of a part whose values are this short in all: Consul takes 64 µs to list a record of 1,500 bytes, 10 µs to list a
 /// lock, and 16 µs to compare the index of either.
 const LITTLE: usize = 16 * 1024;
 
+/// Where more than this part of the keys came or went, all is read.
+const SHARE: usize = 8;
+
+/// What counts as many entries, and what as few: less in simulated worlds, which are small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// A tree of so many entries is read in parts.
+    pub many: usize,
+    /// A part of so few entries is not divided.
+    pub few: usize,
+    /// Of more entries than this it is not asked which have changed.
+    pub asked: usize,
+    /// Nor of entries whose values are this short in all.
+    pub little: usize,
+    /// Where more than this part of the keys came or went, all is read.
+    pub share: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        let usual = Sizes { many: MANY, few: FEW, asked: ASKED, little: LITTLE, share: SHARE };
+        probe::sizes().unwrap_or(usual)
+    }
+}
+
 /// A tree as it was last read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Parts {
     /// By key.
     entries: Vec<Entry>,
+    sizes: Sizes,
 }
 
 /// How much was read for an answer.
@@ -47,33 +74,25 @@ pub(super) struct Changed {
     pub(super) transferred: Transferred,
 }
 
-/// What was read of the parts that had changed.
-enum Read {
-    /// All that they hold, part by part.
-    Parts(Vec<Vec<Entry>>, Noted),
+/// What was read of a part that may have changed.
+enum Found {
+    /// All that it holds.
+    All(Vec<Entry>),
     /// What has changed.
-    Entries(Vec<Entry>, Noted),
-}
-
-/// What answers said of themselves.
-#[derive(Debug, Clone, Copy, Default)]
-struct Noted {
-    /// The newest index, which explains a change.
-    newest: Index,
-    filtered: bool,
-}
-
-impl Noted {
-    fn and(self, other: Noted) -> Noted {
-        let newest = self.newest.max(other.newest);
-        Noted { newest, filtered: self.filtered || other.filtered }
-    }
+    Changed(Vec<Entry>),
 }
 
 impl Parts {
+    /// Nothing was read yet.
+    pub(super) fn new(sizes: Sizes) -> Self {
+        Parts { entries: Vec::new(), sizes }
+    }
+
     /// The tree was read whole. A small one will be again.
     pub(super) fn are_all(&mut self, entries: &[Entry]) {
-        self.entries = match entries.len() >= MANY && entries.is_sorted_by_key(|entry| &entry.key) {
+        self.entries = match entries.len() >= self.sizes.many
+            && entries.is_sorted_by_key(|entry| &entry.key)
+        {
             true => entries.to_vec(),
             false => Vec::new(),
         };
@@ -91,72 +110,38 @@ impl Parts {
         keys: Answer<Vec<String>>,
     ) -> Result<Option<Changed>, StoreError> {
         let now = &keys.value;
-        if now.len() < MANY || !now.is_sorted() {
+        if now.len() < self.sizes.many || !now.is_sorted() {
             return Ok(None);
         }
         let (fresh, gone) = self.difference(now);
-        if fresh.len() + gone.len() > now.len() / 8 {
+        if fresh.len() + gone.len() > now.len() / self.sizes.share {
             return Ok(None);
         }
-        let Some(parts) = divide(now) else { return Ok(None) };
-        let (dirty, looked) = self.look(reader, parts, after, &fresh).await?;
-        let Some(read) = self.read(reader, &dirty, &fresh, now).await? else { return Ok(None) };
-        let (Read::Parts(_, noted) | Read::Entries(_, noted)) = read;
-        let noted = noted.and(looked);
-        if gone.is_empty() && noted.newest < keys.index {
+        let Some(parts) = divide(now, self.sizes) else { return Ok(None) };
+        let is_alone = parts.len() == 1;
+        let looks = parts.into_iter().map(|prefix| {
+            let fresh = &fresh[range(&fresh, &prefix, |key| key)];
+            let known = &self.entries[self.range(&prefix)];
+            let part =
+                Part { prefix, now, known, fresh, is_certain: is_alone || !fresh.is_empty() };
+            look(reader, part, after, self.sizes)
+        });
+        let looks: Option<Vec<Look>> = try_join_all(looks).await?.into_iter().collect();
+        let Some(looks) = looks else { return Ok(None) };
+        let newest = looks.iter().map(|look| look.newest).max().unwrap_or(Index::ZERO);
+        if gone.is_empty() && newest < keys.index {
             // Somebody answered with the past, or a list was cut.
             return Ok(None);
         }
-        let filtered = keys.filtered || noted.filtered;
-        let entries = self.take(read, &dirty, gone);
+        let filtered = keys.filtered || looks.iter().any(|look| look.filtered);
+        let entries = self.take(looks, gone);
         let transferred = Transferred { entries, names: now.len() };
         let answer = Answer { value: self.entries.clone(), index: keys.index, filtered };
         Ok(Some(Changed { answer, transferred }))
     }
 
-    /// Which parts may have changed.
-    async fn look(
-        &self,
-        reader: &dyn Reader,
-        parts: Vec<Prefix>,
-        after: Index,
-        fresh: &[&str],
-    ) -> Result<(Vec<Prefix>, Noted), StoreError> {
-        let is_alone = parts.len() == 1;
-        let looks = parts.into_iter().map(|part| {
-            let first = fresh.partition_point(|key| *key < part.as_str());
-            let has_fresh = fresh.get(first).is_some_and(|key| part.tail(key).is_some());
-            // Below what is known of it, a part is as a restored snapshot has it.
-            let known = self.entries[self.range(&part)].iter();
-            let newest = known.map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
-            look(reader, part, newest..=after, is_alone || has_fresh)
-        });
-        let looks = try_join_all(looks).await?;
-        let noted = looks.iter().fold(Noted::default(), |all, look| all.and(look.noted));
-        let dirty = looks.into_iter().filter(|look| look.is_dirty).map(|look| look.part);
-        Ok((dirty.collect(), noted))
-    }
-
-    /// Reads what may have changed. `None`: something went away meanwhile, or may not be read.
-    async fn read(
-        &self,
-        reader: &dyn Reader,
-        dirty: &[Prefix],
-        fresh: &[&str],
-        now: &[String],
-    ) -> Result<Option<Read>, StoreError> {
-        let known = dirty.iter().flat_map(|part| &self.entries[self.range(part)]);
-        let known: Vec<&Entry> =
-            known.filter(|entry| now.binary_search(&entry.key).is_ok()).collect();
-        let bytes: usize = known.iter().map(|entry| entry.value.len()).sum();
-        if known.len() + fresh.len() > ASKED || bytes <= LITTLE {
-            return list(reader, dirty).await.map(Some);
-        }
-        ask(reader, &known, fresh).await
-    }
-
     /// Puts what was read in its place; how many entries it was. `gone` are the places of what is there no more.
-    fn take(&mut self, read: Read, dirty: &[Prefix], gone: Vec<usize>) -> usize {
+    fn take(&mut self, looks: Vec<Look>, gone: Vec<usize>) -> usize {
         let mut gone = gone.into_iter().peekable();
         let mut at = 0;
         self.entries.retain(|_| {
@@ -164,26 +149,29 @@ impl Parts {
             gone.next_if_eq(&(at - 1)).is_none()
         });
         let mut count = 0;
-        match read {
-            Read::Parts(parts, _) => {
-                for (part, mut entries) in dirty.iter().zip(parts) {
+        for Look { prefix, found, .. } in looks {
+            match found {
+                None => {}
+                Some(Found::All(mut entries)) => {
                     count += entries.len();
                     entries.sort_by(|a, b| a.key.cmp(&b.key));
-                    let range = self.range(part);
+                    let range = self.range(&prefix);
                     self.entries.splice(range, entries);
                 }
-            }
-            Read::Entries(entries, _) => {
-                count += entries.len();
-                for entry in entries {
-                    match self.entries.binary_search_by(|old| old.key.cmp(&entry.key)) {
-                        Ok(at) => self.entries[at] = entry,
-                        Err(at) => self.entries.insert(at, entry),
-                    }
+                Some(Found::Changed(entries)) => {
+                    count += entries.len();
+                    entries.into_iter().for_each(|entry| self.replace(entry));
                 }
             }
         }
         count
+    }
+
+    fn replace(&mut self, entry: Entry) {
+        match self.entries.binary_search_by(|old| old.key.cmp(&entry.key)) {
+            Ok(at) => self.entries[at] = entry,
+            Err(at) => self.entries.insert(at, entry),
+        }
     }
 
     /// Of sorted keys those that are not known, and the places of those that are known and are not among them.
@@ -204,46 +192,74 @@ impl Parts {
 
     /// Where a part of it stands.
     fn range(&self, part: &Prefix) -> Range<usize> {
-        let first = self.entries.partition_point(|entry| entry.key.as_str() < part.as_str());
-        let count = self.entries[first..].partition_point(|entry| part.tail(&entry.key).is_some());
-        first..first + count
+        range(&self.entries, part, |entry| &entry.key)
     }
+}
+
+/// Where, in what is sorted by key, a part stands.
+fn range<T>(sorted: &[T], part: &Prefix, key: impl Fn(&T) -> &str) -> Range<usize> {
+    let first = sorted.partition_point(|one| key(one) < part.as_str());
+    let count = sorted[first..].partition_point(|one| part.tail(key(one)).is_some());
+    first..first + count
+}
+
+/// A part of a tree.
+struct Part<'p> {
+    prefix: Prefix,
+    /// All keys that there are now, in this part and elsewhere.
+    now: &'p [String],
+    /// What was known of it.
+    known: &'p [Entry],
+    /// Those of its keys that were not known.
+    fresh: &'p [&'p str],
+    /// Whether it is certain that it has changed.
+    is_certain: bool,
 }
 
 /// What a look at one part has shown.
 struct Look {
-    part: Prefix,
-    /// Nothing where it was not asked for.
-    noted: Noted,
-    is_dirty: bool,
+    prefix: Prefix,
+    /// The newest index that was seen, which explains a change.
+    newest: Index,
+    filtered: bool,
+    /// `None`: it is as it was.
+    found: Option<Found>,
 }
 
-/// Looks whether a part has changed: whether its index is not among those at which it is as it was.
+/// Looks whether a part has changed: whether its index is not among those at which it is as it was. Reads what has.
+/// `None`: something went away meanwhile, or may not be read.
 ///
 /// A server that lags behind would hide a change until all is read anew, so the leader is asked.
 async fn look(
     reader: &dyn Reader,
-    part: Prefix,
-    as_it_was: RangeInclusive<Index>,
-    is_certain: bool,
-) -> Result<Look, StoreError> {
-    if is_certain {
-        return Ok(Look { part, noted: Noted::default(), is_dirty: true });
+    part: Part<'_>,
+    after: Index,
+    sizes: Sizes,
+) -> Result<Option<Look>, StoreError> {
+    let Part { prefix, now, known, fresh, is_certain } = part;
+    let (mut seen, mut filtered) = (Index::ZERO, false);
+    if !is_certain {
+        // Below what is known of it, a part is as a restored snapshot has it.
+        let newest = known.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
+        let keys = reader.keys(&prefix, None, Query::CONSISTENT).await?;
+        (seen, filtered) = (keys.index, keys.filtered);
+        if (newest..=after).contains(&seen) {
+            return Ok(Some(Look { prefix, newest: seen, filtered, found: None }));
+        }
     }
-    let keys = reader.keys(&part, None, Query::CONSISTENT).await?;
-    let is_dirty = !as_it_was.contains(&keys.index);
-    let noted = Noted { newest: keys.index, filtered: keys.filtered };
-    Ok(Look { part, noted, is_dirty })
-}
-
-/// Reads parts whole.
-async fn list(reader: &dyn Reader, parts: &[Prefix]) -> Result<Read, StoreError> {
-    let lists = parts.iter().map(|part| reader.list(part, Query::CONSISTENT));
-    let answers = try_join_all(lists).await?;
-    let noted = answers.iter().fold(Noted::default(), |all, answer| {
-        all.and(Noted { newest: answer.index, filtered: answer.filtered })
-    });
-    Ok(Read::Parts(answers.into_iter().map(|answer| answer.value).collect(), noted))
+    let known: Vec<&Entry> =
+        known.iter().filter(|entry| now.binary_search(&entry.key).is_ok()).collect();
+    let bytes: usize = known.iter().map(|entry| entry.value.len()).sum();
+    if known.len() + fresh.len() > sizes.asked || bytes <= sizes.little {
+        let answer = reader.list(&prefix, Query::CONSISTENT).await?;
+        let (newest, filtered) = (answer.index.max(seen), filtered || answer.filtered);
+        let found = Some(Found::All(answer.value));
+        return Ok(Some(Look { prefix, newest, filtered, found }));
+    }
+    let Some(changed) = ask(reader, &known, fresh).await? else { return Ok(None) };
+    let newest = changed.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
+    let found = Some(Found::Changed(changed));
+    Ok(Some(Look { prefix, newest: newest.max(seen), filtered, found }))
 }
 
 /// Reads what is fresh and those of the known that have changed. `None`: a key went away meanwhile, or may not be read.
@@ -251,7 +267,7 @@ async fn ask(
     reader: &dyn Reader,
     known: &[&Entry],
     fresh: &[&str],
-) -> Result<Option<Read>, StoreError> {
+) -> Result<Option<Vec<Entry>>, StoreError> {
     let fresh = fresh.iter().map(|key| Key::parse(key)).collect::<Result<Vec<_>, _>>();
     let known = known.iter().map(|entry| Some((Key::parse(&entry.key).ok()?, entry.modify_index)));
     let (Ok(fresh), Some(known)) = (fresh, known.collect::<Option<Vec<_>>>()) else {
@@ -261,8 +277,7 @@ async fn ask(
     let changed = get(reader, changed).await?;
     let (Some(mut entries), Some(changed)) = (read, changed) else { return Ok(None) };
     entries.extend(changed);
-    let newest = entries.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
-    Ok(Some(Read::Entries(entries, Noted { newest, filtered: false })))
+    Ok(Some(entries))
 }
 
 /// Those of the keys whose index is not this one any more.
@@ -296,15 +311,15 @@ async fn get(reader: &dyn Reader, keys: Vec<Key>) -> Result<Option<Vec<Entry>>, 
 }
 
 /// Divides sorted keys by how they begin, so that each belongs to exactly one part. `None` where that cannot be.
-fn divide(keys: &[String]) -> Option<Vec<Prefix>> {
-    if keys.len() < MANY || !keys.is_sorted() {
+fn divide(keys: &[String], sizes: Sizes) -> Option<Vec<Prefix>> {
+    if keys.len() < sizes.many || !keys.is_sorted() {
         return None;
     }
-    if keys.len() <= ASKED {
+    if keys.len() <= sizes.asked {
         let (own, last) = (keys.first()?, keys.last()?);
         return Some(vec![Prefix::beginning(&Key::parse(own).ok()?, common(own, last))]);
     }
-    let enough = FEW.max(keys.len() / (MOST_PARTS / 2));
+    let enough = sizes.few.max(keys.len() / (MOST_PARTS / 2));
     let mut open: Vec<Range<usize>> = std::iter::once(0..keys.len()).collect();
     let mut parts = Vec::new();
     while let Some(range) = open.pop() {
@@ -365,7 +380,7 @@ mod tests {
 
     fn check(keys: &BTreeSet<String>) -> usize {
         let keys: Vec<String> = keys.iter().cloned().collect();
-        let Some(parts) = divide(&keys) else { return 0 };
+        let Some(parts) = divide(&keys, Sizes::default()) else { return 0 };
         for key in &keys {
             let of = parts.iter().filter(|part| part.tail(key).is_some()).count();
             assert_eq!(of, 1, "{key} in {parts:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 pub use super::parts::Transferred;
-use super::parts::{MANY, Parts};
+use super::parts::{Parts, Sizes};
 use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
 
 /// How long a blocking read may wait. A dropped one keeps its connection slot at the agent until then.
@@ -76,7 +76,7 @@ pub struct Pace {
     pub reading: Reading,
 }
 
-/// What of a tree of [`MANY`] entries or more is read when it has changed. Consul takes 4 ms for a list of 100 records
+/// What of a tree of [`Sizes::many`] entries or more is read when it has changed. Consul takes 4 ms for a list of 100 records
 /// and 15 ms for one of 700, and less than 2 ms for their keys; so the keys are what is waited on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
@@ -158,6 +158,7 @@ pub struct TreeWatch {
     full_every: Duration,
     confirmed: bool,
     reading: Reading,
+    sizes: Sizes,
     parts: Parts,
     /// Entries of the last answer.
     entries: usize,
@@ -183,7 +184,7 @@ impl TreeWatch {
         full_every: Duration,
         reading: Reading,
     ) -> Self {
-        let position = Position::start(Instant::now(), full_every);
+        let (position, sizes) = (Position::start(Instant::now(), full_every), Sizes::default());
         TreeWatch {
             reader,
             prefix,
@@ -191,7 +192,8 @@ impl TreeWatch {
             full_every,
             confirmed: false,
             reading,
-            parts: Parts::default(),
+            sizes,
+            parts: Parts::new(sizes),
             entries: 0,
             transferred: Transferred::default(),
         }
@@ -228,7 +230,7 @@ impl TreeWatch {
         loop {
             let query = self.position.query(Instant::now());
             self.confirmed = query.consistency == Consistency::Consistent;
-            let all_at_once = query.wait.is_none() || self.entries < MANY;
+            let all_at_once = query.wait.is_none() || self.entries < self.sizes.many;
             let read = match all_at_once {
                 true => self.all(query).await.map(Some),
                 false => self.changes(query).await,

@@ -11,12 +11,12 @@ use super::people::{KINDS, People, QUEUES, document, job_id};
 use super::script::{Act, HEALED_AT, MACHINES, script};
 use crate::ids::Namespaced;
 use crate::node::record::NodeState;
-use crate::sim::Report;
 use crate::sim::dice::Dice;
 use crate::sim::farms::{Farms, weather};
 use crate::sim::life::{self, Beginning};
 use crate::sim::process::Design;
 use crate::sim::referee::Referee;
+use crate::sim::{Report, Scenario};
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
@@ -45,7 +45,8 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, print: bool) -> Report {
-        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
+        let Beginning { mut dice, ids, start, clock, consul } =
+            Beginning::of(Scenario::Batch, seed).await;
         let referee = Referee::of_batch(&consul, print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());

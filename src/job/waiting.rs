@@ -1,0 +1,72 @@
+//! Why a job is not yet where it should be. Pure.
+
+use super::form::queue_field;
+use super::machine::JobPhase;
+use super::operator::Outcome;
+use super::plan::{Observed, Plan, waits_for_old};
+use super::spec::{Framework, Slot};
+use super::status::Reason;
+use crate::pod_group::status::{PodGroupStatus, Reason as GroupReason};
+
+/// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
+#[must_use]
+pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String, String)> {
+    let message = match group.reason.is_of_queue() {
+        true => group.message.replacen("spec.queue", queue_field(framework), 1),
+        false => group.message.clone(),
+    };
+    (group.reason != GroupReason::AsDesired).then(|| (group.reason.to_string(), message))
+}
+
+/// While a job is not yet where it should be, its state says what it waits for.
+pub(super) fn say_waiting(seen: &Observed<'_>, plan: &mut Plan, outcome: &Outcome) {
+    if !plan.status.state.phase.starts_members() {
+        return;
+    }
+    let (reason, message) = waiting(seen, plan, outcome);
+    if plan.status.state.reason != reason || plan.status.state.message != message {
+        (plan.status.state.reason, plan.status.state.message) = (reason, message);
+    }
+}
+
+fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, String) {
+    let say = |reason: Reason, message: String| (reason.to_string(), message);
+    let running = plan.status.state.phase == JobPhase::Running;
+    if seen.group.places.is_none() && !running {
+        return seen.group.waits.clone().unwrap_or_else(|| {
+            say(Reason::WaitingForAdmission, "its group waits for the queue".to_owned())
+        });
+    }
+    if let Some(at) = plan.status.not_before {
+        return say(Reason::RestartDelayed, format!("members start again at {at}"));
+    }
+    if !running && waits_for_old(seen, plan) {
+        let message = "members of an older attempt are on their way out".to_owned();
+        return say(Reason::WaitingForOldMembers, message);
+    }
+    let untaken = |slot: &&Slot| {
+        let memory = plan.status.tasks.get(&slot.task);
+        !memory.is_some_and(|memory| memory.started.contains(slot.index))
+    };
+    if let Some(slot) = seen.taken.iter().find(untaken) {
+        let node = seen.group.places.as_ref().and_then(|places| places.get(slot));
+        let node = node.map(ToString::to_string).unwrap_or_default();
+        let message = format!(
+            "where {slot} is to go, on {node}, is a pod of its name that is not this job's: remove it"
+        );
+        return say(Reason::PlaceTaken, message);
+    }
+    let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
+    let waiting = seen
+        .job
+        .tasks
+        .iter()
+        .find(|task| !task.depends_on.is_empty() && task.replicas > 0 && !started(&task.name));
+    match waiting {
+        Some(task) if !running => say(
+            Reason::WaitingForDependency,
+            format!("task {} waits for {}", task.name, task.depends_on.join(", ")),
+        ),
+        _ => (outcome.reason.to_string(), outcome.message.clone()),
+    }
+}
