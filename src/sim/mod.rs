@@ -61,6 +61,8 @@ pub struct Options {
     pub scenario: Scenario,
     /// Safety layers that are switched off.
     pub without: Vec<Mutation>,
+    /// Until the faults have ended lists come late, and what they show is as old.
+    pub slow_lists: bool,
     /// Print the trace as it goes.
     pub print: bool,
 }
@@ -92,7 +94,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
     match options.scenario {
-        Scenario::Services => runtime.block_on(world::World::live(seed, options.print)),
-        Scenario::Batch => runtime.block_on(batch::World::live(seed, options.print)),
+        Scenario::Services => runtime.block_on(world::World::live(seed, options)),
+        Scenario::Batch => runtime.block_on(batch::World::live(seed, options)),
     }
 }

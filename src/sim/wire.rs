@@ -25,6 +25,9 @@ use crate::store::{
 /// The adapter to a real Consul waits this long for an answer, besides what a read may block.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// Answers to lists that come late travel up to this much longer.
+const SLOW_LISTS: Duration = Duration::from_secs(3);
+
 /// How bad the connection of one process is now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weather {
@@ -74,6 +77,7 @@ enum Kind {
 /// One process's connection.
 pub struct Link {
     process: u32,
+    slow_lists_until: Option<Instant>,
     state: Mutex<State>,
     calm: tokio::sync::Notify,
 }
@@ -85,11 +89,11 @@ struct State {
 }
 
 impl Link {
-    /// The connection of a process.
+    /// The connection of a process, whose lists come late until then.
     #[must_use]
-    pub fn new(process: u32, dice: Dice) -> Arc<Link> {
-        let state = State { dice, weather: Weather::default(), requests: 0 };
-        Arc::new(Link { process, state: Mutex::new(state), calm: tokio::sync::Notify::new() })
+    pub fn new(process: u32, slow_lists_until: Option<Instant>, dice: Dice) -> Arc<Link> {
+        let state = Mutex::new(State { dice, weather: Weather::default(), requests: 0 });
+        Arc::new(Link { process, slow_lists_until, state, calm: tokio::sync::Notify::new() })
     }
 
     /// Changes the weather.
@@ -168,7 +172,10 @@ impl Wire {
         let State { dice, weather, .. } = &mut *state;
         let longest = weather.latency;
         let mut travel = || dice.between(Duration::ZERO, longest);
-        let (before, after) = (travel(), travel());
+        let (before, mut after) = (travel(), travel());
+        if is_list && self.link.slow_lists_until.is_some_and(|until| Instant::now() < until) {
+            after += dice.between(Duration::ZERO, SLOW_LISTS);
+        }
         let is_write = kind == Kind::Write;
         let hidden = weather.hidden.as_ref().is_some_and(|prefix| {
             subject.starts_with(prefix.as_str()) || prefix.as_str().starts_with(subject)

@@ -15,7 +15,7 @@ use super::referee::Referee;
 use super::scheduler::Mood;
 use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
 use super::users::{Users, rc_id};
-use super::{Report, Scenario};
+use super::{Options, Report, Scenario};
 use crate::ids::RcId;
 use crate::node::record::NodeState;
 
@@ -45,13 +45,15 @@ pub struct World {
 
 impl World {
     /// Lives through a seed.
-    pub async fn live(seed: u64, print: bool) -> Report {
+    pub async fn live(seed: u64, options: &Options) -> Report {
         let Beginning { mut dice, ids, start, clock, consul } =
             Beginning::of(Scenario::Services, seed).await;
-        let referee = Referee::new(&consul, print);
+        let referee = Referee::new(&consul, options.print);
         let fleet = Fleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let designs = designs(&mut dice);
+        let mut designs = designs(&mut dice);
+        let slow_until = options.slow_lists.then_some(start + HEALED_AT);
+        designs.iter_mut().for_each(|design| design.slow_lists_until = slow_until);
         let weather = weather(&mut dice);
         let poisoned = dice.permille(200);
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);

@@ -16,7 +16,7 @@ use crate::sim::farms::{Farms, weather};
 use crate::sim::life::{self, Beginning};
 use crate::sim::process::Design;
 use crate::sim::referee::Referee;
-use crate::sim::{Report, Scenario};
+use crate::sim::{Options, Report, Scenario};
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
@@ -44,13 +44,15 @@ pub struct World {
 
 impl World {
     /// Lives through a seed.
-    pub async fn live(seed: u64, print: bool) -> Report {
+    pub async fn live(seed: u64, options: &Options) -> Report {
         let Beginning { mut dice, ids, start, clock, consul } =
             Beginning::of(Scenario::Batch, seed).await;
-        let referee = Referee::of_batch(&consul, print);
+        let referee = Referee::of_batch(&consul, options.print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let designs = designs(&mut dice);
+        let mut designs = designs(&mut dice);
+        let slow_until = options.slow_lists.then_some(start + HEALED_AT);
+        designs.iter_mut().for_each(|design| design.slow_lists_until = slow_until);
         let weather = weather(&mut dice);
         let lost = dice.permille(250).then(|| dice.below(MACHINES));
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
