@@ -61,7 +61,13 @@ pub fn step(
 
 /// What a transaction of a volley did.
 pub fn volley(site: &Site, id: &Namespaced, status: &JobStatus, creates: &[Create]) -> AuditRecord {
-    let details = JobStep {
+    let details = JobStep { pods_added: created(creates), ..unasked(site, id, status) };
+    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+}
+
+/// A step of the farm's own that changes neither phase nor pods.
+pub(super) fn unasked(site: &Site, id: &Namespaced, status: &JobStatus) -> JobStep {
+    JobStep {
         job: id.clone(),
         uid: status.uid.0,
         actor: Actor::Farm,
@@ -74,12 +80,11 @@ pub fn volley(site: &Site, id: &Namespaced, status: &JobStatus, creates: &[Creat
         message: status.state.message.clone(),
         version: status.version,
         retry_count: status.retry_count,
-        pods_added: created(creates),
+        pods_added: Vec::new(),
         pods_adopted: Vec::new(),
         pods_released: Vec::new(),
         pods_removed: Vec::new(),
-    };
-    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+    }
 }
 
 fn created(creates: &[Create]) -> Vec<String> {

@@ -4,11 +4,12 @@
 //! commands that nobody carries out any more. Each transaction is guarded by the absence of the record: a look at a
 //! tree that was cut short removes nothing, and a job that is made meanwhile looks after its name itself.
 
+use super::events;
 use super::manifest::Mark;
 use super::status::JobStatus;
 use super::world::{Page, Pods};
 use super::writes::remove_ops;
-use crate::audit::{Actor, AuditRecord, Details, JobStep};
+use crate::audit::{AuditRecord, Details, JobStep};
 use crate::command::Pending;
 use crate::farm::kind::Site;
 use crate::ids::Namespaced;
@@ -71,27 +72,13 @@ pub fn sweep(
 /// What the audit log says of it.
 pub fn audited(site: &Site, id: &Namespaced, status: &JobStatus, sweep: &Sweep) -> AuditRecord {
     let phase = if sweep.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
+    let removed = sweep.pods.iter().map(|(place, mark)| format!("{}@{}", mark.slot, place.node));
     let details = JobStep {
-        job: id.clone(),
-        uid: status.uid.0,
-        actor: Actor::Farm,
-        farm: Some(site.farm.clone()),
-        asked: None,
-        command: None,
-        phase_before: status.state.phase.to_string(),
         phase,
         reason: "RecordGone".to_owned(),
         message: "its record was deleted".to_owned(),
-        version: status.version,
-        retry_count: status.retry_count,
-        pods_added: Vec::new(),
-        pods_adopted: Vec::new(),
-        pods_released: Vec::new(),
-        pods_removed: sweep
-            .pods
-            .iter()
-            .map(|(place, mark)| format!("{}@{}", mark.slot, place.node))
-            .collect(),
+        pods_removed: removed.collect(),
+        ..events::unasked(site, id, status)
     };
     AuditRecord::new(&Details::JobStep(details), site.clock.wall())
 }
