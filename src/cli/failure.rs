@@ -13,25 +13,37 @@ pub enum Exit {
     Ok,
     /// It failed; the arguments being wrong is a failure, too.
     Error,
-    /// `plan` or `rc plan` found something to do, or `audit verify` a difference; a job ended otherwise than `job wait`
-    /// was told.
+    /// `plan` or `rc plan` found something to do.
+    Changes,
+    /// `plan` or `rc plan` failed: 1 has another meaning there.
+    PlanFailed,
+    /// `audit verify` found a difference; a job ended otherwise than `job wait` was told.
     Found,
+}
+
+impl Exit {
+    /// How a command ended that says with its code what would change.
+    #[must_use]
+    pub fn of_plan(self) -> Exit {
+        if self == Exit::Error { Exit::PlanFailed } else { self }
+    }
 }
 
 /// The exit codes in words, for `--help`.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `plan`, `rc plan` and `audit verify` found nothing
-  1  failed, or the arguments are wrong; nothing was changed unless the message says so
-  2  `plan` or `rc plan` found changes to make, `audit verify` found differences, or the job that `job wait` waited
-     for has ended otherwise";
+  1  failed, or the arguments are wrong; nothing was changed unless the message says so.
+     Of `plan` and `rc plan`: there are changes to make
+  2  `audit verify` found differences, or the job that `job wait` waited for has ended otherwise.
+     Of `plan` and `rc plan`: failed, or the arguments are wrong";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(match exit {
             Exit::Ok => 0,
-            Exit::Error => 1,
-            Exit::Found => 2,
+            Exit::Error | Exit::Changes => 1,
+            Exit::PlanFailed | Exit::Found => 2,
         })
     }
 }

@@ -54,7 +54,7 @@ enum Command {
     Job(job::JobCommand),
     /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod
     Apply(job::apply::FileArgs),
-    /// Say what apply would change; exit code 2 when that is something
+    /// Say what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(job::apply::FileArgs),
     #[command(subcommand)]
     Label(label::LabelCommand),
@@ -112,9 +112,10 @@ pub fn main() -> ExitCode {
     };
     let out = cli.global.output();
     let mut address = None;
+    let is_plan = matches!(cli.command, Command::Plan(_) | Command::Rc(rc::RcCommand::Plan(_)));
     let exit = run(cli, &mut address)
         .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.is_coloured));
-    exit.into()
+    if is_plan { exit.of_plan().into() } else { exit.into() }
 }
 
 /// Reads the arguments; prints help, version, or what is wrong with them.
@@ -127,7 +128,9 @@ fn parse() -> Result<Cli, Exit> {
     parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
         // Nobody is left to tell when this fails.
         let _ = error.print();
-        if error.use_stderr() { Exit::Error } else { Exit::Ok }
+        let exit = if error.use_stderr() { Exit::Error } else { Exit::Ok };
+        // What was meant is not known when it cannot be understood; nothing else is called so.
+        if std::env::args_os().any(|arg| arg == "plan") { exit.of_plan() } else { exit }
     })
 }
 

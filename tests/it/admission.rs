@@ -320,7 +320,8 @@ async fn the_command_line_names_the_field_of_each_bad_job_and_writes_none() {
     let text = format!("{}\n---\n{good}\n", documents.join("\n---\n"));
     std::fs::write(world.dir.path().join("bad.yaml"), text).unwrap();
     for verb in ["apply", "plan"] {
-        let said = world.run(&[verb, "-f", "bad.yaml"]).await.failed();
+        let ran = world.run(&[verb, "-f", "bad.yaml"]).await;
+        let said = if verb == "plan" { ran.plan_failed() } else { ran.failed() };
         for Rule { number, name, field, words, .. } in &rules {
             let of_it = |line: &str| {
                 let rest = line.trim_start().strip_prefix(&format!("default/{name}: "));

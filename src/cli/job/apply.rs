@@ -90,7 +90,7 @@ pub(in crate::cli) async fn plan(console: &Console, args: &FileArgs) -> anyhow::
     let rows: Vec<Row> = wanted(console, args).await?.iter().map(row).collect();
     console.out.show(&rows, || rows.iter().map(text).collect())?;
     let nothing = rows.iter().all(|row| row.change == Change::Unchanged);
-    Ok(if nothing { Exit::Ok } else { Exit::Found })
+    Ok(if nothing { Exit::Ok } else { Exit::Changes })
 }
 
 fn word(change: Change) -> &'static str {

@@ -39,7 +39,7 @@ pub enum RcCommand {
     /// Remove a controller's pods, then the controller
     #[command(visible_alias = "rm")]
     Delete(delete::DeleteArgs),
-    /// Show what the owner farm would do now; exit code 2 when that is something
+    /// Show what the owner farm would do now; exit code 0 nothing, 1 something, 2 an error
     Plan(plan::PlanArgs),
     /// Say why a controller is not as it should be
     Explain(RcArgs),

@@ -79,7 +79,7 @@ pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<E
         "unfit_nodes": unfit(&seen, &spec),
     });
     console.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
-    Ok(if changes.is_empty() { Exit::Ok } else { Exit::Found })
+    Ok(if changes.is_empty() { Exit::Ok } else { Exit::Changes })
 }
 
 fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {

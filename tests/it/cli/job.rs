@@ -46,8 +46,11 @@ async fn a_member_that_has_ended_well_is_not_called_unhealthy_in_the_list() {
 async fn a_file_is_planned_applied_changed_and_refused() {
     let world = World::new().await;
     write(&world, "job.yaml", JOB);
+    for wrong in [&["plan"][..], &["plan", "-f", "missing.yaml"]] {
+        assert!(!world.run(wrong).await.plan_failed().is_empty());
+    }
     let plan = world.run(&["plan", "-f", "job.yaml"]).await;
-    assert_eq!(plan.code, 2, "{plan:?}");
+    assert_eq!(plan.code, 1, "{plan:?}");
     assert!(plan.stdout.contains("default/mnist (Job): would be created"), "{}", plan.stdout);
     assert!(plan.stdout.contains("+ 2 x worker") && plan.stdout.contains("3 members"), "{plan:?}");
     assert!(plan.stdout.contains("spec.tasks[0].template.spec.containers[0].image"), "{plan:?}");

@@ -359,7 +359,7 @@ async fn plan_keeps_the_minimum_that_the_controllers_labels_declare() {
     world.nodes(1).await;
     let id = world.create(&["--replicas", "1", "--rc-label", "rcfarm/min_health=most"]).await;
     world.pod("n1", &id).await;
-    let stderr = world.run(&["rc", "plan", "web"]).await.failed();
+    let stderr = world.run(&["rc", "plan", "web"]).await.plan_failed();
     assert!(stderr.contains("rcfarm/min_health") && stderr.contains("\"most\""), "{stderr}");
     let why = world.run(&["rc", "explain", "web"]).await.ok();
     assert!(why.contains("rcfarm/min_health"), "{why}");

@@ -139,7 +139,7 @@ async fn a_record_without_a_count_is_shown_as_invalid_and_mended_by_scale() {
     let list = world.json(&["rc", "list"]).await;
     assert_eq!(list[0]["state"], "Invalid");
     assert!(list[0]["invalid"].as_str().unwrap().contains("replicas_desired"));
-    let stderr = world.run(&["rc", "plan", &id]).await.failed();
+    let stderr = world.run(&["rc", "plan", &id]).await.plan_failed();
     assert!(stderr.contains("replicas_desired") && stderr.contains("rc scale"), "{stderr}");
 
     world.run(&["rc", "scale", &id, "2"]).await.ok();
@@ -209,7 +209,7 @@ async fn plan_shows_the_changes_and_exits_with_2_when_there_are_any() {
     let id = world.create(&["--replicas", "2"]).await;
     world.pod("n3", &id).await;
     let ran = world.run(&["rc", "plan", "web"]).await;
-    assert_eq!(ran.code, 2);
+    assert_eq!(ran.code, 1);
     assert!(ran.stdout.contains("1 -> 2 pods, 2 desired\n  + n1  add: wanted\n"), "{ran:?}");
 
     let ran = world.run(&["rc", "plan", "web", "--replicas", "1", "-o", "json"]).await;
@@ -217,7 +217,7 @@ async fn plan_shows_the_changes_and_exits_with_2_when_there_are_any() {
     assert_eq!(ran.code, 0, "{ran:?}");
 
     let ran = world.run(&["rc", "plan", "web", "--replicas", "0"]).await;
-    assert_eq!(ran.code, 2);
+    assert_eq!(ran.code, 1);
     assert!(ran.stdout.contains("  - n3  remove: "), "{ran:?}");
 
     let ran = world.run(&["rc", "plan", "web", "--node-selector", "role=db"]).await;
@@ -233,7 +233,7 @@ async fn plan_repairs_what_has_drifted() {
     world.pod("n1", &id).await;
     world.put("intent/n1/web", "id: web\nother: true\n").await;
     let ran = world.run(&["rc", "plan", "web", "-o", "json"]).await;
-    assert_eq!(ran.code, 2);
+    assert_eq!(ran.code, 1);
     let shown: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(
         shown["changes"],

@@ -48,7 +48,16 @@ impl Ran {
     /// Its standard error, if it failed; a failing command prints no result.
     #[track_caller]
     pub fn failed(self) -> String {
-        assert_eq!((self.code, self.stdout.as_str()), (1, ""), "{self:?}");
+        self.failed_with(1)
+    }
+
+    /// What a plan said when it failed: its 1 means changes.
+    pub fn plan_failed(self) -> String {
+        self.failed_with(2)
+    }
+
+    fn failed_with(self, code: i32) -> String {
+        assert_eq!((self.code, self.stdout.as_str()), (code, ""), "{self:?}");
         self.stderr
     }
 }
