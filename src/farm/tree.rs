@@ -46,6 +46,14 @@ pub struct Seen<T> {
     entries: usize,
 }
 
+impl<T> Clone for Seen<T> {
+    fn clone(&self) -> Self {
+        let Seen { index, asked, trusted_len, entries, .. } = *self;
+        let (value, suspicion) = (self.value.clone(), self.suspicion.clone());
+        Seen { value, index, asked, suspicion, trusted_len, entries }
+    }
+}
+
 impl<T> Seen<T> {
     /// Whether it has been read at all.
     #[must_use]
@@ -54,10 +62,9 @@ impl<T> Seen<T> {
     }
 
     /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
-    fn says_the_same_as(&self, then: &Arc<Self>) -> bool {
-        std::ptr::eq(self, Arc::as_ptr(then))
-            || (then.is_read() && self.suspicion == then.suspicion)
-                && (self.entries, then.entries) == (0, 0)
+    fn says_the_same_as(&self, then: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
+        same && then.is_read() && self.suspicion == then.suspicion
     }
 }
 
@@ -160,14 +167,8 @@ impl<T: Digest> Tree<T> {
     pub fn confirm(&self) {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = self.lock();
-        *seen = Arc::new(Seen {
-            value: seen.value.clone(),
-            index: seen.index,
-            asked: seen.asked,
-            suspicion: None,
-            trusted_len: seen.value.len(),
-            entries: seen.entries,
-        });
+        let trusted_len = seen.value.len();
+        *seen = Arc::new(Seen { suspicion: None, trusted_len, ..(**seen).clone() });
     }
 
     /// Ends the pause between two reads, if one is going on.
@@ -305,6 +306,7 @@ impl<T: Digest> Tree<T> {
         // Rights that come or go change what is shown, and no index.
         let same = answer.index == old.index && entries == old.entries && !answer.filtered;
         if !first && same && old.suspicion.is_none() {
+            *self.lock() = Arc::new(Seen { asked: Some(asked), ..(*old).clone() });
             return true;
         }
         let mut news = answer.value;

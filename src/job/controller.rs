@@ -456,7 +456,8 @@ impl JobController {
 
     fn took_place(&mut self, look: &Look, step: Step, index: Index) {
         self.refused = 0;
-        let Step { plan, made, adopted, removed, group, before, .. } = step;
+        self.now_known(look, &step, index);
+        let Step { plan, made, removed, group, before, .. } = step;
         let shown = self.world.commands.seen();
         let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
         self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
@@ -465,26 +466,6 @@ impl JobController {
             info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
                 made = made.len(), removed = removed.len(), "job changed");
         }
-        let mut pods = look.pods.intents.clone();
-        pods.extend(look.pods.orphans.clone());
-        let now = Instant::now();
-        let mut gone = std::mem::take(&mut self.known.removed);
-        gone.retain(|_, (_, at)| now < *at + UNSEEN);
-        for (place, slot) in removed {
-            pods.remove(&place);
-            gone.insert(place, (slot, now));
-        }
-        for Made { place, mark, manifest } in made {
-            gone.remove(&place);
-            let intent = (index, content_hash(manifest.as_bytes()));
-            pods.insert(place, (Labelled { index, mark }, Some(intent)));
-        }
-        for (place, mark, intent) in adopted {
-            info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
-            pods.insert(place, (Labelled { index, mark }, intent));
-        }
-        let fresh = std::mem::take(&mut self.known.fresh);
-        self.known = Known { index, at: Some(now), pods, removed: gone, fresh };
         if plan.group == GroupStep::Delete {
             self.page.group = (Index::ZERO, None);
         } else if let Some(group) = group {
@@ -497,6 +478,38 @@ impl JobController {
         };
         if is_gone {
             self.world.forget_job(&self.id);
+        }
+    }
+
+    /// What is known of pods after a step. A transaction that changed none is one that no tree of them will ever show.
+    fn now_known(&mut self, look: &Look, step: &Step, index: Index) {
+        let Step { made, adopted, removed, released, .. } = step;
+        let now = Instant::now();
+        let known = &mut self.known;
+        known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
+        known.pods = look.pods.intents.clone();
+        known.pods.extend(look.pods.orphans.clone());
+        let mut had_intents = false;
+        for (place, slot) in removed {
+            let was = known.pods.remove(place);
+            had_intents |= was.is_some_and(|(_, intent)| intent.is_some());
+            known.removed.insert(place.clone(), (slot.clone(), now));
+        }
+        for Made { place, mark, manifest } in made {
+            known.removed.remove(place);
+            let intent = Some((index, content_hash(manifest.as_bytes())));
+            known.pods.insert(place.clone(), (Labelled { index, mark: mark.clone() }, intent));
+        }
+        for (place, mark, intent) in adopted {
+            info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
+            known.pods.insert(place.clone(), (Labelled { index, mark: mark.clone() }, *intent));
+        }
+        let changed = [made.len(), adopted.len(), removed.len(), released.len()];
+        if changed != [0; 4] {
+            (known.labels, known.at) = (index, Some(now));
+        }
+        if had_intents || !made.is_empty() {
+            known.intents = index;
         }
     }
 

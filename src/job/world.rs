@@ -158,9 +158,12 @@ impl Digest for PodStandings {
 /// What an owner knows of its pods from its own transactions, until the trees have caught up.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
-    /// Index of the last transaction that changed pods.
-    pub index: Index,
-    /// When it was answered.
+    /// Index of the last transaction that changed pods, and so their labels. One that changed neither is none that
+    /// a tree will ever show.
+    pub labels: Index,
+    /// The same of intents.
+    pub intents: Index,
+    /// When the later of them was answered.
     pub at: Option<Instant>,
     /// All pods then: their labels' and intents' indexes, and the hash of their manifests.
     pub pods: BTreeMap<Place, (Labelled, Option<(Index, u64)>)>,
@@ -354,14 +357,6 @@ impl JobWorld {
             .or_else(|| of(self.standings.prefix(), self.standings.seen().suspicion))
     }
 
-    /// Whether the trees show everything that `known` says.
-    #[must_use]
-    pub fn has_caught_up(&self, known: &Known) -> bool {
-        shows(&self.pods.seen(), known.index, known.at)
-            && shows(&self.nodes.intents.seen(), known.index, known.at)
-            && known.removed.values().all(|(_, at)| Instant::now() >= *at + UNSEEN)
-    }
-
     /// The pods that carry a job's name, as they stand. `job`: what it says, if anybody knows.
     #[must_use]
     pub fn pods_of(
@@ -377,12 +372,12 @@ impl JobWorld {
         let mut all: BTreeMap<Place, (Labelled, Intended)> = BTreeMap::new();
         let mut pods = Pods::default();
         // Each tree has an index of its own: what changes in one of them does not wait for the other.
-        let believed = shows(&intents, known.index, known.at);
+        let believed = shows(&intents, known.intents, known.at);
         let intent = |place: &Place| match known.pods.get(place) {
             Some((_, intent)) if !believed => *intent,
             _ => intents.value.at(place),
         };
-        if shows(&labels, known.index, known.at) {
+        if shows(&labels, known.labels, known.at) {
             for (place, labelled) in labels.value.of(id) {
                 all.insert(place.clone(), ((**labelled).clone(), intent(place)));
             }
@@ -442,7 +437,7 @@ impl JobWorld {
         known: &Known,
     ) -> BTreeSet<Slot> {
         let intents = self.nodes.intents.seen();
-        if !shows(&intents, known.index, known.at) {
+        if !shows(&intents, known.intents, known.at) {
             return BTreeSet::new();
         }
         let is_taken = |(slot, node): &(&Slot, &NodeName)| {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::Report;
 use super::dice::Dice;
 use super::process::WallClock;
 use super::referee::Referee;
-use super::{Report, Scenario};
 use crate::embedded::{Embedded, Fate, Request, Settings};
 use crate::probe;
 use crate::store::Sizes;
@@ -31,15 +31,15 @@ pub struct Beginning {
 
 impl Beginning {
     /// That of a seed.
-    pub async fn of(scenario: Scenario, seed: u64) -> Beginning {
+    pub async fn of(seed: u64) -> Beginning {
         // Sleeping once puts the paused clock on a whole millisecond.
         sleep(Duration::from_millis(1)).await;
         let mut dice = Dice::new(seed);
         let ids = IdSource::from_seed(dice.seed());
-        // In half of the worlds of services a handful of entries makes a tree that is read in parts.
+        // In half of the worlds a handful of entries makes a tree that is read in parts.
         let asked = *dice.pick(&[0, 3, 100]);
         let handful = Sizes { many: 4, few: 1, asked, little: 0, share: 2 };
-        let in_parts = dice.permille(500) && scenario == Scenario::Services;
+        let in_parts = dice.permille(500);
         probe::resize(in_parts.then_some(handful));
         let start = Instant::now();
         let consul = Embedded::new(&Settings::default(), &ids);

@@ -15,7 +15,7 @@ use super::referee::Referee;
 use super::scheduler::Mood;
 use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
 use super::users::{Users, rc_id};
-use super::{Options, Report, Scenario};
+use super::{Options, Report};
 use crate::ids::RcId;
 use crate::node::record::NodeState;
 
@@ -46,8 +46,7 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, options: &Options) -> Report {
-        let Beginning { mut dice, ids, start, clock, consul } =
-            Beginning::of(Scenario::Services, seed).await;
+        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
         let referee = Referee::new(&consul, options.print);
         let fleet = Fleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());

@@ -150,7 +150,8 @@ impl JobController {
             let intent = (index, content_hash(manifest.as_bytes()));
             pods.insert(place, (Labelled { index, mark }, Some(intent)));
         }
-        self.known.index = self.known.index.max(index);
+        self.known.labels = self.known.labels.max(index);
+        self.known.intents = self.known.intents.max(index);
         self.known.at = Some(Instant::now());
     }
 

@@ -16,7 +16,7 @@ use crate::sim::farms::{Farms, weather};
 use crate::sim::life::{self, Beginning};
 use crate::sim::process::Design;
 use crate::sim::referee::Referee;
-use crate::sim::{Options, Report, Scenario};
+use crate::sim::{Options, Report};
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
@@ -45,8 +45,7 @@ pub struct World {
 impl World {
     /// Lives through a seed.
     pub async fn live(seed: u64, options: &Options) -> Report {
-        let Beginning { mut dice, ids, start, clock, consul } =
-            Beginning::of(Scenario::Batch, seed).await;
+        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
         let referee = Referee::of_batch(&consul, options.print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
