@@ -10,11 +10,13 @@
 use std::io::Write as _;
 use std::ops::Range;
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::Parser;
 use rcfarm::sim::mutation::catch_all;
+use rcfarm::sim::reached::Tally;
 use rcfarm::sim::{Options, Report, Scenario, run};
 
 /// Simulated worlds.
@@ -116,6 +118,7 @@ fn many(args: &Args) -> bool {
     let (begun, total) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
     let (next, done) = (AtomicU64::new(args.seeds.start), AtomicU64::new(0));
     let found = AtomicBool::new(false);
+    let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
         for _ in 0..args.threads.max(1) {
             scope.spawn(|| {
@@ -128,6 +131,7 @@ fn many(args: &Args) -> bool {
                     let options = Options { scenario, ..Options::default() };
                     let report = run(seed, &options);
                     let done = done.fetch_add(1, Ordering::SeqCst) + 1;
+                    tally.lock().expect("no thread panics").add(&report);
                     if let Some(violation) = &report.violation {
                         let first = !found.swap(true, Ordering::SeqCst);
                         match args.all {
@@ -146,5 +150,8 @@ fn many(args: &Args) -> bool {
     });
     let (done, took) = (done.load(Ordering::SeqCst), begun.elapsed().as_secs_f64());
     println!("\r{done} seeds in {took:.1} s, {:.1} a second", done as f64 / took);
+    println!("occasions at which invariants could have been violated:");
+    let tally = tally.into_inner().expect("no thread panics");
+    print!("{}", tally.in_words(args.scenario.unwrap_or_default()));
     found.load(Ordering::SeqCst)
 }

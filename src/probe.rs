@@ -39,6 +39,12 @@ pub enum Mutation {
     TransferBlind,
     /// The declared minimum of healthy pods is ignored.
     NoMinimumHealth,
+    /// Pods are removed in the order of their nodes' names.
+    RemovalUnordered,
+    /// Pods are added on nodes that are down or drained.
+    UnfitTaken,
+    /// What nodes promise is written whatever stands there.
+    PromiseUnguarded,
     /// Changes of pods leave no audit record.
     NoAudit,
     /// The audit record is written after the transaction, not in it.
@@ -63,6 +69,8 @@ pub enum Mutation {
     PausesIgnored,
     /// Queues have no limits.
     LimitsIgnored,
+    /// In a strict queue what fits goes ahead.
+    OrderIgnored,
 }
 
 #[cfg(not(any(test, feature = "sim")))]

@@ -18,6 +18,7 @@ use crate::ids::{NodeName, ObjectName, QueueName};
 use crate::pod_group::machine::{Order, Seen, next};
 use crate::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use crate::probe::{Mutation, active};
 use crate::queue::amounts::Amounts;
 use crate::queue::spec::Strategy;
 use crate::queue::status::Waiting;
@@ -257,7 +258,7 @@ impl<'a> Pass<'a> {
                 ));
             }
         }
-        let first = self.held_up.get(&c.queue)?;
+        let first = self.held_up.get(&c.queue).filter(|_| !active(Mutation::OrderIgnored))?;
         Some((Reason::BehindInQueue, format!("{first} goes first")))
     }
 

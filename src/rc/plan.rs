@@ -158,7 +158,8 @@ impl Observed<'_> {
     /// Whether a pod may be added on a node that has none.
     fn is_open(&self, node: &NodeName) -> bool {
         let promised = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
-        let fit = self.eligible.contains(node) && (self.standing)(node) == Standing::Ready;
+        let stands = (self.standing)(node) == Standing::Ready || active(Mutation::UnfitTaken);
+        let fit = self.eligible.contains(node) && stands;
         promised != Some(node) && fit
     }
 
@@ -440,7 +441,9 @@ fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
             ((why, passing, std::cmp::Reverse(pod.created), place), passing, pod)
         })
         .collect();
-    order.sort_by(|a, b| a.0.cmp(&b.0));
+    if !active(Mutation::RemovalUnordered) {
+        order.sort_by(|a, b| a.0.cmp(&b.0));
+    }
     let declared = seen.spec.min_health.filter(|_| !active(Mutation::NoMinimumHealth));
     let least = declared.unwrap_or(0).min(seen.spec.replicas_desired) as usize;
     let mut healthy = seen.healthy();

@@ -195,6 +195,7 @@ impl Farms {
             Trouble::Hide(farm, tree) => self.weather(farm, |w| w.hidden = tree),
             Trouble::Forbid(farm, forbidden) => self.weather(farm, |w| w.forbidden = forbidden),
             Trouble::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
+            Trouble::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
             Trouble::Stall(length) => {
                 let until = Some(Instant::now() + length);
                 self.every_wire(|w| w.stalled_until = until);
@@ -225,6 +226,7 @@ impl Farms {
         if self.frozen.remove(&farm)
             && let Some(running) = &self.running[farm]
         {
+            self.referee.goes_on(running.number);
             running.freezer.thaw();
         }
     }

@@ -12,6 +12,7 @@ use super::invariant::Picture;
 use super::referee::{Actor, Referee};
 use crate::embedded::Embedded;
 use crate::ids::{NodeName, SessionId};
+use crate::manifest::Resources;
 use crate::node::Health;
 use crate::node::record::{NodeRecord, NodeState};
 use crate::rc::plan::Place;
@@ -37,6 +38,13 @@ const MOMENT: Duration = Duration::from_millis(400);
 #[must_use]
 pub fn node(n: usize) -> NodeName {
     format!("n{n}").parse().expect("a node's name")
+}
+
+/// What a machine's agent says that it has.
+fn capacity(node: &NodeName) -> Resources {
+    let large = ["n4", "n6"].contains(&node.as_str());
+    let cpu_milli = if large { 3_000 } else { 2_000 };
+    Resources { cpu_milli, ..Resources::default() }
 }
 
 impl Fleet {
@@ -67,10 +75,24 @@ impl Fleet {
         let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
         let session = self.referee.now(Actor::Node, self.consul.create_session(&new));
         let Ok(session) = session else { return };
-        let record = NodeRecord { state, session: Some(session.clone()), ..NodeRecord::default() };
+        let (session_of, capacity) = (Some(session.clone()), capacity(node));
+        let record = NodeRecord { state, session: session_of, capacity, ..NodeRecord::default() };
         let value = String::from_utf8_lossy(&record.encode()).into_owned();
         self.put(&key::node(node), value, PutMode::Acquire(session.clone()));
         self.lock().agents.insert(node.clone(), session);
+    }
+
+    /// Sees to it that a machine's agent holds its record, as it does if nothing happened to it.
+    pub fn keep_agent(&self, node: &NodeName) {
+        let key = key::node(node);
+        let read = self.consul.get(&key, crate::store::Query::PLAIN);
+        let holder = self.referee.now(Actor::Node, read).ok().and_then(|answer| answer.value);
+        let holder = holder.and_then(|entry| entry.session.clone());
+        let agent = self.lock().agents.get(node).cloned();
+        match agent.is_some() && agent == holder {
+            true => self.drain(node, NodeState::Ready),
+            false => self.start_agent(node, NodeState::Ready),
+        }
     }
 
     /// A machine's agent dies.
@@ -95,6 +117,9 @@ impl Fleet {
         let entry = answer.value.as_ref();
         let mut record =
             entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
+        if entry.is_some() && record.state == state {
+            return;
+        }
         record.state = state;
         let value = String::from_utf8_lossy(&record.encode()).into_owned();
         self.put(&key, value, PutMode::Set);

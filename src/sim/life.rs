@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::Report;
 use super::dice::Dice;
 use super::process::WallClock;
 use super::referee::Referee;
+use super::{Report, reached};
 use crate::embedded::{Embedded, Fate, Request, Settings};
 use crate::probe;
 use crate::store::Sizes;
@@ -65,5 +65,6 @@ pub async fn live(
     agents.abort();
     let (violation, applied, hash) = referee.result();
     let last = if violation.is_some() { referee.last() } else { Vec::new() };
-    Report { seed, violation, applied, hash, lived: start.elapsed(), last }
+    let met = reached::take();
+    Report { seed, violation, applied, hash, lived: start.elapsed(), last, met }
 }

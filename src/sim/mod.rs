@@ -9,6 +9,7 @@
 //! | `wire.rs` | the network between a process and Consul |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
 //! | `referee.rs` | sees every applied write, keeps the trace |
+//! | `reached.rs` | how often each invariant was put to the test |
 //! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
 //! | `invariant/` | what must never happen, and what must always happen |
 //! | `batch/` | another world: jobs, gangs, queues and commands |
@@ -28,6 +29,7 @@ mod invariant;
 mod life;
 pub mod mutation;
 mod process;
+pub mod reached;
 mod referee;
 mod scheduler;
 mod script;
@@ -38,6 +40,7 @@ mod users;
 mod wire;
 mod world;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use invariant::Violation;
@@ -82,6 +85,8 @@ pub struct Report {
     pub lived: Duration,
     /// The last operations before a violation, oldest first.
     pub last: Vec<String>,
+    /// How often each occasion came about that puts an invariant to the test.
+    pub met: BTreeMap<reached::Occasion, u64>,
 }
 
 /// Lives through a seed, on this thread.
@@ -91,6 +96,7 @@ pub struct Report {
 #[must_use]
 pub fn run(seed: u64, options: &Options) -> Report {
     let _without = probe::switch_off(&options.without);
+    drop(reached::take());
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
     match options.scenario {

@@ -64,6 +64,9 @@ cases! { Services: {
     DisabledIgnored = "disabled records are worked on",
     TransferBlind = "a healthy pod is moved although others are not",
     NoMinimumHealth = "the declared minimum of healthy pods is ignored",
+    RemovalUnordered = "pods are removed in the order of their nodes' names",
+    UnfitTaken = "pods are added on nodes that are down or drained",
+    PromiseUnguarded = "what nodes promise is written whatever stands there",
     NoAudit = "changes leave no audit record",
     AuditApart = "the audit record is written after the transaction",
     NoQuarantine = "a record that keeps failing is tried again at once, for ever",
@@ -77,6 +80,7 @@ cases! { Services: {
     DependenciesIgnored = "members do not wait for the tasks that they depend on",
     PausesIgnored = "members start again without a pause",
     LimitsIgnored = "queues have no limits",
+    OrderIgnored = "in a strict queue what fits goes ahead",
 } }
 
 impl Case {

@@ -14,6 +14,7 @@ use super::batch::{self, Board};
 use super::invariant::ownership::Proof;
 use super::invariant::{self, Deed, Facts, Picture, Process, Violation};
 use super::process::WallClock;
+use super::reached::{Occasion, met_if};
 use crate::embedded::{Applied, Cause, Change, Embedded, KvOp, SessionChange, Tables};
 use crate::ids::SessionId;
 use crate::store::{NewSession, Op, key};
@@ -47,6 +48,7 @@ enum Scene {
 }
 
 struct Inner {
+    start: Instant,
     actor: Actor,
     scene: Scene,
     facts: Facts,
@@ -91,6 +93,7 @@ impl Referee {
 
     fn of(scene: Scene, consul: &Embedded, print: bool) -> Arc<Referee> {
         let inner = Inner {
+            start: Instant::now(),
             actor: Actor::Consul,
             scene,
             facts: Facts::default(),
@@ -202,6 +205,8 @@ impl Referee {
     pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
         let mut inner = self.lock();
         inner.facts.current.insert(process, id.clone());
+        let since = inner.start.elapsed();
+        inner.facts.looks_since.entry(process).or_insert(since);
         let proof = inner.proofs.entry(process).or_default();
         let ttl = new.ttl.unwrap_or_default();
         proof.terms = ((!new.checks.is_empty()).then_some(CHECK_TTL), ttl);
@@ -225,17 +230,21 @@ impl Referee {
 
     /// A process sends a transaction.
     pub fn write_begins(&self, process: u32, ops: &[Op], now: Instant) {
-        let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
-        let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
-        let is_controllers = ops.iter().any(of_status);
         let mut inner = self.lock();
         let holds = inner.proofs.get(&process).is_none_or(|proof| proof.holds(now));
-        if is_controllers && !holds {
+        if is_controllers(ops) && !holds {
             let what = "a write is begun after the session's deadline";
             inner.violated(2, format!("#{process}: {what}"));
             drop(inner);
             self.whistle();
         }
+    }
+
+    /// A process that stood still goes on.
+    pub fn goes_on(&self, process: u32) {
+        let holds =
+            self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(Instant::now()));
+        met_if(!holds, Occasion::DeadlineOver);
     }
 
     // ---- what the world asks --------------------------------------------------------------------------
@@ -371,6 +380,14 @@ impl Inner {
             self.last.pop_front();
         }
     }
+}
+
+/// Whether a transaction is a controller's: it replaces the status of what it is about.
+#[must_use]
+pub fn is_controllers(ops: &[Op]) -> bool {
+    let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
+    let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
+    ops.iter().any(of_status)
 }
 
 /// Takes a write in and looks at it, in a world of services.

@@ -101,8 +101,9 @@ impl Plot<Act> {
     }
 
     fn consul(&mut self, at: Duration) {
-        match self.dice.below(8) {
+        match self.dice.below(10) {
             0 | 1 => self.while_(at, 1, 8, Trouble::Leaderless(true), Trouble::Leaderless(false)),
+            8 | 9 => self.slow_and_busy(at),
             2 | 3 => {
                 let most = Duration::from_secs(6);
                 let length = self.dice.between(Duration::from_secs(1), most);
@@ -123,9 +124,20 @@ impl Plot<Act> {
         }
     }
 
+    /// While lists come late, people change their minds about a record of which each pod finds another node.
+    fn slow_and_busy(&mut self, at: Duration) {
+        self.slow_lists(at);
+        let record = self.dice.below(3);
+        for n in 1..5 {
+            let count = self.count();
+            let soon = self.soon(at + Duration::from_secs(n));
+            self.at(soon, Act::Scale(record, count));
+        }
+    }
+
     fn machines(&mut self, at: Duration) {
         let node = self.dice.below(NODES);
-        match self.dice.below(8) {
+        match self.dice.below(9) {
             0 | 1 => {
                 let pool = Some(*self.dice.pick(&POOLS));
                 self.while_(at, 2, 30, Act::Label(node, pool), Act::Label(node, Some("web")));
@@ -134,6 +146,7 @@ impl Plot<Act> {
             3 => self.while_(at, 1, 40, Act::Ill(node, true), Act::Ill(node, false)),
             4 => self.while_(at, 2, 30, Act::AgentDown(node), Act::AgentUp(node)),
             5 => self.while_(at, 2, 30, Act::Drain(node, true), Act::Drain(node, false)),
+            6 => self.long_gone(node),
             // Some ail for long, and a node of the healthy must be left meanwhile.
             _ => {
                 let early = CALM_UNTIL;
@@ -150,6 +163,22 @@ impl Plot<Act> {
                     self.at(soon, Act::Scale(record, count));
                 }
             }
+        }
+    }
+
+    /// A node is unfit for so long that everybody must know, and then there are pods to be placed.
+    fn long_gone(&mut self, node: usize) {
+        let (begin, end) = match self.dice.below(3) {
+            0 => (Act::AgentDown(node), Act::AgentUp(node)),
+            1 => (Act::Drain(node, true), Act::Drain(node, false)),
+            _ => (Act::Label(node, Some("none")), Act::Label(node, Some("web"))),
+        };
+        self.at(CALM_UNTIL, begin);
+        self.at(HEALED_AT, end);
+        for record in 0..3 {
+            let at = self.dice.between(Duration::from_secs(42), Duration::from_secs(51));
+            self.at(at, Act::Scale(record, 1));
+            self.at(at + Duration::from_secs(2), Act::Scale(record, 6));
         }
     }
 

@@ -29,6 +29,7 @@ pub enum Trouble {
     Forbid(usize, bool),
     // Consul.
     Leaderless(bool),
+    SlowLists(Duration),
     Stall(Duration),
     WakeAll,
     Snapshot,
@@ -137,6 +138,13 @@ impl<A: From<Trouble>> Plot<A> {
             }
             _ => self.while_(at, 1, 9, T::Forbid(farm, true), T::Forbid(farm, false)),
         }
+    }
+
+    /// Consul takes long to list anything, and what it answers is old by then.
+    pub fn slow_lists(&mut self, at: Duration) {
+        let by = self.dice.between(Duration::from_secs(1), Duration::from_secs(4));
+        let end = Trouble::SlowLists(Duration::ZERO);
+        self.while_(at, 4, 15, Trouble::SlowLists(by), end);
     }
 
     fn storm(&mut self) -> Weather {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uuid::Uuid;
 
 use super::process::WallClock;
+use super::reached::{Occasion, met};
 use super::referee::{Actor, Referee};
 use crate::audit::{self, AuditRecord, ControllerChange, Details};
 use crate::embedded::Embedded;
@@ -44,9 +45,10 @@ pub fn pod_id(n: usize) -> PodId {
 #[must_use]
 pub fn record(n: usize) -> RcRecord {
     let strategy = if n.is_multiple_of(2) { "dynamic_strategy" } else { "static_strategy" };
+    let asks = if n < 3 { "resources: {cpu: 1}\n" } else { "" };
     RcRecord {
         id: rc_id(n),
-        manifest: format!("id: {}\n", pod_id(n)),
+        manifest: format!("id: {}\n{asks}", pod_id(n)),
         node_selector: "pool=web".to_owned(),
         pod_labels: None,
         replicas_desired: [3, 3, 4, 2, 2, 2][n],
@@ -200,6 +202,7 @@ impl Users {
             BTreeMap::from([(RC_ID, new.to_string()), (POD_ID, pod.to_string())]);
         let value = serde_json::to_vec(&labels).expect("labels encode");
         self.put(&key::pod_labels(node, pod), value);
+        met(Occasion::PodGivenAway);
     }
 
     /// Deletes an intent of a record's pod.

@@ -3,6 +3,7 @@
 //! Requests travel in tasks of their own. When the process dies, stands still or gives up waiting, what it has sent
 //! arrives all the same, as on a real network; only its blocked reads are dropped.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,12 +15,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::dice::Dice;
-use super::referee::{Actor, Referee};
+use super::reached::{Occasion, met_if};
+use super::referee::{Actor, Referee, is_controllers};
 use crate::embedded::{Embedded, Fate, Outcome, Request};
 use crate::ids::SessionId;
 use crate::store::{
     Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
-    Reader, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Reader, Refusal, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome, key,
 };
 
 /// The adapter to a real Consul waits this long for an answer, besides what a read may block.
@@ -33,6 +35,8 @@ const SLOW_LISTS: Duration = Duration::from_secs(3);
 pub struct Weather {
     /// Every request and every answer travels this long at most.
     pub latency: Duration,
+    /// Answers to lists travel up to this much longer: what they show is as old.
+    pub slow_lists: Duration,
     /// Requests that never arrive, in a thousand.
     pub lost: u32,
     /// Requests that are carried out and never answered, in a thousand.
@@ -173,8 +177,8 @@ impl Wire {
         let longest = weather.latency;
         let mut travel = || dice.between(Duration::ZERO, longest);
         let (before, mut after) = (travel(), travel());
-        if is_list && self.link.slow_lists_until.is_some_and(|until| Instant::now() < until) {
-            after += dice.between(Duration::ZERO, SLOW_LISTS);
+        if is_list && weather.slow_lists > Duration::ZERO {
+            after += dice.between(Duration::ZERO, weather.slow_lists);
         }
         let is_write = kind == Kind::Write;
         let hidden = weather.hidden.as_ref().is_some_and(|prefix| {
@@ -216,6 +220,10 @@ impl Wire {
         call: Call<T>,
     ) -> Result<T, StoreError> {
         let Drawn { before, after, verdict } = self.draw(kind, subject, is_list);
+        if let Drawing::Short = verdict {
+            let is_empty = self.consul.inspect(|tables| tables.kv.list(subject).next().is_none());
+            met_if(!is_empty, Occasion::TreeHidden);
+        }
         let (link, consul, referee) =
             (self.link.clone(), self.consul.clone(), self.referee.clone());
         let (answer, answered) = oneshot::channel();
@@ -303,6 +311,44 @@ impl Wire {
         call: impl FnOnce(Embedded) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.send(Kind::Write, subject, false, Box::new(call)).await
+    }
+}
+
+/// A transaction on its way, and what became of it that its sender never hears of.
+struct Sent {
+    is_controllers: bool,
+    applied: AtomicBool,
+    given_up: AtomicBool,
+}
+
+impl Sent {
+    fn of(ops: &[Op]) -> Sent {
+        let (applied, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        Sent { is_controllers: is_controllers(ops), applied, given_up }
+    }
+
+    fn carried_out(&self, ops: &[Op], outcome: &TxnOutcome) {
+        match outcome {
+            TxnOutcome::Committed { .. } => {
+                self.applied.store(true, Ordering::SeqCst);
+                let late = self.given_up.load(Ordering::SeqCst);
+                met_if(late && self.is_controllers, Occasion::LateWrite);
+            }
+            TxnOutcome::Refused(refusals) => {
+                met_if(refusals.iter().any(|refusal| refusal.op == 0), Occasion::FenceRefused);
+                let promised = |refusal: &Refusal| {
+                    ops.get(refusal.op)
+                        .is_some_and(|op| key::allocations().tail(op.subject()).is_some())
+                };
+                met_if(refusals.iter().any(promised), Occasion::PromiseRefused);
+            }
+        }
+    }
+
+    fn given_up(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        let lost = self.applied.load(Ordering::SeqCst);
+        met_if(lost && self.is_controllers, Occasion::AnswerLost);
     }
 }
 
@@ -418,11 +464,16 @@ impl Store for Wire {
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
         self.referee.write_begins(self.link.process, ops, Instant::now());
         let subject = ops.first().map_or("", Op::subject).to_owned();
-        let ops = ops.to_vec();
+        let (sent, ops) = (Arc::new(Sent::of(ops)), ops.to_vec());
+        let sending = sent.clone();
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
-            Box::pin(async move { c.txn(&ops).await })
+            Box::pin(async move {
+                let outcome = c.txn(&ops).await;
+                outcome.inspect(|outcome| sending.carried_out(&ops, outcome))
+            })
         };
-        self.write(&subject, call).await
+        let answer = self.write(&subject, call).await;
+        answer.inspect_err(|_| sent.given_up())
     }
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {

@@ -11,6 +11,7 @@ use super::fleet::{Fleet, node};
 use super::invariant::liveness;
 use super::life::{self, Beginning};
 use super::process::Design;
+use super::reached::{Occasion, met_if};
 use super::referee::Referee;
 use super::scheduler::Mood;
 use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
@@ -72,6 +73,7 @@ impl World {
         }
         self.farms.until(self.start + HEALED_AT).await;
         self.heal();
+        met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
         self.settle().await;
         if self.farms.restored {
             // Until its trees are next read from the start, a farm may still act on what the snapshot undid: it can claim
@@ -90,7 +92,8 @@ impl World {
     fn set_up(&mut self) {
         for n in 0..NODES {
             self.fleet.label(&node(n), Some("web"));
-            if n % 2 == 0 {
+            // The others are such as p2's: they say nothing of themselves.
+            if n % 3 != 2 {
                 self.fleet.start_agent(&node(n), NodeState::Ready);
             }
         }
@@ -151,7 +154,7 @@ impl World {
         for n in 0..NODES {
             self.fleet.label(&node(n), Some("web"));
             if self.fleet.has_agent(&node(n)) {
-                self.fleet.start_agent(&node(n), NodeState::Ready);
+                self.fleet.keep_agent(&node(n));
             } else {
                 self.fleet.drain(&node(n), NodeState::Ready);
             }
@@ -203,6 +206,7 @@ impl World {
                 self.referee.violated(29, what);
             }
         }
+        met_if(self.poisoned, Occasion::PoisonedAtRest);
         let looks = self.farms.moods().asked(rc_id(POISONED)) - asked;
         if looks > LOOKS_AT_REST {
             let what =
@@ -223,6 +227,7 @@ impl World {
     /// 28: a farm that ends is followed in time.
     async fn take_over(&mut self) {
         let (limit, signal) = self.farms.end_one();
+        met_if(self.unsettled().is_some(), Occasion::OwnerEnded);
         let deadline = Instant::now() + limit;
         while let Some(what) = self.unsettled() {
             if Instant::now() >= deadline {

@@ -7,6 +7,7 @@ use super::record::Owner;
 use super::room::{Lack, Room};
 use crate::ids::{NodeName, PodId};
 use crate::manifest::Resources;
+use crate::probe::{Mutation, active};
 use crate::store::{Index, Op, key};
 
 /// What each node has and what of it is promised. A node that is not there has nothing and promised nothing. Cheap to
@@ -128,6 +129,9 @@ impl Booking {
     pub fn op(&self) -> Op {
         let (key, index) = (key::allocation(&self.node), self.room.index);
         match self.is_change {
+            true if active(Mutation::PromiseUnguarded) => {
+                Op::Set { key, value: self.room.promised.encode(), flags: 0 }
+            }
             true => Op::Cas { key, value: self.room.promised.encode(), flags: 0, index },
             false => Op::CheckIndex { key, index },
         }

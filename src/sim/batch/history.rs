@@ -6,10 +6,12 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::board::{Board, Deed, Seen};
+use super::checks::maybe_down;
 use crate::ids::{Namespaced, NodeName};
 use crate::job::manifest::Mark;
 use crate::job::spec::{JobSpec, JobUid, Slot};
 use crate::job::status::PodPhase;
+use crate::sim::reached::{Occasion, met};
 
 /// One try at one member of one job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,9 +61,8 @@ impl History {
     pub fn losses(board: &mut Board, deed: &Deed) {
         for seen in &deed.changes {
             let Seen::Intent(place, (Some(mark), None)) = seen else { continue };
-            let down = board.nodes.get(&place.node).is_some_and(|node| node.gone)
-                || board.history.absences.contains_key(&place.node);
-            if deed.process().is_none() || down {
+            if deed.process().is_none() || maybe_down(board, place, deed) {
+                met(Occasion::MemberLost);
                 board.history.lost.insert(Try::from(&**mark));
             }
         }

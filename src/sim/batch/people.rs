@@ -68,7 +68,7 @@ pub fn document(kind: usize, n: usize) -> Value {
     let mut spec = match kind {
         "gang" => json!({
             "tasks": [task("w", 4, "c")], "minAvailable": 4, "maxRetry": 4,
-            "policies": on("PodFailed", "RestartJob"), "priorityClassName": (n % 3).to_string(),
+            "policies": on("PodFailed", "RestartJob"), "priorityClassName": (n / 3 % 3).to_string(),
         }),
         "steps" => {
             let mut first = task("first", 1, "c");

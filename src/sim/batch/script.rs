@@ -64,17 +64,23 @@ fn hideable() -> Vec<Prefix> {
     ]
 }
 
-/// The jobs of a world, each by its kind, and the script, in order of time.
+/// The jobs of a world, each by its kind and its number, and the script, in order of time.
 #[must_use]
-pub fn script(dice: &mut Dice, farms: usize) -> (Vec<usize>, Vec<(Duration, Act)>) {
+pub fn script(dice: &mut Dice, farms: usize) -> (Vec<(usize, usize)>, Vec<(Duration, Act)>) {
     let mut plot = Plot::new(dice.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
     let jobs = 2 + plot.dice.below(4);
-    let kinds: Vec<usize> = (0..jobs).map(|_| plot.dice.below(KINDS.len())).collect();
-    for n in 0..jobs {
-        let at = plot.dice.between(Duration::from_secs(1), Duration::from_secs(24));
+    let mut kinds: Vec<_> = (0..jobs).map(|n| (plot.dice.below(KINDS.len()), n)).collect();
+    let strait = plot.dice.permille(150);
+    if strait {
+        plot.strait(&mut kinds);
+    }
+    for n in usize::from(strait)..jobs {
+        let least = if strait { 26 } else { 1 };
+        let most = if strait { 34 } else { 24 };
+        let at = plot.dice.between(Duration::from_secs(least), Duration::from_secs(most));
         plot.at(at, Act::Submit(n));
     }
-    let scenes = 6 + plot.dice.below(10);
+    let scenes = if strait { 2 + plot.dice.below(4) } else { 6 + plot.dice.below(10) };
     for _ in 0..scenes {
         plot.scene(jobs);
     }
@@ -84,21 +90,47 @@ pub fn script(dice: &mut Dice, farms: usize) -> (Vec<usize>, Vec<(Duration, Act)
 const ACTIONS: [Action; 7] = Action::OF_JOBS;
 
 impl Plot<Act> {
+    /// A gang waits for machines for long, at the head of a strict queue, and what would fit comes behind it.
+    fn strait(&mut self, kinds: &mut [(usize, usize)]) {
+        let kind = |name: &str| KINDS.iter().position(|kind| *kind == name).unwrap_or(0);
+        for (n, job) in kinds.iter_mut().enumerate() {
+            *job = if n == 0 { (kind("gang"), 6) } else { (kind("one"), 9 * n) };
+        }
+        for machine in 1..MACHINES {
+            self.at(Duration::from_millis(300), Act::Drain(machine, true));
+            self.at(HEALED_AT, Act::Drain(machine, false));
+        }
+        let early = self.dice.between(Duration::from_secs(1), Duration::from_secs(4));
+        self.at(early, Act::Submit(0));
+    }
+
     fn scene(&mut self, jobs: usize) {
         let at = self.moment();
         match self.dice.below(12) {
             0..=2 => self.process(at),
             3 | 4 => self.network(at),
-            5 => self.consul(at),
+            5 => self.consul(at, jobs),
             6 | 7 => self.machines(at),
             8 => self.queues(at),
             _ => self.people(at, jobs),
         }
     }
 
-    fn consul(&mut self, at: Duration) {
-        match self.dice.below(6) {
+    /// While lists come late, people ask one thing after the other of every job.
+    fn slow_and_busy(&mut self, at: Duration, jobs: usize) {
+        self.slow_lists(at);
+        for job in 0..jobs {
+            let (soon, action) = (self.soon(at), *self.dice.pick(&ACTIONS));
+            self.at(soon + Duration::from_secs(2), Act::Command(job, action));
+            let action = *self.dice.pick(&ACTIONS);
+            self.at(soon + Duration::from_secs(4), Act::Command(job, action));
+        }
+    }
+
+    fn consul(&mut self, at: Duration, jobs: usize) {
+        match self.dice.below(8) {
             0 | 1 => self.while_(at, 1, 8, Trouble::Leaderless(true), Trouble::Leaderless(false)),
+            6 | 7 => self.slow_and_busy(at, jobs),
             2 => {
                 let length = self.dice.between(Duration::from_secs(1), Duration::from_secs(6));
                 self.at(at, Trouble::Stall(length));

@@ -15,6 +15,7 @@ use crate::sim::dice::Dice;
 use crate::sim::farms::{Farms, weather};
 use crate::sim::life::{self, Beginning};
 use crate::sim::process::Design;
+use crate::sim::reached::{Occasion, met_if};
 use crate::sim::referee::Referee;
 use crate::sim::{Options, Report};
 
@@ -35,8 +36,8 @@ pub struct World {
     machines: Arc<Machines>,
     people: People,
     farms: Farms,
-    /// The jobs, by kind.
-    kinds: Vec<usize>,
+    /// The jobs, each by its kind and its number.
+    kinds: Vec<(usize, usize)>,
     /// A machine that never comes back.
     lost: Option<usize>,
     start: Instant,
@@ -75,6 +76,7 @@ impl World {
         }
         self.farms.until(self.start + HEALED_AT).await;
         self.heal();
+        met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
         self.settle(SETTLES_WITHIN, 27, "the faults").await;
         self.rest().await;
         self.take_over().await;
@@ -85,7 +87,13 @@ impl World {
     }
 
     fn job(&self, n: usize) -> Namespaced {
-        job_id(self.kinds[n], n)
+        let (kind, n) = self.kinds[n];
+        job_id(kind, n)
+    }
+
+    fn document(&self, n: usize) -> serde_json::Value {
+        let (kind, n) = self.kinds[n];
+        document(kind, n)
     }
 
     fn act(&mut self, act: Act) {
@@ -97,14 +105,14 @@ impl World {
             Act::Crash(n) => self.machines.crash(&node(n)),
             Act::Drain(n, true) => self.machines.drain(&node(n), NodeState::Draining),
             Act::Drain(n, false) => self.machines.drain(&node(n), NodeState::Ready),
-            Act::Submit(n) => people.submit(&self.job(n), &document(self.kinds[n], n)),
+            Act::Submit(n) => people.submit(&self.job(n), &self.document(n)),
             Act::Suspend(n, suspend) => people.suspend(&self.job(n), suspend),
             Act::Command(n, action) => people.command(&self.job(n), action, Some(("w", Some(0)))),
             Act::Scale(n, count) => people.scale(&self.job(n), count),
             Act::Delete(n) => people.delete_job(&self.job(n)),
             Act::Drop(n) => people.drop_job(&self.job(n)),
             Act::Malform(n, how) => people.malform(&self.job(n), how),
-            Act::Mend(n) => people.mend(&self.job(n), &document(self.kinds[n], n)),
+            Act::Mend(n) => people.mend(&self.job(n), &self.document(n)),
             Act::DropIntent(n) => people.drop_intent(&self.job(n)),
             Act::CommandQueue(n, open) => people.command_queue(QUEUES[n], open),
             Act::Close(n, closed) => {
@@ -133,7 +141,7 @@ impl World {
         }
         QUEUES.iter().for_each(|name| self.people.mend_queue(name));
         for n in 0..self.kinds.len() {
-            let (id, wanted) = (self.job(n), document(self.kinds[n], n));
+            let (id, wanted) = (self.job(n), self.document(n));
             self.people.mend(&id, &wanted);
             self.people.submit(&id, &wanted);
         }

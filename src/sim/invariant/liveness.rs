@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Facts, Picture};
-use crate::ids::RcId;
+use crate::ids::{PodId, RcId};
 use crate::rc::plan::Place;
 use crate::rc::spec::RcSpec;
 
@@ -25,7 +25,22 @@ pub fn unsettled(
     }
     wanted.iter().find_map(|rc| {
         let Some(spec) = picture.spec(*rc) else { return Some(format!("{rc} has no record")) };
-        owner(picture, facts, live, *rc).or_else(|| count(picture, spec))
+        let promises = || promises(picture, spec);
+        owner(picture, facts, live, *rc).or_else(|| count(picture, spec)).or_else(promises)
+    })
+}
+
+/// What is promised in a record's name is promised to its pods.
+fn promises(picture: &Picture, spec: &RcSpec) -> Option<String> {
+    let owner = spec.promisee();
+    picture.allocations.iter().find_map(|(node, promised)| {
+        let own = promised.pods.iter().filter(|(_, allocation)| allocation.owner == owner);
+        let is_left = |pod: &PodId| {
+            let place = Place { node: node.clone(), pod: pod.clone() };
+            picture.pods.get(&place).and_then(|pod| pod.rc) != Some(spec.id)
+        };
+        let left = own.map(|(pod, _)| pod).find(|pod| is_left(pod));
+        left.map(|pod| format!("{} has no pod {pod} on {node}, which promised it room", spec.id))
     })
 }
 
@@ -54,7 +69,7 @@ fn count(picture: &Picture, spec: &RcSpec) -> Option<String> {
     let free = |node: &&crate::ids::NodeName| {
         let place = Place { node: (*node).clone(), pod: spec.manifest.id().clone() };
         let taken = picture.pods.contains_key(&place) || picture.intents.contains(&place);
-        !on.contains(node) && !taken && picture.is_fit(spec, node)
+        !on.contains(node) && !taken && picture.is_fit(spec, node) && picture.has_room(spec, node)
     };
     let room = mine.len() + picture.node_labels.keys().filter(free).count();
     let wanted = room.min(spec.replicas_desired as usize);

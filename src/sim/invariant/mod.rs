@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use picture::{Item, Picture, PodSeen};
+pub use picture::{Item, Picture, PodSeen, Unfit};
 
 use super::process::WallClock;
 use super::referee::Actor;
@@ -80,6 +80,8 @@ pub struct Facts {
     pub clocks: BTreeMap<u32, Arc<WallClock>>,
     /// Whose each session is.
     pub sessions: BTreeMap<SessionId, u32>,
+    /// Since when each process has looked at the store.
+    pub looks_since: BTreeMap<u32, Duration>,
     /// The session that each process relies on.
     pub current: BTreeMap<u32, SessionId>,
     /// Records whose pods a user changed by hand, so that the log cannot know them, and when last.

@@ -8,10 +8,13 @@ use tokio::time::Instant;
 use super::{Deed, Facts, Item, Picture, Say};
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
+use crate::sim::reached::{Occasion, met_if};
+use crate::sim::referee::Actor;
 
 /// After one deed.
 pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     nothing_left(deed, say);
+    relabelled(deed, picture, facts);
     new_owners(deed, picture, facts, say);
     let Some(process) = deed.process() else { return };
     let Some(farm) = facts.processes.get(&process) else { return };
@@ -55,9 +58,23 @@ fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &Deed<'_>) 
 fn nothing_left(deed: &Deed<'_>, say: Say<'_>) {
     for (item, change) in &deed.changes {
         let (Item::Owner(rc) | Item::OtherLock(rc)) = item else { continue };
+        let ends = deed.actor == Actor::Consul && matches!(item, Item::Owner(_));
+        met_if(ends && change.after.is_none(), Occasion::LockEnded);
         if change.after.as_ref().is_some_and(|entry| entry.session.is_none()) {
             say(4, format!("{} of {rc} stays without a holder", change.key));
         }
+    }
+}
+
+/// Whether an owner must let a record go.
+fn relabelled(deed: &Deed<'_>, picture: &Picture, facts: &Facts) {
+    for (item, _) in &deed.changes {
+        let Item::RcLabels(rc) = item else { continue };
+        let owner = picture.owners.get(rc).and_then(|session| facts.sessions.get(session));
+        let Some(owner) = owner.and_then(|process| facts.processes.get(process)) else { continue };
+        let labels = picture.rc_labels.get(rc).and_then(|t| t.now()?.clone());
+        let kept = labels.is_some_and(|labels| owner.selector.matches(&labels));
+        met_if(!kept, Occasion::RelabelledAway);
     }
 }
 

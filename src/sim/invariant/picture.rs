@@ -17,9 +17,9 @@ use crate::node::record::{NodeRecord, NodeState};
 use crate::rc::plan::Place;
 use crate::rc::spec::{RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
-use crate::schedule::capacity::Allocations;
-use crate::store::Entry;
+use crate::schedule::capacity::{Allocations, Room};
 use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Index};
 
 /// What a key is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,6 +117,8 @@ impl<T: Clone + PartialEq> Timeline<T> {
 pub struct PodSeen {
     /// Whose it is.
     pub rc: Option<RcId>,
+    /// CreateIndex of its labels: its age.
+    pub created: Index,
 }
 
 impl PodSeen {
@@ -124,7 +126,8 @@ impl PodSeen {
     #[must_use]
     pub fn of(entry: &Entry) -> PodSeen {
         let labels = decode_labels(&entry.value).unwrap_or_default();
-        PodSeen { rc: labels.get(RC_ID).and_then(|id| id.parse().ok()) }
+        let rc = labels.get(RC_ID).and_then(|id| id.parse().ok());
+        PodSeen { rc, created: entry.create_index }
     }
 }
 
@@ -137,6 +140,17 @@ pub struct Said {
     pub gone: bool,
     /// What it has.
     pub capacity: Resources,
+}
+
+/// Why a node is not fit for pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfit {
+    /// Its labels do not match.
+    Labels,
+    /// Its agent has been gone for longer than the grace.
+    Down,
+    /// It shall become empty.
+    Draining,
 }
 
 /// A restored snapshot shows old data under indexes that never come again: watches notice when they next read
@@ -292,19 +306,29 @@ impl Picture {
     /// Whether a node may have looked fit for an RC's pods lately.
     #[must_use]
     pub fn maybe_fit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> bool {
+        self.surely_unfit(spec, node, now).is_none()
+    }
+
+    /// Why a node cannot have looked fit for an RC's pods lately.
+    #[must_use]
+    pub fn surely_unfit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> Option<Unfit> {
         let from = self.oldest_view(now);
         let matches = |labels: &Option<Labels>| {
             labels.as_ref().is_some_and(|labels| spec.node_selector.matches(labels))
         };
-        let labelled = self.node_labels.get(node).is_some_and(|t| t.ever(from, false, matches));
+        if !self.node_labels.get(node).is_some_and(|t| t.ever(from, false, matches)) {
+            return Some(Unfit::Labels);
+        }
         let ready = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.draining);
         // A node whose agent is gone stays as fit as it was for a grace; a drain may end meanwhile.
         let here = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.gone);
         let seen_since = from.saturating_sub(NODE_GRACE);
-        labelled
-            && self.nodes.get(node).is_none_or(|said| {
-                said.ever(from, true, ready) && said.ever(seen_since, true, here)
-            })
+        let said = self.nodes.get(node)?;
+        match (said.ever(seen_since, true, here), said.ever(from, true, ready)) {
+            (false, _) => Some(Unfit::Down),
+            (true, false) => Some(Unfit::Draining),
+            (true, true) => None,
+        }
     }
 
     /// Whether a node may have looked unfit for an RC's pods lately.
@@ -343,6 +367,30 @@ impl Picture {
         well && !self.maybe_leaving(&place.node, now)
     }
 
+    /// Whether a pod ailed all the time.
+    #[must_use]
+    pub fn surely_ailing(&self, place: &Place, now: Duration) -> bool {
+        let from = self.oldest_view(now);
+        let well = |health: &Health| matches!(health, Health::Passing | Health::Absent);
+        self.health.get(place).is_some_and(|t| !t.ever(from, true, well))
+    }
+
+    /// Whether a pod's place was promised all that its record asks for, if it asks for anything.
+    #[must_use]
+    pub fn is_promised(&self, spec: &RcSpec, place: &Place) -> bool {
+        was_promised(spec, place, self.allocations.get(&place.node))
+    }
+
+    /// Whether a node that says what it has has room for another pod of an RC.
+    #[must_use]
+    pub fn has_room(&self, spec: &RcSpec, node: &NodeName) -> bool {
+        let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
+        let capacity = said.map(|said| said.capacity.clone()).unwrap_or_default();
+        let promised = self.allocations.get(node).cloned().unwrap_or_default();
+        let room = Room { capacity, promised, ..Room::default() };
+        room.lack(spec.manifest.id(), spec.resources()).is_none()
+    }
+
     /// Whether a node is fit now.
     #[must_use]
     pub fn is_fit(&self, spec: &RcSpec, node: &NodeName) -> bool {
@@ -356,6 +404,16 @@ impl Picture {
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
         let from = self.entries.range(prefix.to_owned()..);
         from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, entry)| entry)
+    }
+}
+
+/// Whether a pod's place is promised all that its record asks for, by what its node has promised.
+#[must_use]
+pub fn was_promised(spec: &RcSpec, place: &Place, promised: Option<&Allocations>) -> bool {
+    let allocation = promised.and_then(|all| all.pods.get(&place.pod));
+    match allocation.filter(|allocation| allocation.owner == spec.promisee()) {
+        Some(allocation) => allocation.amounts() == *spec.resources(),
+        None => spec.resources().is_zero(),
     }
 }
 

@@ -2,10 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::{Deed, Facts, Item, Picture, PodSeen, Say};
+use super::picture::was_promised;
+use super::{Deed, Facts, Item, Picture, PodSeen, Say, Unfit, VIEW};
+use crate::farm::NODE_GRACE;
 use crate::ids::{NodeName, RcId};
 use crate::rc::plan::Place;
-use crate::rc::spec::RcSpec;
+use crate::rc::spec::{RcSpec, Strategy};
+use crate::schedule::capacity::Allocations;
+use crate::sim::reached::{Occasion, met, met_if};
+use crate::store::Index;
 
 /// What a transaction did to one RC's pods.
 struct Moves {
@@ -50,6 +55,7 @@ impl Moves {
 pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     promises(deed, picture, say);
     if deed.process().is_none() {
+        amiss(deed, picture);
         return;
     }
     let touched = |(item, _): &&(Item, _)| matches!(item, Item::Pod(_) | Item::Intent(_));
@@ -60,6 +66,9 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
         return;
     };
     transfer_begins(deed, picture, rc, say);
+    waits_to_move(deed, picture, rc);
+    let bad = picture.records.iter().any(|(of, record)| *of != rc && record.is_none());
+    met_if(bad, Occasion::BadBesideGood);
     if !deed.changes.iter().any(|change| touched(&change)) {
         return;
     }
@@ -79,8 +88,10 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     // No transaction is guarded against what people do to pods by hand: it counts once it can have been seen.
     if facts.by_hand.get(&rc).is_none_or(|at| *at < picture.oldest_view(deed.at)) {
         counts(picture, spec, &moves, say);
+        order(deed, picture, facts, spec, &moves, say);
     }
-    places(deed, picture, spec, &moves, say);
+    whole_promises(picture, spec, &moves, say);
+    places(deed, picture, facts, spec, &moves, say);
     removals(deed, picture, spec, &moves, say);
 }
 
@@ -114,6 +125,8 @@ fn whole_and_own(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
 fn counts(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
     let (count, desired) = (picture.places(spec.id).len(), spec.replicas_desired as usize);
     let (added, removed) = (moves.added.len(), moves.removed.len());
+    met_if(added > 0 && count == desired, Occasion::CountReached);
+    met_if(removed > 0, Occasion::PodRemoved);
     if added > removed && count > desired {
         say(6, format!("{} grew to {count} pods, asked for are {desired}", spec.id));
     }
@@ -123,7 +136,14 @@ fn counts(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
 }
 
 /// 7: one pod per node, on fit nodes.
-fn places(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+fn places(
+    deed: &Deed<'_>,
+    picture: &Picture,
+    facts: &Facts,
+    spec: &RcSpec,
+    moves: &Moves,
+    say: Say<'_>,
+) {
     let all = picture.places(spec.id);
     for Place { node, .. } in &moves.added {
         if all.iter().filter(|place| place.node == *node).count() > 1 {
@@ -131,8 +151,51 @@ fn places(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say:
         }
     }
     for Place { node, .. } in moves.newly() {
-        if !picture.maybe_fit(spec, node, deed.at) {
-            say(7, format!("{} got a pod on {node}, which has not been fit for long", spec.id));
+        if let Some(why) = unfit(deed, picture, facts, spec, node) {
+            let id = spec.id;
+            say(7, format!("{id} got a pod on {node}, which has not been fit for long: {why:?}"));
+        }
+    }
+    if moves.newly().next().is_some() {
+        passed_over(deed, picture, facts, spec, &all);
+    }
+}
+
+/// Why a node cannot have looked fit. Since when an agent has been gone only those know who were there.
+fn unfit(
+    deed: &Deed<'_>,
+    picture: &Picture,
+    facts: &Facts,
+    spec: &RcSpec,
+    node: &NodeName,
+) -> Option<Unfit> {
+    let since = deed.process().and_then(|process| facts.looks_since.get(&process));
+    let was_there = since.is_some_and(|since| *since + VIEW + NODE_GRACE < deed.at);
+    let why = picture.surely_unfit(spec, node, deed.at);
+    why.filter(|why| was_there || *why != Unfit::Down)
+}
+
+/// Nodes that were free when a pod was placed, and not fit.
+fn passed_over(
+    deed: &Deed<'_>,
+    picture: &Picture,
+    facts: &Facts,
+    spec: &RcSpec,
+    all: &BTreeSet<Place>,
+) {
+    for node in picture.node_labels.keys() {
+        let place = Place { node: node.clone(), pod: spec.manifest.id().clone() };
+        let taken = all.iter().any(|place| place.node == *node)
+            || picture.pods.contains_key(&place)
+            || picture.intents.contains(&place);
+        if taken || !picture.has_room(spec, node) {
+            continue;
+        }
+        match unfit(deed, picture, facts, spec, node) {
+            Some(Unfit::Down) => met(Occasion::DownPassedOver),
+            Some(Unfit::Draining) => met(Occasion::DrainedPassedOver),
+            Some(Unfit::Labels) => met(Occasion::OthersPassedOver),
+            None => {}
         }
     }
 }
@@ -140,6 +203,7 @@ fn places(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say:
 /// 11 and 13: the healthy stay above the minimum; a pod moves only away from a node that it should leave.
 fn removals(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
     let moved = moves.newly().next().is_some();
+    met_if(moved && moves.left().next().is_some(), Occasion::MovedOff);
     for Place { node, .. } in moves.left().filter(|_| moved) {
         if !picture.maybe_unfit(spec, node, deed.at) {
             say(13, format!("{} moved a pod off {node}, which was fit all the time", spec.id));
@@ -149,9 +213,119 @@ fn removals(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, sa
     let healthy = moves.left().any(|place| picture.surely_passing(place, deed.at));
     let stay = picture.places(spec.id);
     let left = stay.iter().filter(|place| picture.maybe_passing(place, deed.at)).count();
+    met_if(!moved && healthy && least > 0 && left == least, Occasion::AtTheMinimum);
     if !moved && healthy && left < least {
         say(11, format!("{} has {left} healthy pods left, its minimum is {least}", spec.id));
     }
+}
+
+/// What is certain of a pod when one of several is removed: the smaller goes first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    OnUnfitNode,
+    Ailing,
+    Well(std::cmp::Reverse<Index>, Place),
+}
+
+fn worth(
+    deed: &Deed<'_>,
+    picture: &Picture,
+    facts: &Facts,
+    spec: &RcSpec,
+    place: &Place,
+) -> Option<Worth> {
+    if unfit(deed, picture, facts, spec, &place.node).is_some() {
+        return Some(Worth::OnUnfitNode);
+    }
+    let removed = deed.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
+    let before = removed.and_then(|(_, change)| change.before.as_deref().map(PodSeen::of));
+    let pod = before.or_else(|| picture.pods.get(place).cloned())?;
+    // A pod without its promise may have to leave, too.
+    let of_node = Item::Allocations(place.node.clone());
+    let promised = match deed.changes.iter().find(|(item, _)| *item == of_node) {
+        Some((_, change)) => {
+            let before = change.before.as_ref().map(|entry| Allocations::decode(&entry.value));
+            was_promised(spec, place, before.and_then(Result::ok).as_ref())
+        }
+        None => picture.is_promised(spec, place),
+    };
+    if !promised || picture.maybe_unfit(spec, &place.node, deed.at) {
+        return None;
+    }
+    let well = || Worth::Well(std::cmp::Reverse(pod.created), place.clone());
+    match (picture.surely_ailing(place, deed.at), picture.surely_passing(place, deed.at)) {
+        (true, _) => Some(Worth::Ailing),
+        (false, true) => Some(well()),
+        (false, false) => None,
+    }
+}
+
+/// 11: those go first that are of the least use: on unfit nodes, then ailing ones, then the newest.
+fn order(
+    deed: &Deed<'_>,
+    picture: &Picture,
+    facts: &Facts,
+    spec: &RcSpec,
+    moves: &Moves,
+    say: Say<'_>,
+) {
+    if !moves.added.is_empty() {
+        return;
+    }
+    // A healthy one is passed over for the minimum's sake.
+    let may_pass_over = spec_minimum(picture, spec) > 0;
+    for gone in &moves.removed {
+        let Some(of_gone) = worth(deed, picture, facts, spec, gone) else { continue };
+        for stays in &picture.places(spec.id) {
+            let Some(of_stays) = worth(deed, picture, facts, spec, stays) else { continue };
+            met_if(of_gone < of_stays, Occasion::ChoiceOfRemoval);
+            let well = |worth: &Worth| matches!(worth, Worth::Well(..));
+            let passed_over = may_pass_over && well(&of_stays) && !well(&of_gone)
+                || may_pass_over && of_stays == Worth::OnUnfitNode;
+            let alike = of_gone == of_stays;
+            if of_stays < of_gone && !alike && !passed_over {
+                let (id, gone, stays) = (spec.id, &gone.node, &stays.node);
+                say(11, format!("{id} left {gone} ({of_gone:?}) before {stays} ({of_stays:?})"));
+            }
+        }
+    }
+}
+
+/// 14: whatever got a pod has promised it what it asks for, in the same transaction, and what a pod left promises
+/// it nothing.
+fn whole_promises(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+    for place in moves.newly().filter(|place| !picture.is_promised(spec, place)) {
+        say(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
+    }
+    for Place { node, pod } in moves.left() {
+        let promised = picture.allocations.get(node).and_then(|all| all.pods.get(pod));
+        if promised.is_some_and(|promised| promised.owner == spec.promisee()) {
+            say(14, format!("{} left {node}, which still promises {pod} something", spec.id));
+        }
+    }
+}
+
+/// Whether a disabled record has too many pods or too few, now that a person has written it.
+fn amiss(deed: &Deed<'_>, picture: &Picture) {
+    for (item, _) in &deed.changes {
+        let Item::Record(rc) = item else { continue };
+        let disabled = picture.spec(*rc).filter(|spec| spec.disabled);
+        let amiss = |spec: &RcSpec| picture.places(*rc).len() != spec.replicas_desired as usize;
+        met_if(disabled.is_some_and(amiss), Occasion::DisabledAmiss);
+    }
+}
+
+/// Whether a healthy pod should move, and must not yet.
+fn waits_to_move(deed: &Deed<'_>, picture: &Picture, rc: RcId) {
+    let Some(spec) = picture.spec(rc).filter(|spec| spec.strategy == Strategy::Dynamic) else {
+        return;
+    };
+    let places = picture.places(rc);
+    let moves = |place: &Place| {
+        picture.surely_passing(place, deed.at) && !picture.maybe_fit(spec, &place.node, deed.at)
+    };
+    let ails = |place: &Place| !picture.maybe_passing(place, deed.at);
+    met_if(places.iter().any(moves) && places.iter().any(ails), Occasion::MoveWhileOthersAil);
 }
 
 fn spec_minimum(picture: &Picture, spec: &RcSpec) -> usize {
@@ -187,6 +361,10 @@ fn promises(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
         let Some(promised) = picture.allocations.get(node) else { continue };
         let said = picture.nodes.get(node).and_then(|t| t.now()?.as_ref());
         let Some(capacity) = said.map(|said| &said.capacity) else { continue };
+        let full = capacity.cpu_milli > 0
+            && promised.pods.values().map(|a| a.cpu_milli).sum::<u64>() + 1_000
+                > capacity.cpu_milli;
+        met_if(full, Occasion::NodeFull);
         let cpu: u64 = promised.pods.values().map(|a| a.cpu_milli).sum();
         let memory: u64 = promised.pods.values().map(|a| a.memory_bytes).sum();
         if cpu > capacity.cpu_milli || memory > capacity.memory_bytes {

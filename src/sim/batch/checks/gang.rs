@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::board::{Board, Deed, Seen};
 use crate::pod_group::spec::PodGroupSpec;
-use crate::pod_group::status::PlacementState;
+use crate::pod_group::status::{PlacementState, PodGroupStatus};
 use crate::sim::batch::machines;
 use crate::sim::invariant::Say;
+use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
 pub fn check(deed: &Deed, board: &Board, say: Say<'_>) {
@@ -27,6 +28,7 @@ fn promises(board: &Board, say: Say<'_>) {
     let capacity = machines::capacity();
     for (node, allocations) in &board.allocations {
         let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
+        met_if(cpu + 1_000 > capacity.cpu_milli, Occasion::NodeFilled);
         if cpu > capacity.cpu_milli {
             say(14, format!("{node} promised {cpu}m of {}m", capacity.cpu_milli));
         }
@@ -58,6 +60,12 @@ fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
     }
     for seen in &deed.changes {
         let Seen::GroupStatus(id, (before, Some(after))) = seen else { continue };
+        let state = |status: &PodGroupStatus| status.placement.as_ref().map(|place| place.state);
+        let was = before.as_ref().and_then(|before| state(before));
+        let is = state(after).filter(|is| was != Some(*is));
+        met_if(is == Some(PlacementState::Reserving), Occasion::WrittenAhead);
+        let given_back = is == Some(PlacementState::Releasing);
+        met_if(given_back && was == Some(PlacementState::Reserving), Occasion::AheadGivenBack);
         let bound = |state: PlacementState| state == PlacementState::Bound;
         let was =
             before.as_ref().and_then(|s| s.placement.as_ref()).is_some_and(|p| bound(p.state));
@@ -73,6 +81,7 @@ fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
             continue;
         }
         let counts: BTreeMap<&str, u32> = place.counts();
+        met_if(counts.values().sum::<u32>() > 1, Occasion::GangBound);
         let short = record.spec.least().into_iter().find(|(task, least)| {
             place.members.contains_key(*task) && counts.get(task).copied().unwrap_or(0) < *least
         });

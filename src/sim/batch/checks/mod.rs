@@ -81,7 +81,7 @@ fn clock_before(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
 }
 
 /// Whether a node may have looked down within [`VIEW`].
-fn maybe_down(board: &Board, place: &Place, deed: &Deed) -> bool {
+pub fn maybe_down(board: &Board, place: &Place, deed: &Deed) -> bool {
     let from = deed.write.at.saturating_sub(VIEW);
     let gone = board.nodes.get(&place.node).is_some_and(|node| node.gone);
     let absences = board.history.absences.get(&place.node);

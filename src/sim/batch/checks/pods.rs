@@ -14,6 +14,7 @@ use crate::job::spec::Slot;
 use crate::job::status::JobStatus;
 use crate::rc::plan::Place;
 use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed of a process.
 pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
@@ -65,6 +66,8 @@ fn made(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, facts: &Fac
         beside(deed, place, mark, board, say);
     }
     depends(deed, mark, board, say);
+    let born_again = board.realities.values().any(|of| of.job == *id && of.uid < uid);
+    met_if(born_again, Occasion::BornAgain);
     let written = status_of(deed, id);
     let (before, after) = written.unwrap_or((None, board.statuses.get(id).map(|now| &**now)));
     let Some(after) = after else { return };
@@ -87,6 +90,7 @@ fn made(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, facts: &Fac
     let Some(before) = before.filter(|before| before.uid == uid) else { return };
     let own = before.tasks.get(&mark.slot.task).and_then(|m| m.not_before.get(&mark.slot.index));
     let due = before.not_before.into_iter().chain(own.copied()).max();
+    met_if(due.is_some(), Occasion::PausedMade);
     if due.zip(clock(deed, facts)).is_some_and(|(due, now)| now < due) {
         say(24, format!("{name} was made before {due:?}"));
     }
@@ -157,6 +161,7 @@ fn depends(deed: &Deed, mark: &Mark, board: &Board, say: Say<'_>) {
     };
     let mut all = task.depends_on.iter().map(was_ready);
     let ready = if task.any_dependency { all.any(|one| one) } else { all.all(|one| one) };
+    met_if(!task.depends_on.is_empty(), Occasion::DependentMade);
     if !task.depends_on.is_empty() && !ready {
         let (slot, on) = (&mark.slot, task.depends_on.join(", "));
         say(23, format!("{} of {} started, which waits for {on}", slot, mark.job));
@@ -199,6 +204,8 @@ fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>)
             && board.history.ended.iter().any(|(of, code)| {
                 of.job == *id && of.slot.task == mark.slot.task && *code != Some(0)
             });
+    let beside = board.real_of(id).any(|(_, of)| of.uid == mark.uid && of.slot != mark.slot);
+    met_if(current && beside, Occasion::OneOfMany);
     if current && in_range && !meant && !of_task {
         let why = step.map(|step| step.message.as_str()).unwrap_or_default();
         let pod = &place.pod;

@@ -11,12 +11,14 @@ use crate::queue::amounts::Amounts;
 use crate::queue::spec::{Desired, QueueSpec, Strategy};
 use crate::queue::status::Counters;
 use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
 pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
     let counts = |seen: &Seen| matches!(seen, Seen::GroupStatus(..) | Seen::QueueStatus);
     if deed.changes.iter().any(counts) {
         recount(board, say);
+        lower_waits(deed, board, facts);
     }
     if deed.process().is_none() {
         return;
@@ -108,6 +110,7 @@ fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &Board, s
         }
         for (what, _) in more.iter() {
             let (sum, limit) = (all.of(what).unwrap_or(0), spec.capability.of(what));
+            met_if(limit == Some(sum), Occasion::AtTheLimit);
             if let Some(limit) = limit.filter(|limit| sum > *limit) {
                 let (sum, limit) = (Amounts::spell(what, sum), Amounts::spell(what, limit));
                 say(17, format!("{id} got {more}: {link} has {limit} {what} and uses {sum}"));
@@ -148,10 +151,26 @@ fn order(
         Some(group.record.as_ref()?.spec.priority)
     };
     let Some(mine) = priority(id) else { return };
+    for (other, priority, status) in waiting(deed, board, facts, queue) {
+        let higher =
+            (priority, std::cmp::Reverse(status.since)) > (mine, std::cmp::Reverse(after.since));
+        if higher {
+            say(18, format!("{id} went before {other}, which waits in {queue}: {}", status.reason));
+        }
+    }
+}
+
+/// Groups that have waited in a queue for longer than a view is old, and may go; each with its priority.
+fn waiting<'b>(
+    deed: &'b Deed,
+    board: &'b Board,
+    facts: &Facts,
+    queue: &'b QueueName,
+) -> impl Iterator<Item = (&'b GroupId, i64, &'b PodGroupStatus)> {
     let (now, since) = (super::clock_before(deed, facts), deed.write.at.saturating_sub(VIEW));
-    for (other, status) in &board.group_statuses {
-        let Some(group) = board.groups.get(other) else { continue };
-        let Some(record) = &group.record else { continue };
+    board.group_statuses.iter().filter_map(move |(other, status)| {
+        let group = board.groups.get(other)?;
+        let record = group.record.as_ref()?;
         let waits = status.phase == Phase::Pending
             && status.queue.as_ref() == Some(queue)
             && record.spec.queue == *queue
@@ -162,12 +181,47 @@ fn order(
         let barred = record.spec.hold.is_some()
             || status.not_before.is_some_and(|at| now.is_none_or(|now| at > now))
             || matches!(status.reason, Reason::ExceedsCapability | Reason::InvalidRecord);
-        let higher = (record.spec.priority, std::cmp::Reverse(status.since))
-            > (mine, std::cmp::Reverse(after.since));
-        if waits && !barred && higher {
-            say(18, format!("{id} went before {other}, which waits in {queue}: {}", status.reason));
+        (waits && !barred).then_some((other, record.spec.priority, &**status))
+    })
+}
+
+/// Whether in a strict queue a lower group that asks for less waits behind a higher one.
+fn lower_waits(deed: &Deed, board: &Board, facts: &Facts) {
+    let strict = |spec: &Option<QueueSpec>| {
+        spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == Strategy::Fifo)
+    };
+    for queue in board.queues.iter().filter(|(_, spec)| strict(spec)).map(|(queue, _)| queue) {
+        for (_, priority, first) in waiting(deed, board, facts, queue) {
+            let behind = board.groups.iter().any(|(id, group)| {
+                let record = group.record.as_ref().filter(|record| record.spec.queue == *queue);
+                let status = board.group_statuses.get(id);
+                let pending = status.is_none_or(|status| status.phase == Phase::Pending);
+                let since = status.map_or(group.created, |status| status.since);
+                record.is_some_and(|record| {
+                    let rank = (record.spec.priority, std::cmp::Reverse(since));
+                    let single =
+                        record.spec.tasks.iter().map(|task| task.replicas).sum::<u32>() == 1;
+                    pending && single && rank < (priority, std::cmp::Reverse(first.since))
+                })
+            });
+            met_if(behind, Occasion::LowerWaited);
         }
     }
+}
+
+/// Whether a group's queue and those above are open, and use no more than they may.
+fn would_admit(board: &Board, status: &PodGroupStatus) -> bool {
+    let Some(queue) = &status.queue else { return false };
+    let chain = chain(board, queue);
+    let links = chain.iter();
+    let mut links =
+        links.map(|(link, spec)| spec.state == Desired::Open && within(board, link, spec));
+    !chain.is_empty() && links.all(|fits| fits)
+}
+
+fn within(board: &Board, link: &QueueName, spec: &QueueSpec) -> bool {
+    let below = |name: &QueueName| chain(board, name).iter().any(|(above, _)| *above == link);
+    spec.capability.exceeded_by(&used(board, below)).is_none()
 }
 
 /// 19: nobody's place is taken away while its owner wants it and has pods there.
@@ -182,6 +236,7 @@ fn put_out(
         status.placement.as_ref().is_some_and(|place| place.state == PlacementState::Bound)
     };
     if !bound(before) || after.is_some_and(bound) {
+        met_if(bound(before) && !would_admit(board, before), Occasion::KeptAnyway);
         return;
     }
     let Some(group) = board.groups.get(id).filter(|group| group.created == before.of) else {

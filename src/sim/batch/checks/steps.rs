@@ -13,6 +13,7 @@ use crate::job::spec::{JobSpec, JobUid};
 use crate::job::status::{ConditionType, JobStatus, holds};
 use crate::queue::spec::Desired;
 use crate::sim::invariant::{Facts, Say};
+use crate::sim::reached::{Occasion, met, met_if};
 use crate::time::Timestamp;
 
 /// After one deed of a process.
@@ -117,7 +118,11 @@ fn status(
     counters(deed, id, (before, after), spec, board, say);
     let now = clock(deed, facts);
     let fails = after.state.phase == JobPhase::Failed && before.state.phase != JobPhase::Failed;
+    let ended = after.state.phase.is_final() && !before.state.phase.is_final();
+    met_if(ended, Occasion::Ended);
+    waits_for_others(id, after, spec, board);
     if fails && after.state.reason == "DeadlineExceeded" {
+        met(Occasion::DeadlinePassed);
         let due = before.start_time.zip(spec.active_deadline);
         let due = due.and_then(|(start, limit)| start.checked_add(limit).ok());
         if due.zip(now).is_none_or(|(due, now)| now < due) {
@@ -138,6 +143,19 @@ fn status(
     if done && !ended_well && spec.replicas() > 0 {
         say(21, format!("{id} completed, and none of its members did"));
     }
+}
+
+/// Whether a job has its place, and members of it wait for others.
+fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: &Board) {
+    let made = |task: &str| {
+        board.intents.values().any(|(mark, _)| mark.job == *id && mark.slot.task == task)
+    };
+    let waits = spec.tasks.iter().any(|task| !task.depends_on.is_empty() && !made(&task.name));
+    let group = board.group_statuses.get(id).zip(board.groups.get(id));
+    let placed = group.is_some_and(|(status, group)| {
+        group.record.as_ref().is_some_and(|record| status.may_start(&record.spec))
+    });
+    met_if(waits && placed && status.state.phase.starts_members(), Occasion::DependentWaits);
 }
 
 /// Tries of a job that ended, and not well.
@@ -268,6 +286,8 @@ fn counters(
     if new != old && (new != old + 1 || !restart || by_person) {
         say(22, format!("{id}: {old} retries became {new}, asked was {asked}"));
     }
+    met_if(new > old, Occasion::Retried);
+    met_if(new > old && new == spec.max_retry, Occasion::LastRetry);
     if new > spec.max_retry {
         say(22, format!("{id} made {new} retries of {}", spec.max_retry));
     }
@@ -327,6 +347,7 @@ fn gone(
     facts: &Facts,
     say: Say<'_>,
 ) {
+    met(if record.deleting { Occasion::Farewell } else { Occasion::TimeUp });
     if record.spec.is_none() && !record.deleting {
         say(25, format!("{id} was deleted, and nobody can read what it says"));
     }
@@ -408,6 +429,7 @@ fn consumed(
         Action::ResumeJob if stopped => P::Restarting,
         _ => return,
     };
+    met(Occasion::CommandCarriedOut);
     if after.state.phase != wanted {
         let action = command.action;
         say(22, format!("{action} of {job}: {from} became {}, not {wanted}", after.state.phase));

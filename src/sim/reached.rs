@@ -1,0 +1,165 @@
+//! How often what an invariant forbids could have come about: an invariant that is never put to the test proves nothing.
+//!
+//! Where a check, or the world, sees such an occasion, it says [`met`]. Each has a number of worlds, of the suite's
+//! thousand, in which it must have come about at least; the suite looks at that.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{Report, Scenario};
+
+thread_local! {
+    static MET: RefCell<BTreeMap<Occasion, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Counts an occasion in the world that lives on this thread.
+pub fn met(occasion: Occasion) {
+    MET.with_borrow_mut(|met| *met.entry(occasion).or_default() += 1);
+}
+
+/// The same where `is` so.
+pub fn met_if(is: bool, occasion: Occasion) {
+    if is {
+        met(occasion);
+    }
+}
+
+/// What the world on this thread has met; the next begins anew.
+#[must_use]
+pub fn take() -> BTreeMap<Occasion, u64> {
+    MET.take()
+}
+
+/// An occasion in one of the worlds.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Which world.
+    pub scenario: Scenario,
+    /// Which occasion.
+    pub occasion: Occasion,
+    /// The invariant that it puts to the test.
+    pub invariant: u32,
+    /// What came about.
+    pub what: &'static str,
+    /// Of the suite's thousand worlds, it came about in so many at least.
+    pub least: u64,
+}
+
+macro_rules! occasions {
+    ($($scenario:ident: { $($invariant:literal $occasion:ident = $what:literal, $least:literal;)* })*
+        ; both: { $($bi:literal $both:ident = $bw:literal, $bl:literal;)* }) => {
+        /// What may come about.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs)]
+        pub enum Occasion { $($($occasion,)*)* $($both,)* }
+
+        /// All of them, of each world in the order of the invariants.
+        pub const TABLE: &[Row] = &[
+            $($(Row {
+                scenario: Scenario::$scenario, occasion: Occasion::$occasion,
+                invariant: $invariant, what: $what, least: $least,
+            },)*)*
+            $(Row {
+                scenario: Scenario::Services, occasion: Occasion::$both,
+                invariant: $bi, what: $bw, least: $bl,
+            },
+            Row {
+                scenario: Scenario::Batch, occasion: Occasion::$both,
+                invariant: $bi, what: $bw, least: $bl,
+            },)*
+        ];
+    };
+}
+
+occasions! { Services: {
+    3 RelabelledAway = "a record was labelled so that its owner must let it go", 1;
+    4 LockEnded = "a session ended that held a record's lock", 1;
+    6 CountReached = "pods were added up to the count", 1;
+    7 DownPassedOver = "a pod was placed while a node that it could have had was down", 1;
+    7 DrainedPassedOver = "a pod was placed while a node that it could have had was drained", 1;
+    7 OthersPassedOver = "a pod was placed while another node's labels did not match", 1;
+    8 PodRemoved = "a pod was removed", 1;
+    9 PodGivenAway = "a pod was given to another record while its own had too many", 1;
+    10 DisabledAmiss = "a disabled record had too many pods or too few", 1;
+    11 ChoiceOfRemoval = "of several pods one was removed, and the others were certainly better", 1;
+    11 AtTheMinimum = "pods were removed, and no more healthy ones stayed than the minimum", 1;
+    11 MoveWhileOthersAil = "a healthy pod was on an unfit node while others ailed", 1;
+    12 BadBesideGood = "a record was worked on beside one that could not be read", 1;
+    13 MovedOff = "a pod was moved to another node", 1;
+    14 NodeFull = "a node had no room for one more of those that ask", 1;
+    28 OwnerEnded = "a farm that owned records ended for good", 1;
+    29 PoisonedAtRest = "a record failed all the time while everything else was at rest", 1;
+} Batch: {
+    14 NodeFilled = "a node had no room for one more member", 1;
+    16 GangBound = "a gang of several members got its place", 1;
+    16 WrittenAhead = "a gang's place was written before its nodes had promised it", 1;
+    16 AheadGivenBack = "a place that was written ahead was given back", 1;
+    17 AtTheLimit = "a group was charged, and nothing more fitted into its queue", 1;
+    18 LowerWaited = "in a strict queue a higher group waited for long, and a lower one that asks for less", 1;
+    19 KeptAnyway = "a gang kept its place although its queue would not admit it now", 1;
+    20 OneOfMany = "one member was restarted while others ran", 1;
+    20 BornAgain = "a job was made anew while pods of its earlier life were there", 1;
+    21 Ended = "a job ended", 1;
+    22 Retried = "a retry was counted", 1;
+    22 LastRetry = "the last retry that is allowed was made", 1;
+    22 CommandCarriedOut = "a command was carried out", 1;
+    22 MemberLost = "a member was lost with its node, or taken away by somebody", 1;
+    23 DependentMade = "a member was made that depends on others", 1;
+    23 DependentWaits = "a job had its place while members had to wait for others", 1;
+    24 PausedMade = "a member was made that had had to wait for its time", 1;
+    24 DeadlinePassed = "a job failed because its time was up", 1;
+    25 TimeUp = "a job was deleted because its time was up", 1;
+    25 Farewell = "a job was deleted because a person said so", 1;
+} ; both: {
+    1 FenceRefused = "a transaction was refused because its sender's lock was gone", 1;
+    2 DeadlineOver = "a process went on after its session's deadline", 1;
+    13 TreeHidden = "a list came back empty of a tree that is not", 1;
+    14 PromiseRefused = "a transaction was refused because a node's promises had changed", 1;
+    15 AnswerLost = "a controller's transaction was applied and its answer lost", 1;
+    15 LateWrite = "a controller's transaction was applied after it had been given up", 1;
+    27 FoundUnsettled = "when the faults ended, something was not as asked for", 1;
+} }
+
+/// What several worlds have met.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    worlds: u64,
+    /// By occasion: in how many worlds, and how often in all.
+    met: BTreeMap<Occasion, (u64, u64)>,
+}
+
+impl Tally {
+    /// Counts a world in.
+    pub fn add(&mut self, report: &Report) {
+        self.worlds += 1;
+        for (occasion, times) in &report.met {
+            let (worlds, all) = self.met.entry(*occasion).or_default();
+            (*worlds, *all) = (*worlds + 1, *all + times);
+        }
+    }
+
+    /// The occasions of a scenario that came about in too few worlds.
+    #[must_use]
+    pub fn lacking(&self, scenario: Scenario) -> Vec<&'static Row> {
+        let rows = TABLE.iter().filter(|row| row.scenario == scenario);
+        rows.filter(|row| self.worlds_with(row) < row.least).collect()
+    }
+
+    fn worlds_with(&self, row: &Row) -> u64 {
+        self.met.get(&row.occasion).map_or(0, |(worlds, _)| *worlds)
+    }
+
+    /// As a table, for people.
+    #[must_use]
+    pub fn in_words(&self, scenario: Scenario) -> String {
+        let mut text = format!("{:>9} {:>7} {:>9}\n", "invariant", "worlds", "in all");
+        let mut rows: Vec<&Row> = TABLE.iter().filter(|row| row.scenario == scenario).collect();
+        rows.sort_by_key(|row| row.invariant);
+        for row in rows {
+            let (worlds, all) = self.met.get(&row.occasion).copied().unwrap_or_default();
+            let _ = writeln!(text, "{:>9} {worlds:>7} {all:>9}  {}", row.invariant, row.what);
+        }
+        text
+    }
+}
