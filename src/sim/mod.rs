@@ -7,6 +7,7 @@
 //! | `life.rs` | how every world begins and ends |
 //! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
 //! | `wire.rs` | the network between a process and Consul |
+//! | `tomorrow.rs` | a farm of a newer version beside the others |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
 //! | `referee.rs` | sees every applied write, keeps the trace |
 //! | `reached.rs` | how often each invariant was put to the test |
@@ -35,6 +36,7 @@ mod scheduler;
 mod script;
 #[cfg(test)]
 mod tests;
+mod tomorrow;
 mod trouble;
 mod users;
 mod wire;

@@ -90,8 +90,8 @@ pub struct Design {
     pub session: SessionSettings,
     /// What it believes to fit into one transaction.
     pub limits: Limits,
-    /// Its lists come late until then.
-    pub slow_lists_until: Option<Instant>,
+    /// It is of a newer version than the others.
+    pub is_newer: bool,
 }
 
 impl Design {
@@ -102,8 +102,8 @@ impl Design {
         let selector = selector.parse().expect("a selector");
         let session =
             SessionSettings { check_ttl: Some(CHECK_TTL), session_ttl: Duration::from_secs(30) };
-        let (process, limits) = (Process { farm, selector }, Limits::default());
-        Design { process, session, limits, slow_lists_until: None }
+        let process = Process { farm, selector };
+        Design { process, session, limits: Limits::default(), is_newer: false }
     }
 }
 
@@ -143,7 +143,7 @@ impl Running {
     /// Starts a farm.
     #[must_use]
     pub fn start(number: u32, design: &Design, soil: &Soil<'_>, dice: &mut Dice) -> Running {
-        let link = Link::new(number, design.slow_lists_until, dice.fork());
+        let link = Link::new(number, design.is_newer, dice.fork());
         soil.referee.process(number, design.process.clone(), soil.clock);
         let store = Wire::new(soil.consul.clone(), link.clone(), soil.referee.clone());
         let settings = FarmSettings {

@@ -114,6 +114,7 @@ occasions! { Services: {
 } ; both: {
     1 FenceRefused = "a transaction was refused because its sender's lock was gone", 1;
     2 DeadlineOver = "a process went on after its session's deadline", 1;
+    12 WrittenOver = "what a newer version had written was written again", 1;
     13 TreeHidden = "a list came back empty of a tree that is not", 1;
     14 PromiseRefused = "a transaction was refused because a node's promises had changed", 1;
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 1;

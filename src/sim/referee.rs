@@ -15,6 +15,7 @@ use super::invariant::ownership::Proof;
 use super::invariant::{self, Deed, Facts, Picture, Process, Violation};
 use super::process::WallClock;
 use super::reached::{Occasion, met_if};
+use super::tomorrow;
 use crate::embedded::{Applied, Cause, Change, Embedded, KvOp, SessionChange, Tables};
 use crate::ids::SessionId;
 use crate::store::{NewSession, Op, key};
@@ -341,6 +342,9 @@ impl Inner {
         let restored = (applied.cause == Cause::Restore).then_some(tables);
         let mut found = Vec::new();
         let mut say = |number, what| found.push((number, what));
+        if let Actor::Process(_) = actor {
+            tomorrow::check(&net, &mut say);
+        }
         let Inner { scene, facts, .. } = self;
         match scene {
             Scene::Services(picture) => {

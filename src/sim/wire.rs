@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::dice::Dice;
 use super::reached::{Occasion, met_if};
 use super::referee::{Actor, Referee, is_controllers};
+use super::tomorrow;
 use crate::embedded::{Embedded, Fate, Outcome, Request};
 use crate::ids::SessionId;
 use crate::store::{
@@ -81,7 +82,8 @@ enum Kind {
 /// One process's connection.
 pub struct Link {
     process: u32,
-    slow_lists_until: Option<Instant>,
+    /// A newer version of the program is at this end.
+    is_newer: bool,
     state: Mutex<State>,
     calm: tokio::sync::Notify,
 }
@@ -93,11 +95,11 @@ struct State {
 }
 
 impl Link {
-    /// The connection of a process, whose lists come late until then.
+    /// The connection of a process.
     #[must_use]
-    pub fn new(process: u32, slow_lists_until: Option<Instant>, dice: Dice) -> Arc<Link> {
+    pub fn new(process: u32, is_newer: bool, dice: Dice) -> Arc<Link> {
         let state = Mutex::new(State { dice, weather: Weather::default(), requests: 0 });
-        Arc::new(Link { process, slow_lists_until, state, calm: tokio::sync::Notify::new() })
+        Arc::new(Link { process, is_newer, state, calm: tokio::sync::Notify::new() })
     }
 
     /// Changes the weather.
@@ -363,7 +365,11 @@ impl Reader for Wire {
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move { c.get(&k, query).await })
         };
-        self.read(key.as_str(), false, query, call).await
+        let mut answer = self.read(key.as_str(), false, query, call).await?;
+        if self.link.is_newer {
+            answer.value.iter_mut().for_each(tomorrow::read);
+        }
+        Ok(answer)
     }
 
     async fn list(&self, prefix: &Prefix, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
@@ -371,7 +377,11 @@ impl Reader for Wire {
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move { c.list(&p, query).await })
         };
-        self.read(prefix.as_str(), true, query, call).await
+        let mut answer = self.read(prefix.as_str(), true, query, call).await?;
+        if self.link.is_newer {
+            answer.value.iter_mut().for_each(tomorrow::read);
+        }
+        Ok(answer)
     }
 
     async fn keys(
@@ -464,7 +474,8 @@ impl Store for Wire {
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
         self.referee.write_begins(self.link.process, ops, Instant::now());
         let subject = ops.first().map_or("", Op::subject).to_owned();
-        let (sent, ops) = (Arc::new(Sent::of(ops)), ops.to_vec());
+        let sent = Arc::new(Sent::of(ops));
+        let ops = if self.link.is_newer { tomorrow::written(ops) } else { ops.to_vec() };
         let sending = sent.clone();
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move {
@@ -473,7 +484,12 @@ impl Store for Wire {
             })
         };
         let answer = self.write(&subject, call).await;
-        answer.inspect_err(|_| sent.given_up())
+        let mut answer = answer.inspect_err(|_| sent.given_up());
+        if let (true, Ok(TxnOutcome::Committed { entries, .. })) = (self.link.is_newer, &mut answer)
+        {
+            entries.iter_mut().for_each(tomorrow::read);
+        }
+        answer
     }
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {

@@ -251,6 +251,9 @@ fn designs(dice: &mut Dice) -> Vec<Design> {
         // As if it knew an older Consul: everything takes more transactions.
         dice_pick(dice, &mut designs).limits.ops = 9;
     }
+    if dice.permille(300) {
+        dice_pick(dice, &mut designs).is_newer = true;
+    }
     designs
 }
 

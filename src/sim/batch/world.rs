@@ -213,5 +213,9 @@ fn designs(dice: &mut Dice) -> Vec<Design> {
         let ops = *dice.pick(&[12, 14, 20]);
         designs.iter_mut().for_each(|design| design.limits.ops = ops);
     }
+    if dice.permille(300) {
+        let n = dice.below(designs.len());
+        designs[n].is_newer = true;
+    }
     designs
 }
