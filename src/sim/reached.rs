@@ -73,53 +73,52 @@ macro_rules! occasions {
 }
 
 occasions! { Services: {
-    3 RelabelledAway = "a record was labelled so that its owner must let it go", 1;
-    4 LockEnded = "a session ended that held a record's lock", 1;
-    6 CountReached = "pods were added up to the count", 1;
-    7 DownPassedOver = "a pod was placed while a node that it could have had was down", 1;
-    7 DrainedPassedOver = "a pod was placed while a node that it could have had was drained", 1;
-    7 OthersPassedOver = "a pod was placed while another node's labels did not match", 1;
-    8 PodRemoved = "a pod was removed", 1;
-    9 PodGivenAway = "a pod was given to another record while its own had too many", 1;
-    10 DisabledAmiss = "a disabled record had too many pods or too few", 1;
-    11 ChoiceOfRemoval = "of several pods one was removed, and the others were certainly better", 1;
-    11 AtTheMinimum = "pods were removed, and no more healthy ones stayed than the minimum", 1;
-    11 MoveWhileOthersAil = "a healthy pod was on an unfit node while others ailed", 1;
-    12 BadBesideGood = "a record was worked on beside one that could not be read", 1;
-    13 MovedOff = "a pod was moved to another node", 1;
-    14 NodeFull = "a node had no room for one more of those that ask", 1;
-    28 OwnerEnded = "a farm that owned records ended for good", 1;
-    29 PoisonedAtRest = "a record failed all the time while everything else was at rest", 1;
+    3 RelabelledAway = "a record was labelled so that its owner must let it go", 100;
+    4 LockEnded = "a session ended that held a record's lock", 500;
+    6 CountReached = "pods were added up to the count", 500;
+    7 DownPassedOver = "a pod was placed while a node that it could have had was down", 20;
+    7 DrainedPassedOver = "a pod was placed while a node that it could have had was drained", 25;
+    7 OthersPassedOver = "a pod was placed while another node's labels did not match", 80;
+    8 PodRemoved = "a pod was removed", 300;
+    9 PodGivenAway = "a pod was given to another record while its own had too many", 150;
+    10 DisabledAmiss = "a disabled record had too many pods or too few", 80;
+    11 ChoiceOfRemoval = "of several pods one was removed, and the others were certainly better", 100;
+    11 AtTheMinimum = "pods were removed, and no more healthy ones stayed than the minimum", 50;
+    11 MoveWhileOthersAil = "a healthy pod was on an unfit node while others ailed", 30;
+    12 BadBesideGood = "a record was worked on beside one that could not be read", 50;
+    13 MovedOff = "a pod was moved to another node", 200;
+    14 NodeFull = "a node had no room for one more of those that ask", 500;
+    28 OwnerEnded = "a farm that owned records ended for good", 300;
+    29 PoisonedAtRest = "a record failed all the time while everything else was at rest", 80;
 } Batch: {
-    14 NodeFilled = "a node had no room for one more member", 1;
-    16 GangBound = "a gang of several members got its place", 1;
-    16 WrittenAhead = "a gang's place was written before its nodes had promised it", 1;
-    16 AheadGivenBack = "a place that was written ahead was given back", 1;
-    17 AtTheLimit = "a group was charged, and nothing more fitted into its queue", 1;
-    18 LowerWaited = "in a strict queue a higher group waited for long, and a lower one that asks for less", 1;
-    19 KeptAnyway = "a gang kept its place although its queue would not admit it now", 1;
-    20 OneOfMany = "one member was restarted while others ran", 1;
-    20 BornAgain = "a job was made anew while pods of its earlier life were there", 1;
-    21 Ended = "a job ended", 1;
-    22 Retried = "a retry was counted", 1;
-    22 LastRetry = "the last retry that is allowed was made", 1;
-    22 CommandCarriedOut = "a command was carried out", 1;
-    22 MemberLost = "a member was lost with its node, or taken away by somebody", 1;
-    23 DependentMade = "a member was made that depends on others", 1;
-    23 DependentWaits = "a job had its place while members had to wait for others", 1;
-    24 PausedMade = "a member was made that had had to wait for its time", 1;
-    24 DeadlinePassed = "a job failed because its time was up", 1;
-    25 TimeUp = "a job was deleted because its time was up", 1;
-    25 Farewell = "a job was deleted because a person said so", 1;
+    14 NodeFilled = "a node had no room for one more member", 150;
+    16 GangBound = "a gang of several members got its place", 500;
+    16 WrittenAhead = "a gang's place was written before its nodes had promised it", 100;
+    17 AtTheLimit = "a group was charged, and nothing more fitted into its queue", 50;
+    18 LowerWaited = "in a strict queue a higher group waited for long, and a lower one that asks for less", 30;
+    19 KeptAnyway = "a gang kept its place although its queue would not admit it now", 3;
+    20 OneOfMany = "one member was restarted while others ran", 150;
+    20 BornAgain = "a job was made anew while pods of its earlier life were there", 3;
+    21 Ended = "a job ended", 500;
+    22 Retried = "a retry was counted", 200;
+    22 LastRetry = "the last retry that is allowed was made", 60;
+    22 CommandCarriedOut = "a command was carried out", 100;
+    22 MemberLost = "a member was lost with its node, or taken away by somebody", 250;
+    23 DependentMade = "a member was made that depends on others", 300;
+    23 DependentWaits = "a job had its place while members had to wait for others", 300;
+    24 PausedMade = "a member was made that had had to wait for its time", 200;
+    24 DeadlinePassed = "a job failed because its time was up", 80;
+    25 TimeUp = "a job was deleted because its time was up", 120;
+    25 Farewell = "a job was deleted because a person said so", 30;
 } ; both: {
-    1 FenceRefused = "a transaction was refused because its sender's lock was gone", 1;
-    2 DeadlineOver = "a process went on after its session's deadline", 1;
-    12 WrittenOver = "what a newer version had written was written again", 1;
-    13 TreeHidden = "a list came back empty of a tree that is not", 1;
-    14 PromiseRefused = "a transaction was refused because a node's promises had changed", 1;
-    15 AnswerLost = "a controller's transaction was applied and its answer lost", 1;
-    15 LateWrite = "a controller's transaction was applied after it had been given up", 1;
-    27 FoundUnsettled = "when the faults ended, something was not as asked for", 1;
+    1 FenceRefused = "a transaction was refused because its sender's lock was gone", 200;
+    2 DeadlineOver = "a process went on after its session's deadline", 150;
+    12 WrittenOver = "what a newer version had written was written again", 80;
+    13 TreeHidden = "a list came back empty of a tree that is not", 40;
+    14 PromiseRefused = "a transaction was refused because a node's promises had changed", 8;
+    15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;
+    15 LateWrite = "a controller's transaction was applied after it had been given up", 3;
+    27 FoundUnsettled = "when the faults ended, something was not as asked for", 300;
 } }
 
 /// What several worlds have met.

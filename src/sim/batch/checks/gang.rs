@@ -64,8 +64,6 @@ fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
         let was = before.as_ref().and_then(|before| state(before));
         let is = state(after).filter(|is| was != Some(*is));
         met_if(is == Some(PlacementState::Reserving), Occasion::WrittenAhead);
-        let given_back = is == Some(PlacementState::Releasing);
-        met_if(given_back && was == Some(PlacementState::Reserving), Occasion::AheadGivenBack);
         let bound = |state: PlacementState| state == PlacementState::Bound;
         let was =
             before.as_ref().and_then(|s| s.placement.as_ref()).is_some_and(|p| bound(p.state));
