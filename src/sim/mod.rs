@@ -66,8 +66,6 @@ pub struct Options {
     pub scenario: Scenario,
     /// Safety layers that are switched off.
     pub without: Vec<Mutation>,
-    /// Until the faults have ended lists come late, and what they show is as old.
-    pub slow_lists: bool,
     /// Print the trace as it goes.
     pub print: bool,
 }

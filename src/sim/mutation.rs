@@ -27,10 +27,6 @@ pub struct Caught {
     pub violation: Violation,
 }
 
-/// Layers that matter only to who sees little of what has happened: their seeds are lived through with lists that come
-/// late, with and without them.
-const OF_OLD_VIEWS: [Mutation; 2] = [Mutation::OwnWritesForgotten, Mutation::CommandRepeated];
-
 /// A case must be caught within so many seeds.
 pub const WITHIN: u64 = 200;
 
@@ -58,7 +54,7 @@ cases! { Services: {
     NoLabelGuard = "pods' labels are written whatever stands there",
     NoIntentGuard = "intents are written whatever stands there",
     NoOwnIdCheck = "a pod is removed without a check that it is still the record's own",
-    OwnWritesForgotten = "trees count although they are older than the owner's own writes (where lists come late)",
+    OwnWritesForgotten = "trees count although they are older than the owner's own writes",
     StaleTakeOver NoChain = "pods are not read again after a claim or a refusal, and no status is compared",
     NoEmptinessGuard = "a tree that became suddenly much smaller is believed",
     DisabledIgnored = "disabled records are worked on",
@@ -72,7 +68,7 @@ cases! { Services: {
     NoQuarantine = "a record that keeps failing is tried again at once, for ever",
     PanicEscapes = "a controller's panic is not contained",
 } Batch: {
-    CommandRepeated = "a command is deleted whether it is there or not (where lists come late)",
+    CommandRepeated = "a command is deleted whether it is there or not",
     PlaceUnchecked = "members start without a check that their gang has its place",
     PlacePulled = "a gang's place is given back although it has pods, or may have",
     PromiseSkipped = "a place that was written ahead counts before the nodes have promised it",
@@ -94,8 +90,7 @@ impl Case {
     /// Lives through one seed without the layers.
     #[must_use]
     pub fn try_seed(&self, seed: u64) -> Option<Caught> {
-        let slow_lists = self.without.iter().any(|layer| OF_OLD_VIEWS.contains(layer));
-        let plain = Options { scenario: self.scenario, slow_lists, ..Options::default() };
+        let plain = Options { scenario: self.scenario, ..Options::default() };
         let options = Options { without: self.without.to_vec(), ..plain.clone() };
         let violation = run(seed, &options).violation?;
         // It counts only if it is the layer's absence that was noticed.

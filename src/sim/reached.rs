@@ -114,6 +114,9 @@ occasions! { Services: {
     1 FenceRefused = "a transaction was refused because its sender's lock was gone", 200;
     2 DeadlineOver = "a process went on after its session's deadline", 150;
     12 WrittenOver = "what a newer version had written was written again", 80;
+    13 PartRead = "a part of a tree was looked at alone", 150;
+    13 ChangesAsked = "it was asked which entries of a tree had changed", 50;
+    13 PartMissed = "a look at a part of a tree failed", 100;
     13 TreeHidden = "a list came back empty of a tree that is not", 40;
     14 PromiseRefused = "a transaction was refused because a node's promises had changed", 8;
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;

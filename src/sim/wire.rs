@@ -28,9 +28,6 @@ use crate::store::{
 /// The adapter to a real Consul waits this long for an answer, besides what a read may block.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// Answers to lists that come late travel up to this much longer.
-const SLOW_LISTS: Duration = Duration::from_secs(3);
-
 /// How bad the connection of one process is now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weather {
@@ -298,7 +295,10 @@ impl Wire {
         + 'static,
     ) -> Result<Answer<T>, StoreError> {
         let blocks = query.wait.map_or(Duration::ZERO, |wait| wait.at_most);
-        let mut answer = self.send(Kind::Read { blocks }, subject, is_list, Box::new(call)).await?;
+        let is_part = is_list && !subject.ends_with('/');
+        let answer = self.send(Kind::Read { blocks }, subject, is_list, Box::new(call)).await;
+        met_if(is_part, if answer.is_ok() { Occasion::PartRead } else { Occasion::PartMissed });
+        let mut answer = answer?;
         let mut state = self.link.lock();
         let State { dice, weather, .. } = &mut *state;
         if is_list && dice.permille(weather.index_reset) {
@@ -405,7 +405,13 @@ impl Reader for Wire {
             Box::pin(async move { c.ask(&questions).await })
         };
         let kind = Kind::Read { blocks: Duration::ZERO };
-        self.send(kind, &subject, false, Box::new(call)).await
+        let mut answer = self.send(kind, &subject, false, Box::new(call)).await;
+        met_if(true, if answer.is_ok() { Occasion::ChangesAsked } else { Occasion::PartMissed });
+        if let (true, Ok(TxnOutcome::Committed { entries, .. })) = (self.link.is_newer, &mut answer)
+        {
+            entries.iter_mut().for_each(tomorrow::read);
+        }
+        answer
     }
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {

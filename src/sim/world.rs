@@ -51,9 +51,7 @@ impl World {
         let referee = Referee::new(&consul, options.print);
         let fleet = Fleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let mut designs = designs(&mut dice);
-        let slow_until = options.slow_lists.then_some(start + HEALED_AT);
-        designs.iter_mut().for_each(|design| design.slow_lists_until = slow_until);
+        let designs = designs(&mut dice);
         let weather = weather(&mut dice);
         let poisoned = dice.permille(200);
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);

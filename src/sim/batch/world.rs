@@ -50,9 +50,7 @@ impl World {
         let referee = Referee::of_batch(&consul, options.print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
         let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let mut designs = designs(&mut dice);
-        let slow_until = options.slow_lists.then_some(start + HEALED_AT);
-        designs.iter_mut().for_each(|design| design.slow_lists_until = slow_until);
+        let designs = designs(&mut dice);
         let weather = weather(&mut dice);
         let lost = dice.permille(250).then(|| dice.below(MACHINES));
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
