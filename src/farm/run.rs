@@ -207,7 +207,7 @@ impl Farm {
                 let moved = old_len != new.value.0.len()
                     || changed.iter().any(|id| !old.value.0.contains_key(id));
                 inbox_.post(Event::Touched(changed));
-                if moved || old.suspicion != new.suspicion {
+                if moved || !new.is_trusted_as(old) {
                     claims();
                 }
             })));

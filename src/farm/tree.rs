@@ -1,6 +1,7 @@
 //! One watched tree: read by one blocking query, digested once, shared by all who need it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,19 +39,24 @@ pub struct Seen<T> {
     pub index: Index,
     /// When the read was sent; `None` before the first.
     pub asked: Option<Instant>,
+    /// How many reads had been sent when this one was answered.
+    sent_by_then: u64,
     /// Why it is not to be trusted.
     pub suspicion: Option<Suspicion>,
+    /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
+    doubts: u32,
     /// The size it had when it was last trusted.
     trusted_len: usize,
     /// The size of the answer.
     entries: usize,
+    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index promises, and a snapshot
+    /// that is restored takes that away under the same index.
+    indexes: u64,
 }
 
 impl<T> Clone for Seen<T> {
     fn clone(&self) -> Self {
-        let Seen { index, asked, trusted_len, entries, .. } = *self;
-        let (value, suspicion) = (self.value.clone(), self.suspicion.clone());
-        Seen { value, index, asked, suspicion, trusted_len, entries }
+        Seen { value: self.value.clone(), ..*self }
     }
 }
 
@@ -64,8 +70,21 @@ impl<T> Seen<T> {
     /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
     fn says_the_same_as(&self, then: &Self) -> bool {
         let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
-        same && then.is_read() && self.suspicion == then.suspicion
+        same && then.is_read() && self.is_trusted_as(then)
     }
+
+    /// Whether it is trusted as it was `then`, and was all the time.
+    #[must_use]
+    pub fn is_trusted_as(&self, then: &Self) -> bool {
+        (self.suspicion, self.doubts) == (then.suspicion, then.doubts)
+    }
+}
+
+/// A read that was sent: when, and as which.
+#[derive(Debug, Clone, Copy)]
+struct Ask {
+    at: Instant,
+    number: u64,
 }
 
 /// A watched tree.
@@ -75,6 +94,8 @@ pub struct Tree<T> {
     pace: Pace,
     guarded: bool,
     seen: Mutex<Arc<Seen<T>>>,
+    /// Reads that were sent.
+    sent: AtomicU64,
     /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
     taking: Mutex<()>,
     read_at_once: Notify,
@@ -115,6 +136,7 @@ impl<T: Digest> Tree<T> {
             pace,
             guarded,
             seen: Mutex::default(),
+            sent: AtomicU64::new(0),
             taking: Mutex::default(),
             read_at_once: Notify::new(),
             doubted: Notify::new(),
@@ -140,16 +162,24 @@ impl<T: Digest> Tree<T> {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn read_now(&self) -> Result<Arc<Seen<T>>, StoreError> {
-        let asked = Instant::now();
-        let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
-        let (answer, _) = self.believed(answer, true).await?;
-        let before = self.seen().index;
-        self.take(answer, asked, true);
-        let seen = self.seen();
-        if seen.suspicion.is_some() || seen.index < before {
-            self.doubted.notify_one();
+        loop {
+            let ask = self.ask();
+            let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
+            let (answer, _) = self.believed(answer, true).await?;
+            let before = self.seen().index;
+            if !self.take(answer, ask, true) {
+                continue;
+            }
+            let seen = self.seen();
+            if seen.suspicion.is_some() || seen.index < before {
+                self.doubted.notify_one();
+            }
+            return Ok(seen);
         }
-        Ok(seen)
+    }
+
+    fn ask(&self) -> Ask {
+        Ask { at: Instant::now(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
     }
 
     /// Resolves when the tree has been read once.
@@ -195,7 +225,7 @@ impl<T: Digest> Tree<T> {
         let (mut debt, mut last_read) = (Debt::default(), Instant::now());
         let mut failures = 0;
         loop {
-            let asked = Instant::now();
+            let ask = self.ask();
             let next = tokio::select! {
                 biased;
                 next = watch.next() => next,
@@ -219,7 +249,7 @@ impl<T: Digest> Tree<T> {
                     failures = 0;
                     let before = self.seen();
                     let woken = Instant::now();
-                    if !self.take(answer, asked, confirmed) {
+                    if !self.take(answer, ask, confirmed) {
                         watch.reset();
                     }
                     let seen = self.seen();
@@ -231,7 +261,7 @@ impl<T: Digest> Tree<T> {
                     let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
                     told = seen;
                     let rested = woken.duration_since(last_read);
-                    let cost = cost(&before, watch.transferred(), asked, woken);
+                    let cost = cost(&before, watch.transferred(), ask.at, woken);
                     debt = debt.after_read(self.pace, rested, cost);
                     last_read = Instant::now();
                     let pause = debt.pause(self.pace);
@@ -288,25 +318,29 @@ impl<T: Digest> Tree<T> {
         Ok((answer, confirmed))
     }
 
-    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one
-    /// and nobody confirmed it, so it may be the past as a deposed leader remembers it.
-    fn take(&self, answer: Answer<Vec<Entry>>, asked: Instant, confirmed: bool) -> bool {
+    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one, and that
+    /// may be the past: nobody confirmed it, and a deposed leader remembers such a state; or it was under way when the
+    /// last one was answered, and which of them is of the later time nothing tells.
+    fn take(&self, answer: Answer<Vec<Entry>>, ask: Ask, confirmed: bool) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.seen();
         // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
         // earlier and shows nothing newer was overtaken.
-        if old.asked.is_some_and(|then| then > asked) && answer.index <= old.index {
+        if old.asked.is_some_and(|then| then > ask.at) && answer.index <= old.index {
             return true;
         }
-        if answer.index < old.index && !confirmed {
+        if answer.index < old.index && !(confirmed && ask.number > old.sent_by_then) {
             return false;
         }
-        let asked = old.asked.map_or(asked, |then| then.max(asked));
+        let asked = Some(old.asked.map_or(ask.at, |then| then.max(ask.at)));
+        let sent_by_then = self.sent.load(Ordering::SeqCst);
         let (first, entries) = (!old.is_read(), answer.value.len());
+        let indexes = answer.value.iter().fold(0, |sum: u64, e| sum.wrapping_add(e.modify_index.0));
         // Rights that come or go change what is shown, and no index.
-        let same = answer.index == old.index && entries == old.entries && !answer.filtered;
+        let same = (answer.index, entries, indexes) == (old.index, old.entries, old.indexes)
+            && !answer.filtered;
         if !first && same && old.suspicion.is_none() {
-            *self.lock() = Arc::new(Seen { asked: Some(asked), ..(*old).clone() });
+            *self.lock() = Arc::new(Seen { asked, sent_by_then, ..(*old).clone() });
             return true;
         }
         let mut news = answer.value;
@@ -326,11 +360,21 @@ impl<T: Digest> Tree<T> {
             (Some(_), None) => info!(tree = %self.prefix, "the tree can be trusted again"),
             _ => {}
         }
+        let begins = old.suspicion.is_none() && suspicion.is_some();
+        let doubts = old.doubts.wrapping_add(u32::from(begins));
         let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
         let value = Arc::new(value);
-        let (index, asked) = (answer.index, Some(asked));
-        let seen = Seen { value, index, asked, suspicion, trusted_len, entries };
-        *self.lock() = Arc::new(seen);
+        *self.lock() = Arc::new(Seen {
+            value,
+            index: answer.index,
+            asked,
+            sent_by_then,
+            suspicion,
+            doubts,
+            trusted_len,
+            entries,
+            indexes,
+        });
         if first {
             self.first.notify_waiters();
         }
@@ -397,3 +441,6 @@ impl Inbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,9 +10,8 @@ use tokio::time::Instant;
 
 use super::controller::{Placement, RcController};
 use super::world::{Healths, Intents, PodLabels, World};
-use crate::farm::emptiness::Suspicion;
 use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
-use crate::farm::tree::{Event, Inbox};
+use crate::farm::tree::{Event, Inbox, Seen};
 use crate::ids::{NodeName, RcId};
 use crate::schedule::ledger::Promises;
 use crate::store::key::{self, LabelKind};
@@ -38,8 +37,8 @@ fn touched(ids: impl IntoIterator<Item = RcId>) -> Event {
 }
 
 /// Whoever waits for a tree to be trusted again need not have a pod in it.
-fn trust_changed(inbox: &Inbox, old: Option<Suspicion>, new: Option<Suspicion>) {
-    if old != new {
+fn trust_changed<T>(inbox: &Inbox, old: &Seen<T>, new: &Seen<T>) {
+    if !new.is_trusted_as(old) {
         inbox.post(Event::All);
     }
 }
@@ -102,9 +101,10 @@ impl Kind for RcKind {
         let nodes = {
             let inbox = inbox.clone();
             world.nodes.clone().watch(ids(), move |old, new| {
-                if old.value.labels != new.value.labels || old.suspicion != new.suspicion {
+                if old.value.labels != new.value.labels {
                     inbox.post(Event::All);
                 }
+                trust_changed(&inbox, old, new);
             })
         };
         let records = {
@@ -139,7 +139,7 @@ impl Kind for RcKind {
                 if PodLabels::freed(&old.value, &new.value) {
                     inbox.post(touched(world.waiting()));
                 }
-                trust_changed(&inbox, old.suspicion, new.suspicion);
+                trust_changed(&inbox, old, new);
             })
         };
         let intents = {
@@ -150,7 +150,7 @@ impl Kind for RcKind {
                 if Intents::freed(&old.value, &new.value) {
                     inbox.post(touched(world.waiting()));
                 }
-                trust_changed(&inbox, old.suspicion, new.suspicion);
+                trust_changed(&inbox, old, new);
             })
         };
         let health = {
@@ -159,7 +159,7 @@ impl Kind for RcKind {
                 world.note_failures(&old.value, &new.value);
                 let places = Healths::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
-                trust_changed(&inbox, old.suspicion, new.suspicion);
+                trust_changed(&inbox, old, new);
             })
         };
         let promises = {

@@ -1,0 +1,107 @@
+//! Reads of one tree that overlap, and what the watch tells of doubts that another read had.
+
+use std::sync::atomic::AtomicBool;
+
+use tokio::time::sleep;
+
+use super::*;
+use crate::embedded::{Embedded, Fate, Outcome, Request, Settings};
+use crate::store::{Key, PutMode, Store as _};
+
+const TREE: &str = "some/";
+
+/// The names of its keys.
+#[derive(Debug, Default)]
+struct Names(BTreeSet<String>);
+
+impl Digest for Names {
+    fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
+        Names(entries.into_iter().map(|entry| entry.key).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A watched tree of a Consul whose lists a test makes slow, or hides; and what the watch told: how many names, and
+/// whether it was trusted all the time.
+struct Watched {
+    consul: Embedded,
+    tree: Arc<Tree<Names>>,
+    slow: Arc<AtomicBool>,
+    hidden: Arc<AtomicBool>,
+    told: Arc<Mutex<Vec<(usize, bool)>>>,
+}
+
+impl Watched {
+    async fn with(names: &[&str]) -> Watched {
+        let ids = IdSource::from_seed(1);
+        let consul = Embedded::new(&Settings::default(), &ids);
+        let (slow, hidden) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (slow_, hidden_) = (slow.clone(), hidden.clone());
+        let faulty = consul.with_faults(Arc::new(move |request: &Request<'_>| {
+            let after = Duration::from_secs(if slow_.load(Ordering::SeqCst) { 2 } else { 0 });
+            let outcome = match (hidden_.load(Ordering::SeqCst), request) {
+                (true, Request::List(_)) => Outcome::Short(0),
+                (true, _) => Outcome::Fail(StoreError::Forbidden { what: TREE.to_owned() }),
+                (false, _) => Outcome::Deliver,
+            };
+            Fate { after, ..Fate::of(outcome) }
+        }));
+        let tree = Tree::new(Arc::new(faulty), Prefix::parse(TREE).unwrap(), Pace::PROMPT);
+        let watched = Watched { consul, tree, slow, hidden, told: Arc::default() };
+        for name in names {
+            watched.put(name).await;
+        }
+        let told = watched.told.clone();
+        let tell = move |old: &Seen<Names>, new: &Seen<Names>| {
+            told.lock().unwrap().push((new.value.0.len(), new.is_trusted_as(old)));
+        };
+        tokio::spawn(watched.tree.clone().watch(ids, tell));
+        watched.tree.first_read().await;
+        watched
+    }
+
+    async fn put(&self, name: &str) {
+        let key = Key::parse(&format!("{TREE}{name}")).unwrap();
+        self.consul.put(&key, "".into(), 0, PutMode::Set).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_was_under_way_when_news_came_does_not_bring_the_past_back() {
+    let world = Watched::with(&["a"]).await;
+    world.slow.store(true, Ordering::SeqCst);
+    let tree = world.tree.clone();
+    let late = tokio::spawn(async move { tree.read_now().await.unwrap() });
+    sleep(Duration::from_secs(1)).await;
+    world.slow.store(false, Ordering::SeqCst);
+    world.put("b").await;
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.tree.seen().value.0.len(), 2, "the watch has seen it");
+    assert_eq!(late.await.unwrap().value.0.len(), 2, "it is read once more");
+    assert_eq!(*world.told.lock().unwrap(), [(1, true), (2, true)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_after_a_snapshot_was_restored_is_believed() {
+    let world = Watched::with(&["a"]).await;
+    let snapshot = world.consul.snapshot();
+    world.put("b").await;
+    sleep(Duration::from_millis(100)).await;
+    world.consul.restore(snapshot);
+    assert_eq!(world.tree.read_now().await.unwrap().value.0.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_doubt_that_came_and_went_between_two_looks_of_the_watch_is_told() {
+    let world = Watched::with(&["a", "b"]).await;
+    world.hidden.store(true, Ordering::SeqCst);
+    assert!(world.tree.read_now().await.unwrap().suspicion.is_some());
+    world.hidden.store(false, Ordering::SeqCst);
+    assert!(world.tree.read_now().await.unwrap().suspicion.is_none());
+    sleep(DOUBTFUL_PAUSE * 2).await;
+    let told = world.told.lock().unwrap().clone();
+    assert_eq!(told.last(), Some(&(2, false)), "somebody may have paused meanwhile: {told:?}");
+}
