@@ -488,7 +488,8 @@ fn adopt(seen: &Observed<'_>, plan: &mut Plan) {
 /// Starts the members that have a place and nothing to wait for.
 fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
     let Some(places) = &seen.group.places else { return };
-    if !plan.status.state.phase.starts_members() || waits_for_old(seen, plan) {
+    let starts = plan.status.state.phase.starts_members() && !seen.job.suspend;
+    if !starts || waits_for_old(seen, plan) {
         return;
     }
     let is_early = |at: Timestamp| at > seen.now && !active(Mutation::PausesIgnored);

@@ -347,6 +347,14 @@ fn a_suspended_job_goes_on_whenever_its_record_says_so() {
 }
 
 #[test]
+fn a_command_for_nobody_starts_no_member_of_a_suspended_job() {
+    let mut life = volcano(&[task("a", 1)], json!({"suspend": true}));
+    life.command(Action::RestartTask, Some("b"), None);
+    assert!(life.made.is_empty(), "{:?}", life.made);
+    assert_eq!(life.status.state.phase, P::Aborted);
+}
+
+#[test]
 fn the_reason_of_a_phase_comes_back_after_what_was_said_meanwhile() {
     let mut life = volcano(&[task("a", 1)], json!({}));
     life.run();
