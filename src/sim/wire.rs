@@ -99,6 +99,16 @@ impl Link {
         Arc::new(Link { process, is_newer, state, calm: tokio::sync::Notify::new() })
     }
 
+    /// How long an answer to a list takes besides, now that it is there.
+    fn listing(&self) -> Duration {
+        let mut state = self.lock();
+        let State { dice, weather, .. } = &mut *state;
+        match weather.slow_lists {
+            Duration::ZERO => Duration::ZERO,
+            longest => dice.between(Duration::ZERO, longest),
+        }
+    }
+
     /// Changes the weather.
     pub fn weather(&self, change: impl FnOnce(&mut Weather)) {
         change(&mut self.lock().weather);
@@ -175,10 +185,7 @@ impl Wire {
         let State { dice, weather, .. } = &mut *state;
         let longest = weather.latency;
         let mut travel = || dice.between(Duration::ZERO, longest);
-        let (before, mut after) = (travel(), travel());
-        if is_list && weather.slow_lists > Duration::ZERO {
-            after += dice.between(Duration::ZERO, weather.slow_lists);
-        }
+        let (before, after) = (travel(), travel());
         let is_write = kind == Kind::Write;
         let hidden = weather.hidden.as_ref().is_some_and(|prefix| {
             subject.starts_with(prefix.as_str()) || prefix.as_str().starts_with(subject)
@@ -260,7 +267,7 @@ impl Wire {
                 }
                 Drawing::Fail(error) => Err(error),
             };
-            sleep(after).await;
+            sleep(after + if is_list { link.listing() } else { Duration::ZERO }).await;
             link.while_held(|w| w.cut || w.deaf).await;
             let _ = answer.send(result);
         };

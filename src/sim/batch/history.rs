@@ -11,6 +11,8 @@ use crate::ids::{Namespaced, NodeName};
 use crate::job::manifest::Mark;
 use crate::job::spec::{JobSpec, JobUid, Slot};
 use crate::job::status::PodPhase;
+use crate::pod_group::spec::GroupId;
+use crate::pod_group::status::Phase;
 use crate::sim::reached::{Occasion, met};
 
 /// One try at one member of one job.
@@ -52,6 +54,8 @@ pub struct History {
     pub ready: BTreeMap<(Namespaced, JobUid, String), Duration>,
     /// When nodes were out of hearing, and until when.
     pub absences: BTreeMap<NodeName, Vec<(Duration, Duration)>>,
+    /// Since when groups have waited in their queues.
+    pub waiting: BTreeMap<GroupId, Duration>,
     /// Jobs that were told to end otherwise, by command or by a deadline.
     pub commanded: BTreeSet<(Namespaced, JobUid)>,
 }
@@ -76,6 +80,15 @@ impl History {
                 Seen::Intent(_, (_, Some(mark))) => {
                     board.history.made.insert(Try::from(&**mark));
                 }
+                Seen::GroupStatus(id, (_, after)) => {
+                    let waiting = &mut board.history.waiting;
+                    match after.as_ref().is_some_and(|after| after.phase == Phase::Pending) {
+                        true => drop(waiting.entry(id.clone()).or_insert(deed.write.at)),
+                        false => drop(waiting.remove(id)),
+                    }
+                }
+                // What its tasks need may be another number now.
+                Seen::Job(id, _) => drop(touched.insert(id.clone())),
                 Seen::PodStatus(place, Some(standing)) => {
                     let Some(mark) = board.realities.get(place) else { continue };
                     touched.insert(mark.job.clone());

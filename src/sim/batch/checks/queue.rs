@@ -154,10 +154,27 @@ fn order(
     for (other, priority, status) in waiting(deed, board, facts, queue) {
         let higher =
             (priority, std::cmp::Reverse(status.since)) > (mine, std::cmp::Reverse(after.since));
-        if higher {
+        if higher && !exceeds(board, id, other, queue) {
             say(18, format!("{id} went before {other}, which waits in {queue}: {}", status.reason));
         }
     }
+}
+
+/// Whether a group asks for more than its queue may use, or those above it, had `admitted` not just been admitted: then it
+/// holds up nobody.
+fn exceeds(board: &Board, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
+    let group = board.groups.get(id).and_then(|group| group.record.as_ref());
+    let Some(least) = group.map(|record| record.spec.charge(&record.spec.least())) else {
+        return false;
+    };
+    let just = board.group_statuses.get(admitted).map(|status| &status.charged);
+    chain(board, queue).iter().any(|(link, spec)| {
+        let below = |name: &QueueName| chain(board, name).iter().any(|(above, _)| above == link);
+        let mut all = used(board, below);
+        all.add(&least);
+        just.into_iter().for_each(|just| all.take(just));
+        spec.capability.exceeded_by(&all).is_some()
+    })
 }
 
 /// Groups that have waited in a queue for longer than a view is old, and may go; each with its priority.
@@ -177,6 +194,7 @@ fn waiting<'b>(
             && status.of == group.created
             && record.spec.round == status.round
             && group.since < since
+            && board.history.waiting.get(other).is_some_and(|from| *from < since)
             && board.restored_at.is_none();
         let barred = record.spec.hold.is_some()
             || status.not_before.is_some_and(|at| now.is_none_or(|now| at > now))
