@@ -441,6 +441,3 @@ impl Inbox {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -116,7 +116,8 @@ impl Plot<Act> {
         }
     }
 
-    /// While lists come late, people ask one thing after the other of every job.
+    /// While lists come late, people ask one thing after the other of every job, and jobs change hands: whoever takes one
+    /// over still sees commands that were carried out.
     fn slow_and_busy(&mut self, at: Duration, jobs: usize) {
         self.slow_lists(at);
         for job in 0..jobs {
@@ -124,6 +125,10 @@ impl Plot<Act> {
             self.at(soon + Duration::from_secs(2), Act::Command(job, action));
             let action = *self.dice.pick(&ACTIONS);
             self.at(soon + Duration::from_secs(4), Act::Command(job, action));
+        }
+        for n in [4, 6, 8] {
+            let (farm, soon) = (self.any_farm(), self.soon(at));
+            self.at(soon + Duration::from_secs(n), Trouble::KillSession(farm));
         }
     }
 

@@ -44,7 +44,7 @@ async fn explain_says_for_each_node_what_is_short() {
         json!({"cpu_milli": 2000, "memory_bytes": 0, "devices": {"gpu": 1}})
     );
     let plan = world.run(&["rc", "plan", &id]).await;
-    assert_eq!(plan.code, 2);
+    assert_eq!(plan.code, 1);
     assert!(
         plan.stdout.contains("+ n1")
             && plan.stdout.contains("Scheduled: no (InsufficientCapacity)"),

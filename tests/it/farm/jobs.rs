@@ -244,13 +244,15 @@ async fn an_intent_that_goes_just_before_a_mere_status_is_written_is_missed() {
     let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
     let farm = cluster.start("a");
     let policies = json!([{"event": "PodEvicted", "action": "RestartPod"}]);
-    let spec =
-        |retries: u32| json!({"tasks": [task("w", 2)], "policies": policies, "maxRetry": retries});
-    submit(&cluster, "default/j", spec(3)).await;
+    let spec = |ttl: u32| {
+        let tasks = json!([task("w", 2)]);
+        json!({"tasks": tasks, "policies": policies, "ttlSecondsAfterFinished": ttl})
+    };
+    submit(&cluster, "default/j", spec(600)).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
     tokio::time::sleep(30 * SECOND).await;
     cluster.delete(&keys(&cluster, "intent/").await.remove(0)).await;
-    submit(&cluster, "default/j", spec(4)).await;
+    submit(&cluster, "default/j", spec(601)).await;
     within(60 * SECOND, "it runs again", || async {
         status(&cluster, "default/j").await.members.running == 2
             && nodes.starts().values().sum::<usize>() == 3

@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 mod faults;
 mod jobs;
 mod nodes;
+mod overlaps;
 mod ownership;
 mod queues;
 mod rest;

@@ -1,12 +1,18 @@
-//! Reads of one tree that overlap, and what the watch tells of doubts that another read had.
+//! Reads of one tree that overlap, and what its watch tells of doubts that another read had.
 
-use std::sync::atomic::AtomicBool;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use rcfarm::embedded::{Embedded, Fate, Outcome, Request, Settings};
+use rcfarm::farm::tree::{Digest, Seen, Tree};
+use rcfarm::store::watch::Pace;
+use rcfarm::store::{Entry, Key, Prefix, PutMode, Store as _, StoreError};
+use rcfarm::time::IdSource;
 use tokio::time::sleep;
 
-use super::*;
-use crate::embedded::{Embedded, Fate, Outcome, Request, Settings};
-use crate::store::{Key, PutMode, Store as _};
+use super::SECOND;
 
 const TREE: &str = "some/";
 
@@ -75,7 +81,7 @@ async fn a_read_that_was_under_way_when_news_came_does_not_bring_the_past_back()
     world.slow.store(true, Ordering::SeqCst);
     let tree = world.tree.clone();
     let late = tokio::spawn(async move { tree.read_now().await.unwrap() });
-    sleep(Duration::from_secs(1)).await;
+    sleep(SECOND).await;
     world.slow.store(false, Ordering::SeqCst);
     world.put("b").await;
     sleep(Duration::from_millis(100)).await;
@@ -101,7 +107,7 @@ async fn a_doubt_that_came_and_went_between_two_looks_of_the_watch_is_told() {
     assert!(world.tree.read_now().await.unwrap().suspicion.is_some());
     world.hidden.store(false, Ordering::SeqCst);
     assert!(world.tree.read_now().await.unwrap().suspicion.is_none());
-    sleep(DOUBTFUL_PAUSE * 2).await;
+    sleep(5 * SECOND).await;
     let told = world.told.lock().unwrap().clone();
     assert_eq!(told.last(), Some(&(2, false)), "somebody may have paused meanwhile: {told:?}");
 }
