@@ -237,30 +237,6 @@ async fn commands_are_carried_out_once_and_a_stopped_job_goes_on() {
     farm.stop().await;
 }
 
-/// No tree of pods ever reaches the index of that status.
-#[tokio::test(start_paused = true)]
-async fn an_intent_that_goes_just_before_a_mere_status_is_written_is_missed() {
-    let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
-    let farm = cluster.start("a");
-    let policies = json!([{"event": "PodEvicted", "action": "RestartPod"}]);
-    let spec = |ttl: u32| {
-        let tasks = json!([task("w", 2)]);
-        json!({"tasks": tasks, "policies": policies, "ttlSecondsAfterFinished": ttl})
-    };
-    submit(&cluster, "default/j", spec(600)).await;
-    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
-    tokio::time::sleep(30 * SECOND).await;
-    cluster.delete(&keys(&cluster, "intent/").await.remove(0)).await;
-    submit(&cluster, "default/j", spec(601)).await;
-    within(60 * SECOND, "it runs again", || async {
-        status(&cluster, "default/j").await.members.running == 2
-            && nodes.starts().values().sum::<usize>() == 3
-    })
-    .await;
-    farm.stop().await;
-}
-
 /// A command that was consumed is not planned again while the tree still shows it.
 #[tokio::test(start_paused = true)]
 async fn each_command_costs_one_transaction() {
