@@ -64,9 +64,12 @@ fn hideable() -> Vec<Prefix> {
     ]
 }
 
-/// The jobs of a world, each by its kind and its number, and the script, in order of time.
+/// A job by its kind and its number.
+type Sort = (usize, usize);
+
+/// The jobs of a world, and the script, in order of time.
 #[must_use]
-pub fn script(dice: &mut Dice, farms: usize) -> (Vec<(usize, usize)>, Vec<(Duration, Act)>) {
+pub fn script(dice: &mut Dice, farms: usize) -> (Vec<Sort>, Vec<(Duration, Act)>) {
     let mut plot = Plot::new(dice.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
     let jobs = 2 + plot.dice.below(4);
     let mut kinds: Vec<_> = (0..jobs).map(|n| (plot.dice.below(KINDS.len()), n)).collect();
@@ -91,7 +94,7 @@ const ACTIONS: [Action; 7] = Action::OF_JOBS;
 
 impl Plot<Act> {
     /// A gang waits for machines for long, at the head of a strict queue, and what would fit comes behind it.
-    fn strait(&mut self, kinds: &mut [(usize, usize)]) {
+    fn strait(&mut self, kinds: &mut [Sort]) {
         let kind = |name: &str| KINDS.iter().position(|kind| *kind == name).unwrap_or(0);
         for (n, job) in kinds.iter_mut().enumerate() {
             *job = if n == 0 { (kind("gang"), 6) } else { (kind("one"), 9 * n) };
