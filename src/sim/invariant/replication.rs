@@ -282,8 +282,7 @@ fn order(
             let well = |worth: &Worth| matches!(worth, Worth::Well(..));
             let passed_over = may_pass_over && well(&of_stays) && !well(&of_gone)
                 || may_pass_over && of_stays == Worth::OnUnfitNode;
-            let alike = of_gone == of_stays;
-            if of_stays < of_gone && !alike && !passed_over {
+            if of_stays < of_gone && !passed_over {
                 let (id, gone, stays) = (spec.id, &gone.node, &stays.node);
                 say(11, format!("{id} left {gone} ({of_gone:?}) before {stays} ({of_stays:?})"));
             }
