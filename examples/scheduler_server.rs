@@ -20,7 +20,7 @@ use rcfarm::ids::NodeName;
 use rcfarm::labels::{Labels, Selector};
 use rcfarm::manifest::Resources;
 use rcfarm::schedule::NodeLabels;
-use rcfarm::schedule::capacity::{Decision, Fleet, Gang, Room, place};
+use rcfarm::schedule::capacity::{Decision, Fleet, Gang, NodeCapacity, place};
 use serde::{Deserialize, Serialize};
 
 /// One machine in the file.
@@ -155,7 +155,9 @@ async fn place_gang(
             fleet.unfit.insert(node.clone());
         }
         labels.nodes.insert(node.clone(), machine.labels);
-        fleet.rooms.insert(node, Room { capacity: machine.capacity, ..Room::default() });
+        fleet
+            .rooms
+            .insert(node, NodeCapacity { capacity: machine.capacity, ..NodeCapacity::default() });
     }
     fleet.labels = Arc::new(labels);
     Ok(Json(place(&gang, &fleet)))

@@ -17,7 +17,7 @@ use std::time::Instant;
 use clap::Parser;
 use rcfarm::sim::mutation::catch_all;
 use rcfarm::sim::reached::Tally;
-use rcfarm::sim::{Options, Report, Scenario, run};
+use rcfarm::sim::{Options, Scenario, SimReport, run};
 
 /// Simulated worlds.
 #[derive(Parser)]
@@ -67,7 +67,7 @@ fn word(scenario: Scenario) -> &'static str {
     }
 }
 
-fn show(scenario: Scenario, report: &Report) {
+fn show(scenario: Scenario, report: &SimReport) {
     let Some(violation) = &report.violation else { return };
     for line in &report.last {
         println!("{line}");

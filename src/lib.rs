@@ -15,7 +15,7 @@
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |
-//! | [`probe`], `sim` | the simulated world, and where it reaches into the program |
+//! | [`failpoints`], `sim` | the simulated world, and where it reaches into the program |
 //! | [`http`] | health, readiness, metrics and status of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
 //!
@@ -33,6 +33,7 @@ pub mod cli;
 pub mod command;
 pub mod consul;
 pub mod embedded;
+pub mod failpoints;
 pub mod farm;
 pub mod http;
 pub mod ids;
@@ -42,7 +43,6 @@ pub mod manifest;
 pub mod node;
 pub mod ordering;
 pub mod pod_group;
-pub mod probe;
 pub mod queue;
 pub mod rc;
 pub mod schedule;

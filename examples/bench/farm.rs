@@ -10,10 +10,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use rcfarm::consul::{Consul, NOISY_TARGETS};
 use rcfarm::farm::kinds::by_labels;
-use rcfarm::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use rcfarm::farm::{Env, Farm, FarmSettings, SessionSettings};
 use rcfarm::labels::Selector;
 use rcfarm::schedule::NoDiscovery;
-use rcfarm::store::Limits;
+use rcfarm::store::TxnLimits;
 use rcfarm::telemetry::{self, LogFormat};
 use rcfarm::time::{IdSource, SystemClock};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -42,11 +42,11 @@ pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
         name: name.parse()?,
         selector: Selector::everything(),
         session: SessionSettings::default(),
-        limits: Limits::default(),
+        limits: TxnLimits::default(),
         node_grace: rcfarm::farm::NODE_GRACE,
     };
     let ids = Arc::new(IdSource::from_entropy());
-    let ground = Ground { store, clock: Arc::new(SystemClock), ids };
+    let ground = Env { store, clock: Arc::new(SystemClock), ids };
     let farm = Farm::of_all_kinds(settings, ground, by_labels(), Arc::new(NoDiscovery));
     Ok(farm.run(shutdown).await?)
 }

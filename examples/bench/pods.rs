@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rcfarm::consul::Consul;
 use rcfarm::ids::{NodeName, PodId};
-use rcfarm::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
+use rcfarm::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm::store::watch::TreeWatch;
 use rcfarm::store::{Entry, Op, Reader, key};
 use rcfarm::time::{Clock as _, SystemClock};
@@ -141,7 +141,7 @@ fn failures(real: &mut BTreeMap<Place, Real>) -> Vec<Op> {
 
 /// What an agent says of a pod, in one go.
 fn told((node, pod): &Place, manifest: &Bytes, exit_code: Option<i32>) -> [Op; 2] {
-    let phase = if exit_code.is_some() { Phase::Ended } else { Phase::Running };
+    let phase = if exit_code.is_some() { NodePodPhase::Ended } else { NodePodPhase::Running };
     let time = SystemClock.wall();
     let last_exit = exit_code.map(|exit_code| LastExit { time, exit_code, exit_status: 0 });
     let process = ProcessStatus {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use rcfarm::farm::{Ground, NODE_GRACE};
+use rcfarm::farm::{Env, NODE_GRACE};
 use rcfarm::ids::{NodeName, PodId};
 use rcfarm::manifest::Resources;
 use rcfarm::node::Health;
 use rcfarm::node::agent::{Agent, AgentSettings, AtShutdown, session_settings};
-use rcfarm::node::status::Phase;
-use rcfarm::store::{DeleteMode, Index, Limits, Op, Query, Reader as _, Store as _, key};
+use rcfarm::node::status::NodePodPhase;
+use rcfarm::store::{DeleteMode, Index, Op, Query, Reader as _, Store as _, TxnLimits, key};
 use rcfarm::time::{Clock as _, IdSource, SystemClock, Timestamp};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -83,7 +83,7 @@ fn since(then: Timestamp, now: Timestamp) -> Duration {
 async fn until_running(lab: &Lab, count: usize) -> anyhow::Result<()> {
     until("the pods", || async {
         let pods = lab.pods().await?;
-        Ok(pods.values().filter(|pod| pod.phase == Phase::Running).count() == count)
+        Ok(pods.values().filter(|pod| pod.phase == NodePodPhase::Running).count() == count)
     })
     .await
 }
@@ -239,10 +239,10 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             env: BTreeMap::new(),
             data_dir: dir.path().join(name.as_str()),
             session: session_settings(),
-            limits: Limits::default(),
+            limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
         };
-        let ground = Ground {
+        let ground = Env {
             store: lab.store.clone(),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),
@@ -365,7 +365,9 @@ async fn kill(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         replaced.push(begun.elapsed());
         until("another process", || async {
             let pods = lab.pods().await?;
-            Ok(pods.iter().any(|((p, n), s)| *p == pod && *n != on && s.phase == Phase::Running))
+            Ok(pods
+                .iter()
+                .any(|((p, n), s)| *p == pod && *n != on && s.phase == NodePodPhase::Running))
         })
         .await?;
         running.push(begun.elapsed());

@@ -2,14 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::job::form;
-use rcfarm::job::operator::{self, Cluster, Peer};
+use rcfarm::job::document;
+use rcfarm::job::operator::{self, Cluster, ClusterPeer};
 use rcfarm::job::spec::Slot;
 
 fuzz_target!(|text: &str| {
-    let Ok(document) = form::from_yaml(text) else { return };
-    let Ok(id) = form::name(&document) else { return };
-    let read = match form::read(&id, &document) {
+    let Ok(document) = document::from_yaml(text) else { return };
+    let Ok(id) = document::name(&document) else { return };
+    let read = match document::read(&id, &document) {
         Ok(read) => read,
         Err(problems) => {
             assert!(!problems.is_empty(), "refused without a word");
@@ -18,15 +18,15 @@ fuzz_target!(|text: &str| {
         }
     };
     let text = document.to_string();
-    let (stored, again) = form::decode(&id, text.as_bytes()).expect("its own text");
+    let (stored, again) = document::decode(&id, text.as_bytes()).expect("its own text");
     // A fraction may differ in its last digit when JSON is read back.
     let is_fraction = |pair: &[u8]| pair[0].is_ascii_digit() && matches!(pair[1], b'.' | b'e');
     if !text.as_bytes().windows(2).any(is_fraction) {
         assert_eq!(again, read, "what is stored means what was applied");
     }
-    let _ = (form::shape(&document), form::shape(&stored));
+    let _ = (document::shape(&document), document::shape(&stored));
     let job = &read.spec;
-    let peer = |slot: &Slot| Peer { host: slot.to_string(), offset: 1 };
+    let peer = |slot: &Slot| ClusterPeer { host: slot.to_string(), offset: 1 };
     let cluster = Cluster { id: &id, job, peer: &peer };
     for task in job.tasks.iter().filter(|_| job.replicas() <= 100) {
         for slot in (0..task.replicas).map(|index| Slot::new(&task.name, index)) {

@@ -6,16 +6,16 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::console::Console;
-use super::failure::{Exit, failure};
+use super::context::CommandContext;
+use super::failure::{CliExit, failure};
 use super::output::{duration, or_dash, table};
-use super::rc::{find, observe, promises};
+use super::rc::{allocations, find, snapshot};
 use crate::audit::{
     Actual, AuditRecord, Details, Difference, Logged, compare, fold, op, prune_plan,
 };
 use crate::ids::{NodeName, RcId};
 use crate::rc::spec::RcRecord;
-use crate::schedule::capacity::Leak;
+use crate::schedule::capacity::OrphanedAllocation;
 use crate::store::key::{self, LabelKind};
 use crate::store::watch::LONGEST_WAIT;
 use crate::store::{Entry, Index, Op, Query, TxnOutcome};
@@ -26,7 +26,7 @@ use crate::time::{Timestamp, backoff};
 pub enum AuditCommand {
     /// Print records, oldest first
     #[command(visible_alias = "ls")]
-    List(ListArgs),
+    List(AuditListArgs),
     /// Fold the log and compare it with the state; exit code 2 when they differ
     Verify,
     /// Delete old records, keeping what the rest stands for
@@ -35,7 +35,7 @@ pub enum AuditCommand {
 
 /// Which records.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct AuditListArgs {
     /// Only records of the last TIME, as in 1h
     #[arg(long, value_name = "TIME", value_parser = duration)]
     since: Option<Duration>,
@@ -61,7 +61,10 @@ pub struct PruneArgs {
 /// How far the clocks of writers may be off when records are chosen by the time in their keys.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(console: &Console, command: AuditCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    console: &CommandContext,
+    command: AuditCommand,
+) -> anyhow::Result<CliExit> {
     match command {
         AuditCommand::List(args) => list(console, &args).await,
         AuditCommand::Verify => verify(console).await,
@@ -84,7 +87,7 @@ impl Filter {
     }
 }
 
-async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+async fn list(console: &CommandContext, args: &AuditListArgs) -> anyhow::Result<CliExit> {
     let since = match args.since {
         Some(since) => Some(console.now().checked_sub(since)?),
         None => None,
@@ -102,7 +105,7 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
             }
             table(&["TIME", "EVENT", "CONTROLLER", "POD", "BY", "WHAT"], log.iter().map(columns))
         })?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     for logged in &log {
         print(console, logged)?;
@@ -111,7 +114,7 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
 }
 
 /// The controller to look for. One that is gone is named by its whole id.
-async fn controller(console: &Console, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
+async fn controller(console: &CommandContext, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
     Ok(match rc {
         None => None,
         Some(rc) => Some(match rc.parse() {
@@ -136,7 +139,7 @@ fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
 
 /// Reads records by their keys, in the order of their commits. What is no record is named and left out.
 async fn read<'k>(
-    console: &Console,
+    console: &CommandContext,
     keys: impl Iterator<Item = &'k str>,
 ) -> anyhow::Result<Vec<Logged>> {
     let ids = keys.filter_map(|key| key::audit_logs().tail(key)?.parse().ok());
@@ -144,7 +147,7 @@ async fn read<'k>(
     Ok(logged(console, entries.values()))
 }
 
-fn logged<'e>(console: &Console, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
+fn logged<'e>(console: &CommandContext, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
     let mut log: Vec<Logged> = entries
         .filter_map(|entry| {
             let id = key::audit_logs().tail(&entry.key)?.parse().ok();
@@ -167,11 +170,11 @@ fn logged<'e>(console: &Console, entries: impl Iterator<Item = &'e Entry>) -> Ve
 
 /// Prints what is new, for ever.
 async fn follow(
-    console: &Console,
+    console: &CommandContext,
     filter: &Filter,
     mut known: Vec<String>,
     mut index: Index,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<CliExit> {
     let mut failures = 0;
     loop {
         let query =
@@ -200,7 +203,7 @@ async fn follow(
     }
 }
 
-fn print(console: &Console, logged: &Logged) -> anyhow::Result<()> {
+fn print(console: &CommandContext, logged: &Logged) -> anyhow::Result<()> {
     console.out.show_next(&value(logged), || columns(logged).join("  "))
 }
 
@@ -319,10 +322,10 @@ fn what(record: &AuditRecord) -> String {
     }
 }
 
-async fn verify(console: &Console) -> anyhow::Result<Exit> {
+async fn verify(console: &CommandContext) -> anyhow::Result<CliExit> {
     // At one moment: read one after the other they would differ while a farm works.
-    let trees = [key::audit_logs(), key::rcs()].into_iter().chain(promises::trees());
-    let entries = promises::snapshot(console, trees).await?;
+    let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
+    let entries = allocations::snapshot(console, trees).await?;
     let under = |prefix: &crate::store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
         entries.cloned().collect::<Vec<Entry>>()
@@ -334,8 +337,8 @@ async fn verify(console: &Console) -> anyhow::Result<Exit> {
     let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
-    let leaks = promises::promises_of(&entries).leaks;
-    let leaked = |leak: &Leak| json!({"node": leak.node, "pod_id": leak.pod, "replication_controller_id": leak.owner});
+    let leaks = allocations::promises_of(&entries).leaks;
+    let leaked = |leak: &OrphanedAllocation| json!({"node": leak.node, "pod_id": leak.pod, "replication_controller_id": leak.owner});
     let shown = json!({
         "records": log.len(),
         "leaked_promises": leaks.iter().map(leaked).collect::<Vec<_>>(),
@@ -354,7 +357,7 @@ async fn verify(console: &Console) -> anyhow::Result<Exit> {
         for leak in &leaks {
             text.push_str(&format!(
                 "leak: {}: rcfarm rc orphans --remove\n",
-                promises::words(leak)
+                allocations::words(leak)
             ));
         }
         if !unknown.is_empty() {
@@ -368,7 +371,7 @@ async fn verify(console: &Console) -> anyhow::Result<Exit> {
         ));
         text
     })?;
-    Ok(if is_clean { Exit::Ok } else { Exit::Found })
+    Ok(if is_clean { CliExit::Ok } else { CliExit::Found })
 }
 
 /// What the records and the pods' labels say.
@@ -379,7 +382,7 @@ fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
         let desired = RcRecord::decode(&entry.value).ok().map(|record| record.replicas_desired);
         actual.entry(id).or_default().desired = desired;
     }
-    for (place, pod) in observe::places(pods) {
+    for (place, pod) in snapshot::places(pods) {
         if let Some(rc) = pod.rc {
             actual.entry(rc).or_default().nodes.insert(place.node);
         }
@@ -387,7 +390,7 @@ fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
     actual
 }
 
-async fn prune(console: &Console, args: &PruneArgs) -> anyhow::Result<Exit> {
+async fn prune(console: &CommandContext, args: &PruneArgs) -> anyhow::Result<CliExit> {
     let entries = console.store.list(&key::audit_logs(), Query::CONSISTENT).await?.value;
     let log = logged(console, entries.iter());
     let now = console.now();
@@ -416,11 +419,11 @@ async fn prune(console: &Console, args: &PruneArgs) -> anyhow::Result<Exit> {
         let would = if args.dry_run { "would delete" } else { "deleted" };
         format!("{would} {deleted} records, kept {kept}")
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// A part of a checkpoint must be there before anything is deleted.
-async fn write_checkpoint(console: &Console, record: &AuditRecord) -> anyhow::Result<()> {
+async fn write_checkpoint(console: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
     let id = console.ids.ordered_uuid(record.timestamp);
     match console.store.txn(&[op(id, record)]).await? {
         TxnOutcome::Committed { .. } => Ok(()),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::output::{Format, Output};
 use crate::consul::{Consul, ConsulConfig};
-use crate::store::{Prefix, Rooted, Store};
+use crate::store::{Prefix, Prefixed, Store};
 
 const CONSUL: &str = "Consul";
 const OUTPUT: &str = "Output";
@@ -168,7 +168,7 @@ impl Global {
     pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String)> {
         let (consul, root) = self.consul()?;
         let address = consul.address().to_owned();
-        Ok((Rooted::new(Arc::new(consul), root), address))
+        Ok((Prefixed::new(Arc::new(consul), root), address))
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::console::Console;
-use super::failure::{Exit, failure};
+use super::context::CommandContext;
+use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, ground, stop_on_signal};
 use super::node_run::own_driver;
 use super::output::Output;
@@ -30,9 +30,9 @@ use crate::labels::{Labels, Selector, encode_labels};
 use crate::manifest::{Manifest, Resources};
 use crate::node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
 use crate::node::simulated;
-use crate::rc::spec::{POD_ID, RcRecord, Strategy, check_count};
+use crate::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
 use crate::schedule::NoDiscovery;
-use crate::store::{Limits, PutMode, Store, key};
+use crate::store::{PutMode, Store, TxnLimits, key};
 use crate::time::SystemClock;
 
 /// Where Consul would be.
@@ -118,7 +118,7 @@ pub(super) async fn run(
     args: DevArgs,
     address: Option<String>,
     out: Output,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<CliExit> {
     let described = args.apply.as_deref().map(Described::read).transpose()?.unwrap_or_default();
     args.log.init()?;
     let address = address.as_deref().unwrap_or(DEFAULT_ADDRESS);
@@ -141,7 +141,7 @@ pub(super) async fn run(
     let pretends: simulated::Pretends = |node| node.as_str().starts_with(SIMULATED);
     let clock = Arc::new(SystemClock);
     tokio::spawn(simulated::run(shared.clone(), clock, pretends, shutdown.clone()));
-    let console = Console::new(shared.clone(), out);
+    let console = CommandContext::new(shared.clone(), out);
     let created = make_controllers(&console, &described).await?;
     let farm = Farm::of_all_kinds(settings(), ground(shared), by_labels(), Arc::new(NoDiscovery));
     print_welcome(&bound, &machines, args.simulated, &created);
@@ -153,7 +153,7 @@ pub(super) async fn run(
             warn!(node = %machine.name, %why, "the node has ended");
         }
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn settings() -> FarmSettings {
@@ -161,7 +161,7 @@ fn settings() -> FarmSettings {
         name: "dev".parse().expect("a legal name"),
         selector: Selector::everything(),
         session: SessionSettings::default(),
-        limits: Limits::default(),
+        limits: TxnLimits::default(),
         node_grace: crate::farm::NODE_GRACE,
     }
 }
@@ -247,7 +247,7 @@ async fn start_agents(
             env: environment(machine)?,
             data_dir: machine.data_dir.clone(),
             session: agent::session_settings(),
-            limits: Limits::default(),
+            limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,
         };
         let agent = Agent::new(settings, ground(store.clone()), Arc::new(own_driver()?));
@@ -278,7 +278,7 @@ async fn simulate(store: &dyn Store, count: u16) -> anyhow::Result<()> {
 }
 
 async fn make_controllers(
-    console: &Console,
+    console: &CommandContext,
     described: &Described,
 ) -> anyhow::Result<Vec<(RcId, String, i64)>> {
     let mut created = Vec::new();
@@ -288,8 +288,8 @@ async fn make_controllers(
         rc.node_selector.parse::<Selector>().with_context(|| format!("{at}.node_selector"))?;
         check_count(rc.replicas).with_context(|| format!("{at}.replicas"))?;
         let strategy = match rc.strategy.as_deref() {
-            None | Some("static") => Strategy::Static,
-            Some("dynamic") => Strategy::Dynamic,
+            None | Some("static") => RcStrategy::Static,
+            Some("dynamic") => RcStrategy::Dynamic,
             Some(other) => anyhow::bail!("{at}.strategy: {other:?} is neither static nor dynamic"),
         };
         let id = RcId(console.ids.uuid());

@@ -8,7 +8,7 @@ use crate::store::StoreError;
 
 /// How a command ended. The codes are part of the interface: `--help` and `docs/cli.md` list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub enum CliExit {
     /// It did what was asked; `plan`, `rc plan` and `audit verify` found nothing; `job wait` saw what it waited for.
     Ok,
     /// It failed; the arguments being wrong is a failure, too.
@@ -21,11 +21,11 @@ pub enum Exit {
     Found,
 }
 
-impl Exit {
+impl CliExit {
     /// How a command ended that says with its code what would change.
     #[must_use]
-    pub fn of_plan(self) -> Exit {
-        if self == Exit::Error { Exit::PlanFailed } else { self }
+    pub fn of_plan(self) -> CliExit {
+        if self == CliExit::Error { CliExit::PlanFailed } else { self }
     }
 }
 
@@ -38,12 +38,12 @@ Exit codes:
   2  `audit verify` found differences, or the job that `job wait` waited for has ended otherwise.
      Of `plan` and `rc plan`: failed, or the arguments are wrong";
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<CliExit> for ExitCode {
+    fn from(exit: CliExit) -> ExitCode {
         ExitCode::from(match exit {
-            Exit::Ok => 0,
-            Exit::Error | Exit::Changes => 1,
-            Exit::PlanFailed | Exit::Found => 2,
+            CliExit::Ok => 0,
+            CliExit::Error | CliExit::Changes => 1,
+            CliExit::PlanFailed | CliExit::Found => 2,
         })
     }
 }
@@ -68,17 +68,17 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Prints an error and, where one is known, its remedy. A reader that has gone away (`rcfarm … | head`) is none.
-pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: bool) -> Exit {
+pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: bool) -> CliExit {
     if error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     }) {
-        return Exit::Ok;
+        return CliExit::Ok;
     }
     say("error", "31", &format!("{error:#}"), is_coloured);
     if let Some(hint) = hint(error, address) {
         say("hint", "36", &hint, is_coloured);
     }
-    Exit::Error
+    CliExit::Error
 }
 
 /// A line on stderr: `<word>: <text>`.

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::console::Console;
-use super::failure::{Exit, failure};
+use super::context::CommandContext;
+use super::failure::{CliExit, failure};
 use super::output::{age, table};
-use crate::farm::records::Presence;
+use crate::farm::records::FarmPresence;
 use crate::ids::FarmName;
 use crate::store::{PutMode, Query, key};
 
@@ -31,17 +31,17 @@ pub struct ConfirmArgs {
 struct Row {
     name: FarmName,
     #[serde(flatten)]
-    presence: Presence,
+    presence: FarmPresence,
 }
 
-pub(super) async fn run(console: &Console, command: FarmCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, command: FarmCommand) -> anyhow::Result<CliExit> {
     match command {
         FarmCommand::List => list(console).await,
         FarmCommand::Confirm(args) => confirm(console, &args.name).await,
     }
 }
 
-async fn live(console: &Console) -> anyhow::Result<Vec<Row>> {
+async fn live(console: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let entries = console.store.list(&key::farms(), Query::PLAIN).await?.value;
     let row = |entry: &crate::store::Entry| {
         entry.session.as_ref()?;
@@ -51,7 +51,7 @@ async fn live(console: &Console) -> anyhow::Result<Vec<Row>> {
     Ok(entries.iter().filter_map(row).collect())
 }
 
-async fn list(console: &Console) -> anyhow::Result<Exit> {
+async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
     let farms = live(console).await?;
     console.out.show(&farms, || {
         if farms.is_empty() {
@@ -98,10 +98,10 @@ async fn list(console: &Console) -> anyhow::Result<Exit> {
             .out
             .note("if the trees are meant to be as small as they are: rcfarm farm confirm FARM");
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn confirm(console: &Console, name: &FarmName) -> anyhow::Result<Exit> {
+async fn confirm(console: &CommandContext, name: &FarmName) -> anyhow::Result<CliExit> {
     let farms = live(console).await?;
     if !farms.iter().any(|farm| farm.name == *name) {
         return Err(failure(
@@ -114,5 +114,5 @@ async fn confirm(console: &Console, name: &FarmName) -> anyhow::Result<Exit> {
     console.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
     let shown = serde_json::json!({"name": name, "confirmed": true});
     console.out.show(&shown, || format!("{name}: told"))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -8,22 +8,22 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::failure::{Exit, failure};
+use super::failure::{CliExit, failure};
 use super::output::duration;
 use crate::consul::{Consul, NOISY_TARGETS};
 use crate::farm::kinds::{MakeScheduler, by_labels};
-use crate::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use crate::farm::{Env, Farm, FarmSettings, SessionSettings};
 use crate::http::{self, Shown};
 use crate::ids::FarmName;
 use crate::labels::Selector;
 use crate::schedule::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler};
-use crate::store::{Limits, Prefix, Rooted, Store};
+use crate::store::{Prefix, Prefixed, Store, TxnLimits};
 use crate::telemetry::{self, LogFormat};
 use crate::time::{IdSource, SystemClock};
 
 /// How the farm runs.
 #[derive(clap::Args)]
-pub struct RunArgs {
+pub struct FarmRunArgs {
     /// Its name, unique among the farms of a tree [default: this machine's name]
     #[arg(long)]
     name: Option<FarmName>,
@@ -86,12 +86,16 @@ pub enum DiscoveryArg {
 }
 
 /// Runs until SIGTERM or SIGINT.
-pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    args: FarmRunArgs,
+    consul: Consul,
+    root: Prefix,
+) -> anyhow::Result<CliExit> {
     args.log.init()?;
     let settings = args.settings()?;
     let scheduler = args.scheduler()?;
     let consul = Arc::new(consul);
-    let store = Rooted::new(consul.clone(), root);
+    let store = Prefixed::new(consul.clone(), root);
     let discovery: Arc<dyn Discovery> = match args.service_discovery {
         DiscoveryArg::None => Arc::new(NoDiscovery),
         DiscoveryArg::Catalog => Arc::new(CatalogDiscovery::new(store.clone())),
@@ -112,12 +116,12 @@ pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::
     }
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown).await?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// The machine's own clock and randomness under a store.
-pub(super) fn ground(store: Arc<dyn Store>) -> Ground {
-    Ground { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
+pub(super) fn ground(store: Arc<dyn Store>) -> Env {
+    Env { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
 }
 
 /// What `--session-ttl` and `--check-ttl` ask for, if Consul and the daemon can serve it; a check of zero is none.
@@ -143,7 +147,7 @@ pub(super) fn session_settings(
     Ok(SessionSettings { check_ttl, session_ttl })
 }
 
-impl RunArgs {
+impl FarmRunArgs {
     fn settings(&self) -> anyhow::Result<FarmSettings> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -155,7 +159,7 @@ impl RunArgs {
             name,
             selector: self.selector.clone(),
             session,
-            limits: Limits { ops: usize::from(self.max_txn_ops), ..Limits::default() },
+            limits: TxnLimits { ops: usize::from(self.max_txn_ops), ..TxnLimits::default() },
             node_grace: self.node_grace,
         })
     }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::console::{Committed, Console};
-use super::failure::{Exit, failure};
+use super::context::{CommandContext, Committed};
+use super::failure::{CliExit, failure};
 use super::output::table;
 use super::rc::find;
 use crate::audit::{Details, LabelsChange};
@@ -22,12 +22,12 @@ pub enum LabelCommand {
     Set(SetArgs),
     /// Remove labels of one thing, or of all that match a selector
     #[command(visible_alias = "rm")]
-    Remove(RemoveArgs),
+    Remove(LabelRemoveArgs),
     /// Show the labels of one thing
-    Get(GetArgs),
+    Get(LabelGetArgs),
     /// List things with their labels
     #[command(visible_alias = "ls")]
-    List(ListArgs),
+    List(LabelListArgs),
 }
 
 /// Of what: `<KIND> <ID>` or `<KIND> --selector <SELECTOR>`, then the labels.
@@ -46,7 +46,7 @@ pub struct SetArgs {
 
 /// Of what, and which.
 #[derive(clap::Args)]
-pub struct RemoveArgs {
+pub struct LabelRemoveArgs {
     /// node, pod, replication_controller (rc) or rolls
     #[arg(value_enum)]
     kind: LabelKind,
@@ -60,7 +60,7 @@ pub struct RemoveArgs {
 
 /// Of what.
 #[derive(clap::Args)]
-pub struct GetArgs {
+pub struct LabelGetArgs {
     /// node, pod, replication_controller (rc) or rolls
     #[arg(value_enum)]
     kind: LabelKind,
@@ -70,7 +70,7 @@ pub struct GetArgs {
 
 /// Of what.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct LabelListArgs {
     /// node, pod, replication_controller (rc) or rolls
     #[arg(value_enum)]
     kind: LabelKind,
@@ -88,7 +88,10 @@ enum Edit {
 /// How often a change is tried again because somebody else changed the labels meanwhile.
 const ATTEMPTS: usize = 5;
 
-pub(super) async fn run(console: &Console, command: LabelCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    console: &CommandContext,
+    command: LabelCommand,
+) -> anyhow::Result<CliExit> {
     match command {
         LabelCommand::Set(args) => {
             let (id, pairs) = subject(args.words, args.selector.is_some())?;
@@ -137,12 +140,12 @@ pub(super) fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 async fn edit(
-    console: &Console,
+    console: &CommandContext,
     kind: LabelKind,
     id: Option<String>,
     selector: Option<&Selector>,
     edit: &Edit,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<CliExit> {
     check_reserved(kind, edit)?;
     let targets = match (id, selector) {
         (Some(id), _) => vec![target(console, kind, &id).await?],
@@ -185,7 +188,7 @@ struct Target {
 }
 
 /// What a person means by `text`; a controller and a pod must exist.
-async fn target(console: &Console, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
+async fn target(console: &CommandContext, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
     match kind {
         LabelKind::ReplicationController => {
             let id = find::find(console, text).await?.id;
@@ -240,7 +243,7 @@ fn parse_id(kind: LabelKind, text: &str) -> anyhow::Result<Target> {
 
 /// Changes one set of labels, guarded by its index, and gives it as it is then.
 async fn change(
-    console: &Console,
+    console: &CommandContext,
     kind: LabelKind,
     target: &Target,
     edit: &Edit,
@@ -299,7 +302,10 @@ fn decode(entry: &Entry) -> anyhow::Result<Labels> {
 }
 
 /// Everything of a kind that has readable labels.
-async fn labelled(console: &Console, kind: LabelKind) -> anyhow::Result<Vec<(String, Labels)>> {
+async fn labelled(
+    console: &CommandContext,
+    kind: LabelKind,
+) -> anyhow::Result<Vec<(String, Labels)>> {
     let prefix = key::labels(kind);
     let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
     let mut labelled = Vec::new();
@@ -313,7 +319,7 @@ async fn labelled(console: &Console, kind: LabelKind) -> anyhow::Result<Vec<(Str
     Ok(labelled)
 }
 
-async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+async fn get(console: &CommandContext, args: &LabelGetArgs) -> anyhow::Result<CliExit> {
     let target = match args.kind {
         LabelKind::ReplicationController => target(console, args.kind, &args.id).await?,
         _ => parse_id(args.kind, &args.id)?,
@@ -328,10 +334,10 @@ async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
     console
         .out
         .show(&labels, || labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect())?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+async fn list(console: &CommandContext, args: &LabelListArgs) -> anyhow::Result<CliExit> {
     let mut rows = labelled(console, args.kind).await?;
     if let Some(selector) = &args.selector {
         rows.retain(|(_, labels)| selector.matches(labels));
@@ -339,7 +345,11 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
     show(console, args.kind, &rows)
 }
 
-fn show(console: &Console, kind: LabelKind, rows: &[(String, Labels)]) -> anyhow::Result<Exit> {
+fn show(
+    console: &CommandContext,
+    kind: LabelKind,
+    rows: &[(String, Labels)],
+) -> anyhow::Result<CliExit> {
     let values: Vec<Value> = rows
         .iter()
         .map(|(id, labels)| json!({"kind": kind.segment(), "id": id, "labels": labels}))
@@ -355,5 +365,5 @@ fn show(console: &Console, kind: LabelKind, rows: &[(String, Labels)]) -> anyhow
         });
         table(&[&kind.segment().to_uppercase(), "LABELS"], columns)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -1,20 +1,20 @@
 //! The commands; the only code that prints.
 //!
 //! A command reads and writes Consul directly; there is no server of ours in between. What a command changes it
-//! changes in one transaction with its audit record ([`console`]), guarded by what it has read.
+//! changes in one transaction with its audit record ([`context`]), guarded by what it has read.
 //!
 //! Results go to standard output in the form of `-o`, words about them to standard error.
 
 mod argv;
 mod audit;
 mod connect;
-mod console;
+mod context;
+mod demo_server;
 mod dev;
 mod doctor;
 mod failure;
 mod farm;
 mod farm_run;
-mod hello;
 mod job;
 mod label;
 mod node;
@@ -30,8 +30,8 @@ use std::process::ExitCode;
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
 
 use connect::Global;
-use console::Console;
-use failure::{EXIT_CODES, Exit};
+use context::CommandContext;
+use failure::{CliExit, EXIT_CODES};
 
 /// Replication controllers and batch jobs on machines that already run Consul
 #[derive(Parser)]
@@ -69,7 +69,7 @@ enum Command {
     /// Run a store, a farm and some nodes in this process, to try things out without Consul
     Dev(dev::DevArgs),
     /// Serve a page that says where it runs: something for pods to be
-    Hello(hello::HelloArgs),
+    Hello(demo_server::DemoServerArgs),
     /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
     Doctor,
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
@@ -83,7 +83,7 @@ enum Command {
 #[derive(clap::Subcommand)]
 enum FarmCommand {
     /// Run a farm, until SIGTERM or SIGINT
-    Run(Box<farm_run::RunArgs>),
+    Run(Box<farm_run::FarmRunArgs>),
     #[command(flatten)]
     Other(farm::FarmCommand),
 }
@@ -92,7 +92,7 @@ enum FarmCommand {
 #[derive(clap::Subcommand)]
 enum NodeCommand {
     /// Run this machine's agent, until SIGTERM or SIGINT; its pods go on without it
-    Run(Box<node_run::RunArgs>),
+    Run(Box<node_run::NodeRunArgs>),
     /// Stand above one process of a pod; started by agents only
     #[command(hide = true)]
     Shim {
@@ -119,7 +119,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Reads the arguments; prints help, version, or what is wrong with them.
-fn parse() -> Result<Cli, Exit> {
+fn parse() -> Result<Cli, CliExit> {
     let is_plain = std::env::args_os().any(|arg| arg == "--no-color" || arg == "-no-color");
     let colours = if is_plain { ColorChoice::Never } else { ColorChoice::Auto };
     let command = Cli::command().color(colours);
@@ -128,13 +128,13 @@ fn parse() -> Result<Cli, Exit> {
     parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
         // Nobody is left to tell when this fails.
         let _ = error.print();
-        let exit = if error.use_stderr() { Exit::Error } else { Exit::Ok };
+        let exit = if error.use_stderr() { CliExit::Error } else { CliExit::Ok };
         // What was meant is not known when it cannot be understood; nothing else is called so.
         if std::env::args_os().any(|arg| arg == "plan") { exit.of_plan() } else { exit }
     })
 }
 
-fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
+fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     // One for each process on the node, for as long as that runs: it goes without a runtime.
     if let Command::Node(NodeCommand::Shim { dir }) = &cli.command {
         return node_run::run_shim(dir);
@@ -144,12 +144,12 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
 }
 
 /// A daemon has a client and a log of its own; every other command a console.
-async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit> {
+async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     let Cli { global, command } = cli;
-    let mut console = || -> anyhow::Result<Console> {
+    let mut console = || -> anyhow::Result<CommandContext> {
         let (store, reached) = global.connect()?;
         *address = Some(reached);
-        Ok(Console::new(store, global.output()))
+        Ok(CommandContext::new(store, global.output()))
     };
     match command {
         Command::Rc(command) => rc::run(&console()?, command).await,
@@ -174,7 +174,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
         Command::Node(NodeCommand::Other(command)) => node::run(&console()?, command).await,
         Command::Pod(command) => pod::run(&console()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
-        Command::Hello(args) => hello::run(args).await,
+        Command::Hello(args) => demo_server::run(args).await,
         Command::Doctor => {
             let console = console()?;
             doctor::run(&console, address.as_deref().unwrap_or_default()).await
@@ -183,7 +183,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<Exit
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "rcfarm", &mut script);
             io::Write::write_all(&mut io::stdout().lock(), &script)?;
-            Ok(Exit::Ok)
+            Ok(CliExit::Ok)
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::failure::{Exit, failure};
+use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, ground, session_settings, stop_on_signal};
 use super::output::duration;
 use crate::consul::Consul;
@@ -20,11 +20,11 @@ use crate::manifest::Resources;
 use crate::node::agent::process::ProcessDriver;
 use crate::node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
 use crate::node::shim;
-use crate::store::{Limits, Prefix, Rooted, key};
+use crate::store::{Prefix, Prefixed, TxnLimits, key};
 
 /// How the agent runs.
 #[derive(clap::Args)]
-pub struct RunArgs {
+pub struct NodeRunArgs {
     /// The node's name: pods for it are intended under intent/<NAME>/
     #[arg(long)]
     name: NodeName,
@@ -65,7 +65,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 /// Runs until SIGTERM or SIGINT; the pods go on.
-pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    args: NodeRunArgs,
+    consul: Consul,
+    root: Prefix,
+) -> anyhow::Result<CliExit> {
     args.log.init()?;
     let settings = args.settings()?;
     let shutdown = CancellationToken::new();
@@ -77,11 +81,11 @@ pub(super) async fn run(args: RunArgs, consul: Consul, root: Prefix) -> anyhow::
             .with_context(|| format!("cannot listen on {address} (--http)"))?;
         tokio::spawn(serve::serve(listener, settings.data_dir.clone(), shutdown.clone()));
     }
-    let store = Rooted::new(Arc::new(consul), root);
+    let store = Prefixed::new(Arc::new(consul), root);
     let agent = Agent::new(settings, ground(store), Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
     match agent.run(shutdown).await {
-        Ok(()) => Ok(Exit::Ok),
+        Ok(()) => Ok(CliExit::Ok),
         Err(AgentError::DataDir(why)) => Err(failure(why, "choose another one with --data-dir")),
         Err(AgentError::TaskDied) => Err(failure(
             AgentError::TaskDied.to_string(),
@@ -97,12 +101,12 @@ pub(super) fn own_driver() -> anyhow::Result<ProcessDriver> {
 }
 
 /// Supervises one process; started by agents only.
-pub(super) fn run_shim(dir: &std::path::Path) -> anyhow::Result<Exit> {
+pub(super) fn run_shim(dir: &std::path::Path) -> anyhow::Result<CliExit> {
     shim::run(dir).with_context(|| format!("cannot supervise {}", dir.display()))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-impl RunArgs {
+impl NodeRunArgs {
     fn settings(&self) -> anyhow::Result<AgentSettings> {
         key::check_node_name(&self.name)
             .map_err(|error| failure(error.to_string(), "choose another --name"))?;
@@ -122,7 +126,7 @@ impl RunArgs {
             env: BTreeMap::from_iter(self.env.clone()),
             data_dir: self.data_dir.clone(),
             session,
-            limits: Limits::default(),
+            limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
         })
     }

@@ -6,15 +6,15 @@ use anyhow::Context;
 use futures_util::StreamExt;
 use serde::Serialize;
 
-use super::console::Console;
-use super::failure::{Exit, failure};
-use super::node::observe::fitness;
+use super::context::CommandContext;
+use super::failure::{CliExit, failure};
+use super::node::snapshot::fitness;
 use super::output::{age, fields, or_dash, table};
 use crate::ids::{NodeName, PodId};
 use crate::node::Health;
 use crate::node::record::NodeRecord;
-use crate::node::status::{Phase, PodStatus, ProcessStatus};
-use crate::rc::plan::Standing;
+use crate::node::status::{NodePodPhase, PodStatus, ProcessStatus};
+use crate::rc::plan::NodeReadiness;
 use crate::store::{Query, key};
 
 /// Pods: what nodes run, and how it is
@@ -22,16 +22,16 @@ use crate::store::{Query, key};
 pub enum PodCommand {
     /// List the pods that nodes report
     #[command(visible_alias = "ls")]
-    List(ListArgs),
+    List(PodListArgs),
     /// Show a pod: its processes, why it does not run, its restarts
     Get(WhichArgs),
     /// Print a pod's log, from its node
-    Logs(LogsArgs),
+    Logs(PodLogsArgs),
 }
 
 /// Which.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct PodListArgs {
     /// Only pods of this node
     #[arg(long)]
     node: Option<NodeName>,
@@ -58,7 +58,7 @@ impl WhichArgs {
 
 /// What of it.
 #[derive(clap::Args)]
-pub struct LogsArgs {
+pub struct PodLogsArgs {
     #[command(flatten)]
     which: WhichArgs,
     /// Of this launchable; needed when there are several
@@ -72,7 +72,7 @@ pub struct LogsArgs {
     lines: usize,
 }
 
-impl LogsArgs {
+impl PodLogsArgs {
     /// The log of a launchable.
     pub(super) fn of(
         which: WhichArgs,
@@ -80,7 +80,7 @@ impl LogsArgs {
         follow: bool,
         lines: usize,
     ) -> Self {
-        LogsArgs { which, launchable, follow, lines }
+        PodLogsArgs { which, launchable, follow, lines }
     }
 }
 
@@ -110,7 +110,7 @@ impl Row {
             process.last_exit.as_ref().is_some_and(|exit| exit.exit_code == 0)
         };
         let is_done = !self.node_down
-            && self.status.phase == Phase::Ended
+            && self.status.phase == NodePodPhase::Ended
             && self.status.processes.iter().all(ended_well);
         or_dash((!is_done).then(|| self.health()))
     }
@@ -126,7 +126,7 @@ impl Row {
     }
 }
 
-pub(super) async fn run(console: &Console, command: PodCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, command: PodCommand) -> anyhow::Result<CliExit> {
     match command {
         PodCommand::List(args) => list(console, &args).await,
         PodCommand::Get(args) => get(console, &args).await,
@@ -134,7 +134,7 @@ pub(super) async fn run(console: &Console, command: PodCommand) -> anyhow::Resul
     }
 }
 
-async fn reported(console: &Console) -> anyhow::Result<Vec<Row>> {
+async fn reported(console: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
     let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
     let standings = fitness(console).await?.standings;
@@ -142,13 +142,13 @@ async fn reported(console: &Console) -> anyhow::Result<Vec<Row>> {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
-        let node_down = standings.get(&node) == Some(&Standing::Down);
+        let node_down = standings.get(&node) == Some(&NodeReadiness::Down);
         Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())
 }
 
-async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+async fn list(console: &CommandContext, args: &PodListArgs) -> anyhow::Result<CliExit> {
     let mut rows = reported(console).await?;
     rows.retain(|row| {
         args.node.as_ref().is_none_or(|node| *node == row.node)
@@ -179,10 +179,10 @@ async fn list(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
             }),
         )
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn find(console: &Console, which: &WhichArgs) -> anyhow::Result<Row> {
+async fn find(console: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row> {
     let mut rows = reported(console).await?;
     rows.retain(|row| {
         row.pod == which.pod && which.node.as_ref().is_none_or(|node| *node == row.node)
@@ -201,7 +201,7 @@ async fn find(console: &Console, which: &WhichArgs) -> anyhow::Result<Row> {
     }
 }
 
-async fn get(console: &Console, which: &WhichArgs) -> anyhow::Result<Exit> {
+async fn get(console: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliExit> {
     let row = find(console, which).await?;
     console.out.show(&row, || {
         let Row { pod, node, status, .. } = &row;
@@ -234,7 +234,7 @@ async fn get(console: &Console, which: &WhichArgs) -> anyhow::Result<Exit> {
         ));
         text
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<String> {
@@ -246,7 +246,7 @@ fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<Str
     Some(format!("{how}, {} ago", age(exit.time, now)))
 }
 
-pub(super) async fn logs(console: &Console, args: &LogsArgs) -> anyhow::Result<Exit> {
+pub(super) async fn logs(console: &CommandContext, args: &PodLogsArgs) -> anyhow::Result<CliExit> {
     let Row { pod, node, .. } = find(console, &args.which).await?;
     let entry = console.get(&key::node(&node)).await?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
@@ -275,5 +275,5 @@ pub(super) async fn logs(console: &Console, args: &LogsArgs) -> anyhow::Result<E
         stdout.write_all(&chunk.context("the log broke off")?)?;
         stdout.flush()?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -13,13 +13,13 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::farm::tree::Digest;
+use crate::farm::cache::CacheIndex;
 use crate::ids::{Namespaced, QueueName};
 use crate::store::{Entry, Index, Prefix};
 
 /// What a command, or a policy of a job, asks for. The words are Volcano's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Action {
+pub enum CommandAction {
     /// Stop everything; finished pods stay. The job can be resumed.
     AbortJob,
     /// Remove all pods and start again.
@@ -40,36 +40,36 @@ pub enum Action {
     CloseQueue,
 }
 
-impl Action {
+impl CommandAction {
     /// All that may be asked of a job.
-    pub const OF_JOBS: [Action; 7] = [
-        Action::AbortJob,
-        Action::RestartJob,
-        Action::RestartTask,
-        Action::RestartPod,
-        Action::TerminateJob,
-        Action::CompleteJob,
-        Action::ResumeJob,
+    pub const OF_JOBS: [CommandAction; 7] = [
+        CommandAction::AbortJob,
+        CommandAction::RestartJob,
+        CommandAction::RestartTask,
+        CommandAction::RestartPod,
+        CommandAction::TerminateJob,
+        CommandAction::CompleteJob,
+        CommandAction::ResumeJob,
     ];
 
     /// Its word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Action::AbortJob => "AbortJob",
-            Action::RestartJob => "RestartJob",
-            Action::RestartTask => "RestartTask",
-            Action::RestartPod => "RestartPod",
-            Action::TerminateJob => "TerminateJob",
-            Action::CompleteJob => "CompleteJob",
-            Action::ResumeJob => "ResumeJob",
-            Action::OpenQueue => "OpenQueue",
-            Action::CloseQueue => "CloseQueue",
+            CommandAction::AbortJob => "AbortJob",
+            CommandAction::RestartJob => "RestartJob",
+            CommandAction::RestartTask => "RestartTask",
+            CommandAction::RestartPod => "RestartPod",
+            CommandAction::TerminateJob => "TerminateJob",
+            CommandAction::CompleteJob => "CompleteJob",
+            CommandAction::ResumeJob => "ResumeJob",
+            CommandAction::OpenQueue => "OpenQueue",
+            CommandAction::CloseQueue => "CloseQueue",
         }
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for CommandAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -86,10 +86,10 @@ pub enum Target {
         /// Which of that name: a command for a job that was deleted is not carried out on the one that came after it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         uid: Option<Index>,
-        /// Which task, for [`Action::RestartTask`] and [`Action::RestartPod`].
+        /// Which task, for [`CommandAction::RestartTask`] and [`CommandAction::RestartPod`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         task: Option<String>,
-        /// Which pod of the task, for [`Action::RestartPod`].
+        /// Which pod of the task, for [`CommandAction::RestartPod`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         index: Option<u32>,
     },
@@ -104,7 +104,7 @@ pub enum Target {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     /// What is asked for.
-    pub action: Action,
+    pub action: CommandAction,
     /// Of what.
     pub target: Target,
     /// Why, for people.
@@ -161,7 +161,7 @@ impl Commands {
     }
 }
 
-impl Digest for Commands {
+impl CacheIndex for Commands {
     fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut all = Commands { entries: entries.len(), ..Commands::default() };
         for entry in entries {
@@ -191,15 +191,15 @@ mod tests {
     fn a_command_by_hand_needs_an_action_and_a_target() {
         let text = r#"{"action":"AbortJob","target":{"kind":"Job","job":"default/mnist"}}"#;
         let command = Command::decode(text.as_bytes()).unwrap();
-        assert_eq!(command.action, Action::AbortJob);
+        assert_eq!(command.action, CommandAction::AbortJob);
         assert_eq!(Command::decode(&command.encode()).unwrap(), command);
         let text = r#"{"action":"CloseQueue","target":{"kind":"Queue","queue":"research"}}"#;
-        assert_eq!(Command::decode(text.as_bytes()).unwrap().action, Action::CloseQueue);
+        assert_eq!(Command::decode(text.as_bytes()).unwrap().action, CommandAction::CloseQueue);
         assert!(
             Command::decode(br#"{"action":"Dance","target":{"kind":"Queue","queue":"a"}}"#)
                 .is_err()
         );
-        for action in Action::OF_JOBS {
+        for action in CommandAction::OF_JOBS {
             assert_eq!(serde_json::to_value(action).unwrap(), action.as_str());
         }
     }
@@ -225,8 +225,9 @@ mod tests {
         ];
         let all = Commands::digest(&Commands::default(), &key::commands(), entries);
         let of_a = &all.jobs[&"default/a".parse().unwrap()];
-        let actions: Vec<Action> = of_a.iter().map(|pending| pending.command.action).collect();
-        assert_eq!(actions, [Action::AbortJob, Action::ResumeJob]);
+        let actions: Vec<CommandAction> =
+            of_a.iter().map(|pending| pending.command.action).collect();
+        assert_eq!(actions, [CommandAction::AbortJob, CommandAction::ResumeJob]);
         assert_eq!(all.len(), 4);
     }
 }

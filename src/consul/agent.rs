@@ -9,7 +9,7 @@ use consulrs::api::service::requests::{DeregisterServiceRequest, RegisterService
 use reqwest::Method;
 
 use super::client::{Call, Client, plain};
-use super::error::{Asked, Refused};
+use super::error::{Refused, RequestContext};
 use super::wire::{WireInstance, go_duration};
 use crate::store::{Answer, Query, ServiceHealth, StoreError, TtlService};
 
@@ -17,7 +17,7 @@ const PASSING: &str = "passing";
 
 impl Client {
     pub(super) async fn register_service(&self, service: &TtlService) -> Result<(), StoreError> {
-        let asked = Asked::new("registering the service", &service.id);
+        let asked = RequestContext::new("registering the service", &service.id);
         let check = AgentServiceCheck {
             ttl: Some(go_duration(service.ttl)),
             // Critical is the default, and a session with a critical check is refused.
@@ -40,7 +40,7 @@ impl Client {
     }
 
     pub(super) async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
-        let asked = Asked::new("passing the check", check);
+        let asked = RequestContext::new("passing the check", check);
         let endpoint = TtlCheckUpdateRequest {
             check: plain(check, &asked)?,
             status: Some(PASSING.to_owned()),
@@ -58,7 +58,7 @@ impl Client {
     }
 
     pub(super) async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {
-        let asked = Asked::new("deregistering the service", id);
+        let asked = RequestContext::new("deregistering the service", id);
         let endpoint = DeregisterServiceRequest {
             id: plain(id, &asked)?,
             ..DeregisterServiceRequest::default()
@@ -76,7 +76,7 @@ impl Client {
         &self,
         service: &str,
     ) -> Result<Answer<Vec<ServiceHealth>>, StoreError> {
-        let asked = Asked::new("reading the health of", service);
+        let asked = RequestContext::new("reading the health of", service);
         let url = self.url(["health", "service", service]);
         let answer = self.read::<Vec<WireInstance>>(url, Query::PLAIN, &asked).await?;
         let instances = answer.value.into_iter().flatten();
@@ -88,7 +88,7 @@ impl Client {
     }
 
     pub(super) async fn leader(&self) -> Result<String, StoreError> {
-        let asked = Asked::new("asking for", "the leader");
+        let asked = RequestContext::new("asking for", "the leader");
         let request = self.request(Method::GET, self.url(["status", "leader"]));
         let reply = self.send(Call::Read, request, Duration::ZERO).await?;
         match reply.status {

@@ -19,7 +19,9 @@ use reqwest::{Certificate, Identity, Method, RequestBuilder, Url};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::config::{ConfigError, ConsulConfig};
-use super::error::{Asked, Refused, Route, deepest_cause, from_consulrs, transport, undecodable};
+use super::error::{
+    Refused, RequestContext, Route, deepest_cause, from_consulrs, transport, undecodable,
+};
 use super::wire::Scope;
 use crate::store::{Index, StoreError};
 
@@ -83,20 +85,20 @@ pub(super) struct Reply {
 
 impl Reply {
     /// The error that the answer stands for.
-    pub(super) fn error(&self, asked: &Asked<'_>) -> StoreError {
+    pub(super) fn error(&self, asked: &RequestContext<'_>) -> StoreError {
         Refused::new(self.status, &self.body).error(asked)
     }
 
     /// The index to wait on next. An answer without it is none of Consul's: to take a proxy's 404 for an empty
     /// tree would be fatal.
-    pub(super) fn index(&self, asked: &Asked<'_>) -> Result<Index, StoreError> {
+    pub(super) fn index(&self, asked: &RequestContext<'_>) -> Result<Index, StoreError> {
         self.index.ok_or_else(|| undecodable(asked, &"the answer has no X-Consul-Index"))
     }
 
     /// The body as JSON.
     pub(super) fn json<T: serde::de::DeserializeOwned>(
         &self,
-        asked: &Asked<'_>,
+        asked: &RequestContext<'_>,
     ) -> Result<T, StoreError> {
         serde_json::from_slice(&self.body).map_err(|error| undecodable(asked, &error))
     }
@@ -199,7 +201,7 @@ impl Client {
     pub(super) async fn through_consulrs<'c, T, F>(
         &'c self,
         call: Call,
-        asked: &Asked<'_>,
+        asked: &RequestContext<'_>,
         call_with: impl FnOnce(&'c Consulrs) -> F + Send,
     ) -> Result<Result<T, Refused>, StoreError>
     where
@@ -225,7 +227,7 @@ impl Client {
 }
 
 /// `id` as a path segment for consulrs, which would escape it twice if it needed that.
-pub(super) fn plain(id: &str, asked: &Asked<'_>) -> Result<String, StoreError> {
+pub(super) fn plain(id: &str, asked: &RequestContext<'_>) -> Result<String, StoreError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"_-.,:~".contains(&b);
     if !id.is_empty() && id.bytes().all(fits) && id.bytes().any(|b| b != b'.') {
         return Ok(id.to_owned());

@@ -11,20 +11,20 @@ use crate::store::StoreError;
 
 /// What was asked of Consul, for messages: "writing a/b".
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct RequestContext<'a> {
     pub(super) doing: &'static str,
     pub(super) about: &'a str,
     /// The session that the request relies on.
     pub(super) session: Option<&'a SessionId>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> RequestContext<'a> {
     pub(super) fn new(doing: &'static str, about: &'a str) -> Self {
-        Asked { doing, about, session: None }
+        RequestContext { doing, about, session: None }
     }
 }
 
-impl fmt::Display for Asked<'_> {
+impl fmt::Display for RequestContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.doing, self.about)
     }
@@ -48,7 +48,7 @@ impl Refused {
 
     /// The error that the answer stands for. Texts are matched as substrings: one or two `rpc error making call: `
     /// may stand in front.
-    pub(super) fn error(&self, asked: &Asked<'_>) -> StoreError {
+    pub(super) fn error(&self, asked: &RequestContext<'_>) -> StoreError {
         let says_any = |texts: &[&str]| texts.iter().any(|text| self.says(text));
         let detail = || shortened(&self.body);
         match self.status {
@@ -112,7 +112,7 @@ const BROKEN_OFF: &[&str] = &[
 /// Said for want of rights.
 pub(super) const DENIED: &[&str] = &["Permission denied", "ACL not found"];
 
-pub(super) fn forbidden(asked: &Asked<'_>, says: &str) -> StoreError {
+pub(super) fn forbidden(asked: &RequestContext<'_>, says: &str) -> StoreError {
     StoreError::Forbidden { what: format!("{asked}: {says}") }
 }
 
@@ -141,7 +141,7 @@ pub(super) fn transport(error: &reqwest::Error, route: Route<'_>) -> StoreError 
 pub(super) fn from_consulrs(
     error: ClientError,
     route: Route<'_>,
-    asked: &Asked<'_>,
+    asked: &RequestContext<'_>,
 ) -> Result<Refused, StoreError> {
     let source = match error {
         ClientError::APIError { code, message } => {
@@ -163,7 +163,7 @@ pub(super) fn from_consulrs(
     })
 }
 
-pub(super) fn undecodable(asked: &Asked<'_>, error: &dyn fmt::Display) -> StoreError {
+pub(super) fn undecodable(asked: &RequestContext<'_>, error: &dyn fmt::Display) -> StoreError {
     StoreError::Decode { what: asked.about.to_owned(), detail: error.to_string() }
 }
 
@@ -189,30 +189,31 @@ pub(super) fn shortened(body: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::RetryVerdict;
 
     fn classify(status: u16, body: &str) -> StoreError {
         let session = SessionId::from("s");
-        let asked = Asked { session: Some(&session), ..Asked::new("writing", "a/b") };
+        let asked =
+            RequestContext { session: Some(&session), ..RequestContext::new("writing", "a/b") };
         Refused::new(status, body.as_bytes()).error(&asked)
     }
 
     #[test]
     fn what_a_500_says_decides_whether_the_write_may_have_happened() {
         for (body, retryable, verdict) in [
-            ("No cluster leader", true, Verdict::NotApplied),
-            ("node is not the leader", true, Verdict::NotApplied),
+            ("No cluster leader", true, RetryVerdict::NotApplied),
+            ("node is not the leader", true, RetryVerdict::NotApplied),
             (
                 "rpc error getting client: failed to get conn: dial tcp 10.0.0.1:8300: connect: connection reset",
                 true,
-                Verdict::NotApplied,
+                RetryVerdict::NotApplied,
             ),
-            ("leadership lost while committing log", true, Verdict::Unknown),
-            ("EOF", false, Verdict::NotApplied),
-            ("rpc error making call: EOF", true, Verdict::Unknown),
-            ("stream closed", true, Verdict::Unknown),
-            ("write tcp 10.0.0.1:1->10.0.0.2:2: write: broken pipe", true, Verdict::Unknown),
-            ("Invalid Session TTL '1000000000'", false, Verdict::NotApplied),
+            ("leadership lost while committing log", true, RetryVerdict::Unknown),
+            ("EOF", false, RetryVerdict::NotApplied),
+            ("rpc error making call: EOF", true, RetryVerdict::Unknown),
+            ("stream closed", true, RetryVerdict::Unknown),
+            ("write tcp 10.0.0.1:1->10.0.0.2:2: write: broken pipe", true, RetryVerdict::Unknown),
+            ("Invalid Session TTL '1000000000'", false, RetryVerdict::NotApplied),
         ] {
             for prefix in
                 ["", "rpc error making call: ", "rpc error making call: rpc error making call: "]

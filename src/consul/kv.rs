@@ -8,7 +8,7 @@ use consulrs::api::kv::requests::{DeleteKeyRequest, SetKeyRequest};
 use reqwest::{Method, Url};
 
 use super::client::{Call, Client, Reply};
-use super::error::Asked;
+use super::error::RequestContext;
 use super::wire::{WireEntry, go_duration};
 use crate::store::{
     Answer, Consistency, DeleteMode, Entry, Index, Key, Prefix, PutMode, Query, StoreError,
@@ -20,7 +20,7 @@ impl Client {
         key: &Key,
         query: Query,
     ) -> Result<Answer<Option<Entry>>, StoreError> {
-        let asked = Asked::new("reading", key.as_str());
+        let asked = RequestContext::new("reading", key.as_str());
         let url = self.url(path_of(key.as_str()));
         let answer = self.read::<Vec<WireEntry>>(url, query, &asked).await?;
         let entry = answer.value.into_iter().flatten().next();
@@ -32,7 +32,7 @@ impl Client {
         prefix: &Prefix,
         query: Query,
     ) -> Result<Answer<Vec<Entry>>, StoreError> {
-        let asked = Asked::new("listing", prefix.as_str());
+        let asked = RequestContext::new("listing", prefix.as_str());
         let mut url = self.url(path_of(prefix.as_str()));
         url.query_pairs_mut().append_key_only("recurse");
         let answer = self.read::<Vec<WireEntry>>(url, query, &asked).await?;
@@ -50,7 +50,7 @@ impl Client {
         separator: Option<&str>,
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError> {
-        let asked = Asked::new("listing", prefix.as_str());
+        let asked = RequestContext::new("listing", prefix.as_str());
         let mut url = self.url(path_of(prefix.as_str()));
         url.query_pairs_mut().append_key_only("keys");
         if let Some(separator) = separator {
@@ -69,7 +69,7 @@ impl Client {
         &self,
         mut url: Url,
         query: Query,
-        asked: &Asked<'_>,
+        asked: &RequestContext<'_>,
     ) -> Result<Answer<Option<T>>, StoreError> {
         match query.consistency {
             Consistency::Leader if !self.stale => {}
@@ -107,7 +107,7 @@ impl Client {
         flags: u64,
         mode: PutMode,
     ) -> Result<bool, StoreError> {
-        let mut asked = Asked::new("writing", key.as_str());
+        let mut asked = RequestContext::new("writing", key.as_str());
         let mut endpoint = SetKeyRequest {
             key: format!("{key}"),
             value: value.into(),
@@ -134,18 +134,18 @@ impl Client {
             DeleteMode::Always => None,
             DeleteMode::Cas(index) => Some(index.0),
         };
-        self.delete_with(Asked::new("deleting", key.as_str()), cas, None).await
+        self.delete_with(RequestContext::new("deleting", key.as_str()), cas, None).await
     }
 
     pub(super) async fn delete_tree(&self, prefix: &Prefix) -> Result<(), StoreError> {
-        let asked = Asked::new("deleting the tree", prefix.as_str());
+        let asked = RequestContext::new("deleting the tree", prefix.as_str());
         self.delete_with(asked, None, Some(true)).await.map(|_| ())
     }
 
     /// `recurse` is `Some(true)` or absent: Consul looks only whether it is there.
     async fn delete_with(
         &self,
-        asked: Asked<'_>,
+        asked: RequestContext<'_>,
         cas: Option<u64>,
         recurse: Option<bool>,
     ) -> Result<bool, StoreError> {

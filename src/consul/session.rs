@@ -10,7 +10,7 @@ use consulrs::api::session::requests::{
 use tokio::time::Instant;
 
 use super::client::{Call, Client, plain};
-use super::error::{Asked, Refused};
+use super::error::{Refused, RequestContext};
 use super::wire::{WireSession, go_duration};
 use crate::ids::SessionId;
 use crate::store::{Answer, Behavior, NewSession, Query, SessionInfo, StoreError};
@@ -26,7 +26,7 @@ impl Client {
     /// Makes a session that ends with its TTL, with one of its checks, or by request; never with the node's own
     /// gossip check. A check that was registered a moment ago is not known to the servers yet: waited for.
     pub(super) async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
-        let asked = Asked::new("creating the session", &new.name);
+        let asked = RequestContext::new("creating the session", &new.name);
         let endpoint = create_request(new);
         let give_up = Instant::now() + CHECK_ARRIVES_WITHIN;
         let mut attempt = 0;
@@ -49,7 +49,7 @@ impl Client {
     // No datacenter below: a session belongs to the agent's own (to create it elsewhere is refused), and consulrs
     // would send `Dc`, which Consul does not know.
     pub(super) async fn renew_session(&self, id: &SessionId) -> Result<bool, StoreError> {
-        let asked = Asked::new("renewing the session", id.as_str());
+        let asked = RequestContext::new("renewing the session", id.as_str());
         let endpoint = RenewSessionRequest {
             uuid: plain(id.as_str(), &asked)?,
             ..RenewSessionRequest::default()
@@ -66,7 +66,7 @@ impl Client {
     }
 
     pub(super) async fn destroy_session(&self, id: &SessionId) -> Result<(), StoreError> {
-        let asked = Asked::new("ending the session", id.as_str());
+        let asked = RequestContext::new("ending the session", id.as_str());
         let endpoint = DeleteSessionRequest {
             uuid: plain(id.as_str(), &asked)?,
             ..DeleteSessionRequest::default()
@@ -80,7 +80,7 @@ impl Client {
         &self,
         id: &SessionId,
     ) -> Result<Answer<Option<SessionInfo>>, StoreError> {
-        let asked = Asked::new("reading the session", id.as_str());
+        let asked = RequestContext::new("reading the session", id.as_str());
         let url = self.url(["session", "info", id.as_str()]);
         let answer = self.read::<Vec<WireSession>>(url, Query::PLAIN, &asked).await?;
         let found = answer.value.into_iter().flatten().next();
@@ -92,7 +92,7 @@ impl Client {
     }
 
     pub(super) async fn sessions(&self) -> Result<Answer<Vec<SessionInfo>>, StoreError> {
-        let asked = Asked::new("listing", "sessions");
+        let asked = RequestContext::new("listing", "sessions");
         let url = self.url(["session", "list"]);
         let answer = self.read::<Vec<WireSession>>(url, Query::PLAIN, &asked).await?;
         let found = answer.value.into_iter().flatten();

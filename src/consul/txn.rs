@@ -7,20 +7,20 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Method, Url};
 
 use super::client::{Call, Client};
-use super::error::{Asked, DENIED, forbidden, undecodable};
+use super::error::{DENIED, RequestContext, forbidden, undecodable};
 use super::wire::{TxnAnswer, txn_body, verb};
 use crate::store::{Entry, Index, Op, Question, Refusal, StoreError, TxnOutcome};
 
 impl Client {
     pub(super) async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        let asked = Asked::new("committing", ops.first().map_or("nothing", Op::subject));
+        let asked = RequestContext::new("committing", ops.first().map_or("nothing", Op::subject));
         self.transact(Call::Transaction, self.url(["txn"]), ops, asked).await
     }
 
     /// Consul answers a transaction that changes nothing as it answers a read.
     pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
         let ops: Vec<Op> = questions.iter().map(Op::from).collect();
-        let asked = Asked::new("reading", ops.first().map_or("nothing", Op::subject));
+        let asked = RequestContext::new("reading", ops.first().map_or("nothing", Op::subject));
         let mut url = self.url(["txn"]);
         url.query_pairs_mut().append_key_only("consistent");
         self.transact(Call::Read, url, &ops, asked).await
@@ -31,7 +31,7 @@ impl Client {
         call: Call,
         url: Url,
         ops: &[Op],
-        asked: Asked<'_>,
+        asked: RequestContext<'_>,
     ) -> Result<TxnOutcome, StoreError> {
         let body = txn_body(ops, &self.scope).map_err(|error| undecodable(&asked, &error))?;
         let request = self
@@ -74,5 +74,5 @@ fn changed_at(ops: &[Op], entries: &[Entry]) -> Index {
 fn denied(ops: &[Op], refusals: &[Refusal]) -> Option<StoreError> {
     let refusal = refusals.iter().find(|r| DENIED.iter().any(|text| r.what.contains(text)))?;
     let op = ops.get(refusal.op)?;
-    Some(forbidden(&Asked::new(verb(op), op.subject()), &refusal.what))
+    Some(forbidden(&RequestContext::new(verb(op), op.subject()), &refusal.what))
 }

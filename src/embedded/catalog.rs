@@ -45,7 +45,7 @@ impl Status {
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct CatalogNode {
     /// Its address.
     pub address: String,
     /// Index of registration.
@@ -73,7 +73,7 @@ pub struct Service {
 
 /// A check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub struct CatalogCheck {
     /// For people.
     pub name: String,
     /// Its state.
@@ -122,7 +122,7 @@ pub struct CheckRequest {
     pub status: Status,
     /// Its TTL.
     pub ttl: Duration,
-    /// See [`Check::deregister_after`]; less than a minute counts as a minute.
+    /// See [`CatalogCheck::deregister_after`]; less than a minute counts as a minute.
     pub deregister_after: Option<Duration>,
 }
 
@@ -151,9 +151,9 @@ type OnNode = (String, String);
 /// Nodes, services and checks, with the indexes of their reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Catalog {
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, CatalogNode>,
     services: BTreeMap<OnNode, Service>,
-    checks: BTreeMap<OnNode, Check>,
+    checks: BTreeMap<OnNode, CatalogCheck>,
     by_service: BTreeMap<String, Index>,
     last_extinction: Option<Index>,
     newest_node: Index,
@@ -164,12 +164,12 @@ pub struct Catalog {
 impl Catalog {
     /// A node.
     #[must_use]
-    pub fn node(&self, name: &str) -> Option<&Node> {
+    pub fn node(&self, name: &str) -> Option<&CatalogNode> {
         self.nodes.get(name)
     }
 
     /// All nodes, by name.
-    pub fn nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &CatalogNode)> {
         self.nodes.iter().map(|(name, node)| (name.as_str(), node))
     }
 
@@ -179,13 +179,13 @@ impl Catalog {
     }
 
     /// All checks, as node, id and check.
-    pub fn checks(&self) -> impl Iterator<Item = (&str, &str, &Check)> {
+    pub fn checks(&self) -> impl Iterator<Item = (&str, &str, &CatalogCheck)> {
         self.checks.iter().map(|((node, id), check)| (node.as_str(), id.as_str(), check))
     }
 
     /// One check.
     #[must_use]
-    pub fn check(&self, node: &str, id: &str) -> Option<&Check> {
+    pub fn check(&self, node: &str, id: &str) -> Option<&CatalogCheck> {
         self.checks.get(&(node.to_owned(), id.to_owned()))
     }
 
@@ -200,7 +200,7 @@ impl Catalog {
         &'a self,
         node: &'a str,
         service: &'a str,
-    ) -> impl Iterator<Item = (&'a str, &'a Check)> {
+    ) -> impl Iterator<Item = (&'a str, &'a CatalogCheck)> {
         self.checks()
             .filter(move |(on, _, check)| {
                 *on == node && check.service.as_ref().is_none_or(|(id, _)| id == service)
@@ -251,9 +251,9 @@ impl Catalog {
 
     /// Makes an agent's node known.
     pub(super) fn add_agent(&mut self, name: &str, index: Index) {
-        let node = Node { address: "127.0.0.1".to_owned(), create_index: index };
+        let node = CatalogNode { address: "127.0.0.1".to_owned(), create_index: index };
         self.nodes.insert(name.to_owned(), node);
-        let check = Check {
+        let check = CatalogCheck {
             name: "Serf Health Status".to_owned(),
             status: Status::Passing,
             output: "Agent alive and reachable".to_owned(),
@@ -304,7 +304,7 @@ impl Catalog {
     ) -> bool {
         let at = (node.to_owned(), wanted.id.clone());
         let old = self.checks.get(&at);
-        let mut check = Check {
+        let mut check = CatalogCheck {
             name: wanted.name.clone(),
             status: old.map_or(wanted.status, |c| c.status),
             output: old.map(|c| c.output.clone()).unwrap_or_default(),

@@ -54,14 +54,14 @@ pub struct Fate {
     /// How long the request travels.
     pub before: Duration,
     /// What happens when it arrives.
-    pub outcome: Outcome,
+    pub outcome: FaultOutcome,
     /// How long the answer travels (the error, where the outcome is one).
     pub after: Duration,
 }
 
 /// What happens to a request at the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum FaultOutcome {
     /// It is carried out and answered.
     Deliver,
     /// It never arrives; the client sees [`StoreError::Interrupted`].
@@ -71,7 +71,7 @@ pub enum Outcome {
     /// The client sees [`StoreError::Interrupted`]; the request is carried out this much later.
     Late(Duration),
     /// It is not carried out, and the client sees this error. To be honest, the error's verdict is
-    /// [`crate::store::Verdict::NotApplied`].
+    /// [`crate::store::RetryVerdict::NotApplied`].
     Fail(StoreError),
     /// A deposed leader answers. A read of keys or sessions sees the state of this many writes ago (as far as
     /// they are remembered: 1,000), and a renewal finds the session as it was then and prolongs nothing. A
@@ -85,11 +85,11 @@ pub enum Outcome {
 impl Fate {
     /// At once and without fault.
     pub const DELIVER: Fate =
-        Fate { before: Duration::ZERO, outcome: Outcome::Deliver, after: Duration::ZERO };
+        Fate { before: Duration::ZERO, outcome: FaultOutcome::Deliver, after: Duration::ZERO };
 
     /// This outcome, at once.
     #[must_use]
-    pub fn of(outcome: Outcome) -> Fate {
+    pub fn of(outcome: FaultOutcome) -> Fate {
         Fate { outcome, ..Fate::DELIVER }
     }
 }

@@ -11,7 +11,7 @@ use crate::store::{Behavior, Entry, Index};
 
 /// One key before and after a write. Both sides differ, and at least one is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct KvChange {
     /// The key.
     pub key: String,
     /// The entry before; `None`: it was created.
@@ -121,7 +121,7 @@ impl Kv {
     }
 
     /// Undoes a committed write, newest first, of a part of the keys.
-    pub(super) fn unwind(&mut self, index: Index, changes: &[Change], prefix: &str) {
+    pub(super) fn unwind(&mut self, index: Index, changes: &[KvChange], prefix: &str) {
         for change in changes.iter().rev().filter(|change| change.key.starts_with(prefix)) {
             self.swap(&change.key, change.before.clone());
         }
@@ -161,7 +161,7 @@ fn below<'a, V>(
 pub(super) struct Draft<'a> {
     kv: &'a mut Kv,
     index: Index,
-    changes: Vec<Change>,
+    changes: Vec<KvChange>,
     graves: Vec<String>,
 }
 
@@ -271,7 +271,7 @@ impl Draft<'_> {
     }
 
     /// Keeps the write.
-    pub(super) fn commit(self) -> Vec<Change> {
+    pub(super) fn commit(self) -> Vec<KvChange> {
         if !self.changes.is_empty() {
             self.kv.newest = self.index;
         }
@@ -324,6 +324,6 @@ impl Draft<'_> {
 
     fn record(&mut self, key: &str, after: Option<Arc<Entry>>) {
         let before = self.kv.swap(key, after.clone());
-        self.changes.push(Change { key: key.to_owned(), before, after });
+        self.changes.push(KvChange { key: key.to_owned(), before, after });
     }
 }

@@ -42,11 +42,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-pub use catalog::{Catalog, Check, CheckRequest, Node, Service, ServiceRequest, Status};
-pub use fault::{Fate, Faults, Outcome, Request};
+pub use catalog::{
+    Catalog, CatalogCheck, CatalogNode, CheckRequest, Service, ServiceRequest, Status,
+};
+pub use fault::{Fate, FaultOutcome, Faults, Request};
 pub use index::{Subject, Tables};
-pub use kv::{Change, Kv};
-pub use model::{Applied, Cause, MAX_VALUE, Model, Step};
+pub use kv::{Kv, KvChange};
+pub use model::{Applied, Cause, MAX_VALUE, Model, ModelStep};
 pub use session::{Ending, Session, SessionChange, SessionRequest, Sessions};
 pub use txn::{KvOp, Verb};
 
@@ -286,7 +288,7 @@ impl State {
         }
     }
 
-    fn publish_step<T>(&mut self, step: Step<T>) -> T {
+    fn publish_step<T>(&mut self, step: ModelStep<T>) -> T {
         if let Some(applied) = step.applied {
             self.publish(applied);
         }

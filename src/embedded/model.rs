@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::catalog::{Catalog, ServiceRequest, Status};
 use super::index::Tables;
-use super::kv::Change;
+use super::kv::KvChange;
 use super::session::{self, Ending, Session, SessionChange, SessionRequest};
 use super::timer::{Timer, Timers};
 use super::txn::{KvOp, No, Verb, perform, perform_all};
@@ -28,7 +28,7 @@ pub struct Applied {
     /// What was asked for.
     pub cause: Cause,
     /// What it did to keys, in order.
-    pub changes: Vec<Change>,
+    pub changes: Vec<KvChange>,
     /// Sessions that came or went.
     pub sessions: Vec<SessionChange>,
     /// The service that was registered, removed, or changed its health.
@@ -53,17 +53,17 @@ pub enum Cause {
 /// An answer, and the write that it took, if one was applied.
 #[derive(Debug)]
 #[must_use]
-pub struct Step<T> {
+pub struct ModelStep<T> {
     /// The answer.
     pub reply: T,
     /// The write. `None` for reads, refusals and writes that changed nothing.
     pub applied: Option<Applied>,
 }
 
-impl<T> Step<T> {
+impl<T> ModelStep<T> {
     /// An answer that took no write.
     pub fn unchanged(reply: T) -> Self {
-        Step { reply, applied: None }
+        ModelStep { reply, applied: None }
     }
 }
 
@@ -108,13 +108,13 @@ impl Model {
     }
 
     /// Makes another agent's node known, if it is not.
-    pub fn add_agent(&mut self, now: Duration, node: &str) -> Step<()> {
+    pub fn add_agent(&mut self, now: Duration, node: &str) -> ModelStep<()> {
         if self.tables.catalog.node(node).is_some() {
-            return Step::unchanged(());
+            return ModelStep::unchanged(());
         }
         let index = self.take_index();
         self.tables.catalog.add_agent(node, index);
-        Step { reply: (), applied: Some(self.catalog_applied(now, index, None, &[])) }
+        ModelStep { reply: (), applied: Some(self.catalog_applied(now, index, None, &[])) }
     }
 
     /// Lets the earliest thing happen that is due by `now`, at its own time.
@@ -136,12 +136,12 @@ impl Model {
     // ---- keys ---------------------------------------------------------------------------------------
 
     /// One operation on a key. `false`: refused, because the state is another than the operation expects.
-    pub fn kv(&mut self, now: Duration, op: KvOp) -> Step<Result<bool, StoreError>> {
+    pub fn kv(&mut self, now: Duration, op: KvOp) -> ModelStep<Result<bool, StoreError>> {
         if let Err(error) = self.admit(&op) {
-            return Step::unchanged(Err(error));
+            return ModelStep::unchanged(Err(error));
         }
         if self.is_closed(now, &op) {
-            return Step::unchanged(Ok(false));
+            return ModelStep::unchanged(Ok(false));
         }
         let index = self.take_index();
         let Tables { kv, sessions, .. } = &mut self.tables;
@@ -152,19 +152,23 @@ impl Model {
             Err(No::Wrong(error)) => Err(error),
         };
         let changes = draft.commit();
-        Step { reply, applied: self.kv_applied(now, index, vec![op], changes) }
+        ModelStep { reply, applied: self.kv_applied(now, index, vec![op], changes) }
     }
 
     /// All operations or none, in order.
-    pub fn txn(&mut self, now: Duration, ops: Vec<KvOp>) -> Step<Result<TxnOutcome, StoreError>> {
+    pub fn txn(
+        &mut self,
+        now: Duration,
+        ops: Vec<KvOp>,
+    ) -> ModelStep<Result<TxnOutcome, StoreError>> {
         if ops.len() > self.max_ops {
             let (n, max) = (ops.len(), self.max_ops);
             let detail = format!("Transaction contains too many operations ({n} > {max})");
-            return Step::unchanged(Err(StoreError::TooLarge { detail }));
+            return ModelStep::unchanged(Err(StoreError::TooLarge { detail }));
         }
         let barred = self.barred(now, &ops);
         if !barred.is_empty() {
-            return Step::unchanged(Ok(TxnOutcome::Refused(barred)));
+            return ModelStep::unchanged(Ok(TxnOutcome::Refused(barred)));
         }
         let writes = ops.iter().any(|op| op.verb.writes());
         let index = if writes { self.take_index() } else { self.tables.index.next() };
@@ -172,7 +176,7 @@ impl Model {
         let mut performed = perform_all(kv.draft(index), sessions, &ops);
         let changes = std::mem::take(&mut performed.changes);
         let reply = Ok(performed.outcome());
-        Step { reply, applied: self.kv_applied(now, index, ops, changes) }
+        ModelStep { reply, applied: self.kv_applied(now, index, ops, changes) }
     }
 
     /// What is refused before a transaction is looked at as a whole.
@@ -214,7 +218,7 @@ impl Model {
         now: Duration,
         index: Index,
         ops: Vec<KvOp>,
-        changes: Vec<Change>,
+        changes: Vec<KvChange>,
     ) -> Option<Applied> {
         if changes.is_empty() {
             return None;
@@ -231,16 +235,16 @@ impl Model {
         &mut self,
         now: Duration,
         request: SessionRequest,
-    ) -> Step<Result<SessionId, StoreError>> {
+    ) -> ModelStep<Result<SessionId, StoreError>> {
         let terms = match session::terms(&request) {
             Ok(terms) => terms,
-            Err(error) => return Step::unchanged(Err(error)),
+            Err(error) => return ModelStep::unchanged(Err(error)),
         };
         let index = self.take_index();
         let id = SessionId::from(self.ids.uuid().to_string().as_str());
         let session = match session::build(request, terms, id, index, &self.tables.catalog) {
             Ok(session) => session,
-            Err(error) => return Step::unchanged(Err(error)),
+            Err(error) => return ModelStep::unchanged(Err(error)),
         };
         self.tables.sessions.insert(session.clone(), index);
         self.start_ttl(now, &session);
@@ -253,7 +257,7 @@ impl Model {
             sessions: vec![SessionChange::Created(session)],
             service: None,
         };
-        Step { reply: Ok(id), applied: Some(applied) }
+        ModelStep { reply: Ok(id), applied: Some(applied) }
     }
 
     /// Renews a session: twice its TTL begins anew. `None`: it is gone. Takes no index.
@@ -264,8 +268,8 @@ impl Model {
     }
 
     /// Ends a session. Fine when it is gone already.
-    pub fn destroy_session(&mut self, now: Duration, id: &SessionId) -> Step<()> {
-        Step { reply: (), applied: self.end_session(now, id, Ending::Destroyed) }
+    pub fn destroy_session(&mut self, now: Duration, id: &SessionId) -> ModelStep<()> {
+        ModelStep { reply: (), applied: self.end_session(now, id, Ending::Destroyed) }
     }
 
     fn end_session(&mut self, at: Duration, id: &SessionId, why: Ending) -> Option<Applied> {
@@ -282,7 +286,7 @@ impl Model {
         index: Index,
         ids: &[SessionId],
         why: Ending,
-    ) -> (Vec<Change>, Vec<SessionChange>) {
+    ) -> (Vec<KvChange>, Vec<SessionChange>) {
         self.closed_until.retain(|_, until| *until > at);
         let mut ended = Vec::new();
         let mut draft = self.tables.kv.draft(index);
@@ -316,17 +320,22 @@ impl Model {
     // ---- services and checks ------------------------------------------------------------------------
 
     /// Registers a service and its TTL checks on a node's agent. A check that is known keeps its state.
-    pub fn register(&mut self, now: Duration, node: &str, request: &ServiceRequest) -> Step<()> {
+    pub fn register(
+        &mut self,
+        now: Duration,
+        node: &str,
+        request: &ServiceRequest,
+    ) -> ModelStep<()> {
         let index = self.tables.index.next();
         let changed = self.tables.catalog.register(node, request, index);
         for check in &request.checks {
             self.watch_check(now, node, &check.id);
         }
         if !changed {
-            return Step::unchanged(());
+            return ModelStep::unchanged(());
         }
         self.tables.index = index;
-        Step {
+        ModelStep {
             reply: (),
             applied: Some(self.catalog_applied(now, index, Some(&request.name), &[])),
         }
@@ -340,20 +349,20 @@ impl Model {
         check: &str,
         status: Status,
         note: &str,
-    ) -> Step<bool> {
+    ) -> ModelStep<bool> {
         if self.tables.catalog.check(node, check).is_none_or(|c| c.ttl.is_none()) {
-            return Step::unchanged(false);
+            return ModelStep::unchanged(false);
         }
         let index = self.tables.index.next();
         let changed = self.tables.catalog.beat(node, check, status, note, index);
         self.watch_check(now, node, check);
-        let Some(service) = changed else { return Step::unchanged(true) };
+        let Some(service) = changed else { return ModelStep::unchanged(true) };
         self.tables.index = index;
         let doomed = match status {
             Status::Critical => self.attached(node, &[check.to_owned()]),
             Status::Passing | Status::Warning => Vec::new(),
         };
-        Step {
+        ModelStep {
             reply: true,
             applied: Some(self.catalog_applied(now, index, Some(&service), &doomed)),
         }
@@ -368,10 +377,10 @@ impl Model {
     }
 
     /// Removes a service and its checks from a node's agent. `false`: it knows no such service.
-    pub fn deregister(&mut self, now: Duration, node: &str, id: &str) -> Step<bool> {
+    pub fn deregister(&mut self, now: Duration, node: &str, id: &str) -> ModelStep<bool> {
         let index = self.tables.index.next();
         let Some((name, checks)) = self.tables.catalog.deregister(node, id, index) else {
-            return Step::unchanged(false);
+            return ModelStep::unchanged(false);
         };
         self.tables.index = index;
         for check in &checks {
@@ -380,7 +389,10 @@ impl Model {
         }
         self.timers.clear(&Timer::Forget { node: node.to_owned(), service: id.to_owned() });
         let doomed = self.attached(node, &checks);
-        Step { reply: true, applied: Some(self.catalog_applied(now, index, Some(&name), &doomed)) }
+        ModelStep {
+            reply: true,
+            applied: Some(self.catalog_applied(now, index, Some(&name), &doomed)),
+        }
     }
 
     fn attached(&self, node: &str, checks: &[String]) -> Vec<SessionId> {
@@ -427,7 +439,7 @@ impl Model {
 
     // ---- tombstones, snapshots ----------------------------------------------------------------------
 
-    fn schedule_reap(&mut self, now: Duration, index: Index, changes: &[Change]) {
+    fn schedule_reap(&mut self, now: Duration, index: Index, changes: &[KvChange]) {
         if changes.iter().all(|change| change.after.is_some()) {
             return;
         }

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::catalog::{ServiceRequest, Status};
-use super::fault::{Outcome, Request};
+use super::fault::{FaultOutcome, Request};
 use super::index::Subject;
 use super::model::MAX_VALUE;
 use super::session::{SessionRequest, parse_id};
 use super::txn::{KvOp, Verb};
-use super::{Embedded, Step};
+use super::{Embedded, ModelStep};
 use crate::ids::SessionId;
 use crate::store::{
     Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
@@ -80,12 +80,12 @@ impl Embedded {
     pub(super) async fn renew(&self, id: &str) -> Result<Option<super::Session>, StoreError> {
         let session = parse_id(id)?;
         let fate = self.fate(&Request::RenewSession(id));
-        if let Outcome::Stale(writes) = fate.outcome {
+        if let FaultOutcome::Stale(writes) = fate.outcome {
             let then = |past: &super::Tables| past.sessions.get(&session).cloned();
             return Ok(self.look_back(fate, writes, then).await);
         }
         let renew = move |model: &mut super::Model, now| {
-            Step::unchanged(model.renew_session(now, &session))
+            ModelStep::unchanged(model.renew_session(now, &session))
         };
         self.write(fate, renew).await
     }

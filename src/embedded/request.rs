@@ -7,12 +7,12 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::fault::{Fate, Outcome, Request};
+use super::fault::{Fate, FaultOutcome, Request};
 use super::index::{Subject, Tables};
-use super::model::{Model, Step};
+use super::model::{Model, ModelStep};
 use super::watchers::{Dismissal, WatcherId};
 use super::{Embedded, Shared};
-use crate::store::{Answer, Consistency, Index, Query, StoreError, Wait};
+use crate::store::{Answer, BlockingWait, Consistency, Index, Query, StoreError};
 
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
 
@@ -34,7 +34,7 @@ impl Embedded {
     pub(super) async fn write<T: Send + 'static>(
         &self,
         fate: Fate,
-        act: impl FnOnce(&mut Model, Duration) -> Step<T> + Send + 'static,
+        act: impl FnOnce(&mut Model, Duration) -> ModelStep<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let act = |this: &Embedded| {
             this.with(|state, now| {
@@ -44,13 +44,15 @@ impl Embedded {
         };
         pause(fate.before).await;
         let result = match fate.outcome {
-            Outcome::Deliver | Outcome::Stale(_) | Outcome::Short(_) => Ok(act(self)),
-            Outcome::Lose => Err(interrupted()),
-            Outcome::LoseReply => {
+            FaultOutcome::Deliver | FaultOutcome::Stale(_) | FaultOutcome::Short(_) => {
+                Ok(act(self))
+            }
+            FaultOutcome::Lose => Err(interrupted()),
+            FaultOutcome::LoseReply => {
                 act(self);
                 Err(interrupted())
             }
-            Outcome::Late(by) => {
+            FaultOutcome::Late(by) => {
                 let this = self.clone();
                 tokio::spawn(async move {
                     pause(by).await;
@@ -58,7 +60,7 @@ impl Embedded {
                 });
                 Err(interrupted())
             }
-            Outcome::Fail(error) => Err(error),
+            FaultOutcome::Fail(error) => Err(error),
         };
         pause(fate.after).await;
         result
@@ -90,7 +92,7 @@ impl Embedded {
         look: impl Fn(&Tables) -> Vec<T>,
     ) -> Result<Answer<Vec<T>>, StoreError> {
         let fate = self.fate(&request);
-        let keep = if let Outcome::Short(keep) = fate.outcome { keep } else { usize::MAX };
+        let keep = if let FaultOutcome::Short(keep) = fate.outcome { keep } else { usize::MAX };
         let mut answer = self.read_as(fate, request, subject, query, &look).await?;
         answer.value.truncate(keep);
         Ok(answer)
@@ -106,16 +108,18 @@ impl Embedded {
     ) -> Result<Answer<T>, StoreError> {
         pause(fate.before).await;
         let result = match fate.outcome {
-            Outcome::Lose | Outcome::LoseReply | Outcome::Late(_) => Err(interrupted()),
-            Outcome::Fail(error) => Err(error),
-            Outcome::Stale(_) if query.consistency == Consistency::Consistent => {
+            FaultOutcome::Lose | FaultOutcome::LoseReply | FaultOutcome::Late(_) => {
+                Err(interrupted())
+            }
+            FaultOutcome::Fail(error) => Err(error),
+            FaultOutcome::Stale(_) if query.consistency == Consistency::Consistent => {
                 Err(StoreError::NoLeader)
             }
-            Outcome::Stale(writes) => match self.read_past(&subject, query, writes, look) {
+            FaultOutcome::Stale(writes) => match self.read_past(&subject, query, writes, look) {
                 Some(answer) => Ok(answer),
                 None => self.read_now(&request, subject, query, look).await,
             },
-            Outcome::Deliver | Outcome::Short(_) => {
+            FaultOutcome::Deliver | FaultOutcome::Short(_) => {
                 self.read_now(&request, subject, query, look).await
             }
         };
@@ -182,7 +186,7 @@ impl Embedded {
     async fn wait<T>(
         &self,
         blocked: &Blocked,
-        wait: Wait,
+        wait: BlockingWait,
         mut index: Index,
         subject: &Subject,
         look: &impl Fn(&Tables) -> T,
@@ -214,7 +218,7 @@ impl Embedded {
         }
     }
 
-    fn length_of(&self, wait: Wait) -> Duration {
+    fn length_of(&self, wait: BlockingWait) -> Duration {
         self.shared.jitter.jitter(wait.at_most.min(LONGEST_WAIT), 1.0 / 16.0)
     }
 }

@@ -166,7 +166,7 @@ pub(super) struct Performed {
     /// The greatest index of the keys that it wrote.
     written: Index,
     /// What it changed.
-    pub(super) changes: Vec<super::kv::Change>,
+    pub(super) changes: Vec<super::kv::KvChange>,
 }
 
 impl Performed {

@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::kind::{Kind, RecordId, lock_key};
 use crate::ids::{FarmName, SessionId};
-use crate::store::{Epoch, Limits, Op, Store, TxnOutcome};
+use crate::store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
 
 /// Claims, releases and hand-overs of one epoch.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub struct Claims {
     store: Arc<dyn Store>,
     farm: FarmName,
     epoch: Epoch,
-    limits: Limits,
+    limits: TxnLimits,
 }
 
 /// So many transactions of claims are under way at once.
@@ -52,7 +52,7 @@ pub enum Parted {
 
 impl Claims {
     /// Claims under `epoch`.
-    pub fn new(store: Arc<dyn Store>, farm: FarmName, epoch: Epoch, limits: Limits) -> Self {
+    pub fn new(store: Arc<dyn Store>, farm: FarmName, epoch: Epoch, limits: TxnLimits) -> Self {
         Claims { store, farm, epoch, limits }
     }
 

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
+use super::cache::{Cache, WakeQueue};
 use super::records::{Locks, RecordLabels, Records};
-use super::tree::{Inbox, Tree};
 use crate::ids::{FarmName, NodeName};
-use crate::store::watch::Pace;
+use crate::store::watch::PollPolicy;
 use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
 use crate::time::{Clock, IdSource};
 
@@ -47,7 +47,7 @@ impl fmt::Debug for RecordId {
 
 /// What every controller and every kind gets from its farm.
 #[derive(Clone)]
-pub struct Site {
+pub struct ControllerContext {
     /// The farm.
     pub farm: FarmName,
     /// Reads.
@@ -59,22 +59,22 @@ pub struct Site {
     /// Identifiers and jitter.
     pub ids: Arc<IdSource>,
     /// What fits into one transaction.
-    pub limits: crate::store::Limits,
+    pub limits: crate::store::TxnLimits,
 }
 
 /// What a controller gets when its record has been claimed.
 #[derive(Clone)]
-pub struct Post {
+pub struct ClaimedRecord {
     /// The record.
     pub id: RecordId,
     /// The right to write it.
     pub claim: Claim,
     /// All records of the kind, as last read.
-    pub records: Arc<Tree<Records>>,
+    pub records: Arc<Cache<Records>>,
     /// Their labels, as last read.
-    pub labels: Arc<Tree<RecordLabels>>,
+    pub labels: Arc<Cache<RecordLabels>>,
     /// All locks of the kind, as last read.
-    pub locks: Arc<Tree<Locks>>,
+    pub locks: Arc<Cache<Locks>>,
 }
 
 /// A kind of record.
@@ -99,8 +99,8 @@ pub trait Kind: Send + Sync + 'static {
     }
 
     /// How its records, their labels and locks are watched.
-    fn pace(&self) -> Pace {
-        Pace::PROMPT
+    fn pace(&self) -> PollPolicy {
+        PollPolicy::PROMPT
     }
 
     /// The other trees that its controllers read.
@@ -129,7 +129,7 @@ pub trait Kind: Send + Sync + 'static {
     }
 
     /// The watches of the trees that its controllers look at, to be run beside the farm.
-    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>>;
+    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>>;
 
     /// Names without a record of which something is left to be tidied up. Each is claimed like a record, and its
     /// controller finds no record.
@@ -143,7 +143,7 @@ pub trait Kind: Send + Sync + 'static {
     }
 
     /// The watches that nobody needs before there has been a record. Until then they cost nothing.
-    fn watches_of_records(&self, _inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches_of_records(&self, _inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         Vec::new()
     }
 
@@ -175,16 +175,16 @@ pub trait Kind: Send + Sync + 'static {
     fn rung(&self, _id: &RecordId) {}
 
     /// A controller for a claimed record.
-    fn controller(&self, post: Post) -> Box<dyn Controller>;
+    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller>;
 }
 
 /// When to look again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Action {
     /// When something changes.
-    OnChange,
+    AwaitChange,
     /// After this long, or when something changes.
-    After(Duration),
+    RequeueAfter(Duration),
 }
 
 /// Why a look at a record failed.
@@ -211,7 +211,7 @@ pub trait Controller: Send {
     ///
     /// # Errors
     /// [`ReconcileError`]; the caller waits and calls again.
-    async fn reconcile(&mut self) -> Result<Next, ReconcileError>;
+    async fn reconcile(&mut self) -> Result<Action, ReconcileError>;
 
     /// Writes into the record's status that it keeps failing and is left alone for `pause`.
     ///

@@ -6,27 +6,27 @@
 //! Who else writes them: other farms their own locks and presence; users records, labels and bells.
 //! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
 
-mod bells;
-pub mod child;
+pub mod cache;
 pub mod claims;
-pub mod emptiness;
-mod epoch;
+mod doorbells;
 pub mod kind;
+mod kind_state;
 pub mod kinds;
-mod lot;
+pub mod mass_deletion_guard;
 pub mod plan;
 pub mod preflight;
 mod presence;
+pub mod record_task;
 pub mod records;
 mod run;
 pub mod session;
-pub mod tree;
+mod session_loop;
 
 use std::sync::Arc;
 
 use crate::ids::FarmName;
 use crate::labels::Selector;
-use crate::store::{Limits, Store};
+use crate::store::{Store, TxnLimits};
 use crate::time::{Clock, IdSource};
 
 pub use preflight::PreflightError;
@@ -46,7 +46,7 @@ pub struct FarmSettings {
     /// How it proves that it is alive.
     pub session: SessionSettings,
     /// What fits into one transaction.
-    pub limits: Limits,
+    pub limits: TxnLimits,
     /// A node whose agent is gone counts as down after this long.
     pub node_grace: std::time::Duration,
 }
@@ -56,7 +56,7 @@ pub const NODE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What a farm runs on.
 #[derive(Clone)]
-pub struct Ground {
+pub struct Env {
     /// The store.
     pub store: Arc<dyn Store>,
     /// Time.

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::kind::RecordId;
 use super::records::{Locks, Peers, RecordLabels, Records};
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{FarmName, SessionId};
 use crate::labels::Selector;
-use crate::probe::{Mutation, active};
 
 /// A record that its preferred farm has not claimed for this long is anybody's.
 pub const GRACE: Duration = Duration::from_millis(750);
@@ -26,7 +26,7 @@ pub const SETTLED: Duration = Duration::from_secs(2);
 pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
 
 /// Everything that claims depend on.
-pub struct Observed<'a> {
+pub struct ClaimsObserved<'a> {
     /// All records.
     pub records: &'a Records,
     /// Names without a record that are claimed all the same: something is left of them.
@@ -86,7 +86,7 @@ impl ClaimPlan {
 }
 
 /// Decides about claims.
-pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
+pub fn plan(seen: &ClaimsObserved<'_>) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
     for id in seen.records.0.keys().chain(seen.left_behind) {
         let owner = seen.locks.0.get(id).and_then(|locks| locks.owner.as_ref());
@@ -119,13 +119,13 @@ pub fn plan(seen: &Observed<'_>) -> ClaimPlan {
     plan
 }
 
-fn is_gone(seen: &Observed<'_>, id: &RecordId) -> bool {
+fn is_gone(seen: &ClaimsObserved<'_>, id: &RecordId) -> bool {
     !seen.records.0.contains_key(id) && !seen.left_behind.contains(id)
 }
 
 /// Locks that our session still holds although no task of ours works on their record: a task was stopped in the
 /// middle of something, or giving up failed. Whoever owns the record now waits for them.
-fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
+fn left_behind(seen: &ClaimsObserved<'_>, plan: &mut ClaimPlan) {
     for (id, locks) in seen.locks.0.iter().filter(|(id, _)| !seen.held.contains(id)) {
         let owned = locks.owner.as_ref() == Some(seen.session);
         let gone = !seen.suspicious && is_gone(seen, id);
@@ -143,7 +143,7 @@ fn left_behind(seen: &Observed<'_>, plan: &mut ClaimPlan) {
 }
 
 /// The lock tree may be a moment behind our own claim. Later, a restored snapshot has taken the lock away.
-fn not_shown(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
+fn not_shown(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan) {
     let Some(since) = seen.unowned_since.get(id) else { return };
     match seen.now >= *since + SURELY_SHOWN {
         true => plan.drop.push(id.clone()),
@@ -151,9 +151,9 @@ fn not_shown(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
     }
 }
 
-fn keep_or_part(seen: &Observed<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
+fn keep_or_part(seen: &ClaimsObserved<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
     if !wanted {
-        if !active(Mutation::ClaimKept) {
+        if !enabled(Failpoint::ClaimKept) {
             plan.release.push(id.clone());
         }
         return;
@@ -171,7 +171,7 @@ fn keep_or_part(seen: &Observed<'_>, id: &RecordId, wanted: bool, plan: &mut Cla
     }
 }
 
-fn claim_or_wait(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
+fn claim_or_wait(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan) {
     if let Some(until) = seen.barred.get(id).filter(|until| **until > seen.now) {
         plan.look_again(*until);
         return;
@@ -188,7 +188,7 @@ fn claim_or_wait(seen: &Observed<'_>, id: &RecordId, plan: &mut ClaimPlan) {
 
 /// The farm that a record belongs to: the one with the highest score among those whose selector matches it, so
 /// that a farm that comes or goes moves only its own share. `None` while no matching farm is known.
-fn preferred(seen: &Observed<'_>, id: &RecordId) -> Option<(FarmName, SessionId)> {
+fn preferred(seen: &ClaimsObserved<'_>, id: &RecordId) -> Option<(FarmName, SessionId)> {
     let candidates = seen.peers.0.iter().filter(|(_, peer)| !peer.leaving);
     candidates
         .filter(|(_, peer)| seen.labels.matches(id, &peer.selector))

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::epoch::{Days, Done, Epochal};
-use super::records::Presence;
+use super::records::FarmPresence;
+use super::session_loop::{Done, FarmLoop, SessionState};
 use crate::ids::{FarmName, NodeName, SessionId};
 use crate::store::{Op, Store, StoreError, TxnOutcome, key};
 
@@ -17,14 +17,14 @@ const PRESENCE_EVERY: Duration = Duration::from_secs(3);
 #[derive(Default)]
 pub(super) struct Announced {
     /// As far as is known; while it is being said, too.
-    pub(super) said: Option<Presence>,
+    pub(super) said: Option<FarmPresence>,
     /// When it was tried last; `None`: the farm has no name yet.
     at: Option<Instant>,
 }
 
-impl Days<'_> {
+impl FarmLoop<'_> {
     /// Puts the farm's presence into its place; while another live farm has the name, waits.
-    pub(super) async fn take_name(&mut self, e: &mut Epochal) {
+    pub(super) async fn take_name(&mut self, e: &mut SessionState) {
         let mut warned = false;
         loop {
             let presence = self.presence(e);
@@ -46,12 +46,12 @@ impl Days<'_> {
         }
     }
 
-    fn presence(&self, e: &Epochal) -> Presence {
+    fn presence(&self, e: &SessionState) -> FarmPresence {
         let settings = &self.farm.settings;
         let unusable = self.lots.iter().flat_map(|lot| {
             lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
         });
-        Presence {
+        FarmPresence {
             session: e.epoch.session().clone(),
             selector: settings.selector.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -83,7 +83,7 @@ impl Days<'_> {
 
     /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
     /// yet, or if it is known when there is something new.
-    pub(super) fn announce_again(&mut self, e: &mut Epochal) -> Option<Instant> {
+    pub(super) fn announce_again(&mut self, e: &mut SessionState) -> Option<Instant> {
         let presence = self.presence(e);
         let at = e.announced.at?;
         let peers = self.peers.seen();
@@ -120,7 +120,7 @@ async fn announce(
     store: &dyn Store,
     farm: &FarmName,
     session: &SessionId,
-    presence: &Presence,
+    presence: &FarmPresence,
 ) -> Result<bool, StoreError> {
     let value = serde_json::to_vec(presence).expect("a presence encodes").into();
     let op = Op::Lock { key: key::farm(farm), value, session: session.clone() };

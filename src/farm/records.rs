@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::cache::CacheIndex;
 use super::kind::RecordId;
-use super::tree::Digest;
 use crate::ids::{FarmName, NodeName, SessionId};
 use crate::labels::{Labels, Selector, decode_labels};
 use crate::store::{Entry, Index, Op, Prefix, key};
@@ -28,7 +28,7 @@ pub struct Record {
 #[derive(Debug, Default)]
 pub struct Records(pub BTreeMap<RecordId, Arc<Record>>);
 
-impl Digest for Records {
+impl CacheIndex for Records {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let record = |entry: Entry| {
             let id = RecordId::from(prefix.tail(&entry.key)?);
@@ -63,7 +63,7 @@ pub struct RecordLocks {
 #[derive(Debug, Default)]
 pub struct Locks(pub BTreeMap<RecordId, RecordLocks>);
 
-impl Digest for Locks {
+impl CacheIndex for Locks {
     fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut locks: BTreeMap<RecordId, RecordLocks> = BTreeMap::new();
         for entry in entries {
@@ -129,7 +129,7 @@ impl RecordLabels {
     }
 }
 
-impl Digest for RecordLabels {
+impl CacheIndex for RecordLabels {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let labels = |entry: Entry| {
             let id = RecordId::from(prefix.tail(&entry.key)?);
@@ -151,7 +151,7 @@ impl Digest for RecordLabels {
 
 /// A live farm, as it says of itself at `rcfarm/farms/<farm>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Presence {
+pub struct FarmPresence {
     /// Its session.
     pub session: SessionId,
     /// Which records it claims.
@@ -182,7 +182,7 @@ pub struct Presence {
 
 /// A live farm as the others see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerFarm {
     /// Its session.
     pub session: SessionId,
     /// Which records it claims.
@@ -197,18 +197,18 @@ pub struct Peer {
 
 /// The live farms: those whose presence is held by a session.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Peers(pub BTreeMap<FarmName, Peer>);
+pub struct Peers(pub BTreeMap<FarmName, PeerFarm>);
 
-impl Digest for Peers {
+impl CacheIndex for Peers {
     fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let peer = |entry: Entry| {
             let name: FarmName = prefix.tail(&entry.key)?.parse().ok()?;
             let session = entry.session?;
-            let presence: Presence = serde_json::from_slice(&entry.value).ok()?;
+            let presence: FarmPresence = serde_json::from_slice(&entry.value).ok()?;
             let selector = presence.selector.parse().ok()?;
             let leaving = presence.leaving;
             let (index, created) = (entry.modify_index, entry.create_index);
-            Some((name, Peer { session, selector, leaving, index, created }))
+            Some((name, PeerFarm { session, selector, leaving, index, created }))
         };
         Peers(entries.into_iter().filter_map(peer).collect())
     }
@@ -220,15 +220,15 @@ impl Digest for Peers {
 
 /// Doorbells by kind and name, with the ModifyIndex of each.
 #[derive(Debug, Default)]
-pub struct Bells(pub BTreeMap<(String, RecordId), Index>);
+pub struct Doorbells(pub BTreeMap<(String, RecordId), Index>);
 
-impl Digest for Bells {
+impl CacheIndex for Doorbells {
     fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let bell = |entry: Entry| {
             let (kind, id) = prefix.tail(&entry.key)?.split_once('/')?;
             Some(((kind.to_owned(), RecordId::from(id)), entry.modify_index))
         };
-        Bells(entries.into_iter().filter_map(bell).collect())
+        Doorbells(entries.into_iter().filter_map(bell).collect())
     }
 
     fn len(&self) -> usize {

@@ -11,16 +11,16 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
-use super::epoch::Days;
+use super::cache::{Cache, FarmEvent, WakeQueue};
 use super::kind::{Kind, RecordId};
-use super::lot::Lot;
-use super::records::{Bells, Locks, Peers, RecordLabels, Records};
-use super::session::{Keeper, Member};
-use super::tree::{Event, Inbox, Tree};
-use super::{FarmSettings, Ground, PreflightError, preflight};
-use crate::probe;
+use super::kind_state::KindState;
+use super::records::{Doorbells, Locks, Peers, RecordLabels, Records};
+use super::session::{FarmMember, Keeper};
+use super::session_loop::FarmLoop;
+use super::{Env, FarmSettings, PreflightError, preflight};
+use crate::failpoints;
 use crate::store::key;
-use crate::store::watch::Pace;
+use crate::store::watch::PollPolicy;
 use crate::time::backoff;
 
 /// What a farm does at the moment, for its HTTP endpoint and its tests.
@@ -54,7 +54,7 @@ pub enum FarmError {
 /// A farm, set up but not yet running.
 pub struct Farm {
     pub(super) settings: FarmSettings,
-    pub(super) ground: Ground,
+    pub(super) ground: Env,
     kinds: Vec<Arc<dyn Kind>>,
     report: Arc<Mutex<FarmReport>>,
 }
@@ -62,7 +62,7 @@ pub struct Farm {
 impl Farm {
     /// A farm of the given kinds.
     #[must_use]
-    pub fn new(settings: FarmSettings, ground: Ground, kinds: Vec<Arc<dyn Kind>>) -> Self {
+    pub fn new(settings: FarmSettings, ground: Env, kinds: Vec<Arc<dyn Kind>>) -> Self {
         Farm { settings, ground, kinds, report: Arc::default() }
     }
 
@@ -89,17 +89,17 @@ impl Farm {
         };
         started?;
         let reader: Arc<dyn crate::store::Reader> = self.ground.store.clone();
-        let inbox = Arc::new(Inbox::default());
-        let peers = Tree::<Peers>::new(reader.clone(), key::farms(), Pace::PROMPT);
-        let bells = Tree::<Bells>::new(reader.clone(), key::bells(), Pace::PROMPT);
-        let lots: Vec<Lot> =
-            self.kinds.iter().map(|kind| Lot::new(kind.clone(), &reader)).collect();
+        let inbox = Arc::new(WakeQueue::default());
+        let peers = Cache::<Peers>::new(reader.clone(), key::farms(), PollPolicy::PROMPT);
+        let bells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);
+        let lots: Vec<KindState> =
+            self.kinds.iter().map(|kind| KindState::new(kind.clone(), &reader)).collect();
         let mut watches = JoinSet::new();
         for watch in self.watches(&inbox, &peers, &bells, &lots) {
-            watches.spawn(probe::task(watch.instrument(tracing::Span::current())));
+            watches.spawn(failpoints::task(watch.instrument(tracing::Span::current())));
         }
         let mut days =
-            Days { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
+            FarmLoop { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
         let stop = shutdown.child_token();
         let mut living = pin!(self.live(&mut days, &stop));
         let ended = tokio::select! {
@@ -119,10 +119,10 @@ impl Farm {
     }
 
     /// One session after the other.
-    async fn live(&self, days: &mut Days<'_>, shutdown: &CancellationToken) {
+    async fn live(&self, days: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
             self.ground.store.clone(),
-            Member::farm(&self.settings.name, &self.ground.ids.uuid()),
+            FarmMember::farm(&self.settings.name, &self.ground.ids.uuid()),
             self.settings.session.clone(),
         ));
         let mut failures = 0;
@@ -179,17 +179,17 @@ impl Farm {
 
     fn watches(
         &self,
-        inbox: &Arc<Inbox>,
-        peers: &Arc<Tree<Peers>>,
-        bells: &Arc<Tree<Bells>>,
-        lots: &[Lot],
+        inbox: &Arc<WakeQueue>,
+        peers: &Arc<Cache<Peers>>,
+        bells: &Arc<Cache<Doorbells>>,
+        lots: &[KindState],
     ) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.ground.ids.fork();
-        let post = |event: Event| {
+        let post = |event: FarmEvent| {
             let inbox = inbox.clone();
             move || inbox.post(event.clone())
         };
-        let (claims, rung) = (post(Event::Claims), post(Event::Bells));
+        let (claims, rung) = (post(FarmEvent::Claims), post(FarmEvent::Doorbells));
         let mut all: Vec<BoxFuture<'static, ()>> = vec![
             Box::pin(peers.clone().watch(ids(), move |old, new| {
                 if old.value != new.value {
@@ -199,32 +199,32 @@ impl Farm {
             Box::pin(bells.clone().watch(ids(), move |_, _| rung())),
         ];
         for lot in lots {
-            let (claims, inbox_) = (post(Event::Claims), inbox.clone());
+            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
             all.push(Box::pin(lot.records.clone().watch(ids(), move |old, new| {
                 let (old_len, changed) =
                     (old.value.0.len(), changed_records(&old.value, &new.value));
                 // A record that came or went; a mere edit wakes its own task alone.
                 let moved = old_len != new.value.0.len()
                     || changed.iter().any(|id| !old.value.0.contains_key(id));
-                inbox_.post(Event::Touched(changed));
+                inbox_.post(FarmEvent::Changed(changed));
                 if moved || !new.is_trusted_as(old) {
                     claims();
                 }
             })));
-            let (claims, inbox_) = (post(Event::Claims), inbox.clone());
+            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
             let labels = lot.labels.clone().watch(ids(), move |old, new| {
-                inbox_.post(Event::Touched(RecordLabels::touched(&old.value, &new.value)));
+                inbox_.post(FarmEvent::Changed(RecordLabels::touched(&old.value, &new.value)));
                 claims();
             });
             all.push(from(&lot.labelled, labels));
-            let (claims, inbox_) = (post(Event::Claims), inbox.clone());
+            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
             let locks = lot.locks.clone().watch(ids(), move |old, new| {
                 let other = |locks: &Locks, id| {
                     locks.0.get(id).map(|l| l.others.clone()).unwrap_or_default()
                 };
                 let ids = old.value.0.keys().chain(new.value.0.keys());
                 let touched = ids.filter(|id| other(&old.value, id) != other(&new.value, id));
-                inbox_.post(Event::Touched(touched.cloned().collect()));
+                inbox_.post(FarmEvent::Changed(touched.cloned().collect()));
                 claims();
             });
             all.extend(lot.kind.watches(inbox));

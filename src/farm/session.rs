@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::SessionId;
-use crate::probe::{Mutation, active};
 use crate::store::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 
 /// How a daemon proves that it is alive.
@@ -41,7 +41,7 @@ pub const SERVICE: &str = "rcfarm-farm";
 
 /// Who keeps a session: a farm, or a node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct FarmMember {
     /// The service's name, shared by all of a sort.
     pub service: &'static str,
     /// The service's id, unique on the Consul agent. A second farm of the same name must not keep the first one's
@@ -53,16 +53,16 @@ pub struct Member {
     pub behavior: Behavior,
 }
 
-impl Member {
+impl FarmMember {
     /// A farm; `process` tells two processes of one name apart.
     #[must_use]
-    pub fn farm(name: &crate::ids::FarmName, process: &Uuid) -> Member {
+    pub fn farm(name: &crate::ids::FarmName, process: &Uuid) -> FarmMember {
         let process = process.simple().to_string();
-        Member {
+        FarmMember {
             service: SERVICE,
             service_id: format!("{SERVICE}-{name}-{}", &process[..8]),
             meta: ("farm", name.to_string()),
-            behavior: match active(Mutation::LockOutlivesSession) {
+            behavior: match enabled(Failpoint::LockOutlivesSession) {
                 true => Behavior::Release,
                 false => Behavior::Delete,
             },
@@ -73,7 +73,7 @@ impl Member {
 /// Opens and keeps epochs.
 pub struct Keeper {
     store: Arc<dyn Store>,
-    member: Member,
+    member: FarmMember,
     settings: SessionSettings,
     /// Sessions of ours whose end is not certain. The check that we go on beating keeps them alive, and with them
     /// every lock of theirs.
@@ -88,7 +88,7 @@ struct Deadlines {
 
 impl Deadlines {
     fn earlier(&self) -> Instant {
-        if active(Mutation::NoDeadline) {
+        if enabled(Failpoint::NoDeadline) {
             return self.session + Duration::from_secs(3600);
         }
         self.check.map_or(self.session, |check| check.min(self.session))
@@ -96,13 +96,13 @@ impl Deadlines {
 }
 
 /// An open epoch with what is needed to keep it.
-pub struct Kept {
+pub struct KeptSession {
     epoch: Epoch,
     service: Option<TtlService>,
     deadlines: Arc<Mutex<Deadlines>>,
 }
 
-impl Kept {
+impl KeptSession {
     /// The epoch.
     #[must_use]
     pub fn epoch(&self) -> &Epoch {
@@ -118,7 +118,7 @@ impl Kept {
 
 impl Keeper {
     /// A keeper for `member`.
-    pub fn new(store: Arc<dyn Store>, member: Member, settings: SessionSettings) -> Self {
+    pub fn new(store: Arc<dyn Store>, member: FarmMember, settings: SessionSettings) -> Self {
         Keeper { store, member, settings, unclosed: Mutex::default() }
     }
 
@@ -140,7 +140,7 @@ impl Keeper {
     ///
     /// # Errors
     /// Any [`StoreError`] of making the session; a refused check is only a warning.
-    pub async fn open(&self) -> Result<Kept, StoreError> {
+    pub async fn open(&self) -> Result<KeptSession, StoreError> {
         self.close_earlier().await?;
         let beaten = Instant::now();
         let service = self.register().await?;
@@ -163,7 +163,7 @@ impl Keeper {
         };
         let epoch = Epoch::new(session, deadlines.earlier());
         info!(session = %epoch.session(), check = service.is_some(), "session opened");
-        Ok(Kept { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
+        Ok(KeptSession { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
     }
 
     async fn close_earlier(&self) -> Result<(), StoreError> {
@@ -206,7 +206,7 @@ impl Keeper {
     }
 
     /// Keeps an epoch until it ends.
-    pub async fn keep(&self, kept: &Kept) {
+    pub async fn keep(&self, kept: &KeptSession) {
         let beats = async {
             match &kept.service {
                 Some(service) => self.beat(kept, service).await,
@@ -223,7 +223,7 @@ impl Keeper {
         kept.epoch.end();
     }
 
-    async fn watch_deadline(&self, kept: &Kept) {
+    async fn watch_deadline(&self, kept: &KeptSession) {
         while kept.epoch.is_live() {
             sleep_until(kept.epoch.good_until()).await;
         }
@@ -231,7 +231,7 @@ impl Keeper {
             Consul: all writing stops until there is a new one");
     }
 
-    async fn beat(&self, kept: &Kept, service: &TtlService) {
+    async fn beat(&self, kept: &KeptSession, service: &TtlService) {
         let every = service.ttl / 3;
         let mut failing = false;
         loop {
@@ -248,7 +248,7 @@ impl Keeper {
                     warn!("the agent has forgotten our check; it is registered again");
                     let _ = self.store.register_service(service).await;
                     if let Ok(false) = self.store.renew_session(kept.epoch.session()).await
-                        && !active(Mutation::DeadSessionKept)
+                        && !enabled(Failpoint::DeadSessionKept)
                     {
                         self.gone(kept);
                         return;
@@ -264,14 +264,14 @@ impl Keeper {
         }
     }
 
-    async fn renew(&self, kept: &Kept) {
+    async fn renew(&self, kept: &KeptSession) {
         let ttl = self.settings.session_ttl;
         let mut pause = ttl / 3;
         loop {
             sleep(pause).await;
             let asked = Instant::now();
             match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
-                Ok(Ok(renewed)) if renewed || active(Mutation::DeadSessionKept) => {
+                Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
                     pause = ttl / 3;
                     self.prolong(kept, |deadlines| deadlines.session = asked + ttl);
                 }
@@ -288,19 +288,19 @@ impl Keeper {
         }
     }
 
-    fn gone(&self, kept: &Kept) {
+    fn gone(&self, kept: &KeptSession) {
         warn!(session = %kept.epoch.session(), "the session is gone: a new one is opened");
         kept.epoch.end();
     }
 
-    fn prolong(&self, kept: &Kept, change: impl FnOnce(&mut Deadlines)) {
+    fn prolong(&self, kept: &KeptSession, change: impl FnOnce(&mut Deadlines)) {
         let mut deadlines = kept.deadlines.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut deadlines);
         kept.epoch.extend(deadlines.earlier());
     }
 
     /// Ends an epoch for good: the session with all its locks, and the registration.
-    pub async fn close(&self, kept: &Kept, deregister: bool) {
+    pub async fn close(&self, kept: &KeptSession, deregister: bool) {
         kept.epoch.end();
         let limit = Duration::from_secs(3);
         let session = kept.epoch.session();

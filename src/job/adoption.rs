@@ -17,7 +17,7 @@ pub enum Reference {
 
 /// What becomes of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdoptionVerdict {
     /// It is a member.
     Member,
     /// It becomes one.
@@ -36,20 +36,20 @@ pub fn verdict(
     matches: bool,
     owner_deleting: bool,
     pod_deleting: bool,
-) -> Verdict {
+) -> AdoptionVerdict {
     match (reference, matches) {
-        (Reference::Mine, true) => Verdict::Member,
-        (Reference::Mine, false) if !owner_deleting => Verdict::Release,
-        (Reference::Nobody, true) if !owner_deleting && !pod_deleting => Verdict::Adopt,
-        _ => Verdict::Ignore,
+        (Reference::Mine, true) => AdoptionVerdict::Member,
+        (Reference::Mine, false) if !owner_deleting => AdoptionVerdict::Release,
+        (Reference::Nobody, true) if !owner_deleting && !pod_deleting => AdoptionVerdict::Adopt,
+        _ => AdoptionVerdict::Ignore,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use AdoptionVerdict as V;
     use Reference as R;
-    use Verdict as V;
 
     /// `kubeflow_common.md` §1.12, line by line; `None`: whichever.
     #[test]

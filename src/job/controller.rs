@@ -1,7 +1,7 @@
 //! The task of one claimed job: look, plan, commit.
 
+mod batched_start;
 mod step;
-mod volley;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use self::step::Step;
+use self::step::PlannedStep;
+use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
+use super::collect_orphans::{self, sweep};
+use super::document::{self, FieldIssue, Read};
 use super::events;
-use super::form::{self, Read, Remark};
-use super::labelled::Labelled;
+use super::labelled::LabelledMember;
 use super::machine::JobPhase;
 use super::members::FreePod;
-use super::plan::{Group, GroupStep, Observed, Plan, plan};
+use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
 use super::spec::{JobUid, Slot};
-use super::status::{JobStatus, Owner, Reason};
-use super::sweep::{self, sweep};
+use super::status::{JobOwner, JobReason, JobStatus};
 use super::waiting::why_waits;
-use super::world::{JobWorld, Known, Page, Pods, UNSEEN};
 use super::writes::{self, Made};
 use crate::command::Pending;
-use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::records::Record;
 use crate::ids::{Namespaced, NodeName};
 use crate::manifest::content_hash;
-use crate::pod_group::status::Phase;
-use crate::rc::plan::Standing;
+use crate::pod_group::status::PodGroupPhase;
+use crate::rc::plan::NodeReadiness;
 use crate::store::{Commit, Index, Key, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
 
@@ -53,18 +53,18 @@ const STEPS: usize = 8;
 
 /// See the module.
 pub struct JobController {
-    site: Site,
-    post: Post,
+    site: ControllerContext,
+    post: ClaimedRecord,
     id: Namespaced,
-    world: Arc<JobWorld>,
+    world: Arc<JobCaches>,
     page: Page,
-    known: Known,
+    known: JobPendingWrites,
     /// What is known may be older than what was last written: it is read before the next plan.
     behind: bool,
     refused: u32,
     /// Transactions of a volley may be under way that are not awaited here.
     loose: bool,
-    owner: Owner,
+    owner: JobOwner,
     warned: Option<String>,
     /// Commands that were carried out and that the tree may still show.
     consumed: BTreeSet<Uuid>,
@@ -75,19 +75,19 @@ pub struct JobController {
 /// What a record says.
 struct Meaning {
     read: Read,
-    /// See [`form::shape`].
+    /// See [`document::shape`].
     shape: u64,
 }
 
 /// What one look found.
-struct Look {
+struct JobObservation {
     record: Arc<Meaning>,
     record_index: Index,
     uid: JobUid,
     pods: Pods,
     free: Vec<FreePod>,
     taken: BTreeSet<Slot>,
-    group: Group,
+    group: ObservedGroup,
     commands: Vec<Pending>,
     /// ModifyIndex of the group's status.
     placed_at: Index,
@@ -96,18 +96,23 @@ struct Look {
 impl JobController {
     /// A controller for a claimed job.
     #[must_use]
-    pub fn new(site: Site, post: Post, id: Namespaced, world: Arc<JobWorld>) -> JobController {
+    pub fn new(
+        site: ControllerContext,
+        post: ClaimedRecord,
+        id: Namespaced,
+        world: Arc<JobCaches>,
+    ) -> JobController {
         let page = world.take_page(&id);
         world.note_job(&id);
         let behind = page.is_none();
-        let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
+        let owner = JobOwner { farm: site.farm.clone(), since: site.clock.wall() };
         JobController {
             site,
             post,
             id,
             world,
             page: page.unwrap_or_default(),
-            known: Known::default(),
+            known: JobPendingWrites::default(),
             behind,
             refused: 0,
             loose: true,
@@ -119,16 +124,16 @@ impl JobController {
     }
 
     /// What the record says; decoded when it has changed.
-    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<Remark>> {
+    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldIssue>> {
         if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
-        let (document, read) = match form::decode(&self.id, value) {
+        let (document, read) = match document::decode(&self.id, value) {
             // A job that goes need not be understood: its pods and its group are known without it.
-            Err(problems) => form::farewell(value).ok_or(problems)?,
+            Err(problems) => document::farewell(value).ok_or(problems)?,
             Ok(read) => read,
         };
-        let meaning = Arc::new(Meaning { read, shape: form::shape(&document) });
+        let meaning = Arc::new(Meaning { read, shape: document::shape(&document) });
         self.meaning = Some((index, meaning.clone()));
         Ok(meaning)
     }
@@ -141,12 +146,12 @@ impl JobController {
         }
         self.world.catch_up().await?;
         let removed = std::mem::take(&mut self.known.removed);
-        self.known = Known { removed, ..Known::default() };
+        self.known = JobPendingWrites { removed, ..JobPendingWrites::default() };
         self.behind = false;
         Ok(())
     }
 
-    async fn look(&mut self, record: &Record) -> Result<Option<Look>, ReconcileError> {
+    async fn look(&mut self, record: &Record) -> Result<Option<JobObservation>, ReconcileError> {
         if let Some(why) = self.world.blind() {
             return Err(ReconcileError::Elsewhere(why));
         }
@@ -177,12 +182,27 @@ impl JobController {
         let placed_at = placed_at.unwrap_or_default();
         let record = meaning;
         let commands = self.commands();
-        Ok(Some(Look { record, record_index, uid, pods, free, taken, group, commands, placed_at }))
+        Ok(Some(JobObservation {
+            record,
+            record_index,
+            uid,
+            pods,
+            free,
+            taken,
+            group,
+            commands,
+            placed_at,
+        }))
     }
 
     /// Asks for each pod that the trees do not show although nobody here removed it: rights may hide a part of a tree, or
     /// it is old. A single read is refused where a list is only short.
-    async fn doubt(&self, uid: JobUid, pods: &Pods, group: &Group) -> Result<(), ReconcileError> {
+    async fn doubt(
+        &self,
+        uid: JobUid,
+        pods: &Pods,
+        group: &ObservedGroup,
+    ) -> Result<(), ReconcileError> {
         let bare = pods.own.iter().filter(|pod| pod.intent.is_none());
         let bare = bare.filter_map(|pod| writes::place_of(&self.id, pod));
         let mut keys: Vec<Key> = bare.map(|at| key::intent(&at.node, &at.pod)).collect();
@@ -224,10 +244,10 @@ impl JobController {
     }
 
     /// The PodGroup as the scheduler's owner sees it.
-    fn group(&self, read: &Read, uid: JobUid) -> Result<Group, ReconcileError> {
+    fn group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
         let (index, record) = &self.page.group;
         if *index == Index::ZERO {
-            return Ok(Group::default());
+            return Ok(ObservedGroup::default());
         }
         let owner = record.as_ref().and_then(|record| record.spec.owner.as_ref());
         let of_name = owner.is_some_and(|o| o.kind == "Job" && o.name == self.id.name.as_str());
@@ -239,7 +259,7 @@ impl JobController {
         let Some(record) =
             record.as_ref().filter(|_| owner.is_some_and(|o| o.uid == uid.to_string()))
         else {
-            return Ok(Group { is_foreign: true, ..Group::default() });
+            return Ok(ObservedGroup { is_foreign: true, ..ObservedGroup::default() });
         };
         let statuses = self.world.groups.seen();
         let status = statuses.value.of(&self.id);
@@ -248,19 +268,19 @@ impl JobController {
         });
         let Some(status) = status else {
             let round = record.spec.round;
-            return Ok(Group { exists: true, round, ..Group::default() });
+            return Ok(ObservedGroup { exists: true, round, ..ObservedGroup::default() });
         };
-        let down = |node: &NodeName| self.world.nodes.standing(node) == Standing::Down;
+        let down = |node: &NodeName| self.world.nodes.standing(node) == NodeReadiness::Down;
         let places = status
             .may_start(&record.spec)
             .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
-        Ok(Group {
+        Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
             round: record.spec.round,
             places,
-            unknown: status.phase == Phase::Unknown,
-            is_over: status.phase == Phase::Completed,
+            unknown: status.phase == PodGroupPhase::Unknown,
+            is_over: status.phase == PodGroupPhase::Completed,
             waits: why_waits(status, read.spec.framework),
         })
     }
@@ -272,8 +292,8 @@ impl JobController {
         of_job.filter(|command| !self.consumed.contains(&command.id)).cloned().collect()
     }
 
-    fn decide(&self, look: &Look, status: &JobStatus, room: usize) -> Plan {
-        plan(&Observed {
+    fn decide(&self, look: &JobObservation, status: &JobStatus, room: usize) -> JobPlan {
+        plan(&JobObserved {
             id: &self.id,
             uid: look.uid,
             job: &look.record.read.spec,
@@ -295,7 +315,7 @@ impl JobController {
     }
 
     /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
-    fn step(&self, look: &Look) -> Result<Step, ReconcileError> {
+    fn step(&self, look: &JobObservation) -> Result<PlannedStep, ReconcileError> {
         let mut room = (self.site.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
         let old = &self.page.status.1;
         // That of an older job of the name is no phase of this one.
@@ -339,9 +359,9 @@ impl JobController {
     }
 
     /// The record is gone: whatever is left of the job goes, too.
-    async fn tidy_up(&mut self) -> Result<Next, ReconcileError> {
+    async fn tidy_up(&mut self) -> Result<Action, ReconcileError> {
         if !self.world.may_remove() {
-            return Ok(Next::After(TIDY_AGAIN));
+            return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
         let status = self.page.status.1.clone();
         let pods = self.world.pods_of(&self.id, status.uid, &self.known, None);
@@ -352,12 +372,12 @@ impl JobController {
             if sweep.is_last {
                 self.world.forget_job(&self.id);
             }
-            return Ok(Next::After(TIDY_AGAIN));
+            return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
         let mut txn = Txn::under(&self.post.claim);
         txn.push(Op::CheckNotExists { key: key::job(&self.id) });
         txn.extend(sweep.ops.iter().cloned());
-        let event = sweep::audited(&self.site, &self.id, &status, &sweep);
+        let event = collect_orphans::audited(&self.site, &self.id, &status, &sweep);
         txn.push(crate::audit::op(self.site.ids.ordered_uuid(event.timestamp), &event));
         match self.site.writer.commit(txn).await {
             Ok(Commit::Applied(_)) => {
@@ -368,14 +388,14 @@ impl JobController {
                 let gone = sweep.pods.into_iter().map(|(place, mark)| (place, (mark.slot, now)));
                 self.known.removed.extend(gone);
                 self.behind = true;
-                Ok(Next::After(Duration::ZERO))
+                Ok(Action::RequeueAfter(Duration::ZERO))
             }
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.id, ?refusals, "refused: looking again");
                 self.behind = true;
                 self.post.records.hurry();
-                Ok(Next::After(TIDY_AGAIN))
+                Ok(Action::RequeueAfter(TIDY_AGAIN))
             }
             Err(error) => {
                 self.behind |= error.outcome_unknown();
@@ -385,7 +405,11 @@ impl JobController {
     }
 
     /// Commits a step, unless it says and does nothing new.
-    async fn carry_out(&mut self, look: &Look, mut step: Step) -> Result<Next, ReconcileError> {
+    async fn carry_out(
+        &mut self,
+        look: &JobObservation,
+        mut step: PlannedStep,
+    ) -> Result<Action, ReconcileError> {
         let now = self.site.clock.wall();
         let (status_index, old) = &self.page.status;
         let status = &mut step.plan.status;
@@ -413,7 +437,7 @@ impl JobController {
         }
         txn.extend(step.ops.iter().cloned());
         if let Some(event) = {
-            let Step { plan, before, removed, released, .. } = &step;
+            let PlannedStep { plan, before, removed, released, .. } = &step;
             events::step(&self.site, &self.id, look.uid, *before, plan, removed, released)
         } {
             let id = self.site.ids.ordered_uuid(event.timestamp);
@@ -424,7 +448,7 @@ impl JobController {
                 let rest = std::mem::take(&mut step.rest);
                 self.took_place(look, step, index);
                 match rest.is_empty() {
-                    true => Ok(Next::After(Duration::ZERO)),
+                    true => Ok(Action::RequeueAfter(Duration::ZERO)),
                     false => self.fire(look, rest).await,
                 }
             }
@@ -446,18 +470,18 @@ impl JobController {
     }
 
     /// Plans anew in a moment; later and later if that is refused, too.
-    fn after_refusal(&mut self) -> Next {
+    fn after_refusal(&mut self) -> Action {
         self.world.commands.hurry();
         self.world.groups.hurry();
         let again = self.refused;
         self.refused = again.saturating_add(1);
-        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+        Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
     }
 
-    fn took_place(&mut self, look: &Look, step: Step, index: Index) {
+    fn took_place(&mut self, look: &JobObservation, step: PlannedStep, index: Index) {
         self.refused = 0;
         self.now_known(look, &step, index);
-        let Step { plan, made, removed, group, before, .. } = step;
+        let PlannedStep { plan, made, removed, group, before, .. } = step;
         let shown = self.world.commands.seen();
         let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
         self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
@@ -482,8 +506,8 @@ impl JobController {
     }
 
     /// What is known of pods after a step. A transaction that changed none is one that no tree of them will ever show.
-    fn now_known(&mut self, look: &Look, step: &Step, index: Index) {
-        let Step { made, adopted, removed, released, .. } = step;
+    fn now_known(&mut self, look: &JobObservation, step: &PlannedStep, index: Index) {
+        let PlannedStep { made, adopted, removed, released, .. } = step;
         let now = Instant::now();
         let known = &mut self.known;
         known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
@@ -498,11 +522,15 @@ impl JobController {
         for Made { place, mark, manifest } in made {
             known.removed.remove(place);
             let intent = Some((index, content_hash(manifest.as_bytes())));
-            known.pods.insert(place.clone(), (Labelled { index, mark: mark.clone() }, intent));
+            known
+                .pods
+                .insert(place.clone(), (LabelledMember { index, mark: mark.clone() }, intent));
         }
         for (place, mark, intent) in adopted {
             info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
-            known.pods.insert(place.clone(), (Labelled { index, mark: mark.clone() }, *intent));
+            known
+                .pods
+                .insert(place.clone(), (LabelledMember { index, mark: mark.clone() }, *intent));
         }
         let changed = [made.len(), adopted.len(), removed.len(), released.len()];
         if changed != [0; 4] {
@@ -514,7 +542,7 @@ impl JobController {
     }
 
     /// Until when nothing needs to be looked at.
-    fn rest(&mut self, plan: &Plan, now: Timestamp) -> Next {
+    fn rest(&mut self, plan: &JobPlan, now: Timestamp) -> Action {
         if plan.status.state.phase.is_final() {
             // Of ten thousand that have ended it would be kept for nothing.
             self.meaning = None;
@@ -529,8 +557,8 @@ impl JobController {
             .map(|(_, at)| (*at + UNSEEN).saturating_duration_since(Instant::now()));
         let unseen = unseen.filter(|left| !left.is_zero()).max();
         match [due, unseen].into_iter().flatten().min() {
-            Some(pause) => Next::After(pause.max(Duration::from_millis(10))),
-            None => Next::OnChange,
+            Some(pause) => Action::RequeueAfter(pause.max(Duration::from_millis(10))),
+            None => Action::AwaitChange,
         }
     }
 
@@ -538,7 +566,7 @@ impl JobController {
         &mut self,
         record_index: Index,
         uid: JobUid,
-        problems: &[Remark],
+        problems: &[FieldIssue],
     ) -> Result<(), ReconcileError> {
         let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let words = words.join("; ");
@@ -551,7 +579,7 @@ impl JobController {
         if status.uid != uid {
             status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
         }
-        status.say_meanwhile(Reason::InvalidRecord, &words);
+        status.say_meanwhile(JobReason::InvalidRecord, &words);
         status.last_error = Some(words);
         self.say(record_index, status).await
     }
@@ -588,7 +616,7 @@ impl JobController {
 
 #[async_trait]
 impl Controller for JobController {
-    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
+    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         if self.behind || self.has_loose_ends() {
             self.refresh().await?;
         }
@@ -597,7 +625,7 @@ impl Controller for JobController {
         if let Some(fresh) = self.world.answer_bell(&self.id).await? {
             self.known.fresh = fresh;
         }
-        let Some(look) = self.look(record).await? else { return Ok(Next::OnChange) };
+        let Some(look) = self.look(record).await? else { return Ok(Action::AwaitChange) };
         let step = self.step(&look)?;
         self.carry_out(&look, step).await
     }
@@ -613,7 +641,7 @@ impl Controller for JobController {
             self.refresh().await?;
         }
         let mut status = self.page.status.1.clone();
-        status.say_meanwhile(Reason::Quarantined, error);
+        status.say_meanwhile(JobReason::Quarantined, error);
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
         self.say(record.index, status).await

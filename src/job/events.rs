@@ -1,26 +1,26 @@
 //! The audit records of a job's owner.
 
 use super::machine::JobPhase;
-use super::plan::{Create, Plan};
+use super::plan::{Create, JobPlan};
 use super::spec::{JobUid, Slot};
 use super::status::JobStatus;
 use crate::audit::{Actor, AuditRecord, Details, JobStep};
-use crate::farm::kind::Site;
+use crate::farm::kind::ControllerContext;
 use crate::ids::{Namespaced, NodeName};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 
 /// Pods listed in one record.
 const LISTED: usize = 64;
 
 /// What a transaction did; `None`: it only counted.
 pub fn step(
-    site: &Site,
+    site: &ControllerContext,
     id: &Namespaced,
     uid: JobUid,
     before: JobPhase,
-    plan: &Plan,
-    removed: &[(Place, Slot)],
-    released: &[Place],
+    plan: &JobPlan,
+    removed: &[(PodRef, Slot)],
+    released: &[PodRef],
 ) -> Option<AuditRecord> {
     let status = &plan.status;
     let nothing = before == status.state.phase
@@ -60,13 +60,18 @@ pub fn step(
 }
 
 /// What a transaction of a volley did.
-pub fn volley(site: &Site, id: &Namespaced, status: &JobStatus, creates: &[Create]) -> AuditRecord {
+pub fn volley(
+    site: &ControllerContext,
+    id: &Namespaced,
+    status: &JobStatus,
+    creates: &[Create],
+) -> AuditRecord {
     let details = JobStep { pods_added: created(creates), ..unasked(site, id, status) };
     AuditRecord::new(&Details::JobStep(details), site.clock.wall())
 }
 
 /// A step of the farm's own that changes neither phase nor pods.
-pub(super) fn unasked(site: &Site, id: &Namespaced, status: &JobStatus) -> JobStep {
+pub(super) fn unasked(site: &ControllerContext, id: &Namespaced, status: &JobStatus) -> JobStep {
     JobStep {
         job: id.clone(),
         uid: status.uid.0,

@@ -8,17 +8,17 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use tracing::debug;
 
+use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
 use super::labelled::JobPods;
-use super::world::{JobWorld, PodStandings, Realities, record_id};
-use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
+use crate::farm::cache::{FarmEvent, WakeQueue};
+use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind, RecordId};
 use crate::farm::records::Records;
-use crate::farm::tree::{Event, Inbox};
 use crate::ids::Namespaced;
-use crate::pod_group::statuses::Statuses;
-use crate::rc::plan::Place;
+use crate::pod_group::statuses::PodGroupStatuses;
+use crate::rc::plan::PodRef;
 use crate::store::key::{self, LabelKind};
-use crate::store::watch::Pace;
+use crate::store::watch::PollPolicy;
 use crate::store::{Index, Prefix, StoreError};
 
 /// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
@@ -28,20 +28,20 @@ const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Jobs as a kind of record.
 pub struct JobKind {
-    site: Site,
-    world: Arc<JobWorld>,
+    site: ControllerContext,
+    world: Arc<JobCaches>,
 }
 
 impl JobKind {
     /// The kind, over a world that it watches.
     #[must_use]
-    pub fn new(site: Site, world: Arc<JobWorld>) -> Self {
+    pub fn new(site: ControllerContext, world: Arc<JobCaches>) -> Self {
         JobKind { site, world }
     }
 }
 
-fn touched(ids: BTreeSet<Namespaced>) -> Event {
-    Event::Touched(ids.iter().map(record_id).collect())
+fn touched(ids: BTreeSet<Namespaced>) -> FarmEvent {
+    FarmEvent::Changed(ids.iter().map(record_id).collect())
 }
 
 #[async_trait]
@@ -66,8 +66,8 @@ impl Kind for JobKind {
         false
     }
 
-    fn pace(&self) -> Pace {
-        Pace::BULK
+    fn pace(&self) -> PollPolicy {
+        PollPolicy::BULK
     }
 
     fn trees(&self) -> Vec<Prefix> {
@@ -94,7 +94,7 @@ impl Kind for JobKind {
         tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
     }
 
-    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         // Commands are watched for schedulers, too, and there.
         let (world, ids) = (self.world.clone(), self.site.ids.fork());
         let leftovers = {
@@ -102,7 +102,7 @@ impl Kind for JobKind {
             async move {
                 loop {
                     match world.look_for_leftovers().await {
-                        Ok(()) => inbox.post(Event::Claims),
+                        Ok(()) => inbox.post(FarmEvent::Claims),
                         Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
                     }
                     tokio::time::sleep(ids.jitter(LEFTOVERS_PAUSE, 0.5)).await;
@@ -122,7 +122,7 @@ impl Kind for JobKind {
         self.world.has_something()
     }
 
-    fn watches_of_records(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches_of_records(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.site.ids.fork();
         let world = self.world.clone();
         let pods = {
@@ -132,14 +132,14 @@ impl Kind for JobKind {
                 jobs.iter().filter(|job| new.value.has(job)).for_each(|job| world.note_job(job));
                 inbox.post(touched(jobs));
                 // There may be pods of jobs that are gone.
-                inbox.post(Event::Claims);
+                inbox.post(FarmEvent::Claims);
             })
         };
         let realities = {
             let inbox = inbox.clone();
             let world_ = world.clone();
             world.realities.clone().watch(ids(), move |old, new| {
-                let places: Vec<&Place> = Realities::touched(&old.value, &new.value).collect();
+                let places: Vec<&PodRef> = Realities::touched(&old.value, &new.value).collect();
                 let mut jobs = world_.owners(&old.value, places.iter().copied());
                 jobs.extend(world_.owners(&new.value, places.into_iter()));
                 inbox.post(touched(jobs));
@@ -148,14 +148,14 @@ impl Kind for JobKind {
         let standings = {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.standings.clone().watch(ids(), move |old, new| {
-                let places = PodStandings::touched(&old.value, &new.value);
+                let places = PodStates::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(&world.realities.seen().value, places)));
             })
         };
         let groups = {
             let inbox = inbox.clone();
             world.groups.clone().watch(ids(), move |old, new| {
-                inbox.post(touched(Statuses::touched(&old.value, &new.value)));
+                inbox.post(touched(PodGroupStatuses::touched(&old.value, &new.value)));
             })
         };
         {
@@ -193,7 +193,7 @@ impl Kind for JobKind {
         self.world.blind().into_iter().collect()
     }
 
-    fn controller(&self, post: Post) -> Box<dyn Controller> {
+    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
         // Checked by `check_name` when it was claimed.
         let id = post.id.as_str().parse().expect("a job's name");
         Box::new(JobController::new(self.site.clone(), post, id, self.world.clone()))

@@ -6,28 +6,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::manifest::Mark;
+use super::manifest::PodIdentity;
 use super::spec::{JobUid, Slot};
 use super::writes::{mark_of, name_of, uid_of};
-use crate::farm::tree::Digest;
+use crate::farm::cache::CacheIndex;
 use crate::ids::Namespaced;
 use crate::labels::{Labels, decode_labels};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::key;
 use crate::store::{Entry, Index, Prefix};
 
 /// A pod of a job by its labels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Labelled {
+pub struct LabelledMember {
     /// ModifyIndex.
     pub index: Index,
     /// What the labels say.
-    pub mark: Mark,
+    pub mark: PodIdentity,
 }
 
 /// A pod whose labels name a job and no uid: nobody's yet.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Free {
+pub struct Unowned {
     /// ModifyIndex.
     pub index: Index,
     /// Which member it says to be.
@@ -38,7 +38,7 @@ pub struct Free {
 
 /// A pod with a job's uid whose labels, or whose name, are not those of a member of the job that they name.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Astray {
+pub struct Mismatched {
     /// ModifyIndex.
     pub index: Index,
     /// Its labels.
@@ -48,41 +48,41 @@ pub struct Astray {
 /// What a pod's labels make of it.
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
-    Of(Arc<Labelled>),
-    Free(Namespaced, Arc<Free>),
-    Astray(JobUid, Arc<Astray>),
+    Of(Arc<LabelledMember>),
+    Free(Namespaced, Arc<Unowned>),
+    Astray(JobUid, Arc<Mismatched>),
 }
 
 /// `labels/pod/`, the pods of jobs.
 #[derive(Debug, Default)]
 pub struct JobPods {
-    by_job: BTreeMap<Namespaced, BTreeMap<Place, Arc<Labelled>>>,
-    free: BTreeMap<Namespaced, BTreeMap<Place, Arc<Free>>>,
-    astray: BTreeMap<JobUid, BTreeMap<Place, Arc<Astray>>>,
+    by_job: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<LabelledMember>>>,
+    free: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<Unowned>>>,
+    astray: BTreeMap<JobUid, BTreeMap<PodRef, Arc<Mismatched>>>,
     entries: usize,
 }
 
 impl JobPods {
     /// The pods that carry a job's name and a uid.
-    pub fn of(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Labelled>)> {
+    pub fn of(&self, job: &Namespaced) -> impl Iterator<Item = (&PodRef, &Arc<LabelledMember>)> {
         self.by_job.get(job).into_iter().flatten()
     }
 
     /// Whose the pods at these places are.
     #[must_use]
-    pub fn owners(&self, places: &BTreeSet<&Place>) -> BTreeSet<Namespaced> {
-        let has_one = |own: &BTreeMap<Place, _>| own.keys().any(|place| places.contains(place));
+    pub fn owners(&self, places: &BTreeSet<&PodRef>) -> BTreeSet<Namespaced> {
+        let has_one = |own: &BTreeMap<PodRef, _>| own.keys().any(|place| places.contains(place));
         let owners = self.by_job.iter().filter(|(_, own)| has_one(own));
         owners.map(|(job, _)| job.clone()).collect()
     }
 
     /// Those that carry its name and no uid.
-    pub fn free(&self, job: &Namespaced) -> impl Iterator<Item = (&Place, &Arc<Free>)> {
+    pub fn free(&self, job: &Namespaced) -> impl Iterator<Item = (&PodRef, &Arc<Unowned>)> {
         self.free.get(job).into_iter().flatten()
     }
 
     /// Those that carry the uid and are not what they are called.
-    pub fn astray(&self, uid: JobUid) -> impl Iterator<Item = (&Place, &Arc<Astray>)> {
+    pub fn astray(&self, uid: JobUid) -> impl Iterator<Item = (&PodRef, &Arc<Mismatched>)> {
         self.astray.get(&uid).into_iter().flatten()
     }
 
@@ -101,7 +101,7 @@ impl JobPods {
         own.chain(free).cloned().collect()
     }
 
-    fn insert(&mut self, place: Place, kind: Kind) {
+    fn insert(&mut self, place: PodRef, kind: Kind) {
         match kind {
             Kind::Of(labelled) => {
                 self.by_job.entry(labelled.mark.job.clone()).or_default().insert(place, labelled);
@@ -115,28 +115,29 @@ impl JobPods {
 }
 
 /// What the labels of the pod at a place make of it; `None`: it is no job's.
-fn kind_of(place: &Place, index: Index, labels: Labels) -> Option<Kind> {
+fn kind_of(place: &PodRef, index: Index, labels: Labels) -> Option<Kind> {
     let uid = uid_of(&labels);
     match (mark_of(&labels), uid) {
         (Some(mark), _) if mark.slot.pod_id(&mark.job).is_ok_and(|id| id == place.pod) => {
-            Some(Kind::Of(Arc::new(Labelled { index, mark })))
+            Some(Kind::Of(Arc::new(LabelledMember { index, mark })))
         }
-        (_, Some(uid)) => Some(Kind::Astray(uid, Arc::new(Astray { index, labels }))),
+        (_, Some(uid)) => Some(Kind::Astray(uid, Arc::new(Mismatched { index, labels }))),
         (_, None) => {
             let (job, slot) = name_of(&labels)?;
             let is_so_called = slot.pod_id(&job).is_ok_and(|id| id == place.pod);
-            is_so_called.then(|| Kind::Free(job, Arc::new(Free { index, slot, labels })))
+            is_so_called.then(|| Kind::Free(job, Arc::new(Unowned { index, slot, labels })))
         }
     }
 }
 
-impl Digest for JobPods {
+impl CacheIndex for JobPods {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
-        let known: BTreeMap<&Place, &Arc<Labelled>> = old.by_job.values().flatten().collect();
+        let known: BTreeMap<&PodRef, &Arc<LabelledMember>> =
+            old.by_job.values().flatten().collect();
         for entry in entries {
             let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
-            let place = Place { node, pod };
+            let place = PodRef { node, pod };
             let same = known.get(&place).filter(|seen| seen.index == entry.modify_index);
             let kind = match same {
                 Some(same) => Some(Kind::Of((*same).clone())),
@@ -191,7 +192,7 @@ mod tests {
         ];
         let pods = JobPods::digest(&JobPods::default(), &key::labels(key::LabelKind::Pod), entries);
         let (a, b) = ("default/a".parse().unwrap(), "default/b".parse().unwrap());
-        let nodes = |places: Vec<&Place>| {
+        let nodes = |places: Vec<&PodRef>| {
             places.iter().map(|place| place.node.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(nodes(pods.of(&a).map(|(place, _)| place).collect()), ["n1"]);

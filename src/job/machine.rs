@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::command::Action;
+use crate::command::CommandAction;
 
 /// How far a job has come. Volcano's ten.
 #[derive(
@@ -73,7 +73,7 @@ impl fmt::Display for JobPhase {
 
 /// What is asked of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum JobRequest {
     /// Nothing: look how it stands.
     Sync,
     /// Its record says that it shall not run now.
@@ -81,39 +81,39 @@ pub enum Ask {
     /// A limit was passed, or a member failed in a way that is not tried again.
     Fail,
     /// A command or a policy.
-    Do(Action),
+    Do(CommandAction),
 }
 
-impl Ask {
+impl JobRequest {
     /// All that there is.
-    pub const ALL: [Ask; 10] = [
-        Ask::Sync,
-        Ask::Suspend,
-        Ask::Fail,
-        Ask::Do(Action::RestartJob),
-        Ask::Do(Action::RestartTask),
-        Ask::Do(Action::RestartPod),
-        Ask::Do(Action::AbortJob),
-        Ask::Do(Action::ResumeJob),
-        Ask::Do(Action::CompleteJob),
-        Ask::Do(Action::TerminateJob),
+    pub const ALL: [JobRequest; 10] = [
+        JobRequest::Sync,
+        JobRequest::Suspend,
+        JobRequest::Fail,
+        JobRequest::Do(CommandAction::RestartJob),
+        JobRequest::Do(CommandAction::RestartTask),
+        JobRequest::Do(CommandAction::RestartPod),
+        JobRequest::Do(CommandAction::AbortJob),
+        JobRequest::Do(CommandAction::ResumeJob),
+        JobRequest::Do(CommandAction::CompleteJob),
+        JobRequest::Do(CommandAction::TerminateJob),
     ];
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for JobRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ask::Sync => f.pad("Sync"),
-            Ask::Suspend => f.pad("Suspend"),
-            Ask::Fail => f.pad("Fail"),
-            Ask::Do(action) => action.fmt(f),
+            JobRequest::Sync => f.pad("Sync"),
+            JobRequest::Suspend => f.pad("Suspend"),
+            JobRequest::Fail => f.pad("Fail"),
+            JobRequest::Do(action) => action.fmt(f),
         }
     }
 }
 
 /// What the counts of members say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PhaseDecision {
     /// There are no members to count.
     Empty,
     /// Fewer than needed have started.
@@ -128,21 +128,21 @@ pub enum Verdict {
     Failed,
 }
 
-impl Verdict {
+impl PhaseDecision {
     /// All that there are.
-    pub const ALL: [Verdict; 6] = [
-        Verdict::Empty,
-        Verdict::Short,
-        Verdict::Enough,
-        Verdict::TooManyPending,
-        Verdict::Succeeded,
-        Verdict::Failed,
+    pub const ALL: [PhaseDecision; 6] = [
+        PhaseDecision::Empty,
+        PhaseDecision::Short,
+        PhaseDecision::Enough,
+        PhaseDecision::TooManyPending,
+        PhaseDecision::Succeeded,
+        PhaseDecision::Failed,
     ];
 }
 
 /// Whether a restart may be made, and whether it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Budget {
+pub enum RetryBudget {
     /// A person asks: it is made, and not counted.
     Free,
     /// It is made and counted.
@@ -153,15 +153,15 @@ pub enum Budget {
 
 /// What the machine must know besides phase and ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub struct JobFacts {
     /// What the counts say.
-    pub verdict: Verdict,
+    pub verdict: PhaseDecision,
     /// Members are there that have not ended: waiting, running, or on their way out.
     pub alive: bool,
     /// So few are still on their way out that enough could start again.
     pub cleared: bool,
     /// For restarts.
-    pub budget: Budget,
+    pub budget: RetryBudget,
 }
 
 /// Which members are removed.
@@ -192,14 +192,14 @@ pub struct Move {
 }
 
 /// Decides.
-pub fn step(phase: JobPhase, ask: Ask, facts: Facts) -> Move {
+pub fn step(phase: JobPhase, ask: JobRequest, facts: JobFacts) -> Move {
     use JobPhase as P;
     match phase {
         P::Pending | P::Running => at_work(phase, ask, facts),
         P::Restarting => restarting(ask, facts),
         P::Aborting | P::Aborted => match ask {
-            Ask::Do(Action::ResumeJob) => go(P::Restarting, Stop::Unfinished),
-            Ask::Do(Action::TerminateJob) => go(P::Terminating, Stop::Unfinished),
+            JobRequest::Do(CommandAction::ResumeJob) => go(P::Restarting, Stop::Unfinished),
+            JobRequest::Do(CommandAction::TerminateJob) => go(P::Terminating, Stop::Unfinished),
             _ => stopping(phase, P::Aborted, facts),
         },
         P::Completing => stopping(phase, P::Completed, facts),
@@ -212,60 +212,66 @@ fn go(to: JobPhase, stop: Stop) -> Move {
     Move { to, stop, counts: false }
 }
 
-fn stopping(phase: JobPhase, then: JobPhase, facts: Facts) -> Move {
+fn stopping(phase: JobPhase, then: JobPhase, facts: JobFacts) -> Move {
     go(if facts.alive { phase } else { then }, Stop::Unfinished)
 }
 
 /// The asks that end a job, or stop it, in the same way wherever it stands.
-fn ending(ask: Ask) -> Option<Move> {
+fn ending(ask: JobRequest) -> Option<Move> {
     Some(match ask {
-        Ask::Suspend => go(JobPhase::Aborting, Stop::All),
-        Ask::Fail => go(JobPhase::Failed, Stop::Unfinished),
-        Ask::Do(Action::AbortJob) => go(JobPhase::Aborting, Stop::Unfinished),
-        Ask::Do(Action::CompleteJob) => go(JobPhase::Completing, Stop::Unfinished),
-        Ask::Do(Action::TerminateJob) => go(JobPhase::Terminating, Stop::Unfinished),
+        JobRequest::Suspend => go(JobPhase::Aborting, Stop::All),
+        JobRequest::Fail => go(JobPhase::Failed, Stop::Unfinished),
+        JobRequest::Do(CommandAction::AbortJob) => go(JobPhase::Aborting, Stop::Unfinished),
+        JobRequest::Do(CommandAction::CompleteJob) => go(JobPhase::Completing, Stop::Unfinished),
+        JobRequest::Do(CommandAction::TerminateJob) => go(JobPhase::Terminating, Stop::Unfinished),
         _ => return None,
     })
 }
 
-fn at_work(phase: JobPhase, ask: Ask, facts: Facts) -> Move {
+fn at_work(phase: JobPhase, ask: JobRequest, facts: JobFacts) -> Move {
     if let Some(end) = ending(ask) {
         return end;
     }
     match ask {
-        Ask::Do(Action::RestartJob) => restart(Stop::All, facts),
-        Ask::Do(Action::RestartTask | Action::RestartPod) => restart(Stop::Target, facts),
+        JobRequest::Do(CommandAction::RestartJob) => restart(Stop::All, facts),
+        JobRequest::Do(CommandAction::RestartTask | CommandAction::RestartPod) => {
+            restart(Stop::Target, facts)
+        }
         _ => match (phase, facts.verdict) {
-            (JobPhase::Pending, Verdict::Short | Verdict::TooManyPending) => {
+            (JobPhase::Pending, PhaseDecision::Short | PhaseDecision::TooManyPending) => {
                 go(JobPhase::Pending, Stop::Nobody)
             }
             (JobPhase::Pending, _) => go(JobPhase::Running, Stop::Nobody),
-            (_, Verdict::Succeeded) => go(JobPhase::Completed, Stop::ByPolicy),
-            (_, Verdict::Failed) => go(JobPhase::Failed, Stop::ByPolicy),
-            (_, Verdict::TooManyPending) => go(JobPhase::Pending, Stop::Nobody),
-            (_, Verdict::Empty | Verdict::Short | Verdict::Enough) => go(phase, Stop::Nobody),
+            (_, PhaseDecision::Succeeded) => go(JobPhase::Completed, Stop::ByPolicy),
+            (_, PhaseDecision::Failed) => go(JobPhase::Failed, Stop::ByPolicy),
+            (_, PhaseDecision::TooManyPending) => go(JobPhase::Pending, Stop::Nobody),
+            (_, PhaseDecision::Empty | PhaseDecision::Short | PhaseDecision::Enough) => {
+                go(phase, Stop::Nobody)
+            }
         },
     }
 }
 
-fn restart(stop: Stop, facts: Facts) -> Move {
+fn restart(stop: Stop, facts: JobFacts) -> Move {
     match facts.budget {
-        Budget::Spent => go(JobPhase::Failed, Stop::Unfinished),
-        Budget::Left => Move { to: JobPhase::Restarting, stop, counts: true },
-        Budget::Free => go(JobPhase::Restarting, stop),
+        RetryBudget::Spent => go(JobPhase::Failed, Stop::Unfinished),
+        RetryBudget::Left => Move { to: JobPhase::Restarting, stop, counts: true },
+        RetryBudget::Free => go(JobPhase::Restarting, stop),
     }
 }
 
 /// A restart that is under way was counted when it began; another one on top of it is the same.
-fn restarting(ask: Ask, facts: Facts) -> Move {
+fn restarting(ask: JobRequest, facts: JobFacts) -> Move {
     if let Some(end) = ending(ask) {
         return end;
     }
     let next = if facts.cleared { JobPhase::Pending } else { JobPhase::Restarting };
     match ask {
-        Ask::Do(Action::RestartJob) => go(JobPhase::Restarting, Stop::All),
-        Ask::Do(Action::RestartTask | Action::RestartPod) => go(JobPhase::Restarting, Stop::Target),
-        _ if facts.budget == Budget::Spent => go(JobPhase::Failed, Stop::Unfinished),
+        JobRequest::Do(CommandAction::RestartJob) => go(JobPhase::Restarting, Stop::All),
+        JobRequest::Do(CommandAction::RestartTask | CommandAction::RestartPod) => {
+            go(JobPhase::Restarting, Stop::Target)
+        }
+        _ if facts.budget == RetryBudget::Spent => go(JobPhase::Failed, Stop::Unfinished),
         _ => go(next, Stop::Nobody),
     }
 }
@@ -277,7 +283,7 @@ pub fn table() -> String {
         "| phase | asked | if | then | removed | counted |\n|---|---|---|---|---|---|\n",
     );
     for phase in JobPhase::ALL {
-        for ask in Ask::ALL {
+        for ask in JobRequest::ALL {
             let mut rows: Vec<(Vec<String>, Move)> = Vec::new();
             for facts in all_facts() {
                 let step = step(phase, ask, facts);
@@ -301,24 +307,21 @@ pub fn table() -> String {
     text
 }
 
-fn all_facts() -> impl Iterator<Item = Facts> {
+fn all_facts() -> impl Iterator<Item = JobFacts> {
     let bools = [false, true];
-    Verdict::ALL.into_iter().flat_map(move |verdict| {
+    PhaseDecision::ALL.into_iter().flat_map(move |verdict| {
         bools.into_iter().flat_map(move |alive| {
             bools.into_iter().flat_map(move |cleared| {
-                [Budget::Free, Budget::Left, Budget::Spent].into_iter().map(move |budget| Facts {
-                    verdict,
-                    alive,
-                    cleared,
-                    budget,
-                })
+                [RetryBudget::Free, RetryBudget::Left, RetryBudget::Spent]
+                    .into_iter()
+                    .map(move |budget| JobFacts { verdict, alive, cleared, budget })
             })
         })
     })
 }
 
-fn words(facts: Facts) -> String {
-    let Facts { verdict, alive, cleared, budget } = facts;
+fn words(facts: JobFacts) -> String {
+    let JobFacts { verdict, alive, cleared, budget } = facts;
     format!("{verdict:?} {} {} {budget:?}", yes(alive, "alive"), yes(cleared, "cleared"))
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::operator::{self, Cluster, Peer, mpi};
+use super::operator::{self, Cluster, ClusterPeer, mpi};
 use super::plan::Create;
 use super::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
 use crate::ids::{Namespaced, NodeName, PodId};
@@ -16,7 +16,7 @@ use crate::manifest::Resources;
 
 /// Which pod of which job: `job` of the manifest, and what its labels say.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct PodIdentity {
     /// The job.
     #[serde(rename = "id")]
     pub job: Namespaced,
@@ -49,7 +49,7 @@ impl Placed<'_> {
     /// Where every member is reached. Those that share an address have ports of their own: the offset counts the members
     /// before them, in the order of the tasks, that are there, too.
     #[must_use]
-    pub fn peers(&self) -> BTreeMap<Slot, Peer> {
+    pub fn peers(&self) -> BTreeMap<Slot, ClusterPeer> {
         let mut at: BTreeMap<String, u16> = BTreeMap::new();
         let mut peers = BTreeMap::new();
         for task in &self.job.tasks {
@@ -58,7 +58,7 @@ impl Placed<'_> {
                 let Some(node) = self.places.get(&slot) else { continue };
                 let host = (self.address)(node);
                 let count = at.entry(host.clone()).or_default();
-                peers.insert(slot, Peer { host, offset: *count });
+                peers.insert(slot, ClusterPeer { host, offset: *count });
                 *count = count.saturating_add(1);
             }
         }
@@ -67,8 +67,8 @@ impl Placed<'_> {
 
     /// What a pod is: its mark.
     #[must_use]
-    pub fn mark(&self, create: &Create) -> Mark {
-        Mark {
+    pub fn mark(&self, create: &Create) -> PodIdentity {
+        PodIdentity {
             job: self.id.clone(),
             uid: self.uid,
             slot: create.slot.clone(),
@@ -79,7 +79,12 @@ impl Placed<'_> {
 
     /// The manifest of a pod. `peers` are [`Placed::peers`].
     #[must_use]
-    pub fn manifest(&self, create: &Create, pod: &PodId, peers: &BTreeMap<Slot, Peer>) -> String {
+    pub fn manifest(
+        &self,
+        create: &Create,
+        pod: &PodId,
+        peers: &BTreeMap<Slot, ClusterPeer>,
+    ) -> String {
         let Some(task) = self.job.task(&create.slot.task) else { return String::new() };
         let template = &task.template;
         let mut fields = Map::new();
@@ -113,9 +118,9 @@ impl Placed<'_> {
         container: &Container,
         restart: Restart,
         create: &Create,
-        peers: &BTreeMap<Slot, Peer>,
+        peers: &BTreeMap<Slot, ClusterPeer>,
     ) -> Value {
-        let nowhere = Peer { host: String::new(), offset: 0 };
+        let nowhere = ClusterPeer { host: String::new(), offset: 0 };
         let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
         let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
         let mut env: BTreeMap<&str, String> =
@@ -218,7 +223,7 @@ fn limits(containers: &[Container]) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::manifest::Manifest;
-    use crate::node::spec::{Launchable, PodSpec};
+    use crate::node::spec::{LaunchSpec, PodSpec};
     use crate::store::Index;
 
     #[test]
@@ -234,7 +239,7 @@ mod tests {
         };
         let document = json!({"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {
             "Master": member(1), "Worker": member(2)}}});
-        let job = crate::job::form::read(&id, &document).unwrap().spec;
+        let job = crate::job::document::read(&id, &document).unwrap().spec;
         let places = [("Master", 0, "n1"), ("Worker", 0, "n2"), ("Worker", 1, "n1")];
         let places: BTreeMap<Slot, NodeName> = places
             .into_iter()
@@ -244,7 +249,10 @@ mod tests {
         let uid = JobUid(Index(7));
         let placed = Placed { id: &id, uid, job: &job, places: &places, address: &address };
         let peers = placed.peers();
-        assert_eq!(peers[&Slot::new("Worker", 1)], Peer { host: "10.0.0.1".into(), offset: 1 });
+        assert_eq!(
+            peers[&Slot::new("Worker", 1)],
+            ClusterPeer { host: "10.0.0.1".into(), offset: 1 }
+        );
         let create = Create {
             slot: Slot::new("Worker", 1),
             node: "n1".parse().unwrap(),
@@ -258,7 +266,7 @@ mod tests {
         let spec = PodSpec::read(&manifest).unwrap();
         assert_eq!(spec.resources, "cpu=2,memory=1Gi,gpu=1".parse().unwrap());
         assert_eq!((spec.limits.cpu_milli, spec.limits.memory_bytes), (2_000, 1 << 30));
-        let Launchable::Process(process) = &spec.launchables["pytorch"] else { panic!("{spec:?}") };
+        let LaunchSpec::Process(process) = &spec.launchables["pytorch"] else { panic!("{spec:?}") };
         assert_eq!(process.command, ["python3", "t.py", "${MASTER_ADDR}"]);
         assert_eq!((process.env["A"].as_str(), process.env["RANK"].as_str()), ("1", "2"));
         assert_eq!(process.env["MASTER_ADDR"], "10.0.0.1");
@@ -271,7 +279,7 @@ mod tests {
         let other = Create { attempt: 4, ..create.clone() };
         assert_ne!(placed.manifest(&other, &pod, &peers), text, "each try has a text of its own");
         let mark = manifest.fields().unwrap()["job"].clone();
-        assert_eq!(serde_json::from_value::<Mark>(mark).unwrap(), placed.mark(&create));
+        assert_eq!(serde_json::from_value::<PodIdentity>(mark).unwrap(), placed.mark(&create));
     }
 
     #[test]
@@ -294,7 +302,7 @@ mod tests {
                 {"name": "I_MPI_HYDRA_BOOTSTRAP", "value": "slurm"},
                 {"name": "I_MPI_HYDRA_HOST_FILE", "value": "/nowhere"}]}]}}});
         let document = json!({"kind": "MPIJob", "spec": {"mpiReplicaSpecs": {"Launcher": member}}});
-        let job = crate::job::form::read(&id, &document).unwrap().spec;
+        let job = crate::job::document::read(&id, &document).unwrap().spec;
         let slot = Slot::new("Launcher", 0);
         let places = [(slot.clone(), "n1".parse().unwrap())].into();
         let uid = JobUid(Index(7));

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use super::machine::JobPhase;
 use super::operator::{AfterFailure, Counts, TaskCount, after_failure};
-use super::spec::{JobSpec, Slot, Task};
-use super::status::{JobStatus, Members, PodPhase};
+use super::spec::{JobSpec, JobTask, Slot};
+use super::status::{JobMembers, JobStatus, PodPhase};
 use crate::ids::NodeName;
 use crate::store::Index;
 
 /// A pod of the job, as the store and its node show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSeen {
+pub struct MemberPod {
     /// Which member it is.
     pub slot: Slot,
     /// Where it is.
@@ -51,7 +51,7 @@ pub struct FreePod {
 
 /// Why a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-pub enum RemoveReason {
+pub enum MemberRemoveReason {
     /// It belongs to an older attempt.
     OldAttempt,
     /// The job has no such member.
@@ -74,33 +74,33 @@ pub enum RemoveReason {
 #[derive(Debug, Default)]
 pub struct Sorted<'a> {
     /// The pod of each member that has one.
-    pub members: BTreeMap<Slot, &'a PodSeen>,
+    pub members: BTreeMap<Slot, &'a MemberPod>,
     /// Pods that must go, whatever is asked.
-    pub surplus: Vec<(&'a PodSeen, RemoveReason)>,
+    pub surplus: Vec<(&'a MemberPod, MemberRemoveReason)>,
 }
 
 /// Finds the pod of each member: of several the one of the present try, then the one that has come furthest, then the
 /// oldest (`kubeflow_common.md` D2). What is left over, out of range or of an older attempt must go (D1).
 #[must_use]
-pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [PodSeen]) -> Sorted<'a> {
+pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [MemberPod]) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     for pod in pods {
         let in_range = job.task(&pod.slot.task).is_some_and(|task| pod.slot.index < task.replicas);
         if pod.version != status.version {
-            sorted.surplus.push((pod, RemoveReason::OldAttempt));
+            sorted.surplus.push((pod, MemberRemoveReason::OldAttempt));
         } else if !in_range {
-            sorted.surplus.push((pod, RemoveReason::OutOfRange));
+            sorted.surplus.push((pod, MemberRemoveReason::OutOfRange));
         } else if pod.attempt != attempt_of(status, &pod.slot) {
-            sorted.surplus.push((pod, RemoveReason::OldAttempt));
+            sorted.surplus.push((pod, MemberRemoveReason::OldAttempt));
         } else if pod.lost || pod.intent.is_none() {
-            sorted.surplus.push((pod, RemoveReason::Lost));
+            sorted.surplus.push((pod, MemberRemoveReason::Lost));
         } else {
             match sorted.members.get(&pod.slot).copied() {
                 Some(other) if rank(other) >= rank(pod) => {
-                    sorted.surplus.push((pod, RemoveReason::Duplicate));
+                    sorted.surplus.push((pod, MemberRemoveReason::Duplicate));
                 }
                 Some(other) => {
-                    sorted.surplus.push((other, RemoveReason::Duplicate));
+                    sorted.surplus.push((other, MemberRemoveReason::Duplicate));
                     sorted.members.insert(pod.slot.clone(), pod);
                 }
                 None => drop(sorted.members.insert(pod.slot.clone(), pod)),
@@ -110,7 +110,7 @@ pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [PodSeen]) -> Sorte
     sorted
 }
 
-fn rank(pod: &PodSeen) -> (u8, bool, std::cmp::Reverse<Index>) {
+fn rank(pod: &MemberPod) -> (u8, bool, std::cmp::Reverse<Index>) {
     let far = match pod.phase {
         PodPhase::Pending => 0,
         PodPhase::Unknown => 1,
@@ -123,7 +123,7 @@ fn rank(pod: &PodSeen) -> (u8, bool, std::cmp::Reverse<Index>) {
 
 /// What the pods tell of a status that somebody deleted: which attempt of the whole job is the present one, and which try
 /// at each member. What was counted is lost with it.
-pub fn remember(status: &mut JobStatus, pods: &[PodSeen]) {
+pub fn remember(status: &mut JobStatus, pods: &[MemberPod]) {
     status.version = pods.iter().map(|pod| pod.version).max().unwrap_or_default();
     let version = status.version;
     for pod in pods.iter().filter(|pod| pod.version == version) {
@@ -149,11 +149,11 @@ pub fn attempt_of(status: &JobStatus, slot: &Slot) -> u32 {
 pub fn counts<'j>(
     job: &'j JobSpec,
     phase: JobPhase,
-    members: &BTreeMap<Slot, &PodSeen>,
+    members: &BTreeMap<Slot, &MemberPod>,
     leaving: &BTreeMap<Slot, u32>,
 ) -> Counts<'j> {
     let goes_on = phase.starts_members() || phase == JobPhase::Restarting;
-    let count = |task: &'j Task| {
+    let count = |task: &'j JobTask| {
         let mut count = TaskCount::default();
         let own = |slot: &Slot| slot.task == task.name;
         for (slot, pod) in members.iter().filter(|(slot, _)| own(slot)) {
@@ -167,7 +167,7 @@ pub fn counts<'j>(
     job.tasks.iter().map(count).collect()
 }
 
-fn effective(job: &JobSpec, task: &Task, pod: &PodSeen) -> PodPhase {
+fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
     let again = pod.phase == PodPhase::Failed
         && matches!(
             after_failure(job.framework, task.restart, pod.exit_code),
@@ -179,7 +179,11 @@ fn effective(job: &JobSpec, task: &Task, pod: &PodSeen) -> PodPhase {
 /// Whether the members that a task waits for are there (`volcano.md` §2.1): `Succeeded` counts, and a dependency without
 /// a `minAvailable` holds nobody up.
 #[must_use]
-pub fn dependencies_ready(job: &JobSpec, task: &Task, members: &BTreeMap<Slot, &PodSeen>) -> bool {
+pub fn dependencies_ready(
+    job: &JobSpec,
+    task: &JobTask,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> bool {
     if task.depends_on.is_empty() {
         return true;
     }
@@ -197,7 +201,7 @@ pub fn dependencies_ready(job: &JobSpec, task: &Task, members: &BTreeMap<Slot, &
 /// Restarts by nodes that count towards Kubeflow's `backoffLimit` (`kubeflow_common.md` §1.7): of members that run and
 /// whose policy is not `Never`.
 #[must_use]
-pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &PodSeen>) -> u32 {
+pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) -> u32 {
     let counted = members.values().filter(|pod| {
         let task = job.task(&pod.slot.task);
         pod.phase == PodPhase::Running
@@ -214,10 +218,10 @@ pub fn past_backoff_limit(limit: u32, restarts: u32) -> bool {
 
 /// What the counts come to in the status.
 pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selector: &str) {
-    let mut all = Members::default();
+    let mut all = JobMembers::default();
     let (mut by_phase, mut replicas) = (BTreeMap::new(), BTreeMap::new());
     for task in &job.tasks {
-        let Members { pending, running, succeeded, failed, terminating, unknown } =
+        let JobMembers { pending, running, succeeded, failed, terminating, unknown } =
             counts.get(task.name.as_str()).copied().unwrap_or_default().members;
         all.pending += pending;
         all.running += running;

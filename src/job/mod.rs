@@ -1,6 +1,6 @@
 //! Jobs: batch work with members that start together, as Volcano's Job and Kubeflow's training jobs have it.
 //!
-//! Keys read: `rcfarm/jobs/<ns>/<name>` (the user's own document, [`form`]), `rcfarm/job_status/`, `rcfarm/pod_groups/`
+//! Keys read: `rcfarm/jobs/<ns>/<name>` (the user's own document, [`document`]), `rcfarm/job_status/`, `rcfarm/pod_groups/`
 //! and `rcfarm/pod_group_status/`, `rcfarm/commands/`, `labels/pod/`, `intent/`, `reality/`, `status/pods/`,
 //! `rcfarm/nodes/`.
 //! Keys written, in one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of the pods that come and go,
@@ -14,26 +14,26 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`spec`], [`form`], [`validate`](mod@validate) | what is wanted, how it is written, and the rules |
+//! | [`spec`], [`document`], [`validate`](mod@validate) | what is wanted, how it is written, and the rules |
 //! | [`status`], [`machine`] | what is said of it, and its ten phases |
-//! | [`plan`](mod@plan), [`causes`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
+//! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
 //! | `waiting` | why it is not yet where it should be |
 //! | `volley` | members that are started by several transactions |
 //! | `sweep` | what is done about a job whose record is gone |
-//! | [`world`], [`labelled`], [`bells`] | the trees that it watches, and who is told of an end at once |
+//! | [`caches`], [`labelled`], [`doorbells`] | the trees that it watches, and who is told of an end at once |
 
 pub mod adoption;
-pub mod bells;
-pub mod causes;
+mod batched_start;
+pub mod caches;
+mod collect_orphans;
 mod controller;
+pub mod document;
+pub mod doorbells;
 mod events;
-pub mod form;
 mod kind;
 pub mod labelled;
-#[cfg(test)]
-mod lives;
 pub mod machine;
 #[cfg(test)]
 mod machine_tests;
@@ -44,15 +44,15 @@ pub mod plan;
 pub mod pod_status;
 pub mod pods;
 pub mod policies;
+#[cfg(test)]
+mod scenarios;
 pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod status_tests;
-mod sweep;
+pub mod triggers;
 pub mod validate;
-mod volley;
 mod waiting;
-pub mod world;
 pub mod writes;
 
 pub use kind::JobKind;

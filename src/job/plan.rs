@@ -1,28 +1,29 @@
 //! What the owner of a job does next. Pure.
 //!
-//! One plan answers one thing that is asked ([`super::causes`]), takes one step of the machine, and says which pods come
+//! One plan answers one thing that is asked ([`super::triggers`]), takes one step of the machine, and says which pods come
 //! and go, what becomes of the PodGroup, and what the status says afterwards. The owner then looks again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::adoption::{Reference, Verdict, verdict};
-use super::causes::{self, Cause};
-use super::machine::{Ask, Budget, Facts, JobPhase, Stop, step};
+use super::adoption::{AdoptionVerdict, Reference, verdict};
+use super::machine::{JobFacts, JobPhase, JobRequest, RetryBudget, Stop, step};
 use super::members::{
-    FreePod, PodSeen, RemoveReason, attempt_of, counts, dependencies_ready, publish, remember, sort,
+    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, publish,
+    remember, sort,
 };
-use super::operator::{self, Counts, Outcome, total};
+use super::operator::{self, Counts, FrameworkOutcome, total};
 use super::spec::{CleanPods, JobSpec, JobUid, Slot};
-use super::status::{ConditionType, JobStatus, PodPhase, Reason, set_condition};
-use super::{volley, waiting};
+use super::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
+use super::triggers::{self, Trigger};
+use super::{batched_start, waiting};
 use crate::command::Pending;
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{Namespaced, NodeName};
-use crate::probe::{Mutation, active};
 use crate::time::Timestamp;
 
 /// The job's PodGroup, as far as the job cares.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Group {
+pub struct ObservedGroup {
     /// There is a record of this job.
     pub exists: bool,
     /// There is a record of another owner under its name.
@@ -40,7 +41,7 @@ pub struct Group {
 }
 
 /// Everything that a plan depends on.
-pub struct Observed<'a> {
+pub struct JobObserved<'a> {
     /// The job's name.
     pub id: &'a Namespaced,
     /// Which of the name.
@@ -52,7 +53,7 @@ pub struct Observed<'a> {
     /// What was said and remembered last.
     pub status: &'a JobStatus,
     /// Its pods.
-    pub pods: &'a [PodSeen],
+    pub pods: &'a [MemberPod],
     /// Members whose pods are no longer wanted and still real on nodes that can be heard.
     pub leaving: &'a BTreeMap<Slot, u32>,
     /// Pods of an older job of this name.
@@ -66,7 +67,7 @@ pub struct Observed<'a> {
     /// Members whose places are taken by pods that are not theirs.
     pub taken: &'a BTreeSet<Slot>,
     /// Its PodGroup.
-    pub group: &'a Group,
+    pub group: &'a ObservedGroup,
     /// Commands that were not carried out, oldest first.
     pub commands: &'a [Pending],
     /// Whether what was read can be believed enough to remove anything.
@@ -104,13 +105,13 @@ pub enum GroupStep {
 /// What is done next.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
-pub struct Plan {
+pub struct JobPlan {
     /// The status afterwards.
     pub status: JobStatus,
-    /// Pods to be made: as many as there is room for with the plan, and the others in a [`super::volley`].
+    /// Pods to be made: as many as there is room for with the plan, and the others in a [`super::batched_start`].
     pub create: Vec<Create>,
     /// Pods to be removed.
-    pub remove: Vec<(PodSeen, RemoveReason)>,
+    pub remove: Vec<(MemberPod, MemberRemoveReason)>,
     /// Whether pods of an older job of the name are removed.
     pub sweep: bool,
     /// Pods of the name that are nobody's and become members.
@@ -122,26 +123,26 @@ pub struct Plan {
     /// The command that is consumed.
     pub consume: Option<Pending>,
     /// What was asked, for the audit log; `None` when nothing was.
-    pub asked: Option<(Ask, Reason)>,
+    pub asked: Option<(JobRequest, JobReason)>,
     /// Nothing is left: record and status go.
     pub finished: bool,
     /// Look again then, even if nothing happens.
     pub wake_at: Option<Timestamp>,
 }
 
-impl Plan {
+impl JobPlan {
     fn wake(&mut self, at: Option<Timestamp>) {
         self.wake_at = [self.wake_at, at].into_iter().flatten().min();
     }
 }
 
 /// Decides.
-pub fn plan(seen: &Observed<'_>) -> Plan {
+pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let mut status = present(seen);
-    volley::settle(&mut status, seen);
+    batched_start::settle(&mut status, seen);
     let sorted = sort(seen.job, &status, seen.pods);
     status.recall();
-    let mut plan = Plan {
+    let mut plan = JobPlan {
         status,
         create: Vec::new(),
         remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
@@ -165,8 +166,8 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
     let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
-    let cause = causes::cause(
-        &causes::Seen {
+    let cause = triggers::cause(
+        &triggers::TriggerInput {
             job: seen.job,
             uid: seen.uid,
             members: &sorted.members,
@@ -178,7 +179,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
         &mut plan.status,
     );
     plan.consume.clone_from(&cause.command);
-    if cause.ask != Ask::Sync {
+    if cause.ask != JobRequest::Sync {
         plan.asked = Some((cause.ask, cause.reason));
     }
     let gone = advance(seen, &mut plan, &sorted.members, &before, &cause, &outcome);
@@ -206,7 +207,7 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
 }
 
 /// The status of this job of the name: another one's is no concern of it.
-fn present(seen: &Observed<'_>) -> JobStatus {
+fn present(seen: &JobObserved<'_>) -> JobStatus {
     let mut status = seen.status.clone();
     if status.uid != seen.uid || status.created.is_none() {
         let revision = status.revision;
@@ -220,12 +221,12 @@ fn present(seen: &Observed<'_>) -> JobStatus {
         let created = format!("{kind}Created");
         set_condition(
             &mut status.conditions,
-            ConditionType::Created,
+            JobConditionType::Created,
             created,
             String::new(),
             seen.now,
         );
-        status.enter(JobPhase::Pending, kind, Reason::WaitingForAdmission, "", seen.now);
+        status.enter(JobPhase::Pending, kind, JobReason::WaitingForAdmission, "", seen.now);
     }
     status
 }
@@ -235,10 +236,10 @@ fn shape_text(shape: u64) -> String {
 }
 
 /// Something was changed that may not change: everything stays as it is until it is changed back.
-fn standstill(mut plan: Plan) -> Plan {
+fn standstill(mut plan: JobPlan) -> JobPlan {
     let message = "spec: only counts, the priority and times may change once a job has begun; change it back, or \
          delete the job and make it anew";
-    plan.status.say_meanwhile(Reason::ShapeChanged, message);
+    plan.status.say_meanwhile(JobReason::ShapeChanged, message);
     plan.remove.clear();
     plan.sweep = false;
     // What it says by now is of another job: its members would lose the places on which they run.
@@ -249,13 +250,13 @@ fn standstill(mut plan: Plan) -> Plan {
 /// Members that were started and are no more, though nobody here removed them.
 fn note_lost(
     status: &mut JobStatus,
-    seen: &Observed<'_>,
-    surplus: &[(&PodSeen, RemoveReason)],
-    members: &BTreeMap<Slot, &PodSeen>,
+    seen: &JobObserved<'_>,
+    surplus: &[(&MemberPod, MemberRemoveReason)],
+    members: &BTreeMap<Slot, &MemberPod>,
 ) -> Vec<Slot> {
     let mut lost = Vec::new();
     let other_attempt = |slot: &Slot| {
-        surplus.iter().any(|(pod, why)| pod.slot == *slot && *why != RemoveReason::Lost)
+        surplus.iter().any(|(pod, why)| pod.slot == *slot && *why != MemberRemoveReason::Lost)
     };
     for task in &seen.job.tasks {
         let Some(memory) = status.tasks.get_mut(&task.name) else { continue };
@@ -275,8 +276,8 @@ fn note_lost(
 }
 
 /// Members that the job has no more are forgotten with their pods: should it grow again, they are other tries.
-fn forget_surplus(plan: &mut Plan) {
-    let surplus = plan.remove.iter().filter(|(_, why)| *why == RemoveReason::OutOfRange);
+fn forget_surplus(plan: &mut JobPlan) {
+    let surplus = plan.remove.iter().filter(|(_, why)| *why == MemberRemoveReason::OutOfRange);
     for (pod, _) in surplus {
         let current = attempt_of(&plan.status, &pod.slot) == pod.attempt;
         if current && let Some(memory) = plan.status.tasks.get_mut(&pod.slot.task) {
@@ -286,7 +287,7 @@ fn forget_surplus(plan: &mut Plan) {
 }
 
 /// Whether the record is to go: a person says so, or its time is up.
-fn is_over(seen: &Observed<'_>, plan: &mut Plan) -> bool {
+fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
     if seen.job.deleting {
         return true;
     }
@@ -314,8 +315,8 @@ pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
 }
 
 /// Everything goes: pods, then the group, then the record.
-fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
-    plan.remove = seen.pods.iter().map(|pod| (pod.clone(), RemoveReason::Deleted)).collect();
+fn farewell(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
+    plan.remove = seen.pods.iter().map(|pod| (pod.clone(), MemberRemoveReason::Deleted)).collect();
     let nothing_left =
         seen.pods.is_empty() && seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
     plan.remove.truncate(seen.room);
@@ -325,7 +326,7 @@ fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
         plan.sweep = false;
         return plan;
     }
-    plan.status.state.reason = Reason::Deleting.to_string();
+    plan.status.state.reason = JobReason::Deleting.to_string();
     if nothing_left {
         plan.group = GroupStep::Delete;
         // Commands that come too late go with the job: the next one of its name is not to find them.
@@ -337,27 +338,27 @@ fn farewell(seen: &Observed<'_>, mut plan: Plan) -> Plan {
 
 /// One step of the machine. Returns the members that it removes.
 fn advance(
-    seen: &Observed<'_>,
-    plan: &mut Plan,
-    members: &BTreeMap<Slot, &PodSeen>,
+    seen: &JobObserved<'_>,
+    plan: &mut JobPlan,
+    members: &BTreeMap<Slot, &MemberPod>,
     before: &Counts<'_>,
-    cause: &Cause,
-    outcome: &Outcome,
+    cause: &Trigger,
+    outcome: &FrameworkOutcome,
 ) -> BTreeSet<Slot> {
     let job = seen.job;
     let phase = plan.status.state.phase;
     let all = total(before);
     let out = all.terminating + u32::try_from(plan.remove.len()).unwrap_or(u32::MAX);
     let budget = match cause.by_person || cause.by_member {
-        true => Budget::Free,
-        false if plan.status.retry_count < job.max_retry => Budget::Left,
+        true => RetryBudget::Free,
+        false if plan.status.retry_count < job.max_retry => RetryBudget::Left,
         // A restart that has begun is within the limit unless the limit was lowered.
         false if phase == JobPhase::Restarting && plan.status.retry_count == job.max_retry => {
-            Budget::Left
+            RetryBudget::Left
         }
-        false => Budget::Spent,
+        false => RetryBudget::Spent,
     };
-    let facts = Facts {
+    let facts = JobFacts {
         verdict: outcome.verdict,
         alive: all.alive() || out > 0,
         cleared: job.replicas().saturating_sub(out) >= job.min_available,
@@ -369,8 +370,11 @@ fn advance(
         .filter(|(slot, pod)| is_stopped(step.stop, job, cause, slot, pod))
         .map(|(slot, _)| slot.clone())
         .collect();
-    let why =
-        if step.to == JobPhase::Restarting { RemoveReason::Restart } else { RemoveReason::Stop };
+    let why = if step.to == JobPhase::Restarting {
+        MemberRemoveReason::Restart
+    } else {
+        MemberRemoveReason::Stop
+    };
     plan.remove.extend(gone.iter().map(|slot| (members[slot].clone(), why)));
     for slot in &gone {
         let memory = plan.status.memory(&slot.task);
@@ -380,28 +384,29 @@ fn advance(
         *memory.attempts.entry(slot.index).or_default() += 1;
     }
     if step.counts {
-        plan.status.retry_count += if active(Mutation::CountedTwice) { 2 } else { 1 };
+        plan.status.retry_count += if enabled(Failpoint::CountedTwice) { 2 } else { 1 };
     }
-    if step.to == JobPhase::Restarting && matches!(cause.ask, Ask::Do(_)) {
+    if step.to == JobPhase::Restarting && matches!(cause.ask, JobRequest::Do(_)) {
         after_restart(seen, plan, step.stop, cause);
     }
     if cause.is_of_the_whole() {
         plan.status.delayed.clear();
     }
     let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
-    plan.status.suspended = is_stopped && (plan.status.suspended || cause.ask == Ask::Suspend);
+    plan.status.suspended =
+        is_stopped && (plan.status.suspended || cause.ask == JobRequest::Suspend);
     let (reason, message) = match cause.ask {
-        Ask::Sync => (outcome.reason, outcome.message.clone()),
-        _ if step.to == JobPhase::Failed && cause.ask != Ask::Fail => {
+        JobRequest::Sync => (outcome.reason, outcome.message.clone()),
+        _ if step.to == JobPhase::Failed && cause.ask != JobRequest::Fail => {
             let message = format!("{}, and {} retries were made", cause.message, job.max_retry);
-            (Reason::MaxRetryReached, message)
+            (JobReason::MaxRetryReached, message)
         }
         _ => (cause.reason, cause.message.clone()),
     };
     if step.to != phase {
         let reason = match step.to {
-            JobPhase::Aborted if plan.status.suspended => Reason::Suspended,
-            JobPhase::Aborted | JobPhase::Terminated => Reason::Stopped,
+            JobPhase::Aborted if plan.status.suspended => JobReason::Suspended,
+            JobPhase::Aborted | JobPhase::Terminated => JobReason::Stopped,
             _ => reason,
         };
         plan.status.enter(step.to, job.framework.kind(), reason, message, seen.now);
@@ -419,7 +424,7 @@ fn advance(
     gone
 }
 
-fn is_stopped(stop: Stop, job: &JobSpec, cause: &Cause, slot: &Slot, pod: &PodSeen) -> bool {
+fn is_stopped(stop: Stop, job: &JobSpec, cause: &Trigger, slot: &Slot, pod: &MemberPod) -> bool {
     match stop {
         Stop::Nobody => false,
         Stop::All => true,
@@ -434,7 +439,7 @@ fn is_stopped(stop: Stop, job: &JobSpec, cause: &Cause, slot: &Slot, pod: &PodSe
 }
 
 /// A restart of the whole begins a new attempt; one that a failure caused begins after a pause.
-fn after_restart(seen: &Observed<'_>, plan: &mut Plan, stop: Stop, cause: &Cause) {
+fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, cause: &Trigger) {
     let status = &mut plan.status;
     let delay = seen.job.restart_delay;
     let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
@@ -467,12 +472,12 @@ fn after_restart(seen: &Observed<'_>, plan: &mut Plan, stop: Stop, cause: &Cause
 }
 
 /// Takes in the pods that carry the job's name and are nobody's, and lets those go that do not carry it any more.
-fn adopt(seen: &Observed<'_>, plan: &mut Plan) {
+fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let deleting = seen.job.deleting;
     plan.release =
-        seen.astray && verdict(Reference::Mine, false, deleting, false) == Verdict::Release;
+        seen.astray && verdict(Reference::Mine, false, deleting, false) == AdoptionVerdict::Release;
     for pod in seen.free.iter().take(seen.room) {
-        if verdict(Reference::Nobody, true, deleting, !pod.is_intended) != Verdict::Adopt {
+        if verdict(Reference::Nobody, true, deleting, !pod.is_intended) != AdoptionVerdict::Adopt {
             continue;
         }
         let slot = pod.slot.clone();
@@ -486,13 +491,13 @@ fn adopt(seen: &Observed<'_>, plan: &mut Plan) {
 }
 
 /// Starts the members that have a place and nothing to wait for.
-fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
+fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
     let Some(places) = &seen.group.places else { return };
     let starts = plan.status.state.phase.starts_members() && !seen.job.suspend;
     if !starts || waits_for_old(seen, plan) {
         return;
     }
-    let is_early = |at: Timestamp| at > seen.now && !active(Mutation::PausesIgnored);
+    let is_early = |at: Timestamp| at > seen.now && !enabled(Failpoint::PausesIgnored);
     if plan.status.not_before.is_some_and(is_early) {
         return;
     }
@@ -504,9 +509,9 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
-    let most = volley::most(seen, plan);
+    let most = batched_start::most(seen, plan);
     for task in &seen.job.tasks {
-        let ready = active(Mutation::DependenciesIgnored);
+        let ready = enabled(Failpoint::DependenciesIgnored);
         if !ready && !dependencies_ready(seen.job, task, members) {
             continue;
         }
@@ -539,7 +544,7 @@ fn start(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen
 }
 
 /// Whether members of an older attempt of the whole job are still there: until they are gone no new one starts.
-pub(super) fn waits_for_old(seen: &Observed<'_>, plan: &Plan) -> bool {
+pub(super) fn waits_for_old(seen: &JobObserved<'_>, plan: &JobPlan) -> bool {
     let version = plan.status.version;
     let new_attempt = !plan.status.tasks.values().any(|memory| !memory.started.is_empty());
     let old = seen.pods.iter().any(|pod| pod.version != version);
@@ -547,7 +552,7 @@ pub(super) fn waits_for_old(seen: &Observed<'_>, plan: &Plan) -> bool {
 }
 
 /// A group whose members have all ended is not over when some of them are to be started again.
-fn next_round(seen: &Observed<'_>, plan: &mut Plan) {
+fn next_round(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let missing = plan.status.members.succeeded + plan.status.members.failed < seen.job.replicas();
     let ready = plan.status.state.phase.starts_members() && plan.remove.is_empty();
     if seen.group.is_over && ready && missing && seen.leaving.is_empty() {
@@ -555,7 +560,7 @@ fn next_round(seen: &Observed<'_>, plan: &mut Plan) {
     }
 }
 
-fn say_counts(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &PodSeen>) {
+fn say_counts(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
     let mut leaving = seen.leaving.clone();
     for (pod, _) in plan.remove.iter().filter(|(pod, _)| !pod.phase.has_ended() && !pod.lost) {
         *leaving.entry(pod.slot.clone()).or_default() += 1;
@@ -574,7 +579,7 @@ fn say_counts(seen: &Observed<'_>, plan: &mut Plan, members: &BTreeMap<Slot, &Po
 }
 
 /// When the next thing is due.
-fn alarms(seen: &Observed<'_>, plan: &mut Plan) {
+fn alarms(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let status = &plan.status;
     let mut due: Vec<Timestamp> = status.delayed.iter().map(|delayed| delayed.due).collect();
     due.extend(status.not_before);

@@ -2,11 +2,11 @@
 
 use super::status::PodPhase;
 use crate::node::Health;
-use crate::node::status::{Phase, PodStatus, ProcessStatus};
+use crate::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 
 /// How a pod stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct PodState {
     /// How far it has come.
     pub phase: PodPhase,
     /// Whether it runs and its checks pass.
@@ -21,11 +21,11 @@ pub struct Standing {
     pub message: String,
 }
 
-impl Standing {
+impl PodState {
     /// A pod of which only that is known.
     #[must_use]
-    pub fn running() -> Standing {
-        Standing { phase: PodPhase::Running, ready: true, ..Standing::default() }
+    pub fn running() -> PodState {
+        PodState { phase: PodPhase::Running, ready: true, ..PodState::default() }
     }
 
     /// How it ended: the code of the container that counts. Where that is not known, or has none of that name, the first
@@ -43,7 +43,7 @@ const SIGNALLED: i32 = 128;
 
 /// What became of a process; `None`: it has not ended.
 fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
-    if process.phase != Phase::Ended {
+    if process.phase != NodePodPhase::Ended {
         return None;
     }
     let exit = process.last_exit.as_ref();
@@ -57,7 +57,7 @@ fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
 /// A pod that cannot be run waits, as one whose image cannot be fetched does in Kubernetes; it has ended when all its
 /// processes have, and well when all of them have ended well.
 #[must_use]
-pub fn stands(status: &PodStatus) -> Standing {
+pub fn stands(status: &PodStatus) -> PodState {
     let ends: Option<Vec<Option<i32>>> = match status.processes.is_empty() {
         true => None,
         false => status.processes.iter().map(ended).collect(),
@@ -67,19 +67,23 @@ pub fn stands(status: &PodStatus) -> Standing {
     let phase = match (&ends, status.phase) {
         (Some(ends), _) if ends.iter().all(|end| *end == Some(0)) => PodPhase::Succeeded,
         (Some(_), _) => PodPhase::Failed,
-        (None, Phase::Running | Phase::Stopping | Phase::Ended) => PodPhase::Running,
-        (None, Phase::Backoff | Phase::Starting) if has_run => PodPhase::Running,
-        (None, Phase::Unfit | Phase::Backoff | Phase::Starting) => PodPhase::Pending,
+        (None, NodePodPhase::Running | NodePodPhase::Stopping | NodePodPhase::Ended) => {
+            PodPhase::Running
+        }
+        (None, NodePodPhase::Backoff | NodePodPhase::Starting) if has_run => PodPhase::Running,
+        (None, NodePodPhase::Unfit | NodePodPhase::Backoff | NodePodPhase::Starting) => {
+            PodPhase::Pending
+        }
     };
     let names = status.processes.iter().map(|process| process.launchable_id.clone());
-    Standing {
+    PodState {
         phase,
         ready: phase == PodPhase::Running
-            && status.phase == Phase::Running
+            && status.phase == NodePodPhase::Running
             && matches!(status.health, Health::Passing | Health::Absent),
         exits: names.zip(ends.into_iter().flatten()).collect(),
         restarts: u32::try_from(restarts).unwrap_or(u32::MAX),
-        is_unfit: status.phase == Phase::Unfit,
+        is_unfit: status.phase == NodePodPhase::Unfit,
         message: status.message.clone(),
     }
 }
@@ -90,7 +94,7 @@ mod tests {
     use crate::node::status::LastExit;
     use crate::time::Timestamp;
 
-    fn process(phase: Phase, exit: Option<(i32, i32)>, restarts: u64) -> ProcessStatus {
+    fn process(phase: NodePodPhase, exit: Option<(i32, i32)>, restarts: u64) -> ProcessStatus {
         let exit = exit.map(|(exit_code, exit_status)| LastExit {
             time: Timestamp::UNIX_EPOCH,
             exit_code,
@@ -99,20 +103,23 @@ mod tests {
         ProcessStatus { phase, last_exit: exit, restarts, ..ProcessStatus::default() }
     }
 
-    fn pod(phase: Phase, processes: Vec<ProcessStatus>) -> Standing {
+    fn pod(phase: NodePodPhase, processes: Vec<ProcessStatus>) -> PodState {
         stands(&PodStatus { phase, processes, health: Health::Passing, ..PodStatus::default() })
     }
 
     #[test]
     fn a_pod_has_ended_when_its_processes_have_and_well_when_all_did() {
-        let done = || process(Phase::Ended, Some((0, 0)), 0);
-        let ended = |exit| pod(Phase::Ended, vec![done(), process(Phase::Ended, Some(exit), 0)]);
-        assert_eq!(pod(Phase::Ended, vec![done()]).phase, PodPhase::Succeeded);
+        let done = || process(NodePodPhase::Ended, Some((0, 0)), 0);
+        let ended = |exit| {
+            pod(NodePodPhase::Ended, vec![done(), process(NodePodPhase::Ended, Some(exit), 0)])
+        };
+        assert_eq!(pod(NodePodPhase::Ended, vec![done()]).phase, PodPhase::Succeeded);
         for (exit, code) in [((3, 0), Some(3)), ((-1, 9), Some(137)), ((-1, 0), None)] {
             let standing = ended(exit);
             assert_eq!((standing.phase, standing.exit_code(None)), (PodPhase::Failed, code));
         }
-        let half = pod(Phase::Running, vec![done(), process(Phase::Running, None, 0)]);
+        let half =
+            pod(NodePodPhase::Running, vec![done(), process(NodePodPhase::Running, None, 0)]);
         assert_eq!(half.phase, PodPhase::Running);
     }
 
@@ -121,30 +128,30 @@ mod tests {
     fn the_exit_code_is_that_of_the_container_that_counts() {
         let named = |name: &str, code: i32| ProcessStatus {
             launchable_id: name.to_owned(),
-            ..process(Phase::Ended, Some((code, 0)), 0)
+            ..process(NodePodPhase::Ended, Some((code, 0)), 0)
         };
-        let both = pod(Phase::Ended, vec![named("agent", 1), named("main", 137)]);
+        let both = pod(NodePodPhase::Ended, vec![named("agent", 1), named("main", 137)]);
         assert_eq!(both.phase, PodPhase::Failed);
         assert_eq!(both.exit_code(Some("main")), Some(137));
         assert_eq!(both.exit_code(Some("gone")), Some(1));
-        let beside = pod(Phase::Ended, vec![named("agent", 1), named("main", 0)]);
+        let beside = pod(NodePodPhase::Ended, vec![named("agent", 1), named("main", 0)]);
         assert_eq!((beside.phase, beside.exit_code(Some("main"))), (PodPhase::Failed, Some(0)));
     }
 
     #[test]
     fn what_has_not_ended_waits_or_runs() {
         for (phase, restarts, wanted, ready) in [
-            (Phase::Unfit, 0, PodPhase::Pending, false),
-            (Phase::Starting, 0, PodPhase::Pending, false),
-            (Phase::Backoff, 0, PodPhase::Pending, false),
-            (Phase::Backoff, 2, PodPhase::Running, false),
-            (Phase::Running, 2, PodPhase::Running, true),
-            (Phase::Stopping, 0, PodPhase::Running, false),
+            (NodePodPhase::Unfit, 0, PodPhase::Pending, false),
+            (NodePodPhase::Starting, 0, PodPhase::Pending, false),
+            (NodePodPhase::Backoff, 0, PodPhase::Pending, false),
+            (NodePodPhase::Backoff, 2, PodPhase::Running, false),
+            (NodePodPhase::Running, 2, PodPhase::Running, true),
+            (NodePodPhase::Stopping, 0, PodPhase::Running, false),
         ] {
             let standing = pod(phase, vec![process(phase, None, restarts)]);
             assert_eq!((standing.phase, standing.ready), (wanted, ready), "{phase}");
             assert_eq!(u64::from(standing.restarts), restarts);
         }
-        assert!(pod(Phase::Unfit, vec![]).is_unfit);
+        assert!(pod(NodePodPhase::Unfit, vec![]).is_unfit);
     }
 }

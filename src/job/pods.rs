@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::labelled::{Astray, Free, Labelled};
-use super::members::PodSeen;
+use super::labelled::{LabelledMember, Mismatched, Unowned};
+use super::members::MemberPod;
 use super::spec::Slot;
 use crate::farm::kind::RecordId;
 use crate::ids::Namespaced;
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::Index;
 
 /// The name under which farms know a job.
@@ -24,19 +24,19 @@ pub type Intended = Option<(Index, u64)>;
 #[derive(Debug, Default)]
 pub struct Pods {
     /// Those of this job.
-    pub own: Vec<PodSeen>,
-    /// The manifests' hashes, for [`super::world::Known`].
-    pub intents: BTreeMap<Place, (Labelled, Intended)>,
+    pub own: Vec<MemberPod>,
+    /// The manifests' hashes, for [`super::caches::JobPendingWrites`].
+    pub intents: BTreeMap<PodRef, (LabelledMember, Intended)>,
     /// Members that are real and no longer wanted, on nodes that can be heard.
     pub leaving: BTreeMap<Slot, u32>,
     /// Whether pods of an older job of the name are still real there.
     pub older: bool,
     /// Pods of an older job of the name.
-    pub orphans: BTreeMap<Place, (Labelled, Intended)>,
+    pub orphans: BTreeMap<PodRef, (LabelledMember, Intended)>,
     /// Pods of the name that are nobody's, with what is intended there.
-    pub free: BTreeMap<Place, (Arc<Free>, Intended)>,
+    pub free: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
     /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
-    pub astray: BTreeMap<Place, Arc<Astray>>,
+    pub astray: BTreeMap<PodRef, Arc<Mismatched>>,
 }
 
 impl Pods {

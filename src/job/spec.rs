@@ -1,6 +1,6 @@
 //! A job as it is wanted: one record that is a superset of Volcano's Job and Kubeflow's training jobs. Pure.
 //!
-//! The stored record is the user's document itself ([`super::form`] reads it, [`super::validate`] judges it); this is
+//! The stored record is the user's document itself ([`super::document`] reads it, [`super::validate`] judges it); this is
 //! what it means, with all defaults filled in.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::command::Action;
+use crate::command::CommandAction;
 use crate::ids::{BadName, Namespaced, PodId};
 use crate::labels::Selector;
 use crate::manifest::Resources;
@@ -79,7 +79,7 @@ pub struct JobSpec {
     /// Whose rules hold.
     pub framework: Framework,
     /// The kinds of members, in the order in which they are worked on.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<JobTask>,
     /// Members without which it does not start; also how many must succeed, unless `min_success` says.
     pub min_available: u32,
     /// How many must succeed.
@@ -87,7 +87,7 @@ pub struct JobSpec {
     /// Reruns that policies may cause, of the whole job, a task or a pod together.
     pub max_retry: u32,
     /// What is done when something happens, unless a task says otherwise.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<LifecyclePolicy>,
     /// Volcano's plugins, with their arguments.
     pub plugins: BTreeMap<Plugin, Vec<String>>,
     /// The queue in which it waits.
@@ -184,7 +184,7 @@ pub enum CleanPods {
 
 /// A kind of member.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Task {
+pub struct JobTask {
     /// Its name, as in the record: `worker`, `Worker`.
     pub name: String,
     /// How many.
@@ -200,7 +200,7 @@ pub struct Task {
     /// Whether one of them is enough.
     pub any_dependency: bool,
     /// What is done when something happens to its members.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<LifecyclePolicy>,
     /// What a member is.
     pub template: Template,
 }
@@ -307,7 +307,7 @@ impl Plugin {
 
 /// Something that happens, as policies name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Event {
+pub enum PolicyEvent {
     /// Any of the others that name something bad or done.
     #[serde(rename = "*")]
     Any,
@@ -325,33 +325,34 @@ pub enum Event {
     TaskFailed,
 }
 
-impl Event {
+impl PolicyEvent {
     /// All, by name.
-    pub const ALL: [(&str, Event); 7] = [
-        ("*", Event::Any),
-        ("PodFailed", Event::PodFailed),
-        ("PodEvicted", Event::PodEvicted),
-        ("PodPending", Event::PodPending),
-        ("Unknown", Event::Unknown),
-        ("TaskCompleted", Event::TaskCompleted),
-        ("TaskFailed", Event::TaskFailed),
+    pub const ALL: [(&str, PolicyEvent); 7] = [
+        ("*", PolicyEvent::Any),
+        ("PodFailed", PolicyEvent::PodFailed),
+        ("PodEvicted", PolicyEvent::PodEvicted),
+        ("PodPending", PolicyEvent::PodPending),
+        ("Unknown", PolicyEvent::Unknown),
+        ("TaskCompleted", PolicyEvent::TaskCompleted),
+        ("TaskFailed", PolicyEvent::TaskFailed),
     ];
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for PolicyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Event::ALL.iter().find(|(_, event)| event == self).map_or("", |(name, _)| name);
+        let name =
+            PolicyEvent::ALL.iter().find(|(_, event)| event == self).map_or("", |(name, _)| name);
         f.pad(name)
     }
 }
 
 /// What is done when something happens (Volcano's LifecyclePolicy).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
+pub struct LifecyclePolicy {
     /// What is done.
-    pub action: Action,
+    pub action: CommandAction,
     /// After which events.
-    pub events: BTreeSet<Event>,
+    pub events: BTreeSet<PolicyEvent>,
     /// After which exit code.
     pub exit_code: Option<i32>,
     /// So much later, unless things have mended by then.
@@ -367,18 +368,18 @@ impl JobSpec {
 
     /// A task by its name.
     #[must_use]
-    pub fn task(&self, name: &str) -> Option<&Task> {
+    pub fn task(&self, name: &str) -> Option<&JobTask> {
         self.tasks.iter().find(|task| task.name == name)
     }
 
     /// A task by its name in any case: Kubeflow's types are written `Worker` and named `worker`.
     #[must_use]
-    pub fn role(&self, name: &str) -> Option<&Task> {
+    pub fn role(&self, name: &str) -> Option<&JobTask> {
         self.tasks.iter().find(|task| task.name.eq_ignore_ascii_case(name))
     }
 }
 
-impl Task {
+impl JobTask {
     /// Members needed for a start.
     #[must_use]
     pub fn needed(&self) -> u32 {

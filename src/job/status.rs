@@ -10,8 +10,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::machine::JobPhase;
-use super::spec::{Event, JobUid, Slot};
-use crate::command::Action;
+use super::spec::{JobUid, PolicyEvent, Slot};
+use crate::command::CommandAction;
 use crate::ids::FarmName;
 use crate::store::Index;
 use crate::time::Timestamp;
@@ -29,11 +29,11 @@ pub struct JobStatus {
     /// What may not change once the job has begun, as a number in hexadecimal.
     pub shape: String,
     /// How far it has come.
-    pub state: State,
+    pub state: JobState,
     /// Every phase it was in, with the time when it was last entered.
     pub phases: Vec<PhaseRecord>,
     /// Kubeflow's conditions.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<JobCondition>,
     /// Kubeflow's counters, by task.
     pub replica_statuses: BTreeMap<String, ReplicaStatus>,
     /// Volcano's counters, by task and by phase of pods.
@@ -42,7 +42,7 @@ pub struct JobStatus {
     pub min_available: u32,
     /// Members by phase.
     #[serde(flatten)]
-    pub members: Members,
+    pub members: JobMembers,
     /// Grows with every restart of the whole job: members of another version are of an older attempt.
     pub version: u64,
     /// Restarts that policies caused.
@@ -57,7 +57,7 @@ pub struct JobStatus {
     pub suspended: bool,
     /// What `state` says of the phase, while something temporary is said there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub set_aside: Option<Said>,
+    pub set_aside: Option<PhaseNote>,
     /// When it first ran; anew after a suspension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
@@ -83,7 +83,7 @@ pub struct JobStatus {
     pub delayed: Vec<Delayed>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub owner: Option<Owner>,
+    pub owner: Option<JobOwner>,
     /// The last thing that went wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
@@ -98,10 +98,10 @@ pub struct JobStatus {
 /// How far a job has come, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct State {
+pub struct JobState {
     /// The phase.
     pub phase: JobPhase,
-    /// Why, as a fixed token: [`Reason`], or that of its PodGroup.
+    /// Why, as a fixed token: [`JobReason`], or that of its PodGroup.
     pub reason: String,
     /// Why, for people.
     pub message: String,
@@ -109,9 +109,9 @@ pub struct State {
     pub last_transition_time: Timestamp,
 }
 
-impl Default for State {
+impl Default for JobState {
     fn default() -> Self {
-        State {
+        JobState {
             phase: JobPhase::Pending,
             reason: String::new(),
             message: String::new(),
@@ -122,7 +122,7 @@ impl Default for State {
 
 /// Why a job is in its phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct PhaseNote {
     /// As a fixed token.
     pub reason: String,
     /// For people.
@@ -141,7 +141,7 @@ pub struct PhaseRecord {
 
 /// Why a job is as it is. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Reason {
+pub enum JobReason {
     /// The record breaks a rule; the message names the fields.
     InvalidRecord,
     /// Something was changed that may not change once a job has begun.
@@ -192,7 +192,7 @@ pub enum Reason {
     Deleting,
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for JobReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&format!("{self:?}"))
     }
@@ -234,7 +234,7 @@ impl PodPhase {
 /// Members by phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Members {
+pub struct JobMembers {
     /// Not started yet.
     pub pending: u32,
     /// Running.
@@ -249,7 +249,7 @@ pub struct Members {
     pub unknown: u32,
 }
 
-impl Members {
+impl JobMembers {
     /// Whether any has not ended.
     #[must_use]
     pub fn alive(&self) -> bool {
@@ -402,9 +402,9 @@ impl TryFrom<String> for Slots {
 #[serde(rename_all = "camelCase")]
 pub struct Delayed {
     /// What will be done.
-    pub action: Action,
+    pub action: CommandAction,
     /// Why.
-    pub event: Event,
+    pub event: PolicyEvent,
     /// When.
     pub due: Timestamp,
     /// The member that it is about.
@@ -415,7 +415,7 @@ pub struct Delayed {
 
 /// Who owns the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
+pub struct JobOwner {
     /// The farm.
     pub farm: FarmName,
     /// Since when.
@@ -425,10 +425,10 @@ pub struct Owner {
 /// One of Kubeflow's conditions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct JobCondition {
     /// What it is about.
     #[serde(rename = "type")]
-    pub kind: ConditionType,
+    pub kind: JobConditionType,
     /// Whether it holds.
     pub status: bool,
     /// Why, as a fixed token: the kind of the job and a word, as in `TFJobRunning`.
@@ -443,7 +443,7 @@ pub struct Condition {
 
 /// What a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum ConditionType {
+pub enum JobConditionType {
     /// The job was seen.
     Created,
     /// Members run.
@@ -460,7 +460,7 @@ pub enum ConditionType {
 
 /// Whether a condition of the type holds.
 #[must_use]
-pub fn holds(conditions: &[Condition], kind: ConditionType) -> bool {
+pub fn holds(conditions: &[JobCondition], kind: JobConditionType) -> bool {
     conditions.iter().any(|condition| condition.kind == kind && condition.status)
 }
 
@@ -468,13 +468,13 @@ pub fn holds(conditions: &[Condition], kind: ConditionType) -> bool {
 /// Succeeded and Failed holds nothing changes any more, whatever else held ends with it, at that time, and a changed
 /// message is kept.
 pub fn set_condition(
-    conditions: &mut Vec<Condition>,
-    kind: ConditionType,
+    conditions: &mut Vec<JobCondition>,
+    kind: JobConditionType,
     reason: String,
     message: String,
     now: Timestamp,
 ) {
-    use ConditionType as C;
+    use JobConditionType as C;
     if holds(conditions, C::Succeeded) || holds(conditions, C::Failed) {
         return;
     }
@@ -506,7 +506,7 @@ pub fn set_condition(
             condition.reason.clone_from(&reason);
         }
     }
-    conditions.push(Condition {
+    conditions.push(JobCondition {
         kind,
         status: true,
         reason,
@@ -518,8 +518,8 @@ pub fn set_condition(
 
 /// Ends a condition that holds, and says why.
 pub fn end_condition(
-    conditions: &mut [Condition],
-    kind: ConditionType,
+    conditions: &mut [JobCondition],
+    kind: JobConditionType,
     reason: String,
     now: Timestamp,
 ) {
@@ -562,16 +562,16 @@ impl JobStatus {
     }
 
     /// Says what keeps the owner from its work; the reason for the phase comes back with [`JobStatus::recall`].
-    pub fn say_meanwhile(&mut self, reason: Reason, message: &str) {
-        let State { reason: was, message: words, .. } = &mut self.state;
+    pub fn say_meanwhile(&mut self, reason: JobReason, message: &str) {
+        let JobState { reason: was, message: words, .. } = &mut self.state;
         let (was, words) =
             (std::mem::replace(was, reason.to_string()), std::mem::replace(words, message.into()));
-        self.set_aside.get_or_insert(Said { reason: was, message: words });
+        self.set_aside.get_or_insert(PhaseNote { reason: was, message: words });
     }
 
     /// Says again why it is in its phase.
     pub fn recall(&mut self) {
-        if let Some(Said { reason, message }) = self.set_aside.take() {
+        if let Some(PhaseNote { reason, message }) = self.set_aside.take() {
             (self.state.reason, self.state.message) = (reason, message);
         }
     }
@@ -592,24 +592,24 @@ impl JobStatus {
             self.state.last_transition_time = now;
         }
         self.state.phase = phase;
-        let mut set = |condition: ConditionType, word: &str| {
+        let mut set = |condition: JobConditionType, word: &str| {
             let reason = format!("{kind}{word}");
             set_condition(&mut self.conditions, condition, reason, message.clone(), now);
         };
         match phase {
             JobPhase::Pending | JobPhase::Completing | JobPhase::Terminating => {}
-            JobPhase::Running => set(ConditionType::Running, "Running"),
+            JobPhase::Running => set(JobConditionType::Running, "Running"),
             JobPhase::Restarting if before == JobPhase::Aborted || before == JobPhase::Aborting => {
             }
-            JobPhase::Restarting => set(ConditionType::Restarting, "Restarting"),
-            JobPhase::Aborting | JobPhase::Aborted => set(ConditionType::Suspended, "Suspended"),
-            JobPhase::Completed => set(ConditionType::Succeeded, "Succeeded"),
-            JobPhase::Terminated => set(ConditionType::Failed, "Terminated"),
-            JobPhase::Failed => set(ConditionType::Failed, "Failed"),
+            JobPhase::Restarting => set(JobConditionType::Restarting, "Restarting"),
+            JobPhase::Aborting | JobPhase::Aborted => set(JobConditionType::Suspended, "Suspended"),
+            JobPhase::Completed => set(JobConditionType::Succeeded, "Succeeded"),
+            JobPhase::Terminated => set(JobConditionType::Failed, "Terminated"),
+            JobPhase::Failed => set(JobConditionType::Failed, "Failed"),
         }
         if phase == JobPhase::Restarting {
             let reason = format!("{kind}Resumed");
-            end_condition(&mut self.conditions, ConditionType::Suspended, reason, now);
+            end_condition(&mut self.conditions, JobConditionType::Suspended, reason, now);
         }
         if phase.is_final() && self.completion_time.is_none() {
             self.completion_time = Some(now);

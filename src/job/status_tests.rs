@@ -9,13 +9,13 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn shown(conditions: &[Condition]) -> String {
-    let one = |c: &Condition| format!("{:?}{}", c.kind, if c.status { "" } else { "=no" });
+fn shown(conditions: &[JobCondition]) -> String {
+    let one = |c: &JobCondition| format!("{:?}{}", c.kind, if c.status { "" } else { "=no" });
     conditions.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// Conditions reached by a way, and then one more.
-fn after(way: &[ConditionType], next: ConditionType) -> String {
+fn after(way: &[JobConditionType], next: JobConditionType) -> String {
     let mut conditions = Vec::new();
     for (n, kind) in way.iter().chain([&next]).enumerate() {
         let n = i64::try_from(n).unwrap();
@@ -27,7 +27,7 @@ fn after(way: &[ConditionType], next: ConditionType) -> String {
 /// `kubeflow_common.md` §2.2
 #[test]
 fn the_transition_matrix_is_the_measured_one_with_exclusive_terminals() {
-    use ConditionType::{
+    use JobConditionType::{
         Created as C, Failed as F, Restarting as Rs, Running as R, Succeeded as S,
     };
     for (way, next, result) in [
@@ -65,7 +65,7 @@ fn the_transition_matrix_is_the_measured_one_with_exclusive_terminals() {
 
 #[test]
 fn the_sequence_of_kubeflows_own_test() {
-    use ConditionType as C;
+    use JobConditionType as C;
     let mut all = Vec::new();
     let mut set = |kind, reason: &str, second| {
         set_condition(&mut all, kind, reason.to_owned(), String::new(), at(second));
@@ -84,7 +84,7 @@ fn the_sequence_of_kubeflows_own_test() {
 fn times_move_with_the_status_and_a_changed_message_is_kept() {
     let mut all = Vec::new();
     let mut set = |reason: &str, message: &str, second| {
-        let (kind, reason) = (ConditionType::Running, reason.to_owned());
+        let (kind, reason) = (JobConditionType::Running, reason.to_owned());
         set_condition(&mut all, kind, reason, message.to_owned(), at(second));
         all[0].clone()
     };
@@ -99,15 +99,15 @@ fn times_move_with_the_status_and_a_changed_message_is_kept() {
 #[test]
 fn suspend_and_resume_as_the_training_operator_has_them() {
     let mut status = JobStatus { created: Some(at(0)), ..JobStatus::default() };
-    status.enter(JobPhase::Running, "TFJob", Reason::EnoughRunning, "", at(1));
-    status.enter(JobPhase::Aborting, "TFJob", Reason::Suspended, "", at(2));
-    status.enter(JobPhase::Aborted, "TFJob", Reason::Suspended, "", at(3));
+    status.enter(JobPhase::Running, "TFJob", JobReason::EnoughRunning, "", at(1));
+    status.enter(JobPhase::Aborting, "TFJob", JobReason::Suspended, "", at(2));
+    status.enter(JobPhase::Aborted, "TFJob", JobReason::Suspended, "", at(3));
     assert_eq!(shown(&status.conditions), "Running=no Suspended");
     assert_eq!(status.conditions[0].reason, "TFJobSuspended");
     assert_eq!(status.conditions[1].last_transition_time, at(2));
-    status.enter(JobPhase::Restarting, "TFJob", Reason::CommandIssued, "", at(4));
+    status.enter(JobPhase::Restarting, "TFJob", JobReason::CommandIssued, "", at(4));
     assert_eq!(status.conditions[1].reason, "TFJobResumed");
-    status.enter(JobPhase::Running, "TFJob", Reason::EnoughRunning, "", at(5));
+    status.enter(JobPhase::Running, "TFJob", JobReason::EnoughRunning, "", at(5));
     assert_eq!(shown(&status.conditions), "Suspended=no Running", "Running is appended last");
 }
 
@@ -126,8 +126,8 @@ fn f_j25_a_phase_is_listed_once_and_the_newest_is_last() {
 #[test]
 fn an_end_is_dated_once() {
     let mut status = JobStatus { created: Some(at(10)), ..JobStatus::default() };
-    status.enter(JobPhase::Failed, "Job", Reason::MemberFailed, "exit 1", at(70));
-    status.enter(JobPhase::Failed, "Job", Reason::MemberFailed, "exit 1", at(90));
+    status.enter(JobPhase::Failed, "Job", JobReason::MemberFailed, "exit 1", at(70));
+    status.enter(JobPhase::Failed, "Job", JobReason::MemberFailed, "exit 1", at(90));
     assert_eq!(status.completion_time, Some(at(70)));
     assert_eq!(status.running_duration_seconds, Some(60), "it does not go on growing");
     assert_eq!(status.state.last_transition_time, at(70), "only a change of phase moves it");
@@ -136,7 +136,7 @@ fn an_end_is_dated_once() {
 #[test]
 fn a_status_survives_the_store() {
     let mut status = JobStatus { revision: 3, observed_index: Index(9), ..JobStatus::default() };
-    status.enter(JobPhase::Running, "Job", Reason::EnoughRunning, "", at(1));
+    status.enter(JobPhase::Running, "Job", JobReason::EnoughRunning, "", at(1));
     let memory = status.memory("worker");
     (0..100).chain([104]).for_each(|n| assert!(memory.started.insert(n)));
     memory.attempts.insert(3, 2);

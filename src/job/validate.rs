@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::form::{Remarks, field_of, queue_field};
-use super::spec::{Event, Framework, JobSpec, Plugin, Policy, Slot};
+use super::document::{FieldIssues, field_of, queue_field};
+use super::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
 use crate::ids::Namespaced;
 use crate::pod_group::spec::MOST_MEMBERS;
 
@@ -12,7 +12,7 @@ use crate::pod_group::spec::MOST_MEMBERS;
 const LONGEST_NAME: usize = 63;
 
 /// Judges a job whose fields could all be read.
-pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     name(id.name.as_str(), "metadata.name", remarks);
     if job.tasks.is_empty() {
         let field = format!("spec.{}", field_of(job.framework));
@@ -49,7 +49,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
 }
 
 /// More members than a group may have: nobody could even count them.
-fn is_absurd(job: &JobSpec, remarks: &mut Remarks) -> bool {
+fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     let mut all = 0;
     for (n, task) in job.tasks.iter().enumerate() {
         all += u64::from(task.replicas);
@@ -73,7 +73,7 @@ pub fn task_path(job: &JobSpec, n: usize) -> String {
     }
 }
 
-fn name(text: &str, field: &str, remarks: &mut Remarks) {
+fn name(text: &str, field: &str, remarks: &mut FieldIssues) {
     let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let ends = text.starts_with('-') || text.ends_with('-');
     if text.is_empty() || text.len() > LONGEST_NAME || ends || !text.bytes().all(fine) {
@@ -84,7 +84,7 @@ fn name(text: &str, field: &str, remarks: &mut Remarks) {
     }
 }
 
-fn tasks(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+fn tasks(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     let mut names = BTreeSet::new();
     for (n, task) in job.tasks.iter().enumerate() {
         let path = task_path(job, n);
@@ -110,7 +110,7 @@ fn tasks(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
 }
 
 /// `a` with 11 members and `a-1` would both have a pod `a-1-0`.
-fn two_names_for_one_pod(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) {
+fn two_names_for_one_pod(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     for (n, task) in job.tasks.iter().enumerate() {
         let prefix = format!("{}-", task.lower_name());
         let clash = job.tasks.iter().find(|other| {
@@ -126,7 +126,7 @@ fn two_names_for_one_pod(id: &Namespaced, job: &JobSpec, remarks: &mut Remarks) 
     }
 }
 
-fn policies(path: &str, policies: &[Policy], remarks: &mut Remarks) {
+fn policies(path: &str, policies: &[LifecyclePolicy], remarks: &mut FieldIssues) {
     let (mut events, mut codes) = (BTreeMap::new(), BTreeSet::new());
     for (n, policy) in policies.iter().enumerate() {
         let here = format!("{path}[{n}]");
@@ -153,17 +153,17 @@ fn policies(path: &str, policies: &[Policy], remarks: &mut Remarks) {
                 }
             }
         }
-        if policy.events.contains(&Event::PodPending) && policy.timeout.is_none() {
+        if policy.events.contains(&PolicyEvent::PodPending) && policy.timeout.is_none() {
             let why = "PodPending acts only with a timeout; this policy does nothing";
             remarks.warning(format!("{path}[{n}]"), why);
         }
     }
-    if events.contains_key(&Event::Any) && (policies.len() > 1 || events.len() > 1) {
+    if events.contains_key(&PolicyEvent::Any) && (policies.len() > 1 || events.len() > 1) {
         remarks.problem(path, "if there is * here, no other policy should be here");
     }
 }
 
-fn dependencies(job: &JobSpec, remarks: &mut Remarks) {
+fn dependencies(job: &JobSpec, remarks: &mut FieldIssues) {
     for (n, task) in job.tasks.iter().enumerate() {
         let field = format!("{}.dependsOn.name", task_path(job, n));
         let mut seen = BTreeSet::new();
@@ -222,7 +222,7 @@ fn visit<'a>(
     Ok(())
 }
 
-fn frameworks(job: &JobSpec, remarks: &mut Remarks) {
+fn frameworks(job: &JobSpec, remarks: &mut FieldIssues) {
     let count = |name: &str| job.task(name).map_or(0, |task| task.replicas);
     match job.framework {
         Framework::Pod => {}

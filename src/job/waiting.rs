@@ -1,12 +1,12 @@
 //! Why a job is not yet where it should be. Pure.
 
-use super::form::queue_field;
+use super::document::queue_field;
 use super::machine::JobPhase;
-use super::operator::Outcome;
-use super::plan::{Observed, Plan, waits_for_old};
+use super::operator::FrameworkOutcome;
+use super::plan::{JobObserved, JobPlan, waits_for_old};
 use super::spec::{Framework, Slot};
-use super::status::Reason;
-use crate::pod_group::status::{PodGroupStatus, Reason as GroupReason};
+use super::status::JobReason;
+use crate::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
 /// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
 #[must_use]
@@ -19,7 +19,7 @@ pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String
 }
 
 /// While a job is not yet where it should be, its state says what it waits for.
-pub(super) fn say_waiting(seen: &Observed<'_>, plan: &mut Plan, outcome: &Outcome) {
+pub(super) fn say_waiting(seen: &JobObserved<'_>, plan: &mut JobPlan, outcome: &FrameworkOutcome) {
     if !plan.status.state.phase.starts_members() {
         return;
     }
@@ -29,20 +29,20 @@ pub(super) fn say_waiting(seen: &Observed<'_>, plan: &mut Plan, outcome: &Outcom
     }
 }
 
-fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, String) {
-    let say = |reason: Reason, message: String| (reason.to_string(), message);
+fn waiting(seen: &JobObserved<'_>, plan: &JobPlan, outcome: &FrameworkOutcome) -> (String, String) {
+    let say = |reason: JobReason, message: String| (reason.to_string(), message);
     let running = plan.status.state.phase == JobPhase::Running;
     if seen.group.places.is_none() && !running {
         return seen.group.waits.clone().unwrap_or_else(|| {
-            say(Reason::WaitingForAdmission, "its group waits for the queue".to_owned())
+            say(JobReason::WaitingForAdmission, "its group waits for the queue".to_owned())
         });
     }
     if let Some(at) = plan.status.not_before {
-        return say(Reason::RestartDelayed, format!("members start again at {at}"));
+        return say(JobReason::RestartDelayed, format!("members start again at {at}"));
     }
     if !running && waits_for_old(seen, plan) {
         let message = "members of an older attempt are on their way out".to_owned();
-        return say(Reason::WaitingForOldMembers, message);
+        return say(JobReason::WaitingForOldMembers, message);
     }
     let untaken = |slot: &&Slot| {
         let memory = plan.status.tasks.get(&slot.task);
@@ -54,7 +54,7 @@ fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, Stri
         let message = format!(
             "where {slot} is to go, on {node}, is a pod of its name that is not this job's: remove it"
         );
-        return say(Reason::PlaceTaken, message);
+        return say(JobReason::PlaceTaken, message);
     }
     let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
     let waiting = seen
@@ -64,7 +64,7 @@ fn waiting(seen: &Observed<'_>, plan: &Plan, outcome: &Outcome) -> (String, Stri
         .find(|task| !task.depends_on.is_empty() && task.replicas > 0 && !started(&task.name));
     match waiting {
         Some(task) if !running => say(
-            Reason::WaitingForDependency,
+            JobReason::WaitingForDependency,
             format!("task {} waits for {}", task.name, task.depends_on.join(", ")),
         ),
         _ => (outcome.reason.to_string(), outcome.message.clone()),

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::labelled::{Astray, Free};
-use super::manifest::{Mark, Placed};
-use super::members::PodSeen;
-use super::operator::{self, Peer};
-use super::plan::{Create, Plan};
-use super::spec::{JobSpec, JobUid, Slot, Task};
-use super::status::Members;
+use super::labelled::{Mismatched, Unowned};
+use super::manifest::{Placed, PodIdentity};
+use super::members::MemberPod;
+use super::operator::{self, ClusterPeer};
+use super::plan::{Create, JobPlan};
+use super::spec::{JobSpec, JobTask, JobUid, Slot};
+use super::status::JobMembers;
 use crate::ids::{Namespaced, NodeName, PodId, QueueName};
 use crate::labels::{Labels, encode_labels};
 use crate::manifest::Resources;
 use crate::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
 use crate::queue::amounts::{Amounts, CPU, MEMORY};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use crate::store::{Index, Op};
 
@@ -27,10 +27,10 @@ const QUEUE: &str = "volcano.sh/queue-name";
 
 /// Which pod of which job these labels are of; `None`: it is no job's.
 #[must_use]
-pub fn mark_of(labels: &Labels) -> Option<Mark> {
+pub fn mark_of(labels: &Labels) -> Option<PodIdentity> {
     let of = |name: &str| labels.get(name);
     let (job, slot) = name_of(labels)?;
-    Some(Mark {
+    Some(PodIdentity {
         job,
         uid: uid_of(labels)?,
         slot,
@@ -58,7 +58,7 @@ pub fn uid_of(labels: &Labels) -> Option<JobUid> {
 #[must_use]
 pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
     let Some(rest) = pod.as_str().strip_prefix(id.name.as_str()) else { return false };
-    let of_task = |task: &Task| {
+    let of_task = |task: &JobTask| {
         let index = rest.strip_prefix('-')?.strip_prefix(&task.lower_name())?.strip_prefix('-')?;
         index.parse::<u32>().ok()
     };
@@ -67,7 +67,7 @@ pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
 
 /// The operation that makes a pod a member: its labels get the job's uid, unless they were changed meanwhile.
 #[must_use]
-pub fn adopt_op(mark: &Mark, place: &Place, free: &Free) -> Op {
+pub fn adopt_op(mark: &PodIdentity, place: &PodRef, free: &Unowned) -> Op {
     let mut labels = free.labels.clone();
     for (name, value) in [
         (UID, mark.uid.to_string()),
@@ -82,7 +82,7 @@ pub fn adopt_op(mark: &Mark, place: &Place, free: &Free) -> Op {
 
 /// The operation that lets a pod go: the uid leaves its labels, unless they were changed meanwhile.
 #[must_use]
-pub fn release_op(place: &Place, astray: &Astray) -> Op {
+pub fn release_op(place: &PodRef, astray: &Mismatched) -> Op {
     let mut labels = astray.labels.clone();
     labels.remove(UID);
     let key = key::pod_labels(&place.node, &place.pod);
@@ -91,7 +91,7 @@ pub fn release_op(place: &Place, astray: &Astray) -> Op {
 
 /// The labels of a pod: the template's, then Volcano's and, where they apply, Kubeflow's, which win.
 #[must_use]
-pub fn labels_of(job: &JobSpec, mark: &Mark) -> Labels {
+pub fn labels_of(job: &JobSpec, mark: &PodIdentity) -> Labels {
     let mut labels = Labels::new();
     if let Some(task) = job.task(&mark.slot.task) {
         labels.extend(task.template.labels.clone());
@@ -121,9 +121,9 @@ pub fn labels_of(job: &JobSpec, mark: &Mark) -> Labels {
 /// A pod that a transaction makes.
 pub struct Made {
     /// Where.
-    pub place: Place,
+    pub place: PodRef,
     /// What it is.
-    pub mark: Mark,
+    pub mark: PodIdentity,
     /// Its manifest.
     pub manifest: String,
 }
@@ -143,18 +143,18 @@ pub fn made(placed: &Placed<'_>, creates: &[Create]) -> Vec<Made> {
 pub fn made_one(
     placed: &Placed<'_>,
     create: &Create,
-    peers: &BTreeMap<Slot, Peer>,
+    peers: &BTreeMap<Slot, ClusterPeer>,
 ) -> Option<Made> {
     let pod = create.slot.pod_id(placed.id).ok()?;
     let manifest = placed.manifest(create, &pod, peers);
-    let place = Place { node: create.node.clone(), pod };
+    let place = PodRef { node: create.node.clone(), pod };
     Some(Made { place, mark: placed.mark(create), manifest })
 }
 
 /// The operations that make a pod: refused when its place is taken.
 #[must_use]
 pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
-    let Place { node, pod } = &made.place;
+    let PodRef { node, pod } = &made.place;
     let labels = encode_labels(&labels_of(job, &made.mark));
     let manifest = made.manifest.clone().into();
     [
@@ -165,7 +165,7 @@ pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
 
 /// The operations that remove a pod, guarded by what was seen of it.
 #[must_use]
-pub fn remove_ops(place: &Place, label: Index, intent: Option<Index>) -> Vec<Op> {
+pub fn remove_ops(place: &PodRef, label: Index, intent: Option<Index>) -> Vec<Op> {
     let labels = key::pod_labels(&place.node, &place.pod);
     let mut ops =
         vec![Op::CheckIndex { key: labels.clone(), index: label }, Op::Delete { key: labels }];
@@ -180,8 +180,8 @@ pub fn remove_ops(place: &Place, label: Index, intent: Option<Index>) -> Vec<Op>
 
 /// The place of a pod of a job.
 #[must_use]
-pub fn place_of(id: &Namespaced, pod: &PodSeen) -> Option<Place> {
-    Some(Place { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
+pub fn place_of(id: &Namespaced, pod: &MemberPod) -> Option<PodRef> {
+    Some(PodRef { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
 }
 
 /// The PodGroup that a job wants, with what has become of its members. So many of them have their place (`placed`): those
@@ -192,21 +192,21 @@ pub fn group_of(
     id: &Namespaced,
     uid: JobUid,
     job: &JobSpec,
-    plan: &Plan,
+    plan: &JobPlan,
     placed: usize,
     there: &BTreeMap<&str, u32>,
 ) -> PodGroupRecord {
-    let replicas = |task: &Task| {
+    let replicas = |task: &JobTask| {
         let there = there.get(task.name.as_str()).map_or(0, |most| most.saturating_add(1));
         task.replicas.max(there)
     };
     let tasks = || job.tasks.iter().filter(|task| replicas(task) > 0);
-    let needed: u32 = job.tasks.iter().map(Task::needed).sum();
+    let needed: u32 = job.tasks.iter().map(JobTask::needed).sum();
     let min_task_member = match job.min_available >= needed {
         true => tasks().map(|task| (task.lower_name(), task.needed())).collect(),
         false => BTreeMap::new(),
     };
-    let tasks = tasks().map(|task| group::Task {
+    let tasks = tasks().map(|task| group::GroupTask {
         name: task.lower_name(),
         replicas: replicas(task),
         resources: amounts(&task.template.resources()),
@@ -229,13 +229,14 @@ pub fn group_of(
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),
         ..PodGroupSpec::default()
     };
-    let Members { pending, running, succeeded, failed, terminating, unknown } = plan.status.members;
+    let JobMembers { pending, running, succeeded, failed, terminating, unknown } =
+        plan.status.members;
     let all = pending + running + succeeded + failed + unknown;
     let missing = job.replicas().saturating_sub(all);
     // Where too few have one, it is of no use to the others: the group is placed anew once all its pods are gone.
     let placed = u32::try_from(placed).unwrap_or(u32::MAX);
     let kept = if placed < job.min_available { 0 } else { placed.saturating_sub(all).min(missing) };
-    let members = group::Members {
+    let members = group::MemberCounts {
         pending: missing - kept,
         bound: pending + kept,
         running: running + unknown,

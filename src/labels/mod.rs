@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub use encoding::{LabelError, decode_labels, encode_labels};
 pub use names::{BadLabel, check_label_key, check_label_value};
 pub use parse::SelectorError;
-pub use selector::{Condition, Requirement, Selector};
+pub use selector::{LabelCondition, Requirement, Selector};
 
 /// The labels of one thing, by key.
 pub type Labels = BTreeMap<String, String>;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::names::{BadLabel, check_label_key, check_label_value};
-use super::selector::{Condition, Requirement, Selector};
+use super::selector::{LabelCondition, Requirement, Selector};
 
 /// Why a text is not a selector, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,14 +176,14 @@ impl<'t> Parser<'t> {
             _ => return self.unexpected("a label key or '!'"),
         };
         let condition = if negated {
-            Condition::Absent
+            LabelCondition::Absent
         } else {
             match self.peek() {
-                Token::End | Token::Comma => Condition::Exists,
-                Token::Equals => Condition::Equals(self.value()?),
-                Token::NotEquals => Condition::NotEquals(self.value()?),
-                Token::Word("in") => Condition::In(self.set()?),
-                Token::Word("notin") => Condition::NotIn(self.set()?),
+                Token::End | Token::Comma => LabelCondition::Exists,
+                Token::Equals => LabelCondition::Equals(self.value()?),
+                Token::NotEquals => LabelCondition::NotEquals(self.value()?),
+                Token::Word("in") => LabelCondition::In(self.set()?),
+                Token::Word("notin") => LabelCondition::NotIn(self.set()?),
                 _ => return self.unexpected("'=', '!=', 'in', 'notin', ',' or the end"),
             }
         };

@@ -31,12 +31,12 @@ pub struct Requirement {
     /// The label's key.
     pub key: String,
     /// What must hold of it.
-    pub condition: Condition,
+    pub condition: LabelCondition,
 }
 
 /// What a requirement asks of its label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Condition {
+pub enum LabelCondition {
     /// `key=value` or `key==value`: present with this value.
     Equals(String),
     /// `key in (a,b)`: present with one of these values.
@@ -99,12 +99,12 @@ impl Requirement {
     pub fn holds(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.key);
         match &self.condition {
-            Condition::Equals(wanted) => value == Some(wanted),
-            Condition::In(wanted) => value.is_some_and(|value| wanted.contains(value)),
-            Condition::NotEquals(unwanted) => value != Some(unwanted),
-            Condition::NotIn(unwanted) => value.is_none_or(|value| !unwanted.contains(value)),
-            Condition::Exists => value.is_some(),
-            Condition::Absent => value.is_none(),
+            LabelCondition::Equals(wanted) => value == Some(wanted),
+            LabelCondition::In(wanted) => value.is_some_and(|value| wanted.contains(value)),
+            LabelCondition::NotEquals(unwanted) => value != Some(unwanted),
+            LabelCondition::NotIn(unwanted) => value.is_none_or(|value| !unwanted.contains(value)),
+            LabelCondition::Exists => value.is_some(),
+            LabelCondition::Absent => value.is_none(),
         }
     }
 }
@@ -113,12 +113,12 @@ impl fmt::Display for Requirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = &self.key;
         match &self.condition {
-            Condition::Equals(value) => write!(f, "{key}={value}"),
-            Condition::NotEquals(value) => write!(f, "{key}!={value}"),
-            Condition::In(values) => write!(f, "{key} in ({})", join(values)),
-            Condition::NotIn(values) => write!(f, "{key} notin ({})", join(values)),
-            Condition::Exists => f.write_str(key),
-            Condition::Absent => write!(f, "!{key}"),
+            LabelCondition::Equals(value) => write!(f, "{key}={value}"),
+            LabelCondition::NotEquals(value) => write!(f, "{key}!={value}"),
+            LabelCondition::In(values) => write!(f, "{key} in ({})", join(values)),
+            LabelCondition::NotIn(values) => write!(f, "{key} notin ({})", join(values)),
+            LabelCondition::Exists => f.write_str(key),
+            LabelCondition::Absent => write!(f, "!{key}"),
         }
     }
 }

@@ -3,12 +3,12 @@
 //! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
 
 pub mod agent;
+pub mod failure_tracker;
 pub mod record;
 pub mod shim;
 pub mod simulated;
 pub mod spec;
 pub mod status;
-pub mod trouble;
 
 use std::sync::Arc;
 
@@ -54,23 +54,23 @@ struct HealthRecord {
 
 /// What `health/<service>/<node>` tells of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct HealthReport {
     /// Its health.
     pub health: Health,
     /// Why its node cannot so much as start it; our agents alone say so.
     pub cannot_start: Option<Arc<str>>,
 }
 
-impl Told {
+impl HealthReport {
     /// Reads a health record; anything that is not understood is [`Health::Unknown`].
     #[must_use]
-    pub fn decode(value: &[u8]) -> Told {
+    pub fn decode(value: &[u8]) -> HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {
             Ok(record) => {
                 let health = Health::of_word(&record.status);
-                Told { health, cannot_start: record.cannot_start }
+                HealthReport { health, cannot_start: record.cannot_start }
             }
-            Err(_) => Told { health: Health::Unknown, cannot_start: None },
+            Err(_) => HealthReport { health: Health::Unknown, cannot_start: None },
         }
     }
 }
@@ -79,7 +79,7 @@ impl Health {
     /// Reads the health alone of a health record.
     #[must_use]
     pub fn decode(value: &[u8]) -> Health {
-        Told::decode(value).health
+        HealthReport::decode(value).health
     }
 
     fn of_word(word: &str) -> Health {
@@ -103,7 +103,8 @@ mod tests {
         assert_eq!(Health::decode(br#"{"Status":"critical"}"#), Health::Critical);
         assert_eq!(Health::decode(br#"{"Status":"odd"}"#), Health::Unknown);
         assert_eq!(Health::decode(b"{"), Health::Unknown);
-        let told = Told::decode(br#"{"Status":"critical","CannotStart":"no such program"}"#);
+        let told =
+            HealthReport::decode(br#"{"Status":"critical","CannotStart":"no such program"}"#);
         assert_eq!(told.cannot_start.as_deref(), Some("no such program"));
     }
 }

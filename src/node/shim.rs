@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::agent::driver::{Exit, Launch, Running, signal};
+use super::agent::driver::{Launch, ProcessExit, RunningProcess, signal};
 use super::agent::logs::{MAX_BYTES, rotate};
 use super::agent::state;
 use crate::time::{Clock, SystemClock};
@@ -31,9 +31,9 @@ use crate::time::{Clock, SystemClock};
 /// What a shim says in its line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum ShimMessage {
     /// The process runs.
-    Running(Running),
+    Running(RunningProcess),
     /// It could not be started.
     Failed(String),
     /// Another shim has the directory.
@@ -76,11 +76,11 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 pub fn run(dir: &Path) -> io::Result<()> {
     let lock = File::options().create(true).append(true).open(dir.join("lock"))?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        say(&Said::Taken);
+        say(&ShimMessage::Taken);
         return Ok(());
     }
     let Some(launch) = state::read::<Launch>(&dir.join("launch.json")) else {
-        say(&Said::Failed("launch.json cannot be read".to_owned()));
+        say(&ShimMessage::Failed("launch.json cannot be read".to_owned()));
         return Ok(());
     };
     let _ = fs::remove_file(dir.join("running.json"));
@@ -88,15 +88,15 @@ pub fn run(dir: &Path) -> io::Result<()> {
         Ok(child) => child,
         Err(why) => {
             let at = SystemClock.wall();
-            let exit = Exit { at, attempt: launch.attempt, ..Exit::unknown(&why) };
+            let exit = ProcessExit { at, attempt: launch.attempt, ..ProcessExit::unknown(&why) };
             let written = state::write(&dir.join("exit.json"), &exit);
-            say(&Said::Failed(why));
+            say(&ShimMessage::Failed(why));
             return written;
         }
     };
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let pid = i32::try_from(child.id()).unwrap_or_default();
-    let running = Running {
+    let running = RunningProcess {
         attempt: launch.attempt,
         pid,
         start_ticks: start_ticks(pid).unwrap_or_default(),
@@ -107,7 +107,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
     // Nobody but the next agent needs it, and the lock keeps that one from a second start: when the disk is full, it
     // is written as soon as it is not.
     let unwritten = state::write(&dir.join("running.json"), &running).is_err();
-    say(&Said::Running(running.clone()));
+    say(&ShimMessage::Running(running.clone()));
 
     let expired = Arc::new(AtomicBool::new(false));
     let group = Pid::from_raw(pid);
@@ -123,7 +123,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
     }
     let status = child.wait()?;
     let lease = "its node could no longer prove that it lives, and it may run only once";
-    let exit = Exit {
+    let exit = ProcessExit {
         attempt: launch.attempt,
         at: SystemClock.wall(),
         code: status.code(),
@@ -134,7 +134,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
 }
 
 /// One line for the agent, if it still listens.
-fn say(said: &Said) {
+fn say(said: &ShimMessage) {
     let line = serde_json::to_string(said).expect("plain fields encode");
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -187,7 +187,7 @@ fn ward(
     launch: &Launch,
     group: Option<Pid>,
     expired: &AtomicBool,
-    mut unwritten: Option<(PathBuf, Running)>,
+    mut unwritten: Option<(PathBuf, RunningProcess)>,
 ) {
     let mut asked = false;
     for round in 0u32.. {

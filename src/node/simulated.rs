@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::ids::{NodeName, PodId};
 use crate::store::watch::TreeWatch;
-use crate::store::{Entry, Limits, Op, Query, Reader, Store, StoreError, Txn, key};
+use crate::store::{Entry, Op, Query, Reader, Store, StoreError, Txn, TxnLimits, key};
 use crate::time::{Clock, Timestamp};
 
 /// How long a pod takes to start or to stop.
@@ -82,7 +82,7 @@ async fn pretend(
         let (reality, health) = (key::reality(node, pod), key::health(pod, node));
         changes.push([Op::Delete { key: reality }, Op::Delete { key: health }]);
     }
-    for batch in changes.chunks(Limits::default().ops / 2) {
+    for batch in changes.chunks(TxnLimits::default().ops / 2) {
         let mut txn = Txn::by_user();
         txn.extend(batch.iter().flatten().cloned());
         let _ = store.txn(txn.ops()).await?;

@@ -26,8 +26,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::agent::health::{Check, Probe, Thresholds};
-use super::agent::restart::{Policy, RestartPolicy};
+use super::agent::health::{HealthCheck, Probe, Thresholds};
+use super::agent::restart::{RestartPolicy, RestartWhen};
 use crate::ids::check_segment;
 use crate::manifest::{Manifest, ManifestError, Resources};
 
@@ -35,13 +35,13 @@ use crate::manifest::{Manifest, ManifestError, Resources};
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodSpec {
     /// What it starts, by name.
-    pub launchables: BTreeMap<String, Launchable>,
+    pub launchables: BTreeMap<String, LaunchSpec>,
     /// What is written to the file that the processes find as `CONFIG_PATH`.
     pub config: Option<Value>,
     /// As whom it runs.
     pub run_as: Option<String>,
     /// What the node enforces.
-    pub limits: Limits,
+    pub limits: ResourceLimits,
     /// What a scheduler reserves.
     pub resources: Resources,
     /// Never two of it alive.
@@ -50,7 +50,7 @@ pub struct PodSpec {
 
 /// What the node enforces, where it may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Thousandths of a processor; 0: no limit.
     pub cpu_milli: u64,
     /// Bytes; 0: no limit.
@@ -59,16 +59,16 @@ pub struct Limits {
 
 /// One thing that a pod starts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Launchable {
+pub enum LaunchSpec {
     /// A process.
-    Process(Box<Process>),
+    Process(Box<ProcessSpec>),
     /// Something that this node cannot run, and why.
     Unfit(String),
 }
 
 /// A process to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessSpec {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
     /// Variables besides those that every pod gets.
@@ -82,7 +82,7 @@ pub struct Process {
     /// What happens when it ends.
     pub restart: RestartPolicy,
     /// How its health is found out; `None`: it is well while it runs.
-    pub health: Option<Check>,
+    pub health: Option<HealthCheck>,
 }
 
 /// Why a node cannot make anything of a manifest.
@@ -102,7 +102,7 @@ pub enum BadPod {
 }
 
 impl PodSpec {
-    /// Reads what the node needs of a manifest. A launchable that cannot be run is [`Launchable::Unfit`]; it does
+    /// Reads what the node needs of a manifest. A launchable that cannot be run is [`LaunchSpec::Unfit`]; it does
     /// not keep the others from running.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl PodSpec {
         for (name, stanza) in object(&mut fields, "launchables")?.unwrap_or_default() {
             check_segment(&name).map_err(|error| bad("launchables", &error.to_string()))?;
             let launchable = launchable(stanza)
-                .unwrap_or_else(|why| Launchable::Unfit(format!("launchables.{name}: {why}")));
+                .unwrap_or_else(|why| LaunchSpec::Unfit(format!("launchables.{name}: {why}")));
             launchables.insert(name, launchable);
         }
         let single_instance = match fields.remove("single_instance") {
@@ -158,7 +158,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// p2's `resource_limits`, with amounts in our spellings besides.
-fn limits(fields: &mut Map<String, Value>) -> Result<Limits, BadPod> {
+fn limits(fields: &mut Map<String, Value>) -> Result<ResourceLimits, BadPod> {
     let mut stanza = object(fields, "resource_limits")?.unwrap_or_default();
     let mut found = Resources::default();
     for (word, amount) in object(&mut stanza, "cgroup")?.unwrap_or_default() {
@@ -170,7 +170,7 @@ fn limits(fields: &mut Map<String, Value>) -> Result<Limits, BadPod> {
         let set = found.set(what, &plain(&amount));
         set.map_err(|error| bad(&format!("resource_limits.cgroup.{word}"), &error.to_string()))?;
     }
-    Ok(Limits { cpu_milli: found.cpu_milli, memory_bytes: found.memory_bytes })
+    Ok(ResourceLimits { cpu_milli: found.cpu_milli, memory_bytes: found.memory_bytes })
 }
 
 #[derive(Deserialize)]
@@ -202,10 +202,10 @@ struct ProcessStanza {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum RestartStanza {
-    Word(Policy),
+    Word(RestartWhen),
     Whole {
         #[serde(default)]
-        policy: Policy,
+        policy: RestartWhen,
         backoff: Option<String>,
         max_backoff: Option<String>,
     },
@@ -223,7 +223,7 @@ struct HealthStanza {
     critical_after: Option<u32>,
 }
 
-fn launchable(stanza: Value) -> Result<Launchable, String> {
+fn launchable(stanza: Value) -> Result<LaunchSpec, String> {
     let kind = stanza.get("launchable_type").and_then(Value::as_str).map(str::to_owned);
     match kind.as_deref() {
         Some("process") => {}
@@ -244,7 +244,7 @@ fn launchable(stanza: Value) -> Result<Launchable, String> {
     if !super::agent::driver::SIGNALS.iter().any(|(name, _)| *name == stop_signal) {
         return Err(format!("stop_signal {stop_signal:?} is none; write TERM, INT, QUIT, HUP, …"));
     }
-    Ok(Launchable::Process(Box::new(Process {
+    Ok(LaunchSpec::Process(Box::new(ProcessSpec {
         command,
         env: stanza.env.iter().map(|(name, value)| (name.clone(), plain(value))).collect(),
         cwd: stanza.cwd,
@@ -286,14 +286,14 @@ fn restart(stanza: Option<RestartStanza>) -> Result<RestartPolicy, String> {
     })
 }
 
-fn health(stanza: HealthStanza) -> Result<Check, String> {
+fn health(stanza: HealthStanza) -> Result<HealthCheck, String> {
     let probe = match (stanza.http, stanza.tcp, stanza.exec) {
         (Some(url), None, None) => Probe::Http(url),
         (None, Some(address), None) => Probe::Tcp(address),
         (None, None, Some(line)) => Probe::Exec(command(line)?),
         _ => return Err("health: give one of http, tcp and exec".to_owned()),
     };
-    Ok(Check {
+    Ok(HealthCheck {
         probe,
         interval: duration("health.interval", stanza.interval.as_deref(), Duration::from_secs(10))?
             .max(Duration::from_millis(100)),
@@ -377,7 +377,7 @@ mod tests {
     fn unfit(stanza: &str) -> String {
         let text = format!("id: a\nlaunchables:\n  l: {stanza}\n");
         match &read(&text).unwrap().launchables["l"] {
-            Launchable::Unfit(why) => why.clone(),
+            LaunchSpec::Unfit(why) => why.clone(),
             fit => panic!("{stanza} is fit: {fit:?}"),
         }
     }
@@ -397,10 +397,10 @@ mod tests {
         assert_eq!(spec.run_as.as_deref(), Some("1000"));
         assert_eq!((spec.limits.cpu_milli, spec.limits.memory_bytes), (2_000, 1_024));
         assert_eq!(spec.resources.to_string(), "cpu=500m,memory=1Gi,gpu=2");
-        let Launchable::Process(process) = &spec.launchables["l"] else { panic!("unfit") };
+        let LaunchSpec::Process(process) = &spec.launchables["l"] else { panic!("unfit") };
         assert_eq!(process.command, ["sh", "-c", "echo \"a b\"", "1", "x"]);
         assert_eq!((process.stop_signal.as_str(), process.grace), ("INT", Duration::from_secs(2)));
-        assert_eq!(process.restart.policy, Policy::OnFailure);
+        assert_eq!(process.restart.policy, RestartWhen::OnFailure);
         let check = process.health.as_ref().unwrap();
         assert_eq!(check.probe, Probe::Tcp("127.0.0.1:1".to_owned()));
         assert_eq!(check.thresholds, Thresholds { passing_after: 1, critical_after: 2 });
@@ -435,14 +435,14 @@ mod tests {
     fn one_bad_launchable_does_not_hide_a_good_one() {
         let text = "id: a\nlaunchables:\n  bad: {launchable_type: hoist}\n  \
                     good: {launchable_type: process, command: true}\n";
-        assert!(matches!(unfit_of(text, "bad"), Launchable::Unfit(_)));
+        assert!(matches!(unfit_of(text, "bad"), LaunchSpec::Unfit(_)));
         // YAML reads `true` as a boolean, which is no command.
-        assert!(matches!(unfit_of(text, "good"), Launchable::Unfit(_)));
+        assert!(matches!(unfit_of(text, "good"), LaunchSpec::Unfit(_)));
         let text = text.replace("command: true", "command: 'true'");
-        assert!(matches!(unfit_of(&text, "good"), Launchable::Process(_)));
+        assert!(matches!(unfit_of(&text, "good"), LaunchSpec::Process(_)));
     }
 
-    fn unfit_of(text: &str, name: &str) -> Launchable {
+    fn unfit_of(text: &str, name: &str) -> LaunchSpec {
         read(text).unwrap().launchables[name].clone()
     }
 

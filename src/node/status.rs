@@ -11,7 +11,7 @@ use crate::time::Timestamp;
 
 /// How far a pod or one of its processes has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Phase {
+pub enum NodePodPhase {
     /// It cannot be run as it is: its manifest must change.
     Unfit,
     /// It ended or could not be started, and is started again after a pause.
@@ -27,15 +27,15 @@ pub enum Phase {
     Ended,
 }
 
-impl std::fmt::Display for Phase {
+impl std::fmt::Display for NodePodPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            Phase::Unfit => "Unfit",
-            Phase::Backoff => "Backoff",
-            Phase::Starting => "Starting",
-            Phase::Stopping => "Stopping",
-            Phase::Running => "Running",
-            Phase::Ended => "Ended",
+            NodePodPhase::Unfit => "Unfit",
+            NodePodPhase::Backoff => "Backoff",
+            NodePodPhase::Starting => "Starting",
+            NodePodPhase::Stopping => "Stopping",
+            NodePodPhase::Running => "Running",
+            NodePodPhase::Ended => "Ended",
         })
     }
 }
@@ -47,7 +47,7 @@ pub struct PodStatus {
     /// p2's word: `launched` once everything was started, else `failed`.
     pub status: String,
     /// The worst of its processes.
-    pub phase: Phase,
+    pub phase: NodePodPhase,
     /// Why it is not simply running, for people; empty when it is.
     pub message: String,
     /// The controller that it belongs to.
@@ -77,7 +77,7 @@ pub struct ProcessStatus {
     /// The program.
     pub entry_point: String,
     /// How far it has come.
-    pub phase: Phase,
+    pub phase: NodePodPhase,
     /// Its process id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,

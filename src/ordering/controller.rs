@@ -8,26 +8,26 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::placing::{Change, Known};
-use super::plan::{Book, Bounds, Observed, Plan, plan};
+use super::caches::SchedulerCaches;
+use super::placing::{PlacementChange, VersionedStatus};
+use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
 use super::queues::Queues;
 use super::spec::{SchedulerRecord, SchedulerSpec};
 use super::status::SchedulerStatus;
-use super::world::Floor;
 use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised};
 use crate::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
-use crate::command::Action;
-use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::command::CommandAction;
+use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::preflight::list_surely;
 use crate::ids::{ObjectName, QueueName};
 use crate::labels::Selector;
 use crate::pod_group::spec::GroupId;
-use crate::pod_group::status::{PodGroupStatus, Reason};
+use crate::pod_group::status::{PodGroupReason, PodGroupStatus};
 use crate::queue::amounts::Amounts;
 use crate::queue::machine::{self, Wanted};
 use crate::queue::spec::{BadField, DEFAULT_QUEUE, Desired, QueueRecord};
 use crate::queue::status::{Counters, QueueStatus, WAITING_LISTED};
-use crate::schedule::ledger::booked_node;
+use crate::schedule::allocation_cache::booked_node;
 use crate::store::{Commit, Index, Op, Query, StoreError, Txn, key};
 use crate::time::{Timestamp, backoff};
 
@@ -46,13 +46,13 @@ const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct OrderingController {
-    site: Site,
-    post: Post,
+    site: ControllerContext,
+    post: ClaimedRecord,
     me: ObjectName,
-    floor: Arc<Floor>,
+    floor: Arc<SchedulerCaches>,
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     chain: (Index, SchedulerStatus),
-    groups: Book,
+    groups: GroupStatuses,
     /// Groups whose status is there and cannot be understood: what they hold is not known, so nobody touches them.
     unreadable: BTreeSet<GroupId>,
     queues: QueueBook,
@@ -77,16 +77,21 @@ enum Written {
 }
 
 /// Everything that one look found.
-struct Look {
+struct BatchObservation {
     record_index: Index,
     spec: SchedulerSpec,
     queues: Queues,
-    plan: Plan,
+    plan: BatchPlan,
 }
 
 impl OrderingController {
     /// A controller for a claimed scheduler.
-    pub fn new(site: Site, post: Post, me: ObjectName, floor: Arc<Floor>) -> Self {
+    pub fn new(
+        site: ControllerContext,
+        post: ClaimedRecord,
+        me: ObjectName,
+        floor: Arc<SchedulerCaches>,
+    ) -> Self {
         let since = site.clock.wall();
         OrderingController {
             site,
@@ -94,7 +99,7 @@ impl OrderingController {
             me,
             floor,
             chain: (Index::ZERO, SchedulerStatus::default()),
-            groups: Book::new(),
+            groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),
             queues: QueueBook::new(),
             since,
@@ -124,7 +129,8 @@ impl OrderingController {
             let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
             match PodGroupStatus::decode(&entry.value) {
                 Ok(status) => {
-                    let known = Known { index: entry.modify_index, status: Arc::new(status) };
+                    let known =
+                        VersionedStatus { index: entry.modify_index, status: Arc::new(status) };
                     self.groups.insert(id, known);
                 }
                 Err(error) => {
@@ -195,7 +201,7 @@ impl OrderingController {
         }
     }
 
-    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+    async fn look(&mut self) -> Result<Option<BatchObservation>, ReconcileError> {
         if !self.behind && Instant::now() >= self.leaks_at {
             self.behind = self.is_tampered_with().await?;
         }
@@ -211,7 +217,7 @@ impl OrderingController {
         let queues_view = Queues::of(&queues.value.0);
         let fleet = self.floor.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.0);
-        let plan = plan(&Observed {
+        let plan = plan(&BatchObserved {
             me: &self.me,
             spec: &spec,
             queues: &queues_view,
@@ -226,11 +232,15 @@ impl OrderingController {
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.site.limits) },
         });
-        Ok(Some(Look { record_index, spec, queues: queues_view, plan }))
+        Ok(Some(BatchObservation { record_index, spec, queues: queues_view, plan }))
     }
 
     /// Makes the changes in order, in as few transactions as they fit into. `false`: one was refused.
-    async fn make(&mut self, look: &Look, changes: &[Change]) -> Result<bool, ReconcileError> {
+    async fn make(
+        &mut self,
+        look: &BatchObservation,
+        changes: &[PlacementChange],
+    ) -> Result<bool, ReconcileError> {
         let selector = look.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
         let mut rest = changes;
         while !rest.is_empty() {
@@ -253,13 +263,13 @@ impl OrderingController {
     }
 
     /// What a committed transaction did, known before any tree shows it.
-    fn learn(&mut self, changes: &[Change], batch: Batch, index: Index) {
+    fn learn(&mut self, changes: &[PlacementChange], batch: Batch, index: Index) {
         for change in changes {
             match &change.after {
                 Some(_) if change.keeps_status() => {}
                 Some(after) => {
                     let status = Arc::new(revised(change, after));
-                    self.groups.insert(change.id.clone(), Known { index, status });
+                    self.groups.insert(change.id.clone(), VersionedStatus { index, status });
                 }
                 None => drop(self.groups.remove(&change.id)),
             }
@@ -271,7 +281,11 @@ impl OrderingController {
     }
 
     /// Brings the queues' own statuses up to date. `false`: a transaction was refused.
-    async fn tell_queues(&mut self, look: &Look, with_words: bool) -> Result<bool, ReconcileError> {
+    async fn tell_queues(
+        &mut self,
+        look: &BatchObservation,
+        with_words: bool,
+    ) -> Result<bool, ReconcileError> {
         let mut ops = Vec::new();
         let mut told = Vec::new();
         let now = self.site.clock.wall();
@@ -373,7 +387,7 @@ impl OrderingController {
 
     /// Carries out the first command for one of its queues: what it asks is written into the queue's record, and the
     /// command is consumed in the same transaction. `None`: there is none.
-    async fn obey(&mut self, look: &Look) -> Result<Option<Next>, ReconcileError> {
+    async fn obey(&mut self, look: &BatchObservation) -> Result<Option<Action>, ReconcileError> {
         let (commands, queues) = (self.floor.commands.seen(), self.floor.queues.seen());
         let may_drop = self.is_default() && queues.suspicion.is_none();
         let mine = commands.value.queues.iter().find_map(|(name, pending)| {
@@ -402,8 +416,8 @@ impl OrderingController {
             _ if pending.index < stored.created => {
                 warn!(queue = %name, "the queue was made after the command, which is dropped")
             }
-            Action::OpenQueue => wanted.spec.state = Desired::Open,
-            Action::CloseQueue => wanted.spec.state = Desired::Closed,
+            CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
+            CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
             other => {
                 warn!(queue = %name, action = %other, "no queue does that: the command is dropped")
             }
@@ -430,17 +444,17 @@ impl OrderingController {
 
     async fn obeyed(
         &mut self,
-        look: &Look,
+        look: &BatchObservation,
         ops: Vec<Op>,
         details: Option<Details>,
-    ) -> Result<Next, ReconcileError> {
+    ) -> Result<Action, ReconcileError> {
         let written = self.commit(look.record_index, ops, details).await?;
         let read = (self.floor.queues.read_now(), self.floor.commands.read_now());
         let (queues, commands) = futures_util::future::join(read.0, read.1).await;
         queues?;
         commands?;
         Ok(match written {
-            Written::Applied(_) => Next::After(Duration::ZERO),
+            Written::Applied(_) => Action::RequeueAfter(Duration::ZERO),
             Written::Refused => self.after_refusal(),
         })
     }
@@ -504,13 +518,13 @@ impl OrderingController {
     }
 
     /// Plans anew in a moment; later and later if that is refused too.
-    fn after_refusal(&self) -> Next {
+    fn after_refusal(&self) -> Action {
         let again = self.refused.saturating_sub(1);
-        Next::After(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+        Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
     }
 
     /// When to look again, if nothing happens.
-    fn rest(&self, plan: &Plan) -> Next {
+    fn rest(&self, plan: &BatchPlan) -> Action {
         let now = self.site.clock.wall();
         let due = plan.next.map(|at| {
             let rest = now
@@ -518,20 +532,21 @@ impl OrderingController {
                 .map_or(Duration::ZERO, |span| Duration::try_from(span).unwrap_or(Duration::ZERO));
             rest + Duration::from_millis(1)
         });
-        let for_room =
-            |reason| matches!(reason, Reason::InsufficientCapacity | Reason::NoEligibleNodes);
+        let for_room = |reason| {
+            matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes)
+        };
         let waits = plan.waiting.values().flatten().any(|waiting| for_room(waiting.reason))
             || self.groups.values().any(|known| for_room(known.status.reason));
         let room = waits.then_some(ROOM_EVERY);
         match [due, room].into_iter().flatten().min() {
-            Some(pause) => Next::After(pause),
-            None => Next::OnChange,
+            Some(pause) => Action::RequeueAfter(pause),
+            None => Action::AwaitChange,
         }
     }
 }
 
 /// What the groups amount to, by queue: how many are in each phase, and what the admitted ones are charged.
-fn recount(groups: &Book) -> BTreeMap<QueueName, (Counters, Amounts)> {
+fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
     let mut counted: BTreeMap<QueueName, (Counters, Amounts)> = BTreeMap::new();
     for status in groups.values().map(|known| &known.status) {
         let Some(queue) = &status.queue else { continue };
@@ -546,13 +561,13 @@ fn recount(groups: &Book) -> BTreeMap<QueueName, (Counters, Amounts)> {
 
 #[async_trait]
 impl Controller for OrderingController {
-    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
+    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         // From the plan to its commit: the farm's other tasks would only take the same room.
         let floor = self.floor.clone();
         let _turn = floor.world.ledger.turn().await;
-        let Some(look) = self.look().await? else { return Ok(Next::OnChange) };
+        let Some(look) = self.look().await? else { return Ok(Action::AwaitChange) };
         if self.make_default_queue(look.record_index).await? {
-            return Ok(Next::After(Duration::ZERO));
+            return Ok(Action::RequeueAfter(Duration::ZERO));
         }
         if let Some(next) = self.obey(&look).await? {
             return Ok(next);
@@ -568,10 +583,10 @@ impl Controller for OrderingController {
             return Ok(self.after_refusal());
         }
         if look.plan.more || !look.plan.changes.is_empty() {
-            return Ok(Next::After(Duration::ZERO));
+            return Ok(Action::RequeueAfter(Duration::ZERO));
         }
         if !words {
-            return Ok(Next::After(self.words_at - Instant::now()));
+            return Ok(Action::RequeueAfter(self.words_at - Instant::now()));
         }
         self.words_at = Instant::now() + WORDS_EVERY;
         if !look.plan.says.is_empty() {
@@ -580,7 +595,7 @@ impl Controller for OrderingController {
             if !self.make(&look, &look.plan.says[..one.count]).await? {
                 return Ok(self.after_refusal());
             }
-            return Ok(Next::After(WORDS_EVERY));
+            return Ok(Action::RequeueAfter(WORDS_EVERY));
         }
         if self.chain.1.last_error.is_some() || self.chain.1.quarantined_until.is_some() {
             let mut status = self.chain.1.clone();

@@ -7,26 +7,26 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
+use super::caches::SchedulerCaches;
 use super::controller::OrderingController;
 use super::spec::SchedulerRecord;
-use super::world::Floor;
 use crate::command::Commands;
-use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
-use crate::farm::tree::{Event, Inbox};
+use crate::farm::cache::{FarmEvent, WakeQueue};
+use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind, RecordId};
 use crate::ids::ObjectName;
 use crate::queue::spec::DEFAULT_SCHEDULER;
 use crate::store::{Index, Key, Prefix, StoreError, key};
 
 /// Schedulers as a kind of record.
 pub struct OrderingKind {
-    site: Site,
-    floor: Arc<Floor>,
+    site: ControllerContext,
+    floor: Arc<SchedulerCaches>,
 }
 
 impl OrderingKind {
     /// The kind, over queues and groups that it watches.
     #[must_use]
-    pub fn new(site: Site, floor: Arc<Floor>) -> Self {
+    pub fn new(site: ControllerContext, floor: Arc<SchedulerCaches>) -> Self {
         OrderingKind { site, floor }
     }
 }
@@ -74,13 +74,13 @@ impl Kind for OrderingKind {
         vec![(key::scheduler(&name), SchedulerRecord::default().encode())]
     }
 
-    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let wake = || {
             let (inbox, floor) = (inbox.clone(), self.floor.clone());
             move || {
                 let tasks: BTreeSet<RecordId> = floor.tasks();
                 if !tasks.is_empty() {
-                    inbox.post(Event::Touched(tasks));
+                    inbox.post(FarmEvent::Changed(tasks));
                 }
             }
         };
@@ -96,7 +96,7 @@ impl Kind for OrderingKind {
                 }
                 let jobs = Commands::jobs_touched(&old.value, &new.value);
                 let jobs = jobs.iter().map(|job| RecordId::from(job.to_string().as_str()));
-                inbox.post(Event::Touched(jobs.collect()));
+                inbox.post(FarmEvent::Changed(jobs.collect()));
             })),
         ]
     }
@@ -123,7 +123,7 @@ impl Kind for OrderingKind {
         told.collect()
     }
 
-    fn controller(&self, post: Post) -> Box<dyn Controller> {
+    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
         let mut tasks = self.floor.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.insert(post.id.clone());
         drop(tasks);

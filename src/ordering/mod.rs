@@ -17,26 +17,26 @@
 //! |---|---|
 //! | [`spec`], [`status`] | the scheduler's own record and status |
 //! | [`queues`] | which queues take work, and what each has left |
-//! | [`plan`](mod@plan), [`settle`] | one pass: what has become of the groups, and who goes next |
+//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: what has become of the groups, and who goes next |
 //! | [`placing`] | a group's members as pods on nodes |
 //! | [`writes`] | changes packed into transactions |
-//! | [`world`] | the trees that it watches |
+//! | [`caches`] | the trees that it watches |
 
+pub mod caches;
 mod controller;
-#[cfg(test)]
-mod histories;
 mod kind;
 pub mod placing;
 pub mod plan;
 #[cfg(test)]
 mod plan_tests;
+#[cfg(test)]
+mod property_tests;
 pub mod queues;
-pub mod settle;
+pub mod reconcile_existing;
 pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod waiting_tests;
-pub mod world;
 pub mod writes;
 
 pub use kind::OrderingKind;

@@ -10,9 +10,9 @@ use crate::ids::PodId;
 use crate::labels::Selector;
 use crate::manifest::Resources;
 use crate::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
-use crate::pod_group::status::{Placement, PlacementState, PodGroupStatus};
+use crate::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use crate::queue::spec::BadField;
-use crate::schedule::capacity::{self, Books, Fleet, Gang, Owner, Rooms};
+use crate::schedule::capacity::{self, AllocationOwner, Fleet, Gang, Ledger, NodeCapacities};
 use crate::store::Index;
 
 /// A group's record as stored.
@@ -44,7 +44,7 @@ pub type StoredGroups = BTreeMap<GroupId, Arc<StoredGroup>>;
 
 /// A status and its ModifyIndex.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Known {
+pub struct VersionedStatus {
     /// ModifyIndex of the status.
     pub index: Index,
     /// The status.
@@ -53,7 +53,7 @@ pub struct Known {
 
 /// A pod of a group on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct GroupMember {
     /// Where.
     pub node: NodeName,
     /// Which.
@@ -64,29 +64,33 @@ pub struct Member {
 
 /// What a pass does to one group; whole in one transaction.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct PlacementChange {
     /// Which.
     pub id: GroupId,
     /// Its status as it was seen.
-    pub before: Option<Known>,
+    pub before: Option<VersionedStatus>,
     /// Its status afterwards; `None`: the group is forgotten.
     pub after: Option<PodGroupStatus>,
     /// Promises that are taken back.
-    pub release: Vec<Member>,
+    pub release: Vec<GroupMember>,
     /// Promises that are made, after those were taken back.
-    pub promise: Vec<Member>,
+    pub promise: Vec<GroupMember>,
     /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
     /// the pods since, and a record that no tree shows may be there.
     pub as_said: Option<Index>,
 }
 
-impl Change {
+impl PlacementChange {
     /// A change of the status alone.
     #[must_use]
-    pub fn of_status(id: &GroupId, before: Option<&Known>, after: PodGroupStatus) -> Change {
+    pub fn of_status(
+        id: &GroupId,
+        before: Option<&VersionedStatus>,
+        after: PodGroupStatus,
+    ) -> PlacementChange {
         let (before, after) = (before.cloned(), Some(after));
         let (release, promise) = (Vec::new(), Vec::new());
-        Change { id: id.clone(), before, after, release, promise, as_said: None }
+        PlacementChange { id: id.clone(), before, after, release, promise, as_said: None }
     }
 
     /// Whether the status stays as it is.
@@ -103,22 +107,22 @@ impl Change {
 }
 
 /// Nodes on which something is promised for these.
-pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m Member>) -> BTreeSet<&'m NodeName> {
+pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTreeSet<&'m NodeName> {
     members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
 }
 
 /// In whose name a group's pods are promised their room.
 #[must_use]
-pub fn owner_of(id: &GroupId) -> Owner {
-    Owner::Other(format!("pod_group/{id}"))
+pub fn owner_of(id: &GroupId) -> AllocationOwner {
+    AllocationOwner::Other(format!("pod_group/{id}"))
 }
 
 /// The group in whose name something is promised.
 #[must_use]
-pub fn group_of(owner: &Owner) -> Option<GroupId> {
+pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
     match owner {
-        Owner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
-        Owner::Rc(_) => None,
+        AllocationOwner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
+        AllocationOwner::Rc(_) => None,
     }
 }
 
@@ -130,7 +134,7 @@ pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &Schedul
         let selector = task.selector().unwrap_or_else(|_| Selector::everything());
         let resources = task.resources.to_resources();
         let name = task.name.clone();
-        (count > 0).then_some(capacity::Task {
+        (count > 0).then_some(capacity::GangTask {
             name,
             count,
             resources,
@@ -145,37 +149,42 @@ pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &Schedul
 #[must_use]
 pub fn placement(
     spec: &PodGroupSpec,
-    answer: &capacity::Placement,
+    answer: &capacity::GangPlacement,
     state: PlacementState,
-) -> Placement {
-    let nodes = |task: &crate::pod_group::spec::Task| {
+) -> GroupPlacement {
+    let nodes = |task: &crate::pod_group::spec::GroupTask| {
         let given = answer.tasks.get(&task.name).map_or(&[][..], Vec::as_slice);
         let mut nodes: Vec<Option<NodeName>> = given.iter().cloned().map(Some).collect();
         nodes.resize(task.replicas as usize, None);
         (task.name.clone(), nodes)
     };
     let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
-    Placement { state, members: spec.tasks.iter().map(nodes).collect(), asks, then: None }
+    GroupPlacement { state, members: spec.tasks.iter().map(nodes).collect(), asks, then: None }
 }
 
 /// The members of a placement.
 #[must_use]
-pub fn members(id: &GroupId, placement: &Placement) -> Vec<Member> {
+pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     let asks = placement.asks.iter().map(|(task, asks)| (task.as_str(), asks.to_resources()));
     let wants: BTreeMap<&str, Resources> = asks.collect();
     let member = |(task, n, node): (&str, u32, &NodeName)| {
         let pod = PodGroupSpec::pod_id(&id.name, task, n).ok()?;
         let want = wants.get(task).cloned().unwrap_or_default();
-        Some(Member { node: node.clone(), pod, want })
+        Some(GroupMember { node: node.clone(), pod, want })
     };
     placement.placed().filter_map(member).collect()
 }
 
 /// A placement cut and stretched to what the record wants now, and the members that it gives up.
 #[must_use]
-pub fn fitted(id: &GroupId, spec: &PodGroupSpec, old: &Placement) -> (Placement, Vec<Member>) {
+pub fn fitted(
+    id: &GroupId,
+    spec: &PodGroupSpec,
+    old: &GroupPlacement,
+) -> (GroupPlacement, Vec<GroupMember>) {
     let empty = (BTreeMap::new(), BTreeMap::new());
-    let mut kept = Placement { state: old.state, members: empty.0, asks: empty.1, then: old.then };
+    let mut kept =
+        GroupPlacement { state: old.state, members: empty.0, asks: empty.1, then: old.then };
     let mut lost = old.clone();
     for task in &spec.tasks {
         let mut nodes = old.members.get(&task.name).cloned().unwrap_or_default();
@@ -192,9 +201,9 @@ pub fn fitted(id: &GroupId, spec: &PodGroupSpec, old: &Placement) -> (Placement,
 
 /// Those whose promise stands.
 #[must_use]
-pub fn held(rooms: &Rooms, id: &GroupId, all: Vec<Member>) -> Vec<Member> {
+pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
     let owner = owner_of(id);
-    let stands = |member: &Member| {
+    let stands = |member: &GroupMember| {
         rooms.of(&member.node).promised.pods.get(&member.pod).is_some_and(|a| a.owner == owner)
     };
     all.into_iter().filter(stands).collect()
@@ -202,7 +211,7 @@ pub fn held(rooms: &Rooms, id: &GroupId, all: Vec<Member>) -> Vec<Member> {
 
 /// Those that have yet to be promised what they ask for.
 #[must_use]
-pub fn missing(rooms: &Rooms, id: &GroupId, all: Vec<Member>) -> Vec<Member> {
+pub fn missing(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
     let owner = owner_of(id);
     all.into_iter().filter(|m| !rooms.of(&m.node).holds(&m.pod, &owner, &m.want)).collect()
 }
@@ -214,11 +223,11 @@ pub fn missing(rooms: &Rooms, id: &GroupId, all: Vec<Member>) -> Vec<Member> {
 pub fn book(
     fleet: &mut Fleet,
     id: &GroupId,
-    release: &[Member],
-    promise: &[Member],
+    release: &[GroupMember],
+    promise: &[GroupMember],
 ) -> Result<(), String> {
     let owner = owner_of(id);
-    let mut books = Books::on(&fleet.rooms);
+    let mut books = Ledger::on(&fleet.rooms);
     release.iter().for_each(|m| books.release(&m.node, &m.pod, &owner));
     for m in promise {
         let lack = books.promise(&m.node, &m.pod, &owner, &m.want);
@@ -232,9 +241,9 @@ pub fn book(
 
 /// Members in parts of which none touches more than `most` nodes.
 #[must_use]
-pub fn parts(mut members: Vec<Member>, most: usize) -> Vec<Vec<Member>> {
+pub fn parts(mut members: Vec<GroupMember>, most: usize) -> Vec<Vec<GroupMember>> {
     members.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
-    let mut parts: Vec<Vec<Member>> = Vec::new();
+    let mut parts: Vec<Vec<GroupMember>> = Vec::new();
     let (mut nodes, mut last) = (0, None);
     for member in members {
         if last.as_ref() != Some(&member.node) {
@@ -257,12 +266,12 @@ mod tests {
 
     #[test]
     fn parts_touch_no_more_nodes_than_allowed_and_lose_nobody() {
-        let member = |n: usize| Member {
+        let member = |n: usize| GroupMember {
             node: format!("n{}", n / 3).parse().unwrap(),
             pod: format!("p{n}").parse().unwrap(),
             want: Resources { cpu_milli: 1, ..Resources::default() },
         };
-        let all: Vec<Member> = (0..20).map(member).collect();
+        let all: Vec<GroupMember> = (0..20).map(member).collect();
         let parts = parts(all.clone(), 2);
         assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), all.len());
         assert!(parts.iter().all(|part| nodes_of(part).len() <= 2));

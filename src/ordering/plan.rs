@@ -1,6 +1,6 @@
 //! Who goes next: queues, groups and nodes in, changes out. Pure.
 //!
-//! One pass settles what the known groups have become ([`super::settle`]: ended, held, moved on, half placed), then goes
+//! One pass settles what the known groups have become ([`super::reconcile_existing`]: ended, held, moved on, half placed), then goes
 //! through those that want a place, in one order: queues of higher priority first, then groups of higher priority, then
 //! those that wait longer. A group is admitted and placed in the same step, whole or not at all: its queue and those
 //! above have enough left, and every member has a node with room. In a strict queue nothing goes before one that
@@ -10,27 +10,28 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::placing::{
-    Change, Known, Member, StoredGroup, StoredGroups, book, gang, members, nodes_of, placement,
+    GroupMember, PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, gang, members,
+    nodes_of, placement,
 };
 use super::queues::{Queues, Usage};
 use super::spec::SchedulerSpec;
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{NodeName, ObjectName, QueueName};
-use crate::pod_group::machine::{Order, Seen, next};
+use crate::pod_group::machine::{MemberState, Order, next};
 use crate::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
-use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
-use crate::probe::{Mutation, active};
+use crate::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus};
 use crate::queue::amounts::Amounts;
-use crate::queue::spec::Strategy;
+use crate::queue::spec::QueueStrategy;
 use crate::queue::status::Waiting;
 use crate::schedule::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
 use crate::store::Index;
 use crate::time::Timestamp;
 
 /// The statuses of all groups.
-pub type Book = BTreeMap<GroupId, Known>;
+pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
 
 /// Everything that a pass looks at.
-pub struct Observed<'a> {
+pub struct BatchObserved<'a> {
     /// The scheduler.
     pub me: &'a ObjectName,
     /// Its configuration.
@@ -40,7 +41,7 @@ pub struct Observed<'a> {
     /// All groups.
     pub groups: &'a StoredGroups,
     /// Their statuses.
-    pub statuses: &'a Book,
+    pub statuses: &'a GroupStatuses,
     /// Groups whose status cannot be understood: they are left alone, with whatever they hold.
     pub unreadable: &'a BTreeSet<GroupId>,
     /// The nodes that it may use.
@@ -70,11 +71,11 @@ pub struct Bounds {
 
 /// What a pass decided.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Plan {
+pub struct BatchPlan {
     /// In the order in which they are to be made.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PlacementChange>,
     /// Mere words for groups that wait: nothing depends on them, so they come when there is time.
-    pub says: Vec<Change>,
+    pub says: Vec<PlacementChange>,
     /// All that wait, by queue, in order.
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
     /// What the groups are charged once the changes are made.
@@ -92,7 +93,7 @@ pub(super) struct Candidate<'a> {
     pub(super) queue: QueueName,
     pub(super) group: &'a StoredGroup,
     pub(super) record: &'a PodGroupRecord,
-    pub(super) known: Option<&'a Known>,
+    pub(super) known: Option<&'a VersionedStatus>,
     /// Its queue is charged for it already.
     pub(super) admitted: bool,
 }
@@ -135,11 +136,11 @@ fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
 
 /// A pass under way.
 pub(super) struct Pass<'a> {
-    pub(super) seen: &'a Observed<'a>,
+    pub(super) seen: &'a BatchObserved<'a>,
     pub(super) fleet: Fleet,
-    pub(super) plan: Plan,
+    pub(super) plan: BatchPlan,
     /// Shapes for which there was no room in this pass; room only shrinks.
-    no_room: BTreeMap<Shape, (Reason, String)>,
+    no_room: BTreeMap<Shape, (PodGroupReason, String)>,
     /// Strict queues, and the group that holds each up.
     pub(super) held_up: BTreeMap<QueueName, GroupId>,
     placed: usize,
@@ -147,11 +148,11 @@ pub(super) struct Pass<'a> {
 
 /// Decides what is to be done now.
 #[must_use]
-pub fn plan(seen: &Observed<'_>) -> Plan {
+pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
     let mut pass = Pass {
         seen,
         fleet: seen.fleet.clone(),
-        plan: Plan::default(),
+        plan: BatchPlan::default(),
         no_room: BTreeMap::new(),
         held_up: BTreeMap::new(),
         placed: 0,
@@ -178,14 +179,14 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
 pub fn positions(
     queues: &Queues,
     groups: &StoredGroups,
-    statuses: &Book,
+    statuses: &GroupStatuses,
 ) -> BTreeMap<QueueName, Vec<GroupId>> {
     let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
     for (id, group) in groups {
         let Ok(record) = &group.record else { continue };
         let known = statuses.get(id).filter(|known| known.status.of == group.created);
         let queue = record.spec.queue.clone();
-        let waits = known.is_none_or(|known| known.status.phase == Phase::Pending);
+        let waits = known.is_none_or(|known| known.status.phase == PodGroupPhase::Pending);
         if waits {
             let candidate = Candidate { id, queue, group, record, known, admitted: false };
             all.entry(candidate.queue.clone()).or_default().push(candidate);
@@ -225,7 +226,7 @@ impl<'a> Pass<'a> {
                 self.plan.more = true;
                 self.list(
                     candidate,
-                    candidate.known.map_or(Reason::AsDesired, |k| k.status.reason),
+                    candidate.known.map_or(PodGroupReason::AsDesired, |k| k.status.reason),
                 );
                 at += 1;
                 continue;
@@ -240,7 +241,7 @@ impl<'a> Pass<'a> {
     }
 
     /// What keeps a group from being looked at at all.
-    fn bar(&mut self, c: &Candidate<'a>) -> Option<(Reason, String)> {
+    fn bar(&mut self, c: &Candidate<'a>) -> Option<(PodGroupReason, String)> {
         if let Some(hold) = &c.record.spec.hold {
             return Some((hold.reason, hold.message.clone()));
         }
@@ -253,13 +254,13 @@ impl<'a> Pass<'a> {
             {
                 self.due(until);
                 return Some((
-                    Reason::BackedOff,
+                    PodGroupReason::BackedOff,
                     format!("it had no place in time; again after {until}"),
                 ));
             }
         }
-        let first = self.held_up.get(&c.queue).filter(|_| !active(Mutation::OrderIgnored))?;
-        Some((Reason::BehindInQueue, format!("{first} goes first")))
+        let first = self.held_up.get(&c.queue).filter(|_| !enabled(Failpoint::OrderIgnored))?;
+        Some((PodGroupReason::BehindInQueue, format!("{first} goes first")))
     }
 
     /// Whether one look tells that a single pod does not fit now: then those behind it need not be counted.
@@ -277,7 +278,8 @@ impl<'a> Pass<'a> {
         let first = &candidates[0];
         let Some(wanted) = single(first) else { return 0 };
         let alike = |c: &&Candidate<'a>| {
-            let waits = |k: &Known| k.status.not_before.is_some_and(|t| t > self.seen.now);
+            let waits =
+                |k: &VersionedStatus| k.status.not_before.is_some_and(|t| t > self.seen.now);
             c.queue == first.queue
                 && c.record.spec.hold.is_none()
                 && !c.known.is_some_and(waits)
@@ -321,7 +323,7 @@ impl<'a> Pass<'a> {
         for (candidate, node) in run.iter().zip(&nodes) {
             let spec = &candidate.record.spec;
             let answer = [(spec.tasks[0].name.clone(), vec![node.clone()])].into();
-            self.bind(candidate, &capacity::Placement { tasks: answer });
+            self.bind(candidate, &capacity::GangPlacement { tasks: answer });
         }
         nodes.len()
     }
@@ -331,7 +333,7 @@ impl<'a> Pass<'a> {
         let spec = &c.record.spec;
         let (all, least) = (spec.all(), spec.least());
         let tries = if all == least { vec![all] } else { vec![all, least] };
-        let mut why = (Reason::InsufficientCapacity, String::new());
+        let mut why = (PodGroupReason::InsufficientCapacity, String::new());
         for counts in &tries {
             match self.find(c, counts) {
                 Ok(answer) => {
@@ -350,7 +352,7 @@ impl<'a> Pass<'a> {
         &mut self,
         c: &Candidate<'a>,
         counts: &Counts<'_>,
-    ) -> Result<capacity::Placement, (Reason, String)> {
+    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
         let spec = &c.record.spec;
         let charge = spec.charge(counts);
         let queues = self.seen.queues;
@@ -371,19 +373,22 @@ impl<'a> Pass<'a> {
         &mut self,
         question: &Gang,
         shape: Shape,
-    ) -> Result<capacity::Placement, (Reason, String)> {
+    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
         if let Some(why) = self.no_room.get(&shape) {
             return Err(why.clone());
         }
         let why = match place(question, &self.fleet) {
             Decision::Bind(answer) => return Ok(answer),
             Decision::Preempt(_) => {
-                (Reason::InsufficientCapacity, "others would have to go".to_owned())
+                (PodGroupReason::InsufficientCapacity, "others would have to go".to_owned())
             }
             Decision::Wait(waits) => {
                 let nowhere = waits.iter().any(|w| w.reason == WaitReason::NoEligibleNodes);
-                let reason =
-                    if nowhere { Reason::NoEligibleNodes } else { Reason::InsufficientCapacity };
+                let reason = if nowhere {
+                    PodGroupReason::NoEligibleNodes
+                } else {
+                    PodGroupReason::InsufficientCapacity
+                };
                 let words: Vec<String> =
                     waits.iter().map(|w| format!("task {}: {}", w.task, w.message)).collect();
                 (reason, words.join("; "))
@@ -394,14 +399,14 @@ impl<'a> Pass<'a> {
     }
 
     /// Admits a group and gives it its place: at once, or written ahead when it touches too many nodes.
-    fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::Placement) {
+    fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
         let promise = members(c.id, &place);
         if book(&mut self.fleet, c.id, &[], &promise).is_err() {
             // The answer was given on this very copy: a node that cannot be booked cannot be read.
             let message = "a node's allocations cannot be read".to_owned();
-            return self.wait(c, Reason::InsufficientCapacity, message);
+            return self.wait(c, PodGroupReason::InsufficientCapacity, message);
         }
         let is_large = nodes_of(&promise).len() > self.seen.bounds.nodes;
         let mut after = c.status();
@@ -412,8 +417,8 @@ impl<'a> Pass<'a> {
         after.charged = place.charge();
         self.plan.usage.charge(queues, &c.queue, &after.charged);
         after.not_before = None;
-        let phase = next(after.phase, Order::Admit, Seen::TooFew);
-        let reason = if is_large { Reason::Reserving } else { Reason::AsDesired };
+        let phase = next(after.phase, Order::Admit, MemberState::TooFew);
+        let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
         after.say(phase, reason, String::new(), self.seen.now);
         if is_large {
             place.state = PlacementState::Reserving;
@@ -424,22 +429,24 @@ impl<'a> Pass<'a> {
             (after.place_by, after.sent_back) = (None, 0);
         }
         after.placement = Some(place);
-        let mut change = Change::of_status(c.id, c.known, after);
+        let mut change = PlacementChange::of_status(c.id, c.known, after);
         change.promise = if is_large { Vec::new() } else { promise };
         self.plan.changes.push(change);
         self.placed += 1;
     }
 
     /// A group that does not fit now: in a strict queue the others wait for it, but not for ever.
-    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (Reason, String)) {
+    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (PodGroupReason, String)) {
         let queue = self.seen.queues.0.get(&c.queue);
-        let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == Strategy::Fifo);
+        let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
         if let Some(until) = c.known.and_then(|k| k.status.place_by).filter(|_| c.admitted) {
             self.due(until);
         }
-        let waits_for_nodes =
-            matches!(reason, Reason::InsufficientCapacity | Reason::NoEligibleNodes);
-        if !strict || reason == Reason::ExceedsCapability {
+        let waits_for_nodes = matches!(
+            reason,
+            PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes
+        );
+        if !strict || reason == PodGroupReason::ExceedsCapability {
             return self.wait(c, reason, message);
         }
         if c.admitted || !waits_for_nodes {
@@ -450,7 +457,7 @@ impl<'a> Pass<'a> {
             Some(until) if until <= self.seen.now => {
                 let after = self.sent_back(c.status(), &c.record.spec);
                 self.list(c, after.reason);
-                self.plan.changes.push(Change::of_status(c.id, c.known, after));
+                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
             }
             Some(until) => {
                 self.due(until);
@@ -464,8 +471,8 @@ impl<'a> Pass<'a> {
                 self.list(c, reason);
                 let mut after = c.status();
                 after.place_by = Some(until);
-                after.say(Phase::Pending, reason, message, self.seen.now);
-                self.plan.changes.push(Change::of_status(c.id, c.known, after));
+                after.say(PodGroupPhase::Pending, reason, message, self.seen.now);
+                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
             }
         }
     }
@@ -487,8 +494,8 @@ impl<'a> Pass<'a> {
             spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
         let message = format!("it had no place within {seconds} s; again after {until}");
         after.say(
-            next(after.phase, Order::SendBack, Seen::TooFew),
-            Reason::BackedOff,
+            next(after.phase, Order::Requeue, MemberState::TooFew),
+            PodGroupReason::BackedOff,
             message,
             now,
         );
@@ -504,7 +511,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Says why a group waits, if that is something new.
-    fn wait(&mut self, c: &Candidate<'a>, reason: Reason, message: String) {
+    fn wait(&mut self, c: &Candidate<'a>, reason: PodGroupReason, message: String) {
         self.list(c, reason);
         let said = c.known.is_some_and(|k| {
             k.status.reason == reason && k.status.queue.as_ref() == Some(&c.queue)
@@ -512,11 +519,11 @@ impl<'a> Pass<'a> {
         if !said {
             let mut after = c.status();
             after.say(after.phase, reason, message, self.seen.now);
-            self.plan.says.push(Change::of_status(c.id, c.known, after));
+            self.plan.says.push(PlacementChange::of_status(c.id, c.known, after));
         }
     }
 
-    fn list(&mut self, c: &Candidate<'a>, reason: Reason) {
+    fn list(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
         if !c.admitted {
             let waiting = self.plan.waiting.entry(c.queue.clone()).or_default();
             waiting.push(Waiting { group: c.id.clone(), position: waiting.len() + 1, reason });
@@ -531,7 +538,7 @@ impl<'a> Pass<'a> {
     /// Fills the places of elastic members, where there is room and the queue has enough left.
     fn grow_all(&mut self) {
         for (id, known) in self.seen.statuses {
-            let lacks = |p: &crate::pod_group::status::Placement| {
+            let lacks = |p: &crate::pod_group::status::GroupPlacement| {
                 p.state == PlacementState::Bound
                     && p.members.values().flatten().any(Option::is_none)
             };
@@ -546,7 +553,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn grow(&mut self, id: &'a GroupId, known: &'a Known) {
+    fn grow(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
         let Some(record) = self.seen.groups.get(id).and_then(|g| g.record.as_ref().ok()) else {
             return;
         };
@@ -593,12 +600,18 @@ impl<'a> Pass<'a> {
     }
 
     /// Gives the first members of a task that have none these nodes.
-    fn fill(&mut self, id: &GroupId, known: &Known, task: &str, nodes: Vec<crate::ids::NodeName>) {
+    fn fill(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        task: &str,
+        nodes: Vec<crate::ids::NodeName>,
+    ) {
         let mut after = (*known.status).clone();
         let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
             return;
         };
-        let before: Vec<Member> = members(id, place);
+        let before: Vec<GroupMember> = members(id, place);
         let mut nodes = nodes.into_iter();
         for slot in place.members.get_mut(task).into_iter().flatten().filter(|slot| slot.is_none())
         {
@@ -612,7 +625,7 @@ impl<'a> Pass<'a> {
         self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);
         after.charged = place.charge();
         self.plan.usage.charge(self.seen.queues, &queue, &after.charged);
-        let mut change = Change::of_status(id, Some(known), after);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
         change.promise = promise;
         self.plan.changes.push(change);
         self.placed += 1;

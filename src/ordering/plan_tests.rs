@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::placing::{Change, Known, StoredGroup, StoredGroups, book, held, members};
-use super::plan::{Book, Bounds, Observed, Plan, plan, positions};
+use super::placing::{
+    PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, held, members,
+};
+use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
 use super::queues::{Queues, StoredQueue, StoredQueues, Usage};
 use super::spec::SchedulerSpec;
 use crate::ids::{NodeName, QueueName};
 use crate::pod_group::spec::{GroupId, PodGroupSpec};
-use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use crate::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus};
 use crate::queue::spec::QueueRecord;
 use crate::schedule::NodeLabels;
-use crate::schedule::capacity::{Fleet, Room};
+use crate::schedule::capacity::{Fleet, NodeCapacity};
 use crate::store::Index;
 use crate::time::Timestamp;
 
@@ -27,10 +29,10 @@ pub(super) fn queue(name: &str) -> QueueName {
 }
 
 /// Queues, groups, nodes, and a clock.
-pub(super) struct World {
+pub(super) struct TestCluster {
     pub(super) queues: StoredQueues,
     pub(super) groups: StoredGroups,
-    pub(super) book: Book,
+    pub(super) book: GroupStatuses,
     pub(super) fleet: Fleet,
     pub(super) spec: SchedulerSpec,
     pub(super) now: Timestamp,
@@ -40,21 +42,22 @@ pub(super) struct World {
     pub(super) unreadable: BTreeSet<GroupId>,
 }
 
-impl World {
-    pub(super) fn new(nodes: &[&str]) -> World {
+impl TestCluster {
+    pub(super) fn new(nodes: &[&str]) -> TestCluster {
         let name = |n: usize| -> NodeName { format!("n{n}").parse().unwrap() };
         let labels = |n: usize| [("n".to_owned(), n.to_string())].into();
         let labels = NodeLabels { nodes: (0..nodes.len()).map(|n| (name(n), labels(n))).collect() };
         let mut fleet = Fleet { labels: Arc::new(labels), ..Fleet::default() };
         for (n, capacity) in nodes.iter().enumerate() {
-            fleet
-                .rooms
-                .insert(name(n), Room { capacity: capacity.parse().unwrap(), ..Room::default() });
+            fleet.rooms.insert(
+                name(n),
+                NodeCapacity { capacity: capacity.parse().unwrap(), ..NodeCapacity::default() },
+            );
         }
-        let mut world = World {
+        let mut world = TestCluster {
             queues: BTreeMap::new(),
             groups: BTreeMap::new(),
-            book: Book::new(),
+            book: GroupStatuses::new(),
             fleet,
             spec: SchedulerSpec::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
@@ -99,9 +102,9 @@ impl World {
         self.write(name, &record, Some(old.created));
     }
 
-    pub(super) fn plan(&self) -> Plan {
+    pub(super) fn plan(&self) -> BatchPlan {
         let me = "default".parse().unwrap();
-        plan(&Observed {
+        plan(&BatchObserved {
             me: &me,
             spec: &self.spec,
             queues: &Queues::of(&self.queues),
@@ -118,7 +121,7 @@ impl World {
         })
     }
 
-    pub(super) fn apply(&mut self, change: &Change) {
+    pub(super) fn apply(&mut self, change: &PlacementChange) {
         let stands = self.book.get(&change.id) == change.before.as_ref();
         assert!(stands || change.keeps_status(), "{change:?} is not based on what stands");
         book(&mut self.fleet, &change.id, &change.release, &change.promise).unwrap();
@@ -126,7 +129,7 @@ impl World {
         match &change.after {
             Some(_) if change.keeps_status() => {}
             Some(after) => {
-                let known = Known { index, status: Arc::new(after.clone()) };
+                let known = VersionedStatus { index, status: Arc::new(after.clone()) };
                 self.book.insert(change.id.clone(), known);
             }
             None => drop(self.book.remove(&change.id)),
@@ -135,7 +138,7 @@ impl World {
     }
 
     /// Passes until there is nothing more to do at once.
-    pub(super) fn settle(&mut self) -> Plan {
+    pub(super) fn settle(&mut self) -> BatchPlan {
         for _ in 0..50 {
             let plan = self.plan();
             plan.changes.iter().chain(&plan.says).for_each(|change| self.apply(change));
@@ -154,7 +157,7 @@ impl World {
         &self.book[&id(name)].status
     }
 
-    pub(super) fn phases(&self, names: &[&str]) -> Vec<(Phase, Reason)> {
+    pub(super) fn phases(&self, names: &[&str]) -> Vec<(PodGroupPhase, PodGroupReason)> {
         names.iter().map(|name| (self.status(name).phase, self.status(name).reason)).collect()
     }
 
@@ -205,7 +208,7 @@ pub(super) const NODE: &str = "cpu=4,memory=8Gi";
 
 #[test]
 fn a_gang_is_placed_whole_or_waits_and_says_why() {
-    let mut world = World::new(&[NODE, NODE]);
+    let mut world = TestCluster::new(&[NODE, NODE]);
     world.group("small", json!({"tasks": workers(2, "2")}));
     world.group("large", json!({"tasks": workers(5, "2")}));
     world.group("nowhere", json!({"tasks": [{"name": "w", "replicas": 1, "nodeSelector": "n=9"}]}));
@@ -213,9 +216,9 @@ fn a_gang_is_placed_whole_or_waits_and_says_why() {
     assert_eq!(
         world.phases(&["small", "large", "nowhere"]),
         [
-            (Phase::Inqueue, Reason::AsDesired),
-            (Phase::Pending, Reason::InsufficientCapacity),
-            (Phase::Pending, Reason::NoEligibleNodes),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+            (PodGroupPhase::Pending, PodGroupReason::NoEligibleNodes),
         ]
     );
     assert_eq!(world.nodes("small").len(), 2);
@@ -226,30 +229,30 @@ fn a_gang_is_placed_whole_or_waits_and_says_why() {
 
 #[test]
 fn a_finished_or_deleted_group_frees_its_place_for_the_next() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.group("a", json!({"tasks": workers(2, "2")}));
     world.settle();
     world.group("b", json!({"tasks": workers(2, "2")}));
     world.group("c", json!({"tasks": workers(1, "4")}));
     world.settle();
-    assert_eq!(world.status("b").reason, Reason::InsufficientCapacity);
+    assert_eq!(world.status("b").reason, PodGroupReason::InsufficientCapacity);
     world.members("a", json!({"running": 2}));
     world.settle();
-    assert_eq!(world.status("a").phase, Phase::Running);
+    assert_eq!(world.status("a").phase, PodGroupPhase::Running);
     world.members("a", json!({"succeeded": 2}));
     world.settle();
-    assert_eq!(world.status("a").phase, Phase::Completed);
+    assert_eq!(world.status("a").phase, PodGroupPhase::Completed);
     assert!(world.status("a").charged.is_empty() && world.status("a").placement.is_none());
-    assert_eq!(world.status("b").phase, Phase::Inqueue);
+    assert_eq!(world.status("b").phase, PodGroupPhase::Inqueue);
     world.groups.remove(&id("b"));
     world.settle();
     assert!(!world.book.contains_key(&id("b")));
-    assert_eq!(world.status("c").phase, Phase::Inqueue);
+    assert_eq!(world.status("c").phase, PodGroupPhase::Inqueue);
 }
 
 #[test]
 fn a_group_made_anew_under_the_name_shares_nothing_with_the_old_one() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.group(
         "a",
         json!({"tasks": workers(2, "2"), "owner": {"kind": "Job", "name": "a", "uid": "1"}}),
@@ -269,10 +272,10 @@ fn a_group_made_anew_under_the_name_shares_nothing_with_the_old_one() {
 #[test]
 fn a_strict_queue_waits_for_its_first_and_another_lets_what_fits_go_ahead() {
     for (strategy, small) in [
-        ("fifo", (Phase::Pending, Reason::BehindInQueue)),
-        ("traverse", (Phase::Inqueue, Reason::AsDesired)),
+        ("fifo", (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)),
+        ("traverse", (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)),
     ] {
-        let mut world = World::new(&[NODE]);
+        let mut world = TestCluster::new(&[NODE]);
         world.queue("q", json!({"dequeueStrategy": strategy, "capability": {"cpu": 4}}));
         world.group("running", json!({"queue": "q", "tasks": workers(1, "2")}));
         world.settle();
@@ -281,28 +284,33 @@ fn a_strict_queue_waits_for_its_first_and_another_lets_what_fits_go_ahead() {
         world.settle();
         assert_eq!(
             world.phases(&["large", "small"]),
-            [(Phase::Pending, Reason::QueueFull), small],
+            [(PodGroupPhase::Pending, PodGroupReason::QueueFull), small],
             "{strategy}"
         );
         world.groups.remove(&id("running"));
         world.settle();
         // There is room for both only where the small one has not started before.
-        let both =
-            world.phases(&["large", "small"]).iter().all(|(phase, _)| *phase == Phase::Inqueue);
+        let both = world
+            .phases(&["large", "small"])
+            .iter()
+            .all(|(phase, _)| *phase == PodGroupPhase::Inqueue);
         assert!(both, "{strategy}");
     }
 }
 
 #[test]
 fn what_can_never_fit_holds_nobody_up() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.queue("q", json!({"dequeueStrategy": "fifo", "capability": {"cpu": 2}}));
     world.group("huge", json!({"queue": "q", "tasks": workers(1, "3"), "priority": 9}));
     world.group("small", json!({"queue": "q", "tasks": workers(1, "1")}));
     world.settle();
     assert_eq!(
         world.phases(&["huge", "small"]),
-        [(Phase::Pending, Reason::ExceedsCapability), (Phase::Inqueue, Reason::AsDesired)]
+        [
+            (PodGroupPhase::Pending, PodGroupReason::ExceedsCapability),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
+        ]
     );
     assert!(
         world.status("huge").message.contains("cpu: 3 wanted, and queue q has 2"),
@@ -313,7 +321,7 @@ fn what_can_never_fit_holds_nobody_up() {
 
 #[test]
 fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.queue("q", json!({"dequeueStrategy": "fifo"}));
     world.group(
         "first",
@@ -323,23 +331,29 @@ fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
     let plan = world.settle();
     assert_eq!(
         world.phases(&["first", "second"]),
-        [(Phase::Pending, Reason::InsufficientCapacity), (Phase::Pending, Reason::BehindInQueue)]
+        [
+            (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+            (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)
+        ]
     );
     assert_eq!(plan.next, world.status("first").place_by);
     world.later(61);
     world.settle();
     assert_eq!(
         world.phases(&["first", "second"]),
-        [(Phase::Pending, Reason::BackedOff), (Phase::Inqueue, Reason::AsDesired)]
+        [
+            (PodGroupPhase::Pending, PodGroupReason::BackedOff),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
+        ]
     );
     world.group("third", json!({"queue": "q", "tasks": workers(1, "1")}));
     world.settle();
-    assert_eq!(world.status("third").phase, Phase::Inqueue, "a pause holds nobody up");
+    assert_eq!(world.status("third").phase, PodGroupPhase::Inqueue, "a pause holds nobody up");
     world.later(11);
     world.settle();
     assert_eq!(
         world.status("first").reason,
-        Reason::InsufficientCapacity,
+        PodGroupReason::InsufficientCapacity,
         "tried again after its pause"
     );
     assert_eq!(world.status("first").sent_back, 1);
@@ -347,23 +361,26 @@ fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
 
 #[test]
 fn an_admitted_group_that_loses_its_place_and_finds_none_in_time_goes_back_to_its_queue() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.group("a", json!({"tasks": workers(1, "2")}));
     world.settle();
     // Its owner restarts it, larger than there is room for by now.
     world.group("a", json!({"tasks": workers(1, "6"), "round": 1}));
     world.settle();
-    assert_eq!(world.phases(&["a"]), [(Phase::Inqueue, Reason::InsufficientCapacity)]);
+    assert_eq!(
+        world.phases(&["a"]),
+        [(PodGroupPhase::Inqueue, PodGroupReason::InsufficientCapacity)]
+    );
     assert!(!world.status("a").charged.is_empty(), "it is still admitted");
     world.later(301);
     world.settle();
-    assert_eq!(world.phases(&["a"]), [(Phase::Pending, Reason::BackedOff)]);
+    assert_eq!(world.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::BackedOff)]);
     assert!(world.status("a").charged.is_empty());
 }
 
 #[test]
 fn a_closed_queue_admits_nobody_and_keeps_what_runs() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.queue("top", json!({}));
     world.queue("q", json!({"parent": "top"}));
     world.group("a", json!({"queue": "q", "tasks": workers(1, "1")}));
@@ -376,23 +393,26 @@ fn a_closed_queue_admits_nobody_and_keeps_what_runs() {
     assert_eq!(
         world.phases(&["a", "b", "c", "d"]),
         [
-            (Phase::Inqueue, Reason::AsDesired),
-            (Phase::Pending, Reason::QueueClosed),
-            (Phase::Pending, Reason::QueueClosed),
-            (Phase::Pending, Reason::QueueMissing),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::QueueClosed),
+            (PodGroupPhase::Pending, PodGroupReason::QueueClosed),
+            (PodGroupPhase::Pending, PodGroupReason::QueueMissing),
         ]
     );
     world.queue("top", json!({}));
     world.settle();
     assert_eq!(
         world.phases(&["b", "c"]),
-        [(Phase::Inqueue, Reason::AsDesired), (Phase::Pending, Reason::QueueHasChildren)]
+        [
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::QueueHasChildren)
+        ]
     );
 }
 
 #[test]
 fn a_parents_total_and_its_siblings_guarantees_hold() {
-    let mut world = World::new(&["cpu=99,memory=1Gi"]);
+    let mut world = TestCluster::new(&["cpu=99,memory=1Gi"]);
     world.queue("top", json!({"capability": {"cpu": 10}}));
     world.queue("a", json!({"parent": "top"}));
     world.queue("b", json!({"parent": "top", "guarantee": {"resource": {"cpu": 4}}}));
@@ -400,7 +420,7 @@ fn a_parents_total_and_its_siblings_guarantees_hold() {
         world.group(&format!("a{n}"), json!({"queue": "a", "tasks": workers(1, "1")}));
     }
     world.settle();
-    let admitted = |world: &World, of: &str| {
+    let admitted = |world: &TestCluster, of: &str| {
         world
             .book
             .iter()
@@ -419,7 +439,7 @@ fn a_parents_total_and_its_siblings_guarantees_hold() {
 
 #[test]
 fn an_elastic_group_starts_with_its_least_and_grows_when_there_is_room() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.group("other", json!({"tasks": workers(1, "2")}));
     world.settle();
     world.group("a", json!({"tasks": workers(4, "1"), "minMember": 1}));
@@ -437,11 +457,11 @@ fn an_elastic_group_starts_with_its_least_and_grows_when_there_is_room() {
 
 #[test]
 fn a_held_group_waits_and_gives_its_place_back_once_its_pods_are_gone() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     let hold = json!({"reason": "Suspended", "message": "by alice"});
     world.group("a", json!({"tasks": workers(1, "1"), "hold": hold}));
     world.settle();
-    assert_eq!(world.phases(&["a"]), [(Phase::Pending, Reason::Suspended)]);
+    assert_eq!(world.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::Suspended)]);
     world.group("a", json!({"tasks": workers(1, "1")}));
     world.settle();
     world.members("a", json!({"running": 1}));
@@ -454,18 +474,18 @@ fn a_held_group_waits_and_gives_its_place_back_once_its_pods_are_gone() {
     world.settle();
     assert_eq!(
         world.status("a").phase,
-        Phase::Running,
+        PodGroupPhase::Running,
         "nobody pulls the place away under its pods"
     );
     world.members("a", json!({}));
     world.settle();
-    assert_eq!(world.phases(&["a"]), [(Phase::Pending, Reason::Suspended)]);
+    assert_eq!(world.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::Suspended)]);
     assert!(world.status("a").charged.is_empty());
 }
 
 #[test]
 fn a_bad_record_is_said_so_and_harms_nobody() {
-    let mut world = World::new(&[NODE]);
+    let mut world = TestCluster::new(&[NODE]);
     world.group("bad", json!({"tasks": workers(1, "1"), "minMember": 7}));
     world.queue("broken", json!({"weight": 0}));
     world.group("in-broken", json!({"queue": "broken", "tasks": workers(1, "1")}));
@@ -474,9 +494,9 @@ fn a_bad_record_is_said_so_and_harms_nobody() {
     assert_eq!(
         world.phases(&["bad", "in-broken", "fine"]),
         [
-            (Phase::Pending, Reason::InvalidRecord),
-            (Phase::Pending, Reason::QueueInvalid),
-            (Phase::Inqueue, Reason::AsDesired)
+            (PodGroupPhase::Pending, PodGroupReason::InvalidRecord),
+            (PodGroupPhase::Pending, PodGroupReason::QueueInvalid),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
         ]
     );
     assert!(world.status("bad").message.contains("spec.minMember"));
@@ -485,13 +505,13 @@ fn a_bad_record_is_said_so_and_harms_nobody() {
 
 #[test]
 fn priority_goes_before_age_and_queues_of_priority_before_others() {
-    let mut world = World::new(&["cpu=2,memory=1Gi"]);
+    let mut world = TestCluster::new(&["cpu=2,memory=1Gi"]);
     world.queue("urgent", json!({"priority": 1}));
     world.group("old", json!({"tasks": workers(1, "1")}));
     world.group("important", json!({"tasks": workers(1, "1"), "priority": 5}));
     world.group("urgent", json!({"queue": "urgent", "tasks": workers(1, "1")}));
     world.settle();
-    assert_eq!(world.status("old").phase, Phase::Pending);
+    assert_eq!(world.status("old").phase, PodGroupPhase::Pending);
     world.group("new", json!({"tasks": workers(1, "1"), "priority": 1}));
     let order = positions(&Queues::of(&world.queues), &world.groups, &world.book);
     assert_eq!(order[&queue("default")], [id("new"), id("old")]);
@@ -502,7 +522,7 @@ fn priority_goes_before_age_and_queues_of_priority_before_others() {
 fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
     for changed in [false, true] {
         for stop in 0..12 {
-            let mut world = World::new(&[NODE; 9]);
+            let mut world = TestCluster::new(&[NODE; 9]);
             world.bounds.nodes = 2;
             world.group("g", json!({"tasks": workers(9, "3")}));
             let mut made = 0;
@@ -539,12 +559,12 @@ fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
 
 #[test]
 fn a_large_gang_whose_node_was_taken_meanwhile_gives_everything_back_and_tries_again() {
-    let mut world = World::new(&[NODE; 6]);
+    let mut world = TestCluster::new(&[NODE; 6]);
     world.bounds.nodes = 2;
     world.group("g", json!({"tasks": workers(5, "3")}));
     let first = world.plan();
     world.apply(&first.changes[0]);
-    assert_eq!(world.status("g").reason, Reason::Reserving);
+    assert_eq!(world.status("g").reason, PodGroupReason::Reserving);
     let forward = world.plan();
     world.apply(&forward.changes[0]);
     // Somebody else's pod takes the room of a node that has yet to promise.
@@ -559,16 +579,16 @@ fn a_large_gang_whose_node_was_taken_meanwhile_gives_everything_back_and_tries_a
     world.fleet.rooms.insert(node.clone(), room);
     let back = world.plan();
     world.apply(&back.changes[0]);
-    assert_eq!(world.status("g").reason, Reason::ReservationFailed);
+    assert_eq!(world.status("g").reason, PodGroupReason::ReservationFailed);
     world.settle();
-    assert_eq!(world.phases(&["g"]), [(Phase::Inqueue, Reason::AsDesired)]);
+    assert_eq!(world.phases(&["g"]), [(PodGroupPhase::Inqueue, PodGroupReason::AsDesired)]);
     assert!(!world.nodes("g").contains(&node.to_string()), "placed around it");
 }
 
 #[test]
 fn ten_thousand_single_pods_are_placed_in_few_passes() {
     let nodes = vec!["cpu=100,memory=8Gi"; 100];
-    let mut world = World::new(&nodes);
+    let mut world = TestCluster::new(&nodes);
     world.bounds.placed = 1_000;
     for n in 0..10_000 {
         world.group(&format!("g{n:05}"), json!({"tasks": workers(1, "1")}));
@@ -577,7 +597,10 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
     loop {
         let plan = world.plan();
         for change in &plan.changes {
-            let known = Known { index: Index(1), status: Arc::new(change.after.clone().unwrap()) };
+            let known = VersionedStatus {
+                index: Index(1),
+                status: Arc::new(change.after.clone().unwrap()),
+            };
             book(&mut world.fleet, &change.id, &change.release, &change.promise).unwrap();
             world.book.insert(change.id.clone(), known);
         }
@@ -587,14 +610,14 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
         }
     }
     world.check();
-    assert!(world.book.values().all(|known| known.status.phase == Phase::Inqueue));
+    assert!(world.book.values().all(|known| known.status.phase == PodGroupPhase::Inqueue));
     assert_eq!((world.book.len(), passes), (10_000, 10));
 }
 
 /// A gang whose node goes down while others of it run: who lost its place gets another, the others stay.
 #[test]
 fn a_member_whose_node_is_down_gets_another_place_once_its_pod_is_gone() {
-    let mut world = World::new(&["cpu=1", "cpu=1", "cpu=1"]);
+    let mut world = TestCluster::new(&["cpu=1", "cpu=1", "cpu=1"]);
     world.group("g", json!({"tasks": workers(2, "1")}));
     world.settle();
     assert_eq!(world.nodes("g"), ["n0", "n1"]);
@@ -606,17 +629,21 @@ fn a_member_whose_node_is_down_gets_another_place_once_its_pod_is_gone() {
     world.members("g", json!({"running": 1, "pending": 1}));
     world.settle();
     assert_eq!(world.nodes("g"), ["n0", "n2"]);
-    assert_eq!(world.status("g").phase, Phase::Running);
+    assert_eq!(world.status("g").phase, PodGroupPhase::Running);
     world.down = ["n1".parse().unwrap(), "n2".parse().unwrap()].into();
     world.fleet.unfit = world.down.clone();
     world.settle();
-    assert_eq!((world.nodes("g").len(), world.status("g").phase), (1, Phase::Unknown), "no room");
+    assert_eq!(
+        (world.nodes("g").len(), world.status("g").phase),
+        (1, PodGroupPhase::Unknown),
+        "no room"
+    );
 }
 
 /// Nobody is put out while its pods stop, and a place that was lost goes to nobody lower in the same pass.
 #[test]
 fn a_gang_keeps_its_place_until_its_last_pod_is_gone_and_then_comes_first() {
-    let mut world = World::new(&["cpu=2"]);
+    let mut world = TestCluster::new(&["cpu=2"]);
     world.queue("default", json!({"dequeueStrategy": "fifo"}));
     world.group("first", json!({"tasks": workers(2, "1")}));
     world.group("then", json!({"tasks": workers(2, "1")}));
@@ -625,9 +652,9 @@ fn a_gang_keeps_its_place_until_its_last_pod_is_gone_and_then_comes_first() {
     world.settle();
     world.members("first", json!({"pending": 2, "releasing": 1}));
     world.settle();
-    assert_eq!(world.status("first").phase, Phase::Running);
+    assert_eq!(world.status("first").phase, PodGroupPhase::Running);
     world.members("first", json!({"pending": 2}));
     world.settle();
     assert!(world.status("first").phase.is_admitted());
-    assert_eq!(world.status("then").phase, Phase::Pending);
+    assert_eq!(world.status("then").phase, PodGroupPhase::Pending);
 }

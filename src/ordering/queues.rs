@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{ObjectName, QueueName};
-use crate::pod_group::status::Reason;
-use crate::probe::{Mutation, active};
+use crate::pod_group::status::PodGroupReason;
 use crate::queue::amounts::Amounts;
 use crate::queue::machine::Wanted;
 use crate::queue::spec::{
@@ -51,8 +51,8 @@ pub struct Queues(pub BTreeMap<QueueName, Queue>);
 /// Why a request is too much.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooMuch {
-    /// [`Reason::ExceedsCapability`] or [`Reason::QueueFull`].
-    pub reason: Reason,
+    /// [`PodGroupReason::ExceedsCapability`] or [`PodGroupReason::QueueFull`].
+    pub reason: PodGroupReason,
     /// For people.
     pub message: String,
 }
@@ -97,20 +97,24 @@ impl Queues {
 
     /// Why a queue takes no work at all; `None`: it does.
     #[must_use]
-    pub fn refusal(&self, name: &QueueName) -> Option<(Reason, String)> {
+    pub fn refusal(&self, name: &QueueName) -> Option<(PodGroupReason, String)> {
         let Some(queue) = self.0.get(name) else {
             let message = format!("there is no queue {name}: rcfarm queue create {name}");
-            return Some((Reason::QueueMissing, message));
+            return Some((PodGroupReason::QueueMissing, message));
         };
         match queue.wanted {
-            Wanted::Unreadable => Some((Reason::QueueInvalid, BadField::list(&queue.problems))),
-            Wanted::Closed => Some((Reason::QueueClosed, format!("queue {name} is closed"))),
+            Wanted::Unreadable => {
+                Some((PodGroupReason::QueueInvalid, BadField::list(&queue.problems)))
+            }
+            Wanted::Closed => {
+                Some((PodGroupReason::QueueClosed, format!("queue {name} is closed")))
+            }
             Wanted::ClosedByParent => {
-                Some((Reason::QueueClosed, format!("a queue above {name} is closed")))
+                Some((PodGroupReason::QueueClosed, format!("a queue above {name} is closed")))
             }
             Wanted::Open if !queue.children.is_empty() => {
                 let message = format!("{name} has queues below it: use one of them");
-                Some((Reason::QueueHasChildren, message))
+                Some((PodGroupReason::QueueHasChildren, message))
             }
             Wanted::Open => None,
         }
@@ -122,7 +126,7 @@ impl Queues {
     /// # Errors
     /// [`TooMuch`].
     pub fn fits(&self, usage: &Usage, name: &QueueName, request: &Amounts) -> Result<(), TooMuch> {
-        let limited = |_: &&Queue| !active(Mutation::LimitsIgnored);
+        let limited = |_: &&Queue| !enabled(Failpoint::LimitsIgnored);
         let Some(queue) = self.0.get(name).filter(limited) else { return Ok(()) };
         let links = || queue.chain.iter().filter_map(|link| Some((link, self.0.get(link)?)));
         for (link, above) in links() {
@@ -130,7 +134,7 @@ impl Queues {
                 let (asked, limit) = (Amounts::spell(what, asked), Amounts::spell(what, limit));
                 let message =
                     format!("{what}: {asked} wanted, and queue {link} has {limit} in all");
-                return Err(TooMuch { reason: Reason::ExceedsCapability, message });
+                return Err(TooMuch { reason: PodGroupReason::ExceedsCapability, message });
             }
         }
         let mut below = name;
@@ -157,7 +161,7 @@ impl Queues {
                     spell(Some(limit)),
                     spell(used.of(what)),
                 );
-                return Err(TooMuch { reason: Reason::QueueFull, message });
+                return Err(TooMuch { reason: PodGroupReason::QueueFull, message });
             }
             below = link;
         }

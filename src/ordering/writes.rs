@@ -6,15 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::placing::{Change, Member, owner_of};
+use super::placing::{GroupMember, PlacementChange, owner_of};
 use super::queues::Queues;
 use crate::audit::GroupChange;
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{NodeName, QueueName};
 use crate::pod_group::status::PodGroupStatus;
-use crate::probe::{Mutation, active};
 use crate::queue::status::QueueStatus;
-use crate::schedule::capacity::{Booking, Books, Rooms};
-use crate::store::{Index, Limits, Op, key};
+use crate::schedule::capacity::{Booking, Ledger, NodeCapacities};
+use crate::store::{Index, Op, TxnLimits, key};
 
 /// Operations that every transaction has besides: the fence, the chain, the audit record.
 pub const FIXED_OPS: usize = 3;
@@ -22,7 +22,7 @@ pub const FIXED_OPS: usize = 3;
 const FIXED_BYTES: usize = 32 * 1024;
 /// So many nodes may one change touch: beside it there is room for its group, its queue, and the queues above.
 #[must_use]
-pub fn nodes_per_change(limits: Limits) -> usize {
+pub fn nodes_per_change(limits: TxnLimits) -> usize {
     limits.ops.saturating_sub(FIXED_OPS + 2 + crate::queue::spec::MAX_DEPTH + 2).max(1)
 }
 
@@ -47,11 +47,11 @@ pub struct Batch {
 /// As many of the changes, from the first on, as one transaction takes.
 #[must_use]
 pub fn batch(
-    changes: &[Change],
-    rooms: &Rooms,
+    changes: &[PlacementChange],
+    rooms: &NodeCapacities,
     queues: &Queues,
     book: &QueueBook,
-    limits: Limits,
+    limits: TxnLimits,
 ) -> Batch {
     let mut count = by_ops(changes, queues, limits);
     loop {
@@ -66,7 +66,7 @@ pub fn batch(
 }
 
 /// How many changes have few enough operations, counted generously.
-fn by_ops(changes: &[Change], queues: &Queues, limits: Limits) -> usize {
+fn by_ops(changes: &[PlacementChange], queues: &Queues, limits: TxnLimits) -> usize {
     let most = limits.ops.saturating_sub(FIXED_OPS);
     let (mut groups, mut nodes) = (0, BTreeSet::new());
     let (mut touched, mut guarded) = (BTreeSet::new(), BTreeSet::new());
@@ -82,14 +82,17 @@ fn by_ops(changes: &[Change], queues: &Queues, limits: Limits) -> usize {
     changes.len()
 }
 
-fn queues_of(change: &Change) -> impl Iterator<Item = &QueueName> {
+fn queues_of(change: &PlacementChange) -> impl Iterator<Item = &QueueName> {
     let before = change.before.as_ref().and_then(|known| known.status.queue.as_ref());
     let after = change.after.as_ref().and_then(|after| after.queue.as_ref());
     before.into_iter().chain(after).filter(|_| !change.keeps_status())
 }
 
 /// Queues whose records must be as they were seen: those that a group is admitted under.
-fn guards<'q>(change: &Change, queues: &'q Queues) -> impl Iterator<Item = (&'q QueueName, Index)> {
+fn guards<'q>(
+    change: &PlacementChange,
+    queues: &'q Queues,
+) -> impl Iterator<Item = (&'q QueueName, Index)> {
     let was = change.before.as_ref().is_some_and(|known| known.status.phase.is_admitted());
     let admitted = change.after.as_ref().filter(|after| !was && after.phase.is_admitted());
     let queue = admitted.and_then(|after| queues.0.get(after.queue.as_ref()?));
@@ -97,9 +100,14 @@ fn guards<'q>(change: &Change, queues: &'q Queues) -> impl Iterator<Item = (&'q 
     chain.filter_map(|link| queues.0.get_key_value(link)).map(|(name, queue)| (name, queue.index))
 }
 
-fn build(changes: &[Change], rooms: &Rooms, queues: &Queues, book: &QueueBook) -> Batch {
+fn build(
+    changes: &[PlacementChange],
+    rooms: &NodeCapacities,
+    queues: &Queues,
+    book: &QueueBook,
+) -> Batch {
     let mut batch = Batch { count: changes.len(), ..Batch::default() };
-    let (mut books, mut guarded) = (Books::on(rooms), BTreeMap::new());
+    let (mut books, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
     for change in changes {
         let owner = owner_of(&change.id);
         change.release.iter().for_each(|m| books.release(&m.node, &m.pod, &owner));
@@ -113,7 +121,7 @@ fn build(changes: &[Change], rooms: &Rooms, queues: &Queues, book: &QueueBook) -
         batch.nodes.extend(change.nodes().into_iter().cloned());
         guarded.extend(guards(change, queues));
         batch.ops.push(status_op(change));
-        if let Some(index) = change.as_said.filter(|_| !active(Mutation::PlacePulled)) {
+        if let Some(index) = change.as_said.filter(|_| !enabled(Failpoint::PlacePulled)) {
             let key = key::pod_group(&change.id);
             batch.ops.push(match index {
                 Index::ZERO => Op::CheckNotExists { key },
@@ -145,11 +153,11 @@ fn build(changes: &[Change], rooms: &Rooms, queues: &Queues, book: &QueueBook) -
 }
 
 /// An operation that is always refused: the record of a node's promises cannot have this index.
-fn never(member: &Member) -> Op {
+fn never(member: &GroupMember) -> Op {
     Op::CheckIndex { key: key::allocation(&member.node), index: Index(u64::MAX >> 1) }
 }
 
-fn status_op(change: &Change) -> Op {
+fn status_op(change: &PlacementChange) -> Op {
     let key = key::pod_group_status(&change.id);
     let index = change.before.as_ref().map_or(Index::ZERO, |known| known.index);
     match &change.after {
@@ -163,13 +171,17 @@ fn status_op(change: &Change) -> Op {
 
 /// The status as it is written.
 #[must_use]
-pub fn revised(change: &Change, after: &PodGroupStatus) -> PodGroupStatus {
+pub fn revised(change: &PlacementChange, after: &PodGroupStatus) -> PodGroupStatus {
     let before = change.before.as_ref().map_or(0, |known| known.status.revision);
     PodGroupStatus { revision: before + 1, ..after.clone() }
 }
 
 /// Moves a group from where it was counted to where it is counted now.
-fn count(counted: &mut BTreeMap<QueueName, QueueStatus>, book: &QueueBook, change: &Change) {
+fn count(
+    counted: &mut BTreeMap<QueueName, QueueStatus>,
+    book: &QueueBook,
+    change: &PlacementChange,
+) {
     if change.keeps_status() {
         return;
     }
@@ -204,7 +216,7 @@ fn count(counted: &mut BTreeMap<QueueName, QueueStatus>, book: &QueueBook, chang
 
 /// What the audit log says of a change.
 #[must_use]
-pub fn audited(change: &Change) -> GroupChange {
+pub fn audited(change: &PlacementChange) -> GroupChange {
     let before = change.before.as_ref().map(|known| &known.status);
     let after = change.after.as_ref();
     let placement =

@@ -4,7 +4,7 @@
 //! Keys read: `rcfarm/pod_group_status/` (by the groups' owners, [`statuses`]).
 //! Keys written: none here. `rcfarm/pod_groups/<ns>/<name>` is written by jobs' controllers and by people,
 //! `rcfarm/pod_group_status/<ns>/<name>` by the owner of the scheduler.
-//! A crash between two writes leaves: see [`status::Placement`] and [`crate::ordering`].
+//! A crash between two writes leaves: see [`status::GroupPlacement`] and [`crate::ordering`].
 
 pub mod machine;
 pub mod spec;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::status::Reason;
+use super::status::PodGroupReason;
 use crate::ids::{BadName, Namespaced, ObjectName, PodId, QueueName};
 use crate::labels::Selector;
 use crate::queue::amounts::{Amounts, PODS};
@@ -28,8 +28,8 @@ pub struct PodGroupRecord {
     /// What is wanted.
     pub spec: PodGroupSpec,
     /// What its owner says has become of its pods.
-    #[serde(default, skip_serializing_if = "Members::is_zero")]
-    pub members: Members,
+    #[serde(default, skip_serializing_if = "MemberCounts::is_zero")]
+    pub members: MemberCounts,
     /// Fields that we do not know, such as a manifest's `apiVersion`.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -57,7 +57,7 @@ pub struct PodGroupSpec {
     #[serde(skip_serializing_if = "Amounts::is_empty")]
     pub min_resources: Amounts,
     /// What its members are.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<GroupTask>,
     /// Whose it is; a group that a person wrote has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerRef>,
@@ -105,7 +105,7 @@ impl Default for PodGroupSpec {
 /// Members that are alike. The pod of each is called `<group>-<task>-<index>`, from index 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Task {
+pub struct GroupTask {
     /// Its name in the group.
     pub name: String,
     /// How many.
@@ -133,7 +133,7 @@ pub struct OwnerRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// `Suspended` or `WaitingForDependency`.
-    pub reason: Reason,
+    pub reason: PodGroupReason,
     /// For people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -142,7 +142,7 @@ pub struct Hold {
 /// What has become of a group's pods, counted by its owner (`volcano.md` §2.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Members {
+pub struct MemberCounts {
     /// Without a node; those that are being removed and had none are among them.
     pub pending: u32,
     /// With a node, not yet running.
@@ -157,11 +157,11 @@ pub struct Members {
     pub releasing: u32,
 }
 
-impl Members {
+impl MemberCounts {
     /// Whether nothing is said.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        *self == Members::default()
+        *self == MemberCounts::default()
     }
 }
 
@@ -169,7 +169,7 @@ impl PodGroupRecord {
     /// A record of this spec.
     #[must_use]
     pub fn new(spec: PodGroupSpec) -> Self {
-        PodGroupRecord { spec, members: Members::default(), other: Map::new() }
+        PodGroupRecord { spec, members: MemberCounts::default(), other: Map::new() }
     }
 
     /// Decodes a record.
@@ -202,7 +202,7 @@ impl PodGroupSpec {
     #[must_use]
     pub fn least(&self) -> Counts<'_> {
         let Some(min_member) = self.min_member else { return self.all() };
-        let floor = |task: &Task| self.min_task_member.get(&task.name).copied().unwrap_or(0);
+        let floor = |task: &GroupTask| self.min_task_member.get(&task.name).copied().unwrap_or(0);
         let mut least: Counts<'_> = self
             .tasks
             .iter()
@@ -221,7 +221,7 @@ impl PodGroupSpec {
     /// What so many members are charged.
     #[must_use]
     pub fn charge(&self, counts: &Counts<'_>) -> Amounts {
-        let of = |task: &Task| {
+        let of = |task: &GroupTask| {
             let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
             Amounts::of_pods(&task.resources, count.into())
         };
@@ -264,7 +264,10 @@ impl PodGroupSpec {
         }
         bad.extend(self.check_counts());
         if let Some(hold) = &self.hold
-            && !matches!(hold.reason, Reason::Suspended | Reason::WaitingForDependency)
+            && !matches!(
+                hold.reason,
+                PodGroupReason::Suspended | PodGroupReason::WaitingForDependency
+            )
         {
             let why = format!("{} is no reason to hold a group", hold.reason);
             bad.push(BadField::new(
@@ -304,7 +307,7 @@ impl PodGroupSpec {
     }
 }
 
-impl Task {
+impl GroupTask {
     /// The selector of its nodes.
     ///
     /// # Errors

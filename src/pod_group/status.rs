@@ -1,6 +1,6 @@
 //! What the scheduler's owner says of a PodGroup: the value of `rcfarm/pod_group_status/<ns>/<name>`.
 //!
-//! It is also the write-ahead record of a gang's placement (`Placement`): one CAS puts the whole of it here before
+//! It is also the write-ahead record of a gang's placement (`GroupPlacement`): one CAS puts the whole of it here before
 //! anything is promised on a node, so that any later owner can finish or undo it.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::spec::{Members, PodGroupSpec};
+use super::spec::{MemberCounts, PodGroupSpec};
 use crate::ids::{NodeName, QueueName};
 use crate::queue::amounts::Amounts;
 use crate::store::Index;
@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 
 /// Where a group is in its life (`volcano.md` §2.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Phase {
+pub enum PodGroupPhase {
     /// It waits in its queue.
     #[default]
     Pending,
@@ -30,19 +30,24 @@ pub enum Phase {
     Completed,
 }
 
-impl Phase {
+impl PodGroupPhase {
     /// All of them.
-    pub const ALL: [Phase; 5] =
-        [Phase::Pending, Phase::Inqueue, Phase::Running, Phase::Unknown, Phase::Completed];
+    pub const ALL: [PodGroupPhase; 5] = [
+        PodGroupPhase::Pending,
+        PodGroupPhase::Inqueue,
+        PodGroupPhase::Running,
+        PodGroupPhase::Unknown,
+        PodGroupPhase::Completed,
+    ];
 
     /// Whether its queue is charged for it.
     #[must_use]
     pub fn is_admitted(self) -> bool {
-        matches!(self, Phase::Inqueue | Phase::Running | Phase::Unknown)
+        matches!(self, PodGroupPhase::Inqueue | PodGroupPhase::Running | PodGroupPhase::Unknown)
     }
 }
 
-impl std::fmt::Display for Phase {
+impl std::fmt::Display for PodGroupPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&format!("{self:?}"))
     }
@@ -50,7 +55,7 @@ impl std::fmt::Display for Phase {
 
 /// Why a group is where it is. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Reason {
+pub enum PodGroupReason {
     /// Nothing holds it up.
     #[default]
     AsDesired,
@@ -90,16 +95,16 @@ pub enum Reason {
     MembersLost,
 }
 
-impl Reason {
+impl PodGroupReason {
     /// Whether its queue takes no work, of whatever group.
     #[must_use]
     pub fn is_of_queue(self) -> bool {
-        use Reason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};
+        use PodGroupReason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};
         matches!(self, QueueMissing | QueueClosed | QueueInvalid | QueueHasChildren)
     }
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for PodGroupReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&format!("{self:?}"))
     }
@@ -118,7 +123,7 @@ pub enum PlacementState {
 
 /// Where the members go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
+pub struct GroupPlacement {
     /// How far it has come.
     pub state: PlacementState,
     /// By task, the node of each index; `None`: that member has none.
@@ -128,10 +133,10 @@ pub struct Placement {
     pub asks: BTreeMap<String, Amounts>,
     /// While it is being given back: the group's phase once that is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub then: Option<Phase>,
+    pub then: Option<PodGroupPhase>,
 }
 
-impl Placement {
+impl GroupPlacement {
     /// The members that have a node: task, index, node.
     pub fn placed(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
         self.members.iter().flat_map(|(task, nodes)| {
@@ -165,9 +170,9 @@ impl Placement {
 #[serde(rename_all = "camelCase", default)]
 pub struct PodGroupStatus {
     /// Where it is.
-    pub phase: Phase,
+    pub phase: PodGroupPhase,
     /// Why it is not further.
-    pub reason: Reason,
+    pub reason: PodGroupReason,
     /// The same for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -201,10 +206,10 @@ pub struct PodGroupStatus {
     pub not_before: Option<Timestamp>,
     /// Where its members go.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub placement: Option<Placement>,
+    pub placement: Option<GroupPlacement>,
     /// What its owner said of its pods when the phase was decided.
-    #[serde(skip_serializing_if = "Members::is_zero")]
-    pub members: Members,
+    #[serde(skip_serializing_if = "MemberCounts::is_zero")]
+    pub members: MemberCounts,
     /// Grows by one with every transaction.
     pub revision: u64,
     /// Fields that we do not know.
@@ -253,7 +258,13 @@ impl PodGroupStatus {
     }
 
     /// Says phase and reason; the time moves only when one of them changes.
-    pub fn say(&mut self, phase: Phase, reason: Reason, message: String, now: Timestamp) {
+    pub fn say(
+        &mut self,
+        phase: PodGroupPhase,
+        reason: PodGroupReason,
+        message: String,
+        now: Timestamp,
+    ) {
         if (self.phase, self.reason) != (phase, reason) || self.last_transition_time.is_none() {
             self.last_transition_time = Some(now);
         }
@@ -302,9 +313,11 @@ mod tests {
             half.placement.as_mut().unwrap().state = state;
             assert!(!half.may_start(&spec), "{state:?}");
         }
-        for (phase, may) in
-            [(Phase::Pending, false), (Phase::Completed, false), (Phase::Unknown, true)]
-        {
+        for (phase, may) in [
+            (PodGroupPhase::Pending, false),
+            (PodGroupPhase::Completed, false),
+            (PodGroupPhase::Unknown, true),
+        ] {
             assert_eq!(PodGroupStatus { phase, ..bound() }.may_start(&spec), may, "{phase}");
         }
     }

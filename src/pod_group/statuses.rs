@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::spec::GroupId;
 use super::status::PodGroupStatus;
-use crate::farm::tree::Digest;
+use crate::farm::cache::CacheIndex;
 use crate::store::{Entry, Index, Prefix, key};
 
 /// A status with its place in the store.
@@ -19,9 +19,9 @@ pub struct StoredStatus {
 
 /// All statuses; a malformed one harms no other.
 #[derive(Debug, Default)]
-pub struct Statuses(pub BTreeMap<GroupId, Arc<StoredStatus>>);
+pub struct PodGroupStatuses(pub BTreeMap<GroupId, Arc<StoredStatus>>);
 
-impl Statuses {
+impl PodGroupStatuses {
     /// The status of a group, if it can be read.
     #[must_use]
     pub fn of(&self, id: &GroupId) -> Option<&PodGroupStatus> {
@@ -37,7 +37,7 @@ impl Statuses {
     }
 }
 
-impl Digest for Statuses {
+impl CacheIndex for PodGroupStatuses {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let stored = |entry: Entry| {
             let id = key::namespaced(prefix, &entry.key)?;
@@ -49,7 +49,7 @@ impl Digest for Statuses {
                 }
             }
         };
-        Statuses(entries.into_iter().filter_map(stored).collect())
+        PodGroupStatuses(entries.into_iter().filter_map(stored).collect())
     }
 
     fn len(&self) -> usize {

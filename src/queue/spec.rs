@@ -112,7 +112,7 @@ pub enum Desired {
     clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Strategy {
+pub enum QueueStrategy {
     /// Strict: nothing is admitted before it.
     #[serde(alias = "StrictFIFO")]
     Fifo,
@@ -152,7 +152,7 @@ pub struct QueueSpec {
     /// Whether it takes work.
     pub state: Desired,
     /// `fifo` (strict) or `traverse` (best effort).
-    pub dequeue_strategy: Strategy,
+    pub dequeue_strategy: QueueStrategy,
     /// Who orders it: the name of a record under `rcfarm/schedulers/`.
     #[serde(skip_serializing_if = "is_default_scheduler")]
     pub scheduler: ObjectName,
@@ -179,7 +179,7 @@ impl Default for QueueSpec {
             reclaimable: true,
             parent: None,
             state: Desired::Open,
-            dequeue_strategy: Strategy::default(),
+            dequeue_strategy: QueueStrategy::default(),
             scheduler: DEFAULT_SCHEDULER.parse().expect("a legal name"),
             other: Map::new(),
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::amounts::Amounts;
 use crate::pod_group::spec::GroupId;
-use crate::pod_group::status::{Phase, Reason};
+use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
 use crate::store::Index;
 use crate::time::Timestamp;
 
@@ -81,7 +81,7 @@ pub struct Waiting {
     /// From 1, in the queue's order.
     pub position: usize,
     /// Why it waits.
-    pub reason: Reason,
+    pub reason: PodGroupReason,
 }
 
 /// Groups by phase (`volcano.md` §1.3).
@@ -97,29 +97,29 @@ pub struct Counters {
 }
 
 impl Counters {
-    fn of(&mut self, phase: Phase) -> &mut u64 {
+    fn of(&mut self, phase: PodGroupPhase) -> &mut u64 {
         match phase {
-            Phase::Pending => &mut self.pending,
-            Phase::Inqueue => &mut self.inqueue,
-            Phase::Running => &mut self.running,
-            Phase::Unknown => &mut self.unknown,
-            Phase::Completed => &mut self.completed,
+            PodGroupPhase::Pending => &mut self.pending,
+            PodGroupPhase::Inqueue => &mut self.inqueue,
+            PodGroupPhase::Running => &mut self.running,
+            PodGroupPhase::Unknown => &mut self.unknown,
+            PodGroupPhase::Completed => &mut self.completed,
         }
     }
 
     /// One more in this phase.
-    pub fn enter(&mut self, phase: Phase) {
+    pub fn enter(&mut self, phase: PodGroupPhase) {
         *self.of(phase) += 1;
     }
 
     /// One less in this phase.
-    pub fn leave(&mut self, phase: Phase) {
+    pub fn leave(&mut self, phase: PodGroupPhase) {
         let count = self.of(phase);
         *count = count.saturating_sub(1);
     }
 
     /// Counts anew.
-    pub fn recount(phases: impl IntoIterator<Item = Phase>) -> Counters {
+    pub fn recount(phases: impl IntoIterator<Item = PodGroupPhase>) -> Counters {
         let mut counters = Counters::default();
         phases.into_iter().for_each(|phase| counters.enter(phase));
         counters

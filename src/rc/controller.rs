@@ -9,23 +9,23 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
+use super::cluster_view::{ClusterView, FreshHealth, PendingWrites};
 use super::events;
+use super::health_write_limiter::HealthWriteLimiter;
 use super::plan::{
-    Finding, Observed, Place, Plan, Standing, Step, TransferConditions, TransferPlan, has_room,
-    plan,
+    NodeReadiness, PlannedCondition, PodRef, PodStep, ReplicationObserved, ReplicationPlan,
+    TransferConditions, TransferPlan, has_room, plan,
 };
-use super::rare::HealthWrites;
-use super::spec::{BadRecord, RcSpec, Strategy};
-use super::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
+use super::spec::{BadRecord, RcSpec, RcStrategy};
+use super::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use super::statuses::Reliance;
-use super::world::{Fresh, Known, World};
 use super::{Pods, writes};
 use crate::audit::AuditRecord;
-use crate::farm::kind::{Controller, Next, Post, ReconcileError, Site};
+use crate::failpoints::{Failpoint, enabled};
+use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::ids::{NodeName, RcId};
-use crate::probe::{Mutation, active};
+use crate::schedule::allocation_cache::booked_node;
 use crate::schedule::capacity::Booking;
-use crate::schedule::ledger::booked_node;
 use crate::schedule::{Discovery, Nodes, ScheduleError, Scheduler};
 use crate::store::{Commit, Index, Op, Query, Refusal, Txn, key};
 use crate::time::{Timestamp, backoff};
@@ -43,7 +43,7 @@ const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
-pub struct Placement {
+pub struct PlacementSources {
     /// Chooses nodes.
     pub scheduler: Arc<dyn Scheduler>,
     /// Shows pods to clients.
@@ -52,29 +52,29 @@ pub struct Placement {
 
 /// See the module.
 pub struct RcController {
-    pub(super) site: Site,
-    pub(super) post: Post,
+    pub(super) site: ControllerContext,
+    pub(super) post: ClaimedRecord,
     pub(super) id: RcId,
-    pub(super) world: Arc<World>,
-    pub(super) placement: Placement,
+    pub(super) world: Arc<ClusterView>,
+    pub(super) placement: PlacementSources,
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     pub(super) status: RcStatus,
     pub(super) status_index: Index,
     /// Tells when another status stands there.
     reliance: Arc<Reliance>,
-    pub(super) known: Option<Known>,
+    pub(super) known: Option<PendingWrites>,
     /// The record's value that was decoded last, and what came of it.
     decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
     /// Health as read when the bell was rung last.
-    fresh: Option<Fresh>,
+    fresh: Option<FreshHealth>,
     /// The status or the trees may be older than what was last written: they are read before the next plan.
     behind: bool,
     /// Transactions refused since the last that was applied.
     refused: u32,
-    owner: Owner,
+    owner: RcOwner,
     alerted: Option<String>,
     /// Changes of health alone.
-    health_writes: HealthWrites,
+    health_writes: HealthWriteLimiter,
     /// Failed attempts of the present transfer step, and when the next may be made.
     pub(super) transfer_attempts: u32,
     /// Transfers undone since the last that was done.
@@ -92,7 +92,7 @@ pub(super) enum Written {
 }
 
 /// Everything that one look found.
-pub(super) struct Look {
+pub(super) struct RcObservation {
     pub(super) spec: RcSpec,
     pub(super) record_index: Index,
     pub(super) pods: Pods,
@@ -104,17 +104,17 @@ pub(super) struct Look {
 impl RcController {
     /// A controller for a claimed RC.
     pub fn new(
-        site: Site,
-        post: Post,
+        site: ControllerContext,
+        post: ClaimedRecord,
         id: RcId,
-        world: Arc<World>,
-        placement: Placement,
+        world: Arc<ClusterView>,
+        placement: PlacementSources,
     ) -> RcController {
         let (read, reliance) = (world.statuses.take(id), world.statuses.reliance(id));
         let behind = read.is_none();
         let (status_index, status) = read.unwrap_or_default();
         reliance.on(status_index);
-        let owner = Owner { farm: site.farm.clone(), since: site.clock.wall() };
+        let owner = RcOwner { farm: site.farm.clone(), since: site.clock.wall() };
         RcController {
             site,
             post,
@@ -131,14 +131,14 @@ impl RcController {
             refused: 0,
             owner,
             alerted: None,
-            health_writes: HealthWrites::default(),
+            health_writes: HealthWriteLimiter::default(),
             transfer_attempts: 0,
             transfers_failed: 0,
             transfer_not_before: None,
         }
     }
 
-    async fn look(&mut self) -> Result<Option<Look>, ReconcileError> {
+    async fn look(&mut self) -> Result<Option<RcObservation>, ReconcileError> {
         let seen = self.post.records.seen();
         let Some(record) = seen.value.0.get(&self.post.id) else {
             // Deleted: its pods stay, and the farm will release the claim.
@@ -166,12 +166,12 @@ impl RcController {
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
         let pods = self.world.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
-        let failing = |place: &Place| {
+        let failing = |place: &PodRef| {
             let told = self.world.told(place, self.fresh.as_ref());
             Some((place.node.clone(), told.cannot_start?))
         };
         let failing = pods.keys().filter_map(failing).collect();
-        Ok(Some(Look { spec, record_index: record.index, pods, eligible, failing }))
+        Ok(Some(RcObservation { spec, record_index: record.index, pods, eligible, failing }))
     }
 
     /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
@@ -187,25 +187,27 @@ impl RcController {
     }
 
     /// What a node is fit for, as far as this RC is concerned.
-    pub(super) fn standing(&self, look: &Look, node: &NodeName) -> Standing {
+    pub(super) fn standing(&self, look: &RcObservation, node: &NodeName) -> NodeReadiness {
         let shunned = || {
             let now = self.site.clock.wall();
             look.failing.contains_key(node)
                 || self.status.quarantine(node, look.record_index, now).is_some()
         };
         match self.world.standing(node) {
-            Standing::Ready | Standing::Suspect if shunned() => Standing::Quarantined,
+            NodeReadiness::Ready | NodeReadiness::Suspect if shunned() => {
+                NodeReadiness::Quarantined
+            }
             standing => standing,
         }
     }
 
-    async fn decide(&self, look: &Look) -> Result<Plan, ReconcileError> {
+    async fn decide(&self, look: &RcObservation) -> Result<ReplicationPlan, ReconcileError> {
         let spec = &look.spec;
         let rooms = self.world.rooms();
         let standing = |node: &NodeName| self.standing(look, node);
         let astray = look.pods.keys().any(|place| {
             !look.eligible.contains(&place.node)
-                || standing(&place.node) > Standing::Suspect
+                || standing(&place.node) > NodeReadiness::Suspect
                 || !has_room(spec, &rooms, place)
         });
         let discovery_synced = if astray {
@@ -215,7 +217,7 @@ impl RcController {
             true
         };
         let occupant = |node: &NodeName| self.world.occupant(spec, self.known.as_ref(), node);
-        Ok(plan(&Observed {
+        Ok(plan(&ReplicationObserved {
             spec,
             pods: &look.pods,
             eligible: &look.eligible,
@@ -244,7 +246,11 @@ impl RcController {
     }
 
     /// Carries the steps out, in as few transactions as they fit into.
-    async fn carry_out(&mut self, mut look: Look, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn carry_out(
+        &mut self,
+        mut look: RcObservation,
+        plan: ReplicationPlan,
+    ) -> Result<Action, ReconcileError> {
         let before = self.status.replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
@@ -266,7 +272,7 @@ impl RcController {
                 Ok(bookings) => bookings,
                 Err((node, lack)) => {
                     debug!(record = %self.id, %node, %lack, "the room is gone: looking again");
-                    return Ok(Next::After(Duration::ZERO));
+                    return Ok(Action::RequeueAfter(Duration::ZERO));
                 }
             };
             let mut ops: Vec<Op> =
@@ -283,18 +289,23 @@ impl RcController {
         }
         self.log_changes(&look, &plan);
         // Once more, for what waits until the count is right.
-        Ok(Next::After(Duration::ZERO))
+        Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
-    fn status_after(&self, look: &Look, batch: &[Step], done: Option<&Plan>) -> RcStatus {
+    fn status_after(
+        &self,
+        look: &RcObservation,
+        batch: &[PodStep],
+        done: Option<&ReplicationPlan>,
+    ) -> RcStatus {
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
         match done {
             Some(plan) => self.say_findings(&mut status, &plan.findings, now),
             None => {
-                let kind = ConditionType::Scheduled;
+                let kind = RcConditionType::Scheduled;
                 let message = "pods are being added or removed".to_owned();
-                status.set_condition(kind, false, Reason::Scaling, message, now);
+                status.set_condition(kind, false, RcReason::Scaling, message, now);
             }
         }
         let mut pods = look.pods.clone();
@@ -308,7 +319,7 @@ impl RcController {
         status
     }
 
-    pub(super) fn replicas(&self, look: &Look, pods: &Pods) -> Replicas {
+    pub(super) fn replicas(&self, look: &RcObservation, pods: &Pods) -> Replicas {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Replicas {
             desired: look.spec.replicas_desired,
@@ -318,22 +329,22 @@ impl RcController {
         }
     }
 
-    fn say_findings(&self, status: &mut RcStatus, findings: &[Finding], now: Timestamp) {
+    fn say_findings(&self, status: &mut RcStatus, findings: &[PlannedCondition], now: Timestamp) {
         for finding in findings {
-            let Finding { kind, status: holds, reason, message } = finding;
+            let PlannedCondition { kind, status: holds, reason, message } = finding;
             status.set_condition(*kind, *holds, *reason, message.clone(), now);
         }
     }
 
     /// What a committed batch did to the pods, known before any tree shows it.
-    pub(super) fn learn(&mut self, look: &mut Look, batch: &[Step], index: Index) {
+    pub(super) fn learn(&mut self, look: &mut RcObservation, batch: &[PodStep], index: Index) {
         let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
         for step in batch {
             writes::apply(&mut look.pods, &look.spec, step, index);
             removed.extend(writes::left(&look.spec, step));
         }
         removed.retain(|place| !look.pods.contains_key(place));
-        self.known = Some(Known {
+        self.known = Some(PendingWrites {
             index,
             at: Instant::now(),
             pods: look.pods.clone(),
@@ -354,12 +365,12 @@ impl RcController {
         status.owner = Some(self.owner.clone());
         status.revision = self.status.revision + 1;
         let mut txn = Txn::under(&self.post.claim);
-        txn.push(match active(Mutation::NoRecordGuard) {
+        txn.push(match enabled(Failpoint::NoRecordGuard) {
             true => Op::GetTree { prefix: key::rc_locks() },
             false => Op::CheckIndex { key: key::rc(self.id), index: record_index },
         });
         let (key, value, flags) = (key::rc_status(self.id), status.encode(), 0);
-        txn.push(match active(Mutation::NoChain) {
+        txn.push(match enabled(Failpoint::NoChain) {
             true => Op::Set { key, value, flags },
             false => Op::Cas { key, value, flags, index: self.status_index },
         });
@@ -369,9 +380,9 @@ impl RcController {
             .map(|record| crate::audit::op(self.site.ids.ordered_uuid(record.timestamp), record))
             .collect();
         let mut apart = Txn::under(&self.post.claim);
-        if active(Mutation::AuditApart) {
+        if enabled(Failpoint::AuditApart) {
             apart.extend(audit);
-        } else if !active(Mutation::NoAudit) {
+        } else if !enabled(Failpoint::NoAudit) {
             txn.extend(audit);
         }
         let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
@@ -395,7 +406,7 @@ impl RcController {
                 }
                 Ok(Written::Refused)
             }
-            Err(error) if error.outcome_unknown() && !active(Mutation::RepeatUnknown) => {
+            Err(error) if error.outcome_unknown() && !enabled(Failpoint::RepeatUnknown) => {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
                 self.behind = true;
@@ -445,20 +456,24 @@ impl RcController {
     }
 
     /// Plans anew in a moment, or when what changed is seen; later and later if that is refused too.
-    pub(super) fn after_refusal(&self) -> Next {
+    pub(super) fn after_refusal(&self) -> Action {
         let again = self.refused.saturating_sub(1);
         let pause = backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again);
-        Next::After(self.site.ids.jitter(pause, 0.5))
+        Action::RequeueAfter(self.site.ids.jitter(pause, 0.5))
     }
 
     /// Writes the status alone, when it would say something new.
-    async fn say(&mut self, look: &Look, findings: &[Finding]) -> Result<Next, ReconcileError> {
+    async fn say(
+        &mut self,
+        look: &RcObservation,
+        findings: &[PlannedCondition],
+    ) -> Result<Action, ReconcileError> {
         let mut status = self.status.clone();
         self.say_findings(&mut status, findings, self.site.clock.wall());
         status.observed_index = look.record_index;
         status.replicas = self.replicas(look, &look.pods);
         status.last_error = self.status.transfer.as_ref().and(self.status.last_error.clone());
-        if findings.iter().any(|finding| finding.reason == Reason::TransferFailed) {
+        if findings.iter().any(|finding| finding.reason == RcReason::TransferFailed) {
             status.last_error.clone_from(&self.status.last_error);
         }
         status.quarantined_until = None;
@@ -469,7 +484,7 @@ impl RcController {
         &mut self,
         record_index: Index,
         status: RcStatus,
-    ) -> Result<Next, ReconcileError> {
+    ) -> Result<Action, ReconcileError> {
         let mut same = status.clone();
         same.replicas.eligible = self.status.replicas.eligible;
         let health_only = {
@@ -479,16 +494,16 @@ impl RcController {
         };
         let owned = self.status.owner.as_ref() == Some(&self.owner);
         if owned && same == self.status {
-            return Ok(Next::OnChange);
+            return Ok(Action::AwaitChange);
         }
         if owned
             && health_only
             && let Err(wait) = self.health_writes.take(Instant::now())
         {
-            return Ok(Next::After(wait));
+            return Ok(Action::RequeueAfter(wait));
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
-            Written::At(_) => Ok(Next::OnChange),
+            Written::At(_) => Ok(Action::AwaitChange),
             Written::Refused => Ok(self.after_refusal()),
         }
     }
@@ -499,7 +514,7 @@ impl RcController {
         bad: &BadRecord,
     ) -> Result<(), ReconcileError> {
         let mut status = self.status.clone();
-        let (kind, reason) = (ConditionType::Valid, Reason::InvalidRecord);
+        let (kind, reason) = (RcConditionType::Valid, RcReason::InvalidRecord);
         status.set_condition(kind, false, reason, bad.to_string(), self.site.clock.wall());
         status.observed_index = record_index;
         status.last_error = Some(bad.to_string());
@@ -512,7 +527,7 @@ impl RcController {
         self.write_status(record_index, status).await.map(drop)
     }
 
-    fn alert(&mut self, plan: &Plan) {
+    fn alert(&mut self, plan: &ReplicationPlan) {
         if plan.alert == self.alerted {
             return;
         }
@@ -522,7 +537,7 @@ impl RcController {
         self.alerted.clone_from(&plan.alert);
     }
 
-    fn log_changes(&self, look: &Look, plan: &Plan) {
+    fn log_changes(&self, look: &RcObservation, plan: &ReplicationPlan) {
         let (added, removed, repaired) = writes::nodes(&plan.steps);
         let few = |nodes: &[NodeName]| {
             let names: Vec<&str> = nodes.iter().take(5).map(NodeName::as_str).collect();
@@ -537,26 +552,26 @@ impl RcController {
     }
 
     /// Whether the transfer under way, if any, is still one that this RC may make.
-    fn may_move(&self, look: &Look) -> bool {
-        let drained = |node: &NodeName| self.world.standing(node) == Standing::Draining;
-        look.spec.strategy == Strategy::Dynamic
+    fn may_move(&self, look: &RcObservation) -> bool {
+        let drained = |node: &NodeName| self.world.standing(node) == NodeReadiness::Draining;
+        look.spec.strategy == RcStrategy::Dynamic
             || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
     }
 
     /// `next`, or the end of the next quarantine if that is earlier.
-    fn or_release(&self, look: &Look, next: Next) -> Next {
+    fn or_release(&self, look: &RcObservation, next: Action) -> Action {
         let now = self.site.clock.wall();
         let release = self.status.next_release(look.record_index, now);
         let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
         match (next, rest) {
-            (Next::OnChange, Some(rest)) => Next::After(rest),
-            (Next::After(pause), Some(rest)) => Next::After(pause.min(rest)),
+            (Action::AwaitChange, Some(rest)) => Action::RequeueAfter(rest),
+            (Action::RequeueAfter(pause), Some(rest)) => Action::RequeueAfter(pause.min(rest)),
             (next, None) => next,
         }
     }
 
     /// Nodes that have a pod of the RC.
-    pub(super) fn nodes_in_use(look: &Look) -> BTreeSet<NodeName> {
+    pub(super) fn nodes_in_use(look: &RcObservation) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
     }
 }
@@ -567,14 +582,14 @@ pub(super) fn no_answer() -> ScheduleError {
 
 #[async_trait]
 impl Controller for RcController {
-    async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
-        let Some(mut look) = self.look().await? else { return Ok(Next::OnChange) };
+    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+        let Some(mut look) = self.look().await? else { return Ok(Action::AwaitChange) };
         let mut plan = self.decide(&look).await?;
         if plan.steps.is_empty() && self.world.take_rung(self.id) {
             let read = self.world.read_health(look.spec.manifest.id()).await;
             // The bell is answered by an answer only.
             self.fresh = Some(read.inspect_err(|_| self.world.note_rung(self.id))?);
-            let Some(again) = self.look().await? else { return Ok(Next::OnChange) };
+            let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
             (plan, look) = (self.decide(&again).await?, again);
         }
         self.alert(&plan);
@@ -595,16 +610,16 @@ impl Controller for RcController {
             (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
             (TransferPlan::Continue, _) => self.continue_transfer(look).await,
-            (TransferPlan::Wait(Reason::DiscoveryNotSynced), _) => {
+            (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
                 // No watch tells when it has caught up.
                 self.say(&look, &plan.findings).await?;
-                Ok(Next::After(DISCOVERY_PAUSE))
+                Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
             }
             (transfer, _) => {
                 let next = match (self.say(&look, &plan.findings).await?, transfer) {
                     // Nobody tells when another record's pod leaves its place.
-                    (Next::OnChange, TransferPlan::Wait(Reason::PlaceTaken)) => {
-                        Next::After(PLACE_PAUSE)
+                    (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
+                        Action::RequeueAfter(PLACE_PAUSE)
                     }
                     (next, _) => next,
                 };
@@ -627,7 +642,7 @@ impl Controller for RcController {
             // After a refusal or a panic this is another status than before: what it says of a transfer stays.
             let mut status = self.status.clone();
             let now = self.site.clock.wall();
-            let (kind, reason) = (ConditionType::Valid, Reason::Quarantined);
+            let (kind, reason) = (RcConditionType::Valid, RcReason::Quarantined);
             status.set_condition(kind, false, reason, error.to_owned(), now);
             status.observed_index = record.index;
             status.last_error = Some(error.to_owned());

@@ -3,19 +3,19 @@
 use uuid::Uuid;
 
 use super::Pods;
-use super::plan::Step;
+use super::plan::PodStep;
 use super::spec::RcSpec;
 use super::status::Transfer;
 use super::writes;
 use crate::audit::{Actor, AuditRecord, Details, NodeTransfer, Retarget};
-use crate::farm::kind::Site;
+use crate::farm::kind::ControllerContext;
 use crate::ids::NodeName;
 
 /// Pods were added, removed or repaired; `pods` are those after it.
 pub fn retarget(
-    site: &Site,
+    site: &ControllerContext,
     spec: &RcSpec,
-    steps: &[Step],
+    steps: &[PodStep],
     pods: &Pods,
     desired_before: u32,
 ) -> AuditRecord {
@@ -47,7 +47,7 @@ pub fn retarget(
     AuditRecord::new(&Details::Retarget(details), site.clock.wall())
 }
 
-fn node_transfer(site: &Site, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
+fn node_transfer(site: &ControllerContext, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
     let id: Uuid = transfer.id;
     NodeTransfer {
         node_transfer_id: id,
@@ -65,14 +65,18 @@ fn node_transfer(site: &Site, spec: &RcSpec, transfer: &Transfer) -> NodeTransfe
 }
 
 /// A transfer begins.
-pub fn transfer_started(site: &Site, spec: &RcSpec, transfer: &Transfer) -> AuditRecord {
+pub fn transfer_started(
+    site: &ControllerContext,
+    spec: &RcSpec,
+    transfer: &Transfer,
+) -> AuditRecord {
     let details = Details::NodeTransferStart(node_transfer(site, spec, transfer));
     AuditRecord::new(&details, site.clock.wall())
 }
 
 /// A transfer is done; the retarget beside it says what became of the pods.
 pub fn transfer_done(
-    site: &Site,
+    site: &ControllerContext,
     spec: &RcSpec,
     transfer: &Transfer,
     to: &NodeName,
@@ -83,7 +87,12 @@ pub fn transfer_done(
 }
 
 /// A transfer was undone.
-pub fn transfer_undone(site: &Site, spec: &RcSpec, transfer: &Transfer, why: &str) -> AuditRecord {
+pub fn transfer_undone(
+    site: &ControllerContext,
+    spec: &RcSpec,
+    transfer: &Transfer,
+    why: &str,
+) -> AuditRecord {
     let rollback_reason = Some(why.to_owned());
     let details = NodeTransfer { rollback_reason, ..node_transfer(site, spec, transfer) };
     AuditRecord::new(&Details::NodeTransferRollback(details), site.clock.wall())

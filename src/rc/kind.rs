@@ -8,38 +8,42 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::controller::{Placement, RcController};
-use super::world::{Healths, Intents, PodLabels, World};
-use crate::farm::kind::{Controller, Kind, Post, RecordId, Site};
-use crate::farm::tree::{Event, Inbox, Seen};
+use super::cluster_view::{ClusterView, Healths, IntentIndex, PodLabels};
+use super::controller::{PlacementSources, RcController};
+use crate::farm::cache::{FarmEvent, Snapshot, WakeQueue};
+use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind, RecordId};
 use crate::ids::{NodeName, RcId};
-use crate::schedule::ledger::Promises;
+use crate::schedule::allocation_cache::AllocationIndex;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, Prefix, StoreError};
 
 /// Replication controllers as a kind of record.
 pub struct RcKind {
-    site: Site,
-    world: Arc<World>,
-    placement: Placement,
+    site: ControllerContext,
+    world: Arc<ClusterView>,
+    placement: PlacementSources,
 }
 
 impl RcKind {
     /// The kind, over a world that it watches.
     #[must_use]
-    pub fn new(site: Site, world: Arc<World>, placement: Placement) -> Self {
+    pub fn new(
+        site: ControllerContext,
+        world: Arc<ClusterView>,
+        placement: PlacementSources,
+    ) -> Self {
         RcKind { site, world, placement }
     }
 }
 
-fn touched(ids: impl IntoIterator<Item = RcId>) -> Event {
-    Event::Touched(ids.into_iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+fn touched(ids: impl IntoIterator<Item = RcId>) -> FarmEvent {
+    FarmEvent::Changed(ids.into_iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
 }
 
 /// Whoever waits for a tree to be trusted again need not have a pod in it.
-fn trust_changed<T>(inbox: &Inbox, old: &Seen<T>, new: &Seen<T>) {
+fn trust_changed<T>(inbox: &WakeQueue, old: &Snapshot<T>, new: &Snapshot<T>) {
     if !new.is_trusted_as(old) {
-        inbox.post(Event::All);
+        inbox.post(FarmEvent::All);
     }
 }
 
@@ -95,14 +99,14 @@ impl Kind for RcKind {
         }
     }
 
-    fn watches(&self, inbox: &Arc<Inbox>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.site.ids.fork();
         let world = self.world.clone();
         let nodes = {
             let inbox = inbox.clone();
             world.nodes.clone().watch(ids(), move |old, new| {
                 if old.value.labels != new.value.labels {
-                    inbox.post(Event::All);
+                    inbox.post(FarmEvent::All);
                 }
                 trust_changed(&inbox, old, new);
             })
@@ -111,7 +115,7 @@ impl Kind for RcKind {
             let inbox = inbox.clone();
             world.records.clone().watch(ids(), move |old, new| {
                 if old.value != new.value {
-                    inbox.post(Event::All);
+                    inbox.post(FarmEvent::All);
                 }
             })
         };
@@ -123,7 +127,7 @@ impl Kind for RcKind {
                 loop {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                     if pending.is_some_and(|at| at <= Instant::now()) {
-                        inbox.post(Event::All);
+                        inbox.post(FarmEvent::All);
                     }
                     pending = world.next_change();
                 }
@@ -134,7 +138,7 @@ impl Kind for RcKind {
             world.pods.clone().watch(ids(), move |old, new| {
                 inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
                 if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
-                    inbox.post(Event::Claims);
+                    inbox.post(FarmEvent::Claims);
                 }
                 if PodLabels::freed(&old.value, &new.value) {
                     inbox.post(touched(world.waiting()));
@@ -145,9 +149,9 @@ impl Kind for RcKind {
         let intents = {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.intents.clone().watch(ids(), move |old, new| {
-                let places = Intents::touched(&old.value, &new.value);
+                let places = IntentIndex::touched(&old.value, &new.value);
                 inbox.post(touched(world.owners(places)));
-                if Intents::freed(&old.value, &new.value) {
+                if IntentIndex::freed(&old.value, &new.value) {
                     inbox.post(touched(world.waiting()));
                 }
                 trust_changed(&inbox, old, new);
@@ -165,7 +169,7 @@ impl Kind for RcKind {
         let promises = {
             let (inbox, world) = (inbox.clone(), world.clone());
             world.ledger.tree.clone().watch(ids(), move |old, new| {
-                let mut touched_ids = Promises::touched(&old.value, &new.value);
+                let mut touched_ids = AllocationIndex::touched(&old.value, &new.value);
                 touched_ids.extend(world.waiting());
                 inbox.post(touched(touched_ids));
             })
@@ -232,7 +236,7 @@ impl Kind for RcKind {
         }
     }
 
-    fn controller(&self, post: Post) -> Box<dyn Controller> {
+    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
         let id = post.id.as_str().parse().expect("check_name has passed");
         let (site, world) = (self.site.clone(), self.world.clone());
         Box::new(RcController::new(site, post, id, world, self.placement.clone()))

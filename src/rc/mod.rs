@@ -10,27 +10,27 @@
 //! A crash between two writes leaves: a part of the pods added or removed, each whole (label, intent, promise, status
 //! and audit in one transaction); a node transfer recorded in the status, which the next owner finishes or undoes.
 
+mod allocations;
+pub mod cluster_view;
+mod conditions;
 mod controller;
 mod events;
-mod findings;
+mod health_write_limiter;
 mod kind;
 mod nodes;
 pub mod plan;
 #[cfg(test)]
 mod plan_tests;
-mod promises;
-mod rare;
 pub mod spec;
 pub mod status;
 mod statuses;
 mod transfer;
-pub mod world;
 pub mod writes;
 
 use std::collections::BTreeMap;
 
-pub use controller::Placement;
+pub use controller::PlacementSources;
 pub use kind::RcKind;
 
 /// The pods of one RC by place.
-pub type Pods = BTreeMap<plan::Place, plan::Pod>;
+pub type Pods = BTreeMap<plan::PodRef, plan::RcPod>;

@@ -7,25 +7,25 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::plan::Standing;
-use crate::farm::tree::Digest;
+use super::plan::NodeReadiness;
+use crate::farm::cache::CacheIndex;
 use crate::ids::NodeName;
 use crate::labels::decode_labels;
 use crate::node::record::{NodeRecord, NodeState};
 use crate::schedule::NodeLabels;
-use crate::schedule::ledger::Capacities;
+use crate::schedule::allocation_cache::Capacities;
 use crate::store::{Entry, Index, Prefix};
 
 /// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
 #[derive(Debug, Default)]
-pub struct NodeTree {
+pub struct NodeIndex {
     /// What can be read.
     pub labels: Arc<NodeLabels>,
     /// What cannot; each is said once.
     unreadable: BTreeMap<NodeName, Index>,
 }
 
-impl Digest for NodeTree {
+impl CacheIndex for NodeIndex {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
         for entry in entries {
@@ -43,7 +43,7 @@ impl Digest for NodeTree {
                 }
             }
         }
-        NodeTree { labels: Arc::new(NodeLabels { nodes }), unreadable }
+        NodeIndex { labels: Arc::new(NodeLabels { nodes }), unreadable }
     }
 
     fn len(&self) -> usize {
@@ -53,7 +53,7 @@ impl Digest for NodeTree {
 
 /// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Said {
+pub(super) struct NodeInfo {
     /// Where its pods are reached; empty when it does not say.
     pub(super) address: String,
     draining: bool,
@@ -63,7 +63,7 @@ pub(super) struct Said {
     gone_since: Option<Instant>,
 }
 
-impl Said {
+impl NodeInfo {
     /// When it counts as down, if its agent does not come back.
     pub(super) fn down_at(&self, grace: Duration) -> Option<Instant> {
         Some(self.gone_since? + grace.max(self.lease))
@@ -73,21 +73,21 @@ impl Said {
 /// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
 #[derive(Debug, Default, PartialEq)]
 pub struct NodeRecords {
-    pub(super) nodes: BTreeMap<NodeName, Said>,
+    pub(super) nodes: BTreeMap<NodeName, NodeInfo>,
     pub(super) capacities: Capacities,
 }
 
 impl NodeRecords {
-    pub(super) fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> Standing {
+    pub(super) fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> NodeReadiness {
         match self.nodes.get(node) {
-            Some(said) if said.down_at(grace).is_some_and(|at| now >= at) => Standing::Down,
-            Some(Said { draining: true, .. }) => Standing::Draining,
-            _ => Standing::Ready,
+            Some(said) if said.down_at(grace).is_some_and(|at| now >= at) => NodeReadiness::Down,
+            Some(NodeInfo { draining: true, .. }) => NodeReadiness::Draining,
+            _ => NodeReadiness::Ready,
         }
     }
 }
 
-impl Digest for NodeRecords {
+impl CacheIndex for NodeRecords {
     fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
         for entry in entries {
@@ -104,7 +104,7 @@ impl Digest for NodeRecords {
                 capacities.insert(node.clone(), record.capacity);
             }
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
-            nodes.insert(node, Said { address: record.address, draining, lease, gone_since });
+            nodes.insert(node, NodeInfo { address: record.address, draining, lease, gone_since });
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };

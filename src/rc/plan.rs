@@ -6,19 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::findings::{placed_finding, room_words, scheduled_finding, valid};
-use super::spec::{RcSpec, Strategy};
-use super::status::{ConditionType, Reason, Replicas, Transfer};
+use super::conditions::{placed_finding, room_words, scheduled_finding, valid};
+use super::spec::{RcSpec, RcStrategy};
+use super::status::{RcConditionType, RcReason, Replicas, Transfer};
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::{NodeName, PodId};
 use crate::labels::Labels;
 use crate::node::Health;
-use crate::probe::{Mutation, active};
-use crate::schedule::capacity::{Lack, Rooms, ranked};
+use crate::schedule::capacity::{Insufficient, NodeCapacities, ranked};
 use crate::store::Index;
 
 /// Where a pod stands; its labels and its intent are named by it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct PodRef {
     /// The machine.
     pub node: NodeName,
     /// The pod's id; one pod of an id runs per node.
@@ -49,7 +49,7 @@ impl Intent {
 
 /// A pod that carries the RC's id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
+pub struct RcPod {
     /// ModifyIndex of its labels.
     pub label_index: Index,
     /// CreateIndex of its labels: its age.
@@ -64,7 +64,7 @@ pub struct Pod {
 
 /// Who stands at a place where a pod might be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Occupant {
+pub enum SlotState {
     /// Nobody.
     Nobody,
     /// An intent with the very manifest that we would write, and no labels: adopted by labelling it.
@@ -75,7 +75,7 @@ pub enum Occupant {
 
 /// What a node is fit for, besides its labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum NodeReadiness {
     /// Pods may be added; also of a node that says nothing of itself, as p2's do.
     Ready,
     /// Pods of several records could not be started there lately: none is added for a while, and those that are there
@@ -92,7 +92,7 @@ pub enum Standing {
 
 /// How far the trees that were read can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trust {
+pub enum AllowedActions {
     /// Nothing suspicious.
     Full,
     /// A tree of nodes or health became suddenly much smaller: nothing is removed or moved.
@@ -115,21 +115,21 @@ pub struct TransferConditions<'a> {
 }
 
 /// Everything that a plan depends on.
-pub struct Observed<'a> {
+pub struct ReplicationObserved<'a> {
     /// The checked record.
     pub spec: &'a RcSpec,
     /// Its pods.
-    pub pods: &'a BTreeMap<Place, Pod>,
+    pub pods: &'a BTreeMap<PodRef, RcPod>,
     /// Nodes that the scheduler calls eligible.
     pub eligible: &'a BTreeSet<NodeName>,
     /// What each node is fit for.
-    pub standing: &'a dyn Fn(&NodeName) -> Standing,
+    pub standing: &'a dyn Fn(&NodeName) -> NodeReadiness,
     /// Who stands where on the nodes that have no pod of ours.
-    pub occupant: &'a dyn Fn(&NodeName) -> Occupant,
+    pub occupant: &'a dyn Fn(&NodeName) -> SlotState,
     /// What the nodes have, and what of it is promised.
-    pub rooms: &'a Rooms,
+    pub rooms: &'a NodeCapacities,
     /// What the trees are worth.
-    pub trust: Trust,
+    pub trust: AllowedActions,
     /// What bears on a transfer.
     pub transfer: TransferConditions<'a>,
 }
@@ -137,54 +137,55 @@ pub struct Observed<'a> {
 /// Whether a pod has, or can be given, what the record asks for where it stands. Where the node's promises cannot be
 /// read, nobody can tell, and it stays.
 #[must_use]
-pub fn has_room(spec: &RcSpec, rooms: &Rooms, place: &Place) -> bool {
+pub fn has_room(spec: &RcSpec, rooms: &NodeCapacities, place: &PodRef) -> bool {
     let (room, want) = (rooms.of(&place.node), spec.resources());
     room.is_unreadable
         || room.holds(&place.pod, &spec.promisee(), want)
         || room.lack(&place.pod, want).is_none()
 }
 
-impl Observed<'_> {
+impl ReplicationObserved<'_> {
     /// Whether a node may keep pods: it is eligible, and neither emptied nor lost.
     fn fit(&self, node: &NodeName) -> bool {
-        self.eligible.contains(node) && (self.standing)(node) <= Standing::Suspect
+        self.eligible.contains(node) && (self.standing)(node) <= NodeReadiness::Suspect
     }
 
     /// Whether a pod may stay where it is: its node is fit and has room for it.
-    pub(super) fn may_stay(&self, place: &Place) -> bool {
+    pub(super) fn may_stay(&self, place: &PodRef) -> bool {
         self.fit(&place.node) && has_room(self.spec, self.rooms, place)
     }
 
     /// Whether a pod may be added on a node that has none.
     fn is_open(&self, node: &NodeName) -> bool {
         let promised = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
-        let stands = (self.standing)(node) == Standing::Ready || active(Mutation::UnfitTaken);
+        let stands =
+            (self.standing)(node) == NodeReadiness::Ready || enabled(Failpoint::UnfitTaken);
         let fit = self.eligible.contains(node) && stands;
         promised != Some(node) && fit
     }
 
     /// Why there is no node to which a pod could move; `None` if there is one.
-    fn nowhere(&self) -> Option<Reason> {
+    fn nowhere(&self) -> Option<RcReason> {
         let ours: BTreeSet<&NodeName> = self.pods.keys().map(|place| &place.node).collect();
         let open = |node: &&NodeName| !ours.contains(*node) && self.is_open(node);
         let (nodes, lacking) = with_room(self, self.eligible.iter().filter(open));
         let mut taken = false;
         for node in nodes {
-            if (self.occupant)(node) != Occupant::Other {
+            if (self.occupant)(node) != SlotState::Other {
                 return None;
             }
             taken = true;
         }
         Some(match (lacking.is_empty(), taken) {
-            (false, _) => Reason::InsufficientCapacity,
-            (true, true) => Reason::PlaceTaken,
-            (true, false) => Reason::InsufficientNodes,
+            (false, _) => RcReason::InsufficientCapacity,
+            (true, true) => RcReason::PlaceTaken,
+            (true, false) => RcReason::InsufficientNodes,
         })
     }
 
     /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
-    fn passing(&self, place: &Place, pod: &Pod) -> bool {
-        pod.health == Health::Passing && (self.standing)(&place.node) != Standing::Down
+    fn passing(&self, place: &PodRef, pod: &RcPod) -> bool {
+        pod.health == Health::Passing && (self.standing)(&place.node) != NodeReadiness::Down
     }
 
     fn healthy(&self) -> usize {
@@ -194,7 +195,7 @@ impl Observed<'_> {
 
 /// Why a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RemoveReason {
+pub enum PodRemoveReason {
     /// Its node is not eligible.
     Ineligible,
     /// It is not healthy.
@@ -220,42 +221,42 @@ pub enum Drift {
 
 /// One change of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum PodStep {
     /// Label and intent are written.
     Add {
         /// Where.
-        place: Place,
+        place: PodRef,
         /// Guards the intent: 0 for a new one, else the one that is adopted.
         intent: Index,
     },
     /// Label and intent are deleted.
     Remove {
         /// Where.
-        place: Place,
+        place: PodRef,
         /// The pod as seen.
-        pod: Pod,
+        pod: RcPod,
         /// Why.
-        why: RemoveReason,
+        why: PodRemoveReason,
     },
     /// Label and intent are written again.
     Repair {
         /// Where.
-        place: Place,
+        place: PodRef,
         /// The pod as seen.
-        pod: Pod,
+        pod: RcPod,
         /// Why.
         why: Drift,
     },
 }
 
-impl Step {
+impl PodStep {
     /// The place that the step is about.
     #[must_use]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &PodRef {
         match self {
-            Step::Add { place, .. } | Step::Remove { place, .. } | Step::Repair { place, .. } => {
-                place
-            }
+            PodStep::Add { place, .. }
+            | PodStep::Remove { place, .. }
+            | PodStep::Repair { place, .. } => place,
         }
     }
 }
@@ -266,7 +267,7 @@ pub enum TransferPlan {
     /// There is nothing to move.
     Nothing,
     /// Something should move, but must wait or stay.
-    Wait(Reason),
+    Wait(RcReason),
     /// Begin to move the pod on this node.
     Start(NodeName),
     /// Go on with the one in the status.
@@ -275,13 +276,13 @@ pub enum TransferPlan {
 
 /// A statement for the status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct PlannedCondition {
     /// About what.
-    pub kind: ConditionType,
+    pub kind: RcConditionType,
     /// Whether it holds.
     pub status: bool,
     /// Why.
-    pub reason: Reason,
+    pub reason: RcReason,
     /// For people.
     pub message: String,
 }
@@ -289,20 +290,20 @@ pub struct Finding {
 /// What to do, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub struct Plan {
+pub struct ReplicationPlan {
     /// Changes of pods, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PodStep>,
     /// Node transfer.
     pub transfer: TransferPlan,
     /// What holds once the steps are done.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<PlannedCondition>,
     /// Counts once the steps are done; `healthy` does not count added pods.
     pub replicas: Replicas,
     /// Something a person should be told: the RC cannot reach its count.
     pub alert: Option<String>,
 }
 
-impl Plan {
+impl ReplicationPlan {
     /// Whether nothing is to be done.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -312,8 +313,8 @@ impl Plan {
 }
 
 /// Decides what to do about an RC.
-pub fn plan(seen: &Observed<'_>) -> Plan {
-    if seen.spec.disabled && !active(Mutation::DisabledIgnored) {
+pub fn plan(seen: &ReplicationObserved<'_>) -> ReplicationPlan {
+    if seen.spec.disabled && !enabled(Failpoint::DisabledIgnored) {
         return disabled(seen);
     }
     let (mut steps, shortage) = count_steps(seen);
@@ -324,20 +325,30 @@ pub fn plan(seen: &Observed<'_>) -> Plan {
     let alert = (replicas.current < replicas.desired && !scheduled.status)
         .then(|| scheduled.message.clone());
     let findings = vec![valid(), scheduled, placed_finding(seen, &steps, &transfer)];
-    Plan { steps, transfer, findings, replicas, alert }
+    ReplicationPlan { steps, transfer, findings, replicas, alert }
 }
 
-fn disabled(seen: &Observed<'_>) -> Plan {
+fn disabled(seen: &ReplicationObserved<'_>) -> ReplicationPlan {
     let replicas = counts_after(seen, &[]);
     let message = "the record is disabled: its pods are left as they are".to_owned();
-    let finding =
-        |kind, status| Finding { kind, status, reason: Reason::Disabled, message: message.clone() };
+    let finding = |kind, status| PlannedCondition {
+        kind,
+        status,
+        reason: RcReason::Disabled,
+        message: message.clone(),
+    };
     let findings = vec![
         valid(),
-        finding(ConditionType::Scheduled, replicas.current == replicas.desired),
-        finding(ConditionType::Placed, true),
+        finding(RcConditionType::Scheduled, replicas.current == replicas.desired),
+        finding(RcConditionType::Placed, true),
     ];
-    Plan { steps: Vec::new(), transfer: TransferPlan::Nothing, findings, replicas, alert: None }
+    ReplicationPlan {
+        steps: Vec::new(),
+        transfer: TransferPlan::Nothing,
+        findings,
+        replicas,
+        alert: None,
+    }
 }
 
 /// Why the count cannot be reached.
@@ -351,20 +362,22 @@ pub(super) enum Shortage {
 }
 
 /// Pods to add or to remove so that the count is as desired.
-fn count_steps(seen: &Observed<'_>) -> (Vec<Step>, Shortage) {
+fn count_steps(seen: &ReplicationObserved<'_>) -> (Vec<PodStep>, Shortage) {
     let desired = seen.spec.replicas_desired as usize;
     let current = seen.pods.len();
     match (desired.cmp(&current), seen.trust) {
-        (_, Trust::Nothing) | (std::cmp::Ordering::Equal, _) => (Vec::new(), Shortage::None),
+        (_, AllowedActions::Nothing) | (std::cmp::Ordering::Equal, _) => {
+            (Vec::new(), Shortage::None)
+        }
         (std::cmp::Ordering::Greater, _) => additions(seen, desired - current),
-        (std::cmp::Ordering::Less, Trust::NoRemoval) => (Vec::new(), Shortage::None),
-        (std::cmp::Ordering::Less, Trust::Full) => {
+        (std::cmp::Ordering::Less, AllowedActions::NoRemoval) => (Vec::new(), Shortage::None),
+        (std::cmp::Ordering::Less, AllowedActions::Full) => {
             (removals(seen, current - desired), Shortage::None)
         }
     }
 }
 
-fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
+fn additions(seen: &ReplicationObserved<'_>, wanted: usize) -> (Vec<PodStep>, Shortage) {
     let ours: BTreeSet<&NodeName> = seen.pods.keys().map(|place| &place.node).collect();
     let free = |node: &NodeName| !ours.contains(node) && seen.is_open(node);
     let free = seen.eligible.iter().filter(|node| free(node));
@@ -376,15 +389,15 @@ fn additions(seen: &Observed<'_>, wanted: usize) -> (Vec<Step>, Shortage) {
             break;
         }
         let intent = match (seen.occupant)(node) {
-            Occupant::Nobody => Index::ZERO,
-            Occupant::Ours(index) => index,
-            Occupant::Other => {
+            SlotState::Nobody => Index::ZERO,
+            SlotState::Ours(index) => index,
+            SlotState::Other => {
                 taken += 1;
                 continue;
             }
         };
-        let place = Place { node: node.clone(), pod: seen.spec.manifest.id().clone() };
-        steps.push(Step::Add { place, intent });
+        let place = PodRef { node: node.clone(), pod: seen.spec.manifest.id().clone() };
+        steps.push(PodStep::Add { place, intent });
     }
     let shortage = match (steps.len() < wanted, taken) {
         (false, _) => Shortage::None,
@@ -402,9 +415,9 @@ type InOrder<'a> = Box<dyn Iterator<Item = &'a NodeName> + 'a>;
 /// else by the RC's packing. And those without, each with what it lacks. Lazy where it can be: thousands of nodes are
 /// eligible for a few pods.
 fn with_room<'a>(
-    seen: &'a Observed<'_>,
+    seen: &'a ReplicationObserved<'_>,
     nodes: impl Iterator<Item = &'a NodeName> + 'a,
-) -> (InOrder<'a>, Vec<(&'a NodeName, Lack)>) {
+) -> (InOrder<'a>, Vec<(&'a NodeName, Insufficient)>) {
     let (pod, want) = (seen.spec.manifest.id(), seen.spec.resources());
     if want.is_zero() {
         return (Box::new(nodes), Vec::new());
@@ -425,26 +438,26 @@ fn with_room<'a>(
 
 /// Ineligible first, then unhealthy, then newest, then by place: total, so the same input removes the same pods. A
 /// healthy pod is passed over when the declared minimum would be undercut; an ailing one then goes in its stead.
-fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
+fn removals(seen: &ReplicationObserved<'_>, wanted: usize) -> Vec<PodStep> {
     let mut order: Vec<_> = seen
         .pods
         .iter()
         .map(|(place, pod)| {
             let why = if !seen.may_stay(place) {
-                RemoveReason::Ineligible
+                PodRemoveReason::Ineligible
             } else if pod.health != Health::Passing && pod.health != Health::Absent {
-                RemoveReason::Unhealthy
+                PodRemoveReason::Unhealthy
             } else {
-                RemoveReason::Surplus
+                PodRemoveReason::Surplus
             };
             let passing = seen.passing(place, pod);
             ((why, passing, std::cmp::Reverse(pod.created), place), passing, pod)
         })
         .collect();
-    if !active(Mutation::RemovalUnordered) {
+    if !enabled(Failpoint::RemovalUnordered) {
         order.sort_by(|a, b| a.0.cmp(&b.0));
     }
-    let declared = seen.spec.min_health.filter(|_| !active(Mutation::NoMinimumHealth));
+    let declared = seen.spec.min_health.filter(|_| !enabled(Failpoint::NoMinimumHealth));
     let least = declared.unwrap_or(0).min(seen.spec.replicas_desired) as usize;
     let mut healthy = seen.healthy();
     let mut steps = Vec::new();
@@ -456,22 +469,22 @@ fn removals(seen: &Observed<'_>, wanted: usize) -> Vec<Step> {
             continue;
         }
         healthy -= usize::from(passing);
-        steps.push(Step::Remove { place: place.clone(), pod: pod.clone(), why });
+        steps.push(PodStep::Remove { place: place.clone(), pod: pod.clone(), why });
     }
     steps
 }
 
 /// Pods that stay, stand on eligible nodes, and are not as the record says.
-fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
-    if seen.trust == Trust::Nothing {
+fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodStep> {
+    if seen.trust == AllowedActions::Nothing {
         return Vec::new();
     }
-    let going: BTreeSet<&Place> = so_far.iter().map(Step::place).collect();
+    let going: BTreeSet<&PodRef> = so_far.iter().map(PodStep::place).collect();
     let wanted = seen.spec.labels_of_pod();
-    let drift = |place: &Place, pod: &Pod| {
+    let drift = |place: &PodRef, pod: &RcPod| {
         if place.pod != *seen.spec.manifest.id() {
-            let free = (seen.occupant)(&place.node) == Occupant::Nobody;
-            let may = free && seen.trust == Trust::Full;
+            let free = (seen.occupant)(&place.node) == SlotState::Nobody;
+            let may = free && seen.trust == AllowedActions::Full;
             return may.then_some(Drift::PodIdChanged);
         }
         match pod.intent {
@@ -485,9 +498,9 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
         }
     };
     // A pod that its node cannot start is repaired all the same: a new manifest may be the cure.
-    let stays = |place: &Place| {
+    let stays = |place: &PodRef| {
         let node = &place.node;
-        let lives = (seen.standing)(node) <= Standing::Quarantined;
+        let lives = (seen.standing)(node) <= NodeReadiness::Quarantined;
         lives && seen.eligible.contains(node) && has_room(seen.spec, seen.rooms, place)
     };
     seen.pods
@@ -495,66 +508,66 @@ fn repair_steps(seen: &Observed<'_>, so_far: &[Step]) -> Vec<Step> {
         .filter(|(place, _)| stays(place) && !going.contains(place))
         .filter_map(|(place, pod)| {
             let why = drift(place, pod)?;
-            Some(Step::Repair { place: place.clone(), pod: pod.clone(), why })
+            Some(PodStep::Repair { place: place.clone(), pod: pod.clone(), why })
         })
         .collect()
 }
 
-fn promise_differs(seen: &Observed<'_>, place: &Place) -> bool {
+fn promise_differs(seen: &ReplicationObserved<'_>, place: &PodRef) -> bool {
     let room = seen.rooms.of(&place.node);
     !room.is_unreadable && !room.holds(&place.pod, &seen.spec.promisee(), seen.spec.resources())
 }
 
 /// A transfer goes on only when the count is right and nothing is to be repaired, one at a time.
-fn pending_transfer(seen: &Observed<'_>) -> TransferPlan {
+fn pending_transfer(seen: &ReplicationObserved<'_>) -> TransferPlan {
     match seen.transfer.under_way {
-        Some(_) => TransferPlan::Wait(Reason::TransferUnderWay),
+        Some(_) => TransferPlan::Wait(RcReason::TransferUnderWay),
         None => TransferPlan::Nothing,
     }
 }
 
-fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
+fn transfer_plan(seen: &ReplicationObserved<'_>) -> TransferPlan {
     match (seen.transfer.under_way, seen.trust) {
         (None, _) => {}
-        (Some(_), Trust::Full) => return TransferPlan::Continue,
+        (Some(_), AllowedActions::Full) => return TransferPlan::Continue,
         // Its old or its new place may only seem to be gone.
-        (Some(_), _) => return TransferPlan::Wait(Reason::SuspiciousTree),
+        (Some(_), _) => return TransferPlan::Wait(RcReason::SuspiciousTree),
     }
     // Lost pods first, then those that an operator wants away, those that do not start, and those whose node's labels
     // changed, or that ask for more than their node has. One that does not start has to have somewhere to go, or it
     // would hold the others up.
     let astray = || seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
-    let standing = |place: &Place| (seen.standing)(&place.node);
+    let standing = |place: &PodRef| (seen.standing)(&place.node);
     let stuck =
-        |place: &Place| standing(place) == Standing::Quarantined && seen.nowhere().is_some();
-    let rank = |place: &Place| std::cmp::Reverse(standing(place));
+        |place: &PodRef| standing(place) == NodeReadiness::Quarantined && seen.nowhere().is_some();
+    let rank = |place: &PodRef| std::cmp::Reverse(standing(place));
     let movable = astray().filter(|(place, _)| !stuck(place));
     let Some((leaving, pod)) = movable.min_by_key(|(place, _)| (rank(place), *place)) else {
         return match astray().next() {
-            Some(_) => TransferPlan::Wait(Reason::CannotStart),
+            Some(_) => TransferPlan::Wait(RcReason::CannotStart),
             None => TransferPlan::Nothing,
         };
     };
     let standing = standing(leaving);
-    if seen.spec.strategy == Strategy::Static && standing != Standing::Draining {
+    if seen.spec.strategy == RcStrategy::Static && standing != NodeReadiness::Draining {
         return TransferPlan::Wait(match standing {
-            Standing::Down => Reason::NodeDown,
-            Standing::Quarantined => Reason::CannotStart,
-            _ if seen.fit(&leaving.node) => Reason::InsufficientCapacity,
-            _ => Reason::IneligibleNodes,
+            NodeReadiness::Down => RcReason::NodeDown,
+            NodeReadiness::Quarantined => RcReason::CannotStart,
+            _ if seen.fit(&leaving.node) => RcReason::InsufficientCapacity,
+            _ => RcReason::IneligibleNodes,
         });
     }
-    if seen.trust != Trust::Full {
-        return TransferPlan::Wait(Reason::SuspiciousTree);
+    if seen.trust != AllowedActions::Full {
+        return TransferPlan::Wait(RcReason::SuspiciousTree);
     }
     if !seen.transfer.discovery_synced {
-        return TransferPlan::Wait(Reason::DiscoveryNotSynced);
+        return TransferPlan::Wait(RcReason::DiscoveryNotSynced);
     }
     if seen.passing(leaving, pod) && !may_spare_one(seen, standing) {
-        return TransferPlan::Wait(Reason::PodsUnhealthy);
+        return TransferPlan::Wait(RcReason::PodsUnhealthy);
     }
     if seen.transfer.lock_held {
-        return TransferPlan::Wait(Reason::LockHeld);
+        return TransferPlan::Wait(RcReason::LockHeld);
     }
     // To begin and to undo would be two transactions each time, for nothing.
     if let Some(reason) = seen.nowhere().filter(|_| seen.transfer.only_eligible) {
@@ -565,20 +578,23 @@ fn transfer_plan(seen: &Observed<'_>) -> TransferPlan {
 
 /// Whether a healthy pod may be taken away for a while. A pod that is down loses nothing by moving; otherwise all
 /// must be up, so that the move is the only risk, unless a minimum was declared and is kept without it.
-fn may_spare_one(seen: &Observed<'_>, standing: Standing) -> bool {
-    if active(Mutation::TransferBlind) {
+fn may_spare_one(seen: &ReplicationObserved<'_>, standing: NodeReadiness) -> bool {
+    if enabled(Failpoint::TransferBlind) {
         return true;
     }
     match (standing, seen.spec.min_health) {
-        (Standing::Draining, Some(least)) => seen.healthy() > least as usize,
+        (NodeReadiness::Draining, Some(least)) => seen.healthy() > least as usize,
         _ => seen.healthy() == seen.pods.len(),
     }
 }
 
-fn counts_after(seen: &Observed<'_>, steps: &[Step]) -> Replicas {
-    let removed: BTreeSet<&Place> =
-        steps.iter().filter(|step| matches!(step, Step::Remove { .. })).map(Step::place).collect();
-    let added = steps.iter().filter(|step| matches!(step, Step::Add { .. })).count();
+fn counts_after(seen: &ReplicationObserved<'_>, steps: &[PodStep]) -> Replicas {
+    let removed: BTreeSet<&PodRef> = steps
+        .iter()
+        .filter(|step| matches!(step, PodStep::Remove { .. }))
+        .map(PodStep::place)
+        .collect();
+    let added = steps.iter().filter(|step| matches!(step, PodStep::Add { .. })).count();
     let stay = seen.pods.iter().filter(|(place, _)| !removed.contains(place));
     let healthy = stay.filter(|(place, pod)| seen.passing(place, pod)).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

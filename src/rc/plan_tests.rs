@@ -5,26 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::plan::*;
-use super::spec::{RcSpec, Strategy as Allocation};
-use super::status::Reason;
+use super::spec::{RcSpec, RcStrategy as Allocation};
+use super::status::RcReason;
 use super::writes;
 use crate::ids::{NodeName, RcId};
 use crate::labels::Selector;
 use crate::manifest::Manifest;
 use crate::node::Health;
-use crate::schedule::capacity::{Booking, Owner, Packing, Room, Rooms};
-use crate::store::{Index, Limits, Op, key};
+use crate::schedule::capacity::{AllocationOwner, Booking, NodeCapacities, NodeCapacity, Packing};
+use crate::store::{Index, Op, TxnLimits, key};
 
 /// A world of ten nodes.
 #[derive(Debug, Clone)]
-struct World {
+struct Fixture {
     spec: RcSpec,
-    pods: BTreeMap<Place, Pod>,
+    pods: BTreeMap<PodRef, RcPod>,
     eligible: BTreeSet<NodeName>,
-    occupied: BTreeMap<NodeName, Occupant>,
-    rooms: Rooms,
-    trust: Trust,
-    standing: BTreeMap<NodeName, Standing>,
+    occupied: BTreeMap<NodeName, SlotState>,
+    rooms: NodeCapacities,
+    trust: AllowedActions,
+    standing: BTreeMap<NodeName, NodeReadiness>,
     synced: bool,
     locked: bool,
     only_eligible: bool,
@@ -34,8 +34,8 @@ fn node(n: usize) -> NodeName {
     format!("n{n}").parse().unwrap()
 }
 
-fn place(n: usize, pod: &str) -> Place {
-    Place { node: node(n), pod: pod.parse().unwrap() }
+fn place(n: usize, pod: &str) -> PodRef {
+    PodRef { node: node(n), pod: pod.parse().unwrap() }
 }
 
 fn spec(desired: u32) -> RcSpec {
@@ -52,8 +52,8 @@ fn spec(desired: u32) -> RcSpec {
     }
 }
 
-fn pod(spec: &RcSpec, n: u64) -> Pod {
-    Pod {
+fn pod(spec: &RcSpec, n: u64) -> RcPod {
+    RcPod {
         label_index: Index(10 + n),
         created: Index(10 + n),
         labels: spec.labels_of_pod(),
@@ -65,23 +65,23 @@ fn pod(spec: &RcSpec, n: u64) -> Pod {
 #[test]
 fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
     let spec = spec(0);
-    let pod = Pod { intent: Intent::Missing, ..pod(&spec, 1) };
-    let step = Step::Remove { place: place(1, "web"), pod, why: RemoveReason::Surplus };
+    let pod = RcPod { intent: Intent::Missing, ..pod(&spec, 1) };
+    let step = PodStep::Remove { place: place(1, "web"), pod, why: PodRemoveReason::Surplus };
     let key = key::intent(&node(1), spec.manifest.id());
     assert!(writes::ops(&spec, &step).contains(&Op::CheckNotExists { key }));
 }
 
-impl World {
-    fn resting(desired: u32, pods: usize, eligible: usize) -> World {
+impl Fixture {
+    fn resting(desired: u32, pods: usize, eligible: usize) -> Fixture {
         let spec = spec(desired);
         let pods = (0..pods).map(|n| (place(n, "web"), pod(&spec, n as u64))).collect();
-        World {
+        Fixture {
             spec,
             pods,
             eligible: (0..eligible).map(node).collect(),
             occupied: BTreeMap::new(),
-            rooms: Rooms::default(),
-            trust: Trust::Full,
+            rooms: NodeCapacities::default(),
+            trust: AllowedActions::Full,
             standing: BTreeMap::new(),
             synced: true,
             locked: false,
@@ -89,19 +89,19 @@ impl World {
         }
     }
 
-    fn standing(&self, node: &NodeName) -> Standing {
-        self.standing.get(node).copied().unwrap_or(Standing::Ready)
+    fn standing(&self, node: &NodeName) -> NodeReadiness {
+        self.standing.get(node).copied().unwrap_or(NodeReadiness::Ready)
     }
 
     fn healthy(&self) -> usize {
-        let up = |place: &Place| self.standing(&place.node) != Standing::Down;
+        let up = |place: &PodRef| self.standing(&place.node) != NodeReadiness::Down;
         self.pods.iter().filter(|(place, pod)| pod.health == Health::Passing && up(place)).count()
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> ReplicationPlan {
         let occupant =
-            |node: &NodeName| self.occupied.get(node).copied().unwrap_or(Occupant::Nobody);
-        plan(&Observed {
+            |node: &NodeName| self.occupied.get(node).copied().unwrap_or(SlotState::Nobody);
+        plan(&ReplicationObserved {
             spec: &self.spec,
             pods: &self.pods,
             eligible: &self.eligible,
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// The world after the plan's steps.
-    fn after(&self, plan: &Plan) -> World {
+    fn after(&self, plan: &ReplicationPlan) -> Fixture {
         let mut after = self.clone();
         for (n, step) in plan.steps.iter().enumerate() {
             writes::apply(&mut after.pods, &self.spec, step, Index(1_000 + n as u64));
@@ -140,7 +140,7 @@ prop_compose! {
         drifted in prop::bool::weighted(0.2),
         health in 0usize..4,
         index in 10u64..99,
-    ) -> (Place, Pod) {
+    ) -> (PodRef, RcPod) {
         let spec = spec(0);
         let mut pod = pod(&spec, index);
         pod.intent = match intent {
@@ -172,8 +172,8 @@ prop_compose! {
         locked in prop::bool::ANY,
         want in 0u64..3,
         cpus in prop::collection::vec((0u64..5, 0u64..4, 0u64..3), 10),
-    ) -> World {
-        let mut world = World::resting(desired, 0, 0);
+    ) -> Fixture {
+        let mut world = Fixture::resting(desired, 0, 0);
         for (place, pod) in pods {
             // One pod of an RC per node, as the layout has it.
             if !world.pods.keys().any(|other| other.node == place.node) {
@@ -184,14 +184,14 @@ prop_compose! {
         world.occupied = occupied
             .into_iter()
             .filter(|(n, _)| !taken(n))
-            .map(|(n, ours)| (node(n), if ours { Occupant::Ours(Index(5)) } else { Occupant::Other }))
+            .map(|(n, ours)| (node(n), if ours { SlotState::Ours(Index(5)) } else { SlotState::Other }))
             .collect();
         world.eligible = eligible.into_iter().map(node).collect();
-        world.trust = [Trust::Full, Trust::Full, Trust::NoRemoval, Trust::Nothing][trust];
+        world.trust = [AllowedActions::Full, AllowedActions::Full, AllowedActions::NoRemoval, AllowedActions::Nothing][trust];
         world.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
         world.standing = standing
             .into_iter()
-            .map(|(n, down)| (node(n), if down { Standing::Down } else { Standing::Draining }))
+            .map(|(n, down)| (node(n), if down { NodeReadiness::Down } else { NodeReadiness::Draining }))
             .collect();
         world.spec.min_health = min_health;
         world.spec.disabled = disabled;
@@ -202,8 +202,8 @@ prop_compose! {
         }
         for (n, (capacity, others, own)) in cpus.into_iter().enumerate() {
             let cpu = |n: u64| format!("cpu={n}").parse().unwrap();
-            let mut room = Room { capacity: cpu(capacity), ..Room::default() };
-            let _ = room.promise(&"other".parse().unwrap(), &Owner::Other("job/x".to_owned()), &cpu(others));
+            let mut room = NodeCapacity { capacity: cpu(capacity), ..NodeCapacity::default() };
+            let _ = room.promise(&"other".parse().unwrap(), &AllocationOwner::Other("job/x".to_owned()), &cpu(others));
             for place in world.pods.keys().filter(|place| place.node == node(n)) {
                 let _ = room.promise(&place.pod, &world.spec.promisee(), &cpu(own));
             }
@@ -227,10 +227,10 @@ proptest! {
         let desired = world.spec.replicas_desired as usize;
         prop_assert!(after.pods.len() <= desired.max(world.pods.len()));
         for step in &plan.steps {
-            if let Step::Add { place, .. } = step {
+            if let PodStep::Add { place, .. } = step {
                 prop_assert!(world.eligible.contains(&place.node));
-                prop_assert_eq!(world.standing(&place.node), Standing::Ready);
-                prop_assert_ne!(world.occupied.get(&place.node), Some(&Occupant::Other));
+                prop_assert_eq!(world.standing(&place.node), NodeReadiness::Ready);
+                prop_assert_ne!(world.occupied.get(&place.node), Some(&SlotState::Other));
                 prop_assert!(world.pods.keys().all(|other| other.node != place.node));
             }
         }
@@ -243,9 +243,9 @@ proptest! {
             let (place, owner, want) = (step.place(), world.spec.promisee(), world.spec.resources());
             let room = after.rooms.of(&place.node);
             match step {
-                Step::Add { .. } => prop_assert!(room.holds(&place.pod, &owner, want)),
-                Step::Repair { .. } => prop_assert!(room.holds(world.spec.manifest.id(), &owner, want)),
-                Step::Remove { .. } => prop_assert!(!room.promised.pods.contains_key(&place.pod)),
+                PodStep::Add { .. } => prop_assert!(room.holds(&place.pod, &owner, want)),
+                PodStep::Repair { .. } => prop_assert!(room.holds(world.spec.manifest.id(), &owner, want)),
+                PodStep::Remove { .. } => prop_assert!(!room.promised.pods.contains_key(&place.pod)),
             }
         }
     }
@@ -253,14 +253,14 @@ proptest! {
     #[test]
     fn it_never_removes_more_than_asked_and_never_in_doubt(world in any_world()) {
         let plan = world.plan();
-        let removed = plan.steps.iter().filter(|s| matches!(s, Step::Remove { .. })).count();
+        let removed = plan.steps.iter().filter(|s| matches!(s, PodStep::Remove { .. })).count();
         let surplus = world.pods.len().saturating_sub(world.spec.replicas_desired as usize);
         prop_assert!(removed <= surplus);
-        if world.trust != Trust::Full || world.spec.disabled {
+        if world.trust != AllowedActions::Full || world.spec.disabled {
             prop_assert_eq!(removed, 0);
             prop_assert!(!matches!(plan.transfer, TransferPlan::Start(_)));
         }
-        if world.spec.disabled || world.trust == Trust::Nothing {
+        if world.spec.disabled || world.trust == AllowedActions::Nothing {
             prop_assert!(plan.steps.is_empty());
         }
     }
@@ -285,9 +285,9 @@ proptest! {
     fn a_removed_pod_is_never_worse_off_than_one_that_stays(world in any_world()) {
         prop_assume!(world.spec.min_health.is_none());
         let plan = world.plan();
-        let rank = |place: &Place, pod: &Pod| {
+        let rank = |place: &PodRef, pod: &RcPod| {
             let ineligible = !world.eligible.contains(&place.node)
-                || world.standing(&place.node) != Standing::Ready
+                || world.standing(&place.node) != NodeReadiness::Ready
                 || !has_room(&world.spec, &world.rooms, place);
             let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
             (!ineligible, ineligible || !ailing)
@@ -295,8 +295,8 @@ proptest! {
         let gone: BTreeSet<_> = plan
             .steps
             .iter()
-            .filter(|s| matches!(s, Step::Remove { .. }))
-            .map(Step::place)
+            .filter(|s| matches!(s, PodStep::Remove { .. }))
+            .map(PodStep::place)
             .collect();
         for (place, pod) in world.pods.iter().filter(|(place, _)| gone.contains(place)) {
             for (other, stays) in world.pods.iter().filter(|(place, _)| !gone.contains(place)) {
@@ -311,7 +311,7 @@ proptest! {
         ops in 16usize..65,
         bytes in 68_000usize..81_000,
     ) {
-        let limits = Limits { ops, bytes };
+        let limits = TxnLimits { ops, bytes };
         let plan = world.plan();
         let mut rest = &plan.steps[..];
         let mut seen = 0;
@@ -335,24 +335,24 @@ proptest! {
         let plan = world.plan();
         let scheduled = &plan.findings[1];
         prop_assert_eq!(scheduled.status, plan.replicas.current == plan.replicas.desired);
-        prop_assert!(scheduled.status || scheduled.reason != Reason::AsDesired);
+        prop_assert!(scheduled.status || scheduled.reason != RcReason::AsDesired);
     }
 }
 
 #[test]
 fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
-    let mut world = World::resting(3, 3, 3);
+    let mut world = Fixture::resting(3, 3, 3);
     world.eligible.remove(&node(0));
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::IneligibleNodes));
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::IneligibleNodes));
     world.spec.strategy = Allocation::Dynamic;
     (world.synced, world.locked) = (false, true);
     world.pods.get_mut(&place(1, "web")).unwrap().health = Health::Critical;
     for (reason, mend) in [
-        (Reason::DiscoveryNotSynced, (|w: &mut World| w.synced = true) as fn(&mut World)),
-        (Reason::PodsUnhealthy, |w| {
+        (RcReason::DiscoveryNotSynced, (|w: &mut Fixture| w.synced = true) as fn(&mut Fixture)),
+        (RcReason::PodsUnhealthy, |w| {
             w.pods.get_mut(&place(1, "web")).unwrap().health = Health::Passing;
         }),
-        (Reason::LockHeld, |w| w.locked = false),
+        (RcReason::LockHeld, |w| w.locked = false),
     ] {
         assert_eq!(world.plan().transfer, TransferPlan::Wait(reason));
         mend(&mut world);
@@ -362,17 +362,17 @@ fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
 
 #[test]
 fn a_pod_that_has_nowhere_to_go_waits_where_it_is() {
-    let mut world = World::resting(2, 2, 4);
+    let mut world = Fixture::resting(2, 2, 4);
     world.spec.strategy = Allocation::Dynamic;
     world.eligible.remove(&node(0));
     world.only_eligible = true;
     assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
     world.eligible.remove(&node(2));
-    world.standing.insert(node(3), Standing::Suspect);
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::InsufficientNodes));
+    world.standing.insert(node(3), NodeReadiness::Suspect);
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::InsufficientNodes));
     world.standing.clear();
-    world.occupied.insert(node(3), Occupant::Other);
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(Reason::PlaceTaken));
+    world.occupied.insert(node(3), SlotState::Other);
+    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::PlaceTaken));
     // A scheduler that may know of more nodes is asked.
     world.only_eligible = false;
     assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
@@ -380,12 +380,12 @@ fn a_pod_that_has_nowhere_to_go_waits_where_it_is() {
 
 #[test]
 fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
-    let mut world = World::resting(2, 1, 3);
+    let mut world = Fixture::resting(2, 1, 3);
     for n in [0, 1] {
-        world.standing.insert(node(n), Standing::Suspect);
+        world.standing.insert(node(n), NodeReadiness::Suspect);
     }
     let plan = world.plan();
-    let [Step::Add { place, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
+    let [PodStep::Add { place, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!(place.node, node(2));
     world.spec.strategy = Allocation::Dynamic;
     world.spec.replicas_desired = 1;
@@ -394,8 +394,11 @@ fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
 
 #[test]
 fn packed_as_full_as_they_may_be() {
-    let world = World::resting(400, 0, 0);
-    let steps: Vec<Step> =
-        (0..400).map(|n| Step::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
-    assert_eq!(writes::fitting(&world.spec, &steps, Limits::default(), &Rooms::default()), 30);
+    let world = Fixture::resting(400, 0, 0);
+    let steps: Vec<PodStep> =
+        (0..400).map(|n| PodStep::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
+    assert_eq!(
+        writes::fitting(&world.spec, &steps, TxnLimits::default(), &NodeCapacities::default()),
+        30
+    );
 }

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Manifest, Resources};
-use crate::schedule::Request;
-use crate::schedule::capacity::{Owner, Packing};
+use crate::schedule::ScheduleRequest;
+use crate::schedule::capacity::{AllocationOwner, Packing};
 use crate::store::key;
 
 /// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
@@ -25,7 +25,7 @@ pub const MOST_REPLICAS: u32 = 100_000;
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[value(rename_all = "snake_case")]
-pub enum Strategy {
+pub enum RcStrategy {
     /// Pods stay where they are until an operator moves them.
     #[serde(rename = "static_strategy")]
     #[value(name = "static", alias = "static_strategy")]
@@ -36,13 +36,13 @@ pub enum Strategy {
     Dynamic,
 }
 
-impl Strategy {
+impl RcStrategy {
     /// The word in the record.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Strategy::Static => "static_strategy",
-            Strategy::Dynamic => "dynamic_strategy",
+            RcStrategy::Static => "static_strategy",
+            RcStrategy::Dynamic => "dynamic_strategy",
         }
     }
 }
@@ -183,7 +183,7 @@ pub struct RcSpec {
     /// No changes while set.
     pub disabled: bool,
     /// What to do about ineligible nodes.
-    pub strategy: Strategy,
+    pub strategy: RcStrategy,
     /// So many pods stay healthy while others are removed or moved, as the RC's label [`key::MIN_HEALTH_LABEL`] declares: p2's
     /// tools would drop an unknown field of the record at their next write.
     pub min_health: Option<u32>,
@@ -215,8 +215,8 @@ impl RcSpec {
             fix: "write it like pool=web,zone in (a,b)",
         })?;
         let strategy = match record.allocation_strategy.as_str() {
-            "dynamic_strategy" => Strategy::Dynamic,
-            "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => Strategy::Static,
+            "dynamic_strategy" => RcStrategy::Dynamic,
+            "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => RcStrategy::Static,
             other => {
                 return Err(BadRecord {
                     field: "allocation_strategy",
@@ -277,9 +277,9 @@ impl RcSpec {
 
     /// A question to a scheduler about it.
     #[must_use]
-    pub fn request(&self) -> Request<'_> {
+    pub fn request(&self) -> ScheduleRequest<'_> {
         let RcSpec { id, manifest, node_selector, packing, .. } = self;
-        Request { rc: *id, manifest, selector: node_selector, packing: *packing }
+        ScheduleRequest { rc: *id, manifest, selector: node_selector, packing: *packing }
     }
 
     /// What each of its pods asks for.
@@ -290,8 +290,8 @@ impl RcSpec {
 
     /// For whom its pods' resources are promised.
     #[must_use]
-    pub fn promisee(&self) -> Owner {
-        Owner::Rc(self.id)
+    pub fn promisee(&self) -> AllocationOwner {
+        AllocationOwner::Rc(self.id)
     }
 
     /// Decodes and checks in one go.

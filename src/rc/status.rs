@@ -23,12 +23,12 @@ pub struct RcStatus {
     pub revision: u64,
     /// Counts.
     pub replicas: Replicas,
-    /// What holds and why, one per type, in the order of [`ConditionType`]. Those of a newer program that this one
+    /// What holds and why, one per type, in the order of [`RcConditionType`]. Those of a newer program that this one
     /// does not know are dropped, and only they: above all a transfer under way survives.
     #[serde(default, deserialize_with = "known_conditions")]
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<RcCondition>,
     /// Who owns the RC.
-    pub owner: Option<Owner>,
+    pub owner: Option<RcOwner>,
     /// A node transfer under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
@@ -66,7 +66,7 @@ pub const LONGEST_QUARANTINE: Duration = Duration::from_secs(3_600);
 
 fn known_conditions<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
-) -> Result<Vec<Condition>, D::Error> {
+) -> Result<Vec<RcCondition>, D::Error> {
     let all = Vec::<serde_json::Value>::deserialize(deserializer)?;
     Ok(all.into_iter().filter_map(|one| serde_json::from_value(one).ok()).collect())
 }
@@ -86,7 +86,7 @@ pub struct Replicas {
 
 /// Who owns the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
+pub struct RcOwner {
     /// The farm.
     pub farm: FarmName,
     /// Since when.
@@ -109,14 +109,14 @@ pub struct Transfer {
 
 /// One statement about the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Condition {
+pub struct RcCondition {
     /// What it is about.
     #[serde(rename = "type")]
-    pub kind: ConditionType,
+    pub kind: RcConditionType,
     /// Whether it holds.
     pub status: bool,
     /// Why, as a fixed token.
-    pub reason: Reason,
+    pub reason: RcReason,
     /// Why, for people.
     pub message: String,
     /// When `status` or `reason` last changed.
@@ -125,7 +125,7 @@ pub struct Condition {
 
 /// What a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum ConditionType {
+pub enum RcConditionType {
     /// The record can be worked on.
     Valid,
     /// As many pods are scheduled as asked for.
@@ -136,7 +136,7 @@ pub enum ConditionType {
 
 /// Why a condition holds or does not. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Reason {
+pub enum RcReason {
     /// Everything is as desired.
     AsDesired,
     /// The record breaks a rule; `message` names the field.
@@ -175,7 +175,7 @@ pub enum Reason {
     CannotStart,
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for RcReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&format!("{self:?}"))
     }
@@ -198,16 +198,16 @@ impl RcStatus {
 
     /// The condition of a type.
     #[must_use]
-    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+    pub fn condition(&self, kind: RcConditionType) -> Option<&RcCondition> {
         self.conditions.iter().find(|c| c.kind == kind)
     }
 
     /// Sets a condition; the time moves only when status or reason change.
     pub fn set_condition(
         &mut self,
-        kind: ConditionType,
+        kind: RcConditionType,
         status: bool,
-        reason: Reason,
+        reason: RcReason,
         message: String,
         now: Timestamp,
     ) {
@@ -216,7 +216,7 @@ impl RcStatus {
             _ => now,
         };
         self.conditions.retain(|c| c.kind != kind);
-        self.conditions.push(Condition {
+        self.conditions.push(RcCondition {
             kind,
             status,
             reason,
@@ -286,12 +286,12 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_until_it_changes() {
         let mut status = RcStatus::default();
-        let kind = ConditionType::Scheduled;
-        status.set_condition(kind, false, Reason::NoEligibleNodes, "0 of 3".into(), at(1));
-        status.set_condition(kind, false, Reason::NoEligibleNodes, "0 of 4".into(), at(2));
+        let kind = RcConditionType::Scheduled;
+        status.set_condition(kind, false, RcReason::NoEligibleNodes, "0 of 3".into(), at(1));
+        status.set_condition(kind, false, RcReason::NoEligibleNodes, "0 of 4".into(), at(2));
         assert_eq!(status.condition(kind).unwrap().last_transition_time, at(1));
         assert_eq!(status.condition(kind).unwrap().message, "0 of 4");
-        status.set_condition(kind, true, Reason::AsDesired, String::new(), at(3));
+        status.set_condition(kind, true, RcReason::AsDesired, String::new(), at(3));
         assert_eq!(status.condition(kind).unwrap().last_transition_time, at(3));
         assert_eq!(status.conditions.len(), 1);
     }
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_status_survives_the_store() {
         let mut status = RcStatus { revision: 7, ..RcStatus::default() };
-        status.set_condition(ConditionType::Valid, true, Reason::AsDesired, "x".into(), at(1));
+        status.set_condition(RcConditionType::Valid, true, RcReason::AsDesired, "x".into(), at(1));
         assert_eq!(RcStatus::decode(&status.encode()).unwrap(), status);
         assert!(!status.is_settled(), "two conditions are missing");
     }

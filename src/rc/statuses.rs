@@ -21,7 +21,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(300);
 
 /// All statuses at one index; index 0: not read.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct StatusReads {
     index: Index,
     statuses: BTreeMap<RcId, (Index, RcStatus)>,
 }
@@ -63,15 +63,15 @@ impl Reliance {
 }
 
 /// See the module.
-pub struct Statuses {
+pub struct RcStatuses {
     reader: Arc<dyn Reader>,
-    book: Mutex<Book>,
+    book: Mutex<StatusReads>,
     relied: Mutex<BTreeMap<RcId, Weak<Reliance>>>,
 }
 
-impl Statuses {
-    pub(super) fn new(reader: Arc<dyn Reader>) -> Statuses {
-        Statuses { reader, book: Mutex::default(), relied: Mutex::default() }
+impl RcStatuses {
+    pub(super) fn new(reader: Arc<dyn Reader>) -> RcStatuses {
+        RcStatuses { reader, book: Mutex::default(), relied: Mutex::default() }
     }
 
     /// Whether the book is of a time before any record that was created at `oldest` or later.
@@ -81,18 +81,18 @@ impl Statuses {
     }
 
     /// Reads all.
-    pub(super) async fn read_all(&self) -> Result<Book, StoreError> {
+    pub(super) async fn read_all(&self) -> Result<StatusReads, StoreError> {
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let status = |(id, entry): (RcId, &Entry)| {
             let status = RcStatus::decode(&entry.value).unwrap_or_default();
             (id, (entry.modify_index, status))
         };
         let statuses = answer.value.iter().filter_map(named).map(status).collect();
-        Ok(Book { index: answer.index.max(Index(1)), statuses })
+        Ok(StatusReads { index: answer.index.max(Index(1)), statuses })
     }
 
-    /// Puts the book in place from which [`Statuses::take`] gives.
-    pub(super) fn keep(&self, book: Book) {
+    /// Puts the book in place from which [`RcStatuses::take`] gives.
+    pub(super) fn keep(&self, book: StatusReads) {
         *self.book() = book;
     }
 
@@ -160,7 +160,7 @@ impl Statuses {
         Ok(relied.iter().filter(|(id, reliance)| astray(id, reliance)).map(|(id, _)| *id).collect())
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn book(&self) -> MutexGuard<'_, StatusReads> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

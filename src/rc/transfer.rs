@@ -14,12 +14,12 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::controller::{Look, RcController, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::controller::{RcController, RcObservation, SCHEDULER_TIMEOUT, Written, no_answer};
 use super::events;
-use super::plan::{Occupant, Place, RemoveReason, Standing, Step, has_room};
-use super::status::{ConditionType, Reason, Transfer};
+use super::plan::{NodeReadiness, PodRef, PodRemoveReason, PodStep, SlotState, has_room};
+use super::status::{RcConditionType, RcReason, Transfer};
 use super::writes;
-use crate::farm::kind::{Next, ReconcileError};
+use crate::farm::kind::{Action, ReconcileError};
 use crate::ids::NodeName;
 use crate::schedule::ScheduleError;
 use crate::schedule::capacity::Booking;
@@ -51,18 +51,18 @@ impl RcController {
 
     pub(super) async fn start_transfer(
         &mut self,
-        look: Look,
+        look: RcObservation,
         old_node: NodeName,
-    ) -> Result<Next, ReconcileError> {
+    ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
-            return Ok(Next::After(wait));
+            return Ok(Action::RequeueAfter(wait));
         }
         let id = self.site.ids.uuid();
         let transfer = Transfer { id, old_node, new_node: None, undoing: None };
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
         let message = format!("from {}", transfer.old_node);
-        let (kind, reason) = (ConditionType::Placed, Reason::TransferUnderWay);
+        let (kind, reason) = (RcConditionType::Placed, RcReason::TransferUnderWay);
         status.set_condition(kind, false, reason, message, now);
         status.transfer = Some(transfer.clone());
         let record = events::transfer_started(&self.site, &look.spec, &transfer);
@@ -71,18 +71,21 @@ impl RcController {
             Written::At(_) => {
                 info!(record = %self.id, from = %transfer.old_node, "node transfer begun");
                 self.transfer_attempts = 0;
-                Ok(Next::After(Duration::ZERO))
+                Ok(Action::RequeueAfter(Duration::ZERO))
             }
             // Most likely somebody took the lock; its tree will tell.
-            Written::Refused => Ok(Next::After(Duration::from_millis(500))),
+            Written::Refused => Ok(Action::RequeueAfter(Duration::from_millis(500))),
         }
     }
 
-    pub(super) async fn continue_transfer(&mut self, look: Look) -> Result<Next, ReconcileError> {
+    pub(super) async fn continue_transfer(
+        &mut self,
+        look: RcObservation,
+    ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
-            return Ok(Next::After(wait));
+            return Ok(Action::RequeueAfter(wait));
         }
-        let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
         if let Some(why) = &transfer.undoing {
             return self.undo_transfer(look, why).await;
         }
@@ -90,7 +93,7 @@ impl RcController {
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
-        let ready = self.standing(&look, &transfer.old_node) <= Standing::Suspect;
+        let ready = self.standing(&look, &transfer.old_node) <= NodeReadiness::Suspect;
         let has_room = has_room(&look.spec, &self.world.rooms(), &old);
         if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;
@@ -106,10 +109,15 @@ impl RcController {
         (wait > Duration::ZERO).then_some(wait)
     }
 
-    async fn allocate(&mut self, look: Look, transfer: Transfer) -> Result<Next, ReconcileError> {
+    async fn allocate(
+        &mut self,
+        look: RcObservation,
+        transfer: Transfer,
+    ) -> Result<Action, ReconcileError> {
         let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
         let mut in_use = &in_use | &self.without_room(&look);
-        let quarantined = |node: &&NodeName| self.standing(&look, node) == Standing::Quarantined;
+        let quarantined =
+            |node: &&NodeName| self.standing(&look, node) == NodeReadiness::Quarantined;
         in_use.extend(self.status.quarantined_nodes.keys().filter(quarantined).cloned());
         let asked = look.spec.request();
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
@@ -122,7 +130,7 @@ impl RcController {
             }
             Err(error) => return self.undo_transfer(look, &error.to_string()).await,
         };
-        let taken = self.world.occupant(&look.spec, self.known.as_ref(), &node) == Occupant::Other;
+        let taken = self.world.occupant(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
         let mut status = self.status.clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
         match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
@@ -132,7 +140,7 @@ impl RcController {
             }
             Written::At(_) => {
                 self.transfer_attempts = 0;
-                Ok(Next::After(Duration::ZERO))
+                Ok(Action::RequeueAfter(Duration::ZERO))
             }
             Written::Refused => Ok(self.try_later("refused")),
         }
@@ -140,21 +148,21 @@ impl RcController {
 
     async fn swap(
         &mut self,
-        mut look: Look,
+        mut look: RcObservation,
         transfer: Transfer,
-        old: Place,
+        old: PodRef,
         new: NodeName,
-    ) -> Result<Next, ReconcileError> {
+    ) -> Result<Action, ReconcileError> {
         let intent = match self.world.occupant(&look.spec, self.known.as_ref(), &new) {
-            Occupant::Nobody => Index::ZERO,
-            Occupant::Ours(index) => index,
-            Occupant::Other => {
+            SlotState::Nobody => Index::ZERO,
+            SlotState::Ours(index) => index,
+            SlotState::Other => {
                 let why = format!("on {new} the pod's place is taken");
                 return self.undo_transfer(look, &why).await;
             }
         };
         // A scheduler may name any node; what it allocates is eligible from then on.
-        if !look.eligible.contains(&new) || self.world.standing(&new) != Standing::Ready {
+        if !look.eligible.contains(&new) || self.world.standing(&new) != NodeReadiness::Ready {
             return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
         }
         let leaving = [transfer.old_node.clone()];
@@ -171,10 +179,10 @@ impl RcController {
             return self.undo_transfer(look, &why).await;
         }
         let pod = look.pods[&old].clone();
-        let place = Place { node: new.clone(), pod: look.spec.manifest.id().clone() };
+        let place = PodRef { node: new.clone(), pod: look.spec.manifest.id().clone() };
         let steps = [
-            Step::Remove { place: old, pod, why: RemoveReason::Ineligible },
-            Step::Add { place, intent },
+            PodStep::Remove { place: old, pod, why: PodRemoveReason::Ineligible },
+            PodStep::Add { place, intent },
         ];
         let world = self.world.clone();
         let turn = Self::turn(&world, &look, &steps).await;
@@ -191,7 +199,7 @@ impl RcController {
         ops.extend(self.unlock_ops());
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
-        let (kind, reason) = (ConditionType::Placed, Reason::AsDesired);
+        let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
         status.set_condition(kind, true, reason, String::new(), now);
         status.transfer = None;
         status.last_error = None;
@@ -214,7 +222,7 @@ impl RcController {
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
                 self.transfers_failed = 0;
-                Ok(Next::After(Duration::ZERO))
+                Ok(Action::RequeueAfter(Duration::ZERO))
             }
             Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
             Written::Refused => {
@@ -227,10 +235,10 @@ impl RcController {
     /// Gives back what was allocated, and clears the transfer. What cannot be given back is said to a person.
     pub(super) async fn undo_transfer(
         &mut self,
-        look: Look,
+        look: RcObservation,
         why: &str,
-    ) -> Result<Next, ReconcileError> {
-        let Some(transfer) = self.status.transfer.clone() else { return Ok(Next::OnChange) };
+    ) -> Result<Action, ReconcileError> {
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
         if transfer.undoing.is_none() {
             let mut status = self.status.clone();
             status.transfer = Some(Transfer { undoing: Some(why.to_owned()), ..transfer.clone() });
@@ -256,7 +264,7 @@ impl RcController {
         }
         let mut status = self.status.clone();
         let now = self.site.clock.wall();
-        let (kind, reason) = (ConditionType::Placed, Reason::TransferFailed);
+        let (kind, reason) = (RcConditionType::Placed, RcReason::TransferFailed);
         status.set_condition(kind, false, reason, why.to_owned(), now);
         status.transfer = None;
         status.last_error = Some(why.to_owned());
@@ -268,19 +276,19 @@ impl RcController {
                 let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);
                 self.transfers_failed = self.transfers_failed.saturating_add(1);
                 self.transfer_not_before = Some(Instant::now() + hold_off);
-                Ok(Next::After(hold_off))
+                Ok(Action::RequeueAfter(hold_off))
             }
             Written::Refused => Ok(self.try_later("refused")),
         }
     }
 
-    fn try_later(&mut self, why: &str) -> Next {
+    fn try_later(&mut self, why: &str) -> Action {
         let base = Duration::from_millis(250);
         let pause = backoff(base, Duration::from_secs(30), self.transfer_attempts);
         self.transfer_attempts += 1;
         self.transfer_not_before = Some(Instant::now() + pause);
         info!(record = %self.id, attempts = self.transfer_attempts, why, "transfer: trying again");
-        Next::After(pause)
+        Action::RequeueAfter(pause)
     }
 }
 

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plan::{Drift, Intent, Place, Pod, Step};
+use super::plan::{Drift, Intent, PodRef, PodStep, RcPod};
 use super::spec::RcSpec;
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::NodeName;
 use crate::labels::{Labels, encode_labels};
 use crate::manifest::content_hash;
 use crate::node::Health;
-use crate::probe::{Mutation, active};
-use crate::schedule::capacity::{Booking, Books, Lack, Rooms};
-use crate::store::{Index, Limits, Op, key};
+use crate::schedule::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
+use crate::store::{Index, Op, TxnLimits, key};
 
 /// Operations that every transaction of an owner has besides its pods': fence, record guard, status, audit.
 pub const FIXED_OPS: usize = 4;
@@ -25,13 +25,13 @@ fn merged(spec: &RcSpec, labels: &Labels) -> Labels {
 }
 
 /// Writes or keeps an intent, guarded by what was seen.
-fn intent_op(spec: &RcSpec, place: &Place, seen: Intent) -> Op {
+fn intent_op(spec: &RcSpec, place: &PodRef, seen: Intent) -> Op {
     let key = key::intent(&place.node, &place.pod);
     match seen {
         Intent::Same(index) => Op::CheckIndex { key, index },
         Intent::Missing | Intent::Differs(_) => {
             let value = bytes::Bytes::copy_from_slice(spec.manifest.text().as_bytes());
-            if active(Mutation::NoIntentGuard) {
+            if enabled(Failpoint::NoIntentGuard) {
                 return Op::Set { key, value, flags: 0 };
             }
             Op::Cas { key, value, flags: 0, index: seen.index() }
@@ -39,16 +39,16 @@ fn intent_op(spec: &RcSpec, place: &Place, seen: Intent) -> Op {
     }
 }
 
-fn label_op(place: &Place, labels: &Labels, index: Index) -> Op {
+fn label_op(place: &PodRef, labels: &Labels, index: Index) -> Op {
     let key = key::pod_labels(&place.node, &place.pod);
     let (value, flags) = (encode_labels(labels), 0);
-    if active(Mutation::NoLabelGuard) {
+    if enabled(Failpoint::NoLabelGuard) {
         return Op::Set { key, value, flags };
     }
     Op::Cas { key, value, flags, index }
 }
 
-fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
+fn removal_ops(place: &PodRef, pod: &RcPod) -> Vec<Op> {
     let label = key::pod_labels(&place.node, &place.pod);
     let intent = key::intent(&place.node, &place.pod);
     // Alone, `delete-cas` passes when the labels are gone: then the pod is not ours any more, but its owner's.
@@ -56,7 +56,7 @@ fn removal_ops(place: &Place, pod: &Pod) -> Vec<Op> {
         Op::CheckIndex { key: label.clone(), index: pod.label_index },
         Op::Delete { key: label },
     ];
-    if active(Mutation::NoOwnIdCheck) {
+    if enabled(Failpoint::NoOwnIdCheck) {
         ops.remove(0);
     }
     // One that was not seen may be there all the same, and would be left behind.
@@ -72,27 +72,27 @@ fn adopted(intent: Index) -> Intent {
 }
 
 /// The place of a pod under the manifest's present id.
-fn renamed(spec: &RcSpec, place: &Place) -> Place {
-    Place { node: place.node.clone(), pod: spec.manifest.id().clone() }
+fn renamed(spec: &RcSpec, place: &PodRef) -> PodRef {
+    PodRef { node: place.node.clone(), pod: spec.manifest.id().clone() }
 }
 
 /// The operations of one step, each guarded by what the plan saw.
 #[must_use]
-pub fn ops(spec: &RcSpec, step: &Step) -> Vec<Op> {
+pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
     match step {
-        Step::Add { place, intent } => vec![
+        PodStep::Add { place, intent } => vec![
             label_op(place, &spec.labels_of_pod(), Index::ZERO),
             intent_op(spec, place, adopted(*intent)),
         ],
-        Step::Remove { place, pod, .. } => removal_ops(place, pod),
-        Step::Repair { place, pod, why: Drift::PodIdChanged } => {
+        PodStep::Remove { place, pod, .. } => removal_ops(place, pod),
+        PodStep::Repair { place, pod, why: Drift::PodIdChanged } => {
             let new = renamed(spec, place);
             let mut ops = removal_ops(place, pod);
             ops.push(label_op(&new, &merged(spec, &pod.labels), Index::ZERO));
             ops.push(intent_op(spec, &new, Intent::Missing));
             ops
         }
-        Step::Repair { place, pod, .. } => {
+        PodStep::Repair { place, pod, .. } => {
             let labels = merged(spec, &pod.labels);
             let label = if labels == pod.labels {
                 let key = key::pod_labels(&place.node, &place.pod);
@@ -107,16 +107,16 @@ pub fn ops(spec: &RcSpec, step: &Step) -> Vec<Op> {
 
 /// What one step changes of what its node has promised. Where the record cannot be read, a pod that is there is left
 /// as it is.
-fn book(books: &mut Books<'_>, spec: &RcSpec, step: &Step) -> Result<(), Lack> {
+fn book(books: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), Insufficient> {
     let (owner, want) = (spec.promisee(), spec.resources());
     match step {
-        Step::Add { place, .. } => books.promise(&place.node, &place.pod, &owner, want),
-        Step::Remove { place, .. } => {
+        PodStep::Add { place, .. } => books.promise(&place.node, &place.pod, &owner, want),
+        PodStep::Remove { place, .. } => {
             books.release(&place.node, &place.pod, &owner);
             Ok(())
         }
-        Step::Repair { place, .. } if books.room(&place.node).is_unreadable => Ok(()),
-        Step::Repair { place, why, .. } => {
+        PodStep::Repair { place, .. } if books.room(&place.node).is_unreadable => Ok(()),
+        PodStep::Repair { place, why, .. } => {
             if *why == Drift::PodIdChanged {
                 books.release(&place.node, &place.pod, &owner);
             }
@@ -132,10 +132,10 @@ fn book(books: &mut Books<'_>, spec: &RcSpec, step: &Step) -> Result<(), Lack> {
 /// The node that has no room for its pod any more.
 pub fn bookings(
     spec: &RcSpec,
-    steps: &[Step],
-    rooms: &Rooms,
-) -> Result<Vec<Booking>, (NodeName, Lack)> {
-    let mut books = Books::on(rooms);
+    steps: &[PodStep],
+    rooms: &NodeCapacities,
+) -> Result<Vec<Booking>, (NodeName, Insufficient)> {
+    let mut books = Ledger::on(rooms);
     for step in steps {
         let booked = book(&mut books, spec, step);
         booked.map_err(|lack| (step.place().node.clone(), lack))?;
@@ -145,11 +145,16 @@ pub fn bookings(
 
 /// How many of `steps` go into the next transaction; 0 when not even one fits.
 #[must_use]
-pub fn fitting(spec: &RcSpec, steps: &[Step], limits: Limits, rooms: &Rooms) -> usize {
+pub fn fitting(
+    spec: &RcSpec,
+    steps: &[PodStep],
+    limits: TxnLimits,
+    rooms: &NodeCapacities,
+) -> usize {
     let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
-    let mut books = Books::on(rooms);
+    let mut books = Ledger::on(rooms);
     let mut booked: BTreeMap<NodeName, usize> = BTreeMap::new();
-    let fits = |step: &&Step| {
+    let fits = |step: &&PodStep| {
         let ops = ops(spec, step);
         count += ops.len();
         bytes += ops.iter().map(Op::body_bytes).sum::<usize>();
@@ -166,22 +171,22 @@ pub fn fitting(spec: &RcSpec, steps: &[Step], limits: Limits, rooms: &Rooms) -> 
 }
 
 /// The pods after `step` was committed at `index`.
-pub fn apply(pods: &mut BTreeMap<Place, Pod>, spec: &RcSpec, step: &Step, index: Index) {
+pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, index: Index) {
     match step {
-        Step::Add { place, intent } => {
+        PodStep::Add { place, intent } => {
             let intent = match adopted(*intent) {
                 Intent::Missing => Intent::Same(index),
                 kept => kept,
             };
             let labels = spec.labels_of_pod();
             let health = Health::Absent;
-            let pod = Pod { label_index: index, created: index, labels, intent, health };
+            let pod = RcPod { label_index: index, created: index, labels, intent, health };
             pods.insert(place.clone(), pod);
         }
-        Step::Remove { place, .. } => {
+        PodStep::Remove { place, .. } => {
             pods.remove(place);
         }
-        Step::Repair { place, pod, why } => {
+        PodStep::Repair { place, pod, why } => {
             let labels = merged(spec, &pod.labels);
             let moved = *why == Drift::PodIdChanged;
             let label_index = if labels == pod.labels && !moved { pod.label_index } else { index };
@@ -190,7 +195,7 @@ pub fn apply(pods: &mut BTreeMap<Place, Pod>, spec: &RcSpec, step: &Step, index:
                 _ => Intent::Same(index),
             };
             let created = if moved { index } else { pod.created };
-            let new = Pod { label_index, created, labels, intent, health: pod.health };
+            let new = RcPod { label_index, created, labels, intent, health: pod.health };
             pods.remove(place);
             pods.insert(renamed(spec, place), new);
         }
@@ -199,28 +204,28 @@ pub fn apply(pods: &mut BTreeMap<Place, Pod>, spec: &RcSpec, step: &Step, index:
 
 /// Places that a committed step left.
 #[must_use]
-pub fn left(spec: &RcSpec, step: &Step) -> Option<Place> {
+pub fn left(spec: &RcSpec, step: &PodStep) -> Option<PodRef> {
     match step {
-        Step::Remove { place, .. } => Some(place.clone()),
-        Step::Repair { place, why: Drift::PodIdChanged, .. }
+        PodStep::Remove { place, .. } => Some(place.clone()),
+        PodStep::Repair { place, why: Drift::PodIdChanged, .. }
             if place.pod != *spec.manifest.id() =>
         {
             Some(place.clone())
         }
-        Step::Add { .. } | Step::Repair { .. } => None,
+        PodStep::Add { .. } | PodStep::Repair { .. } => None,
     }
 }
 
 /// Nodes that steps add to, remove from and repair, for the audit record.
 #[must_use]
-pub fn nodes(steps: &[Step]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
+pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
     let (mut added, mut removed, mut repaired) = (Vec::new(), Vec::new(), Vec::new());
     for step in steps {
         let node = step.place().node.clone();
         match step {
-            Step::Add { .. } => added.push(node),
-            Step::Remove { .. } => removed.push(node),
-            Step::Repair { .. } => repaired.push(node),
+            PodStep::Add { .. } => added.push(node),
+            PodStep::Remove { .. } => removed.push(node),
+            PodStep::Repair { .. } => repaired.push(node),
         }
     }
     (added, removed, repaired)
@@ -228,7 +233,7 @@ pub fn nodes(steps: &[Step]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
 
 /// All nodes with a pod.
 #[must_use]
-pub fn node_set(pods: &BTreeMap<Place, Pod>) -> BTreeSet<NodeName> {
+pub fn node_set(pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
     pods.keys().map(|place| place.node.clone()).collect()
 }
 

@@ -5,9 +5,9 @@
 //! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.
 //! Keys read: `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`. Keys written: none.
 
+pub mod allocation_cache;
 pub mod capacity;
 mod discovery;
-pub mod ledger;
 mod remote;
 mod selector;
 
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use uuid::Uuid;
 
+pub use allocation_cache::AllocationCache;
 pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
-pub use ledger::Ledger;
 pub use remote::RemoteScheduler;
 pub use selector::{NodeLabels, NodeSource, SelectorScheduler};
 
@@ -29,7 +29,7 @@ use crate::manifest::Manifest;
 
 /// For whom nodes are asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct ScheduleRequest<'a> {
     /// The controller.
     pub rc: RcId,
     /// What shall run.
@@ -69,13 +69,13 @@ pub enum ScheduleError {
 #[async_trait]
 pub trait Scheduler: Send + Sync + 'static {
     /// Nodes that may run a pod of the controller, those that do already included.
-    async fn eligible_nodes(&self, request: Request<'_>) -> Result<Nodes, ScheduleError>;
+    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError>;
 
     /// Reserves `count` more nodes, none of them in `current`, and gives their names; they are then eligible.
     /// With `force`, limits of taste (spread, soft quotas) may be passed over.
     async fn allocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         current: &BTreeSet<NodeName>,
         count: usize,
         force: bool,
@@ -85,7 +85,7 @@ pub trait Scheduler: Send + Sync + 'static {
     /// Gives reserved nodes back.
     async fn deallocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         nodes: &[NodeName],
         token: Uuid,
     ) -> Result<(), ScheduleError>;
@@ -101,7 +101,7 @@ pub trait Scheduler: Send + Sync + 'static {
     }
 
     /// Finds room for all pods of a gang, or says why there is none. Nothing is reserved: the caller promises what it
-    /// got in the transaction that writes the pods ([`capacity::Books`]), and asks again when that was refused.
+    /// got in the transaction that writes the pods ([`capacity::Ledger`]), and asks again when that was refused.
     ///
     /// # Errors
     /// [`ScheduleError`]; [`ScheduleError::Unsupported`] of a scheduler that places no gangs.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::capacity::{Decision, Gang};
-use super::{Nodes, Request, ScheduleError, Scheduler};
+use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use crate::ids::NodeName;
 
 /// See the module.
@@ -48,7 +48,7 @@ struct NodesAnswer {
 }
 
 impl<'a> Ask<'a> {
-    fn of(request: Request<'a>) -> Self {
+    fn of(request: ScheduleRequest<'a>) -> Self {
         Ask {
             replication_controller_id: request.rc.to_string(),
             manifest: request.manifest.text(),
@@ -109,14 +109,14 @@ fn nodes_of(body: &[u8]) -> Result<Vec<NodeName>, ScheduleError> {
 
 #[async_trait]
 impl Scheduler for RemoteScheduler {
-    async fn eligible_nodes(&self, request: Request<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
         let body = self.call("eligible_nodes", &Ask::of(request)).await?;
         Ok(Arc::new(nodes_of(&body)?.into_iter().collect()))
     }
 
     async fn allocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         current: &BTreeSet<NodeName>,
         count: usize,
         force: bool,
@@ -142,7 +142,7 @@ impl Scheduler for RemoteScheduler {
 
     async fn deallocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         nodes: &[NodeName],
         token: Uuid,
     ) -> Result<(), ScheduleError> {

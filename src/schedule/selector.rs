@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 use super::capacity::{self, Decision, Fleet, Gang, ranked};
-use super::{Nodes, Request, ScheduleError, Scheduler};
+use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use crate::ids::NodeName;
 use crate::labels::Labels;
 
@@ -48,7 +48,7 @@ impl<S: NodeSource> SelectorScheduler<S> {
         SelectorScheduler { source, cache: Mutex::default() }
     }
 
-    fn matching(&self, request: Request<'_>) -> Nodes {
+    fn matching(&self, request: ScheduleRequest<'_>) -> Nodes {
         let labels = self.source.node_labels();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&cache.of, &labels) {
@@ -72,7 +72,7 @@ impl<S: NodeSource> SelectorScheduler<S> {
 
 #[async_trait]
 impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
-    async fn eligible_nodes(&self, request: Request<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
         Ok(self.matching(request))
     }
 
@@ -80,7 +80,7 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
     /// same ones while nothing changes. Of a controller that asks for resources, those with room, by its packing.
     async fn allocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         current: &BTreeSet<NodeName>,
         count: usize,
         _force: bool,
@@ -119,7 +119,7 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
 
     async fn deallocate_nodes(
         &self,
-        _request: Request<'_>,
+        _request: ScheduleRequest<'_>,
         _nodes: &[NodeName],
         _token: Uuid,
     ) -> Result<(), ScheduleError> {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::dice::Dice;
-use super::process::{Design, Ended, Running, Soil, WallClock};
-use super::referee::{Actor, CHECK_TTL, Referee};
+use super::checker::{CHECK_TTL, Checker, SimActor};
+use super::faults::Fault;
+use super::network::NetworkFaults;
+use super::process::{Design, Ended, ProcessEnv, RunningFarm, WallClock};
+use super::rng::SimRng;
 use super::scheduler::Moods;
-use super::trouble::Trouble;
-use super::wire::Weather;
 use crate::embedded::{Embedded, Tables};
 
 /// A process that ended by itself is started again after this long, as a supervisor would.
@@ -20,15 +20,15 @@ const RESTART: Duration = Duration::from_secs(2);
 /// See the module.
 pub struct Farms {
     consul: Embedded,
-    referee: Arc<Referee>,
+    referee: Arc<Checker>,
     moods: Arc<Moods>,
     designs: Vec<Design>,
     clocks: Vec<Arc<WallClock>>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningFarm>>,
     restart_at: Vec<Option<Instant>>,
     frozen: BTreeSet<usize>,
-    weather: Weather,
-    dice: Dice,
+    weather: NetworkFaults,
+    dice: SimRng,
     start: Instant,
     starts: u32,
     snapshot: Option<Tables>,
@@ -38,9 +38,9 @@ pub struct Farms {
 
 /// What the wires are like before anything happens.
 #[must_use]
-pub fn weather(dice: &mut Dice) -> Weather {
-    let calm = |dice: &mut Dice, most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
-    Weather {
+pub fn weather(dice: &mut SimRng) -> NetworkFaults {
+    let calm = |dice: &mut SimRng, most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
+    NetworkFaults {
         latency: Duration::from_millis(1 + dice.below(40) as u64),
         lost: calm(dice, 15),
         reply_lost: calm(dice, 15),
@@ -48,7 +48,7 @@ pub fn weather(dice: &mut Dice) -> Weather {
         stale: calm(dice, 15),
         index_reset: calm(dice, 10),
         overloaded: calm(dice, 10),
-        ..Weather::default()
+        ..NetworkFaults::default()
     }
 }
 
@@ -57,9 +57,9 @@ impl Farms {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Referee>,
+        referee: Arc<Checker>,
         designs: Vec<Design>,
-        weather: Weather,
+        weather: NetworkFaults,
         start: Instant,
     ) -> Farms {
         Farms {
@@ -72,7 +72,7 @@ impl Farms {
             moods: Arc::default(),
             designs,
             weather,
-            dice: Dice::new(0),
+            dice: SimRng::new(0),
             start,
             starts: 0,
             snapshot: None,
@@ -97,7 +97,7 @@ impl Farms {
     }
 
     /// Starts all of them; from here on their chance is `dice`'s.
-    pub fn start_all(&mut self, dice: Dice) {
+    pub fn start_all(&mut self, dice: SimRng) {
         self.dice = dice;
         for farm in 0..self.designs.len() {
             self.start_farm(farm);
@@ -137,14 +137,14 @@ impl Farms {
         }
         self.starts += 1;
         let consul = self.consul.at_node(&format!("agent-{farm}"));
-        let soil = Soil {
+        let soil = ProcessEnv {
             consul: &consul,
             referee: &self.referee,
             clock: &self.clocks[farm],
             moods: &self.moods,
         };
         let design = &self.designs[farm];
-        let running = Running::start(self.starts, design, &soil, &mut self.dice);
+        let running = RunningFarm::start(self.starts, design, &soil, &mut self.dice);
         let mut weather = self.weather.clone();
         weather.no_checks = design.session.session_ttl < Duration::from_secs(30);
         running.link.weather(|w| *w = weather);
@@ -152,7 +152,7 @@ impl Farms {
         self.running[farm] = Some(running);
     }
 
-    fn weather(&self, farm: usize, change: impl FnOnce(&mut Weather)) {
+    fn weather(&self, farm: usize, change: impl FnOnce(&mut NetworkFaults)) {
         if let Some(running) = &self.running[farm] {
             running.link.weather(change);
         }
@@ -163,46 +163,48 @@ impl Farms {
         let calm = self.weather.clone();
         self.weather(farm, |w| {
             let no_checks = w.no_checks;
-            *w = Weather { no_checks, ..calm };
+            *w = NetworkFaults { no_checks, ..calm };
         });
     }
 
     /// Something befalls.
-    pub fn befall(&mut self, trouble: Trouble) {
+    pub fn befall(&mut self, trouble: Fault) {
         match trouble {
-            Trouble::Kill(farm) => self.end(farm, Running::kill),
-            Trouble::Stop(farm) => {
+            Fault::Kill(farm) => self.end(farm, RunningFarm::kill),
+            Fault::Stop(farm) => {
                 if let Some(running) = self.running[farm].as_ref() {
                     running.stop();
                 }
             }
-            Trouble::Start(farm) => self.start_farm(farm),
-            Trouble::Freeze(farm) => {
+            Fault::Start(farm) => self.start_farm(farm),
+            Fault::Freeze(farm) => {
                 if let Some(running) = &self.running[farm] {
                     running.freezer.freeze();
                     self.frozen.insert(farm);
                 }
             }
-            Trouble::Thaw(farm) => self.thaw(farm),
-            Trouble::KillSession(farm) => self.kill_session(farm),
-            Trouble::Jump(farm, seconds) => self.clocks[farm].jump(seconds),
-            Trouble::Storm(farm, storm) => match *storm == Weather::default() {
+            Fault::Thaw(farm) => self.thaw(farm),
+            Fault::KillSession(farm) => self.kill_session(farm),
+            Fault::Jump(farm, seconds) => self.clocks[farm].jump(seconds),
+            Fault::Storm(farm, storm) => match *storm == NetworkFaults::default() {
                 true => self.clear_up(farm),
-                false => self.weather(farm, |w| *w = Weather { no_checks: w.no_checks, ..*storm }),
+                false => {
+                    self.weather(farm, |w| *w = NetworkFaults { no_checks: w.no_checks, ..*storm })
+                }
             },
-            Trouble::Cut(farm, cut) => self.weather(farm, |w| w.cut = cut),
-            Trouble::Deaf(farm, deaf) => self.weather(farm, |w| w.deaf = deaf),
-            Trouble::Hide(farm, tree) => self.weather(farm, |w| w.hidden = tree),
-            Trouble::Forbid(farm, forbidden) => self.weather(farm, |w| w.forbidden = forbidden),
-            Trouble::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
-            Trouble::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
-            Trouble::Stall(length) => {
+            Fault::Cut(farm, cut) => self.weather(farm, |w| w.cut = cut),
+            Fault::Deaf(farm, deaf) => self.weather(farm, |w| w.deaf = deaf),
+            Fault::Hide(farm, tree) => self.weather(farm, |w| w.hidden = tree),
+            Fault::Forbid(farm, forbidden) => self.weather(farm, |w| w.forbidden = forbidden),
+            Fault::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
+            Fault::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
+            Fault::Stall(length) => {
                 let until = Some(Instant::now() + length);
                 self.every_wire(|w| w.stalled_until = until);
             }
-            Trouble::WakeAll => self.consul.wake_all(),
-            Trouble::Snapshot => self.snapshot = Some(self.consul.snapshot()),
-            Trouble::Restore => {
+            Fault::WakeAll => self.consul.wake_all(),
+            Fault::Snapshot => self.snapshot = Some(self.consul.snapshot()),
+            Fault::Restore => {
                 if let Some(snapshot) = self.snapshot.take() {
                     self.consul.restore(snapshot);
                     self.restored = true;
@@ -211,11 +213,11 @@ impl Farms {
         }
     }
 
-    fn every_wire(&self, change: impl Fn(&mut Weather)) {
+    fn every_wire(&self, change: impl Fn(&mut NetworkFaults)) {
         self.running.iter().flatten().for_each(|running| running.link.weather(&change));
     }
 
-    fn end(&mut self, farm: usize, how: impl FnOnce(&Running)) {
+    fn end(&mut self, farm: usize, how: impl FnOnce(&RunningFarm)) {
         if let Some(running) = self.running[farm].take() {
             how(&running);
             self.frozen.remove(&farm);
@@ -244,7 +246,7 @@ impl Farms {
             .facts(|facts| alive.into_iter().find(|id| facts.sessions.get(id) == Some(&number)));
         if let Some(session) = of_farm {
             let destroy = crate::store::Store::destroy_session(&self.consul, &session);
-            let _ = self.referee.now(Actor::User, destroy);
+            let _ = self.referee.now(SimActor::User, destroy);
         }
     }
 
@@ -256,15 +258,16 @@ impl Farms {
                 self.clocks[farm].set_right();
             }
             self.weather(farm, |w| {
-                *w = Weather {
+                *w = NetworkFaults {
                     latency: Duration::from_millis(5),
                     no_checks: w.no_checks,
-                    ..Weather::default()
+                    ..NetworkFaults::default()
                 };
             });
             self.start_farm(farm);
         }
-        self.weather = Weather { latency: Duration::from_millis(5), ..Weather::default() };
+        self.weather =
+            NetworkFaults { latency: Duration::from_millis(5), ..NetworkFaults::default() };
     }
 
     /// The processes that run.
@@ -293,7 +296,7 @@ impl Farms {
             (false, false) => design.session.session_ttl * 2 + Duration::from_secs(1),
         };
         self.say(format!("{} {}", design.process.farm, if orderly { "stops" } else { "dies" }));
-        self.end(farm, if orderly { Running::stop } else { Running::kill });
+        self.end(farm, if orderly { RunningFarm::stop } else { RunningFarm::kill });
         (limit, if orderly { "SIGTERM" } else { "SIGKILL" })
     }
 }

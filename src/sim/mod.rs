@@ -23,23 +23,23 @@
 //! itself needs nothing: it is put together by its own table of kinds.
 
 mod batch;
-mod dice;
+mod checker;
 mod farms;
+mod faults;
 mod fleet;
 mod invariant;
-mod life;
+mod lifecycle;
 pub mod mutation;
+mod network;
 mod process;
 pub mod reached;
-mod referee;
+mod rng;
 mod scheduler;
 mod script;
 #[cfg(test)]
 mod tests;
-mod tomorrow;
-mod trouble;
 mod users;
-mod wire;
+mod version_skew;
 mod world;
 
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ use std::time::Duration;
 
 pub use invariant::Violation;
 
-use crate::probe::{self, Mutation};
+use crate::failpoints::{self, Failpoint};
 
 /// Which world.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,14 +65,14 @@ pub struct Options {
     /// Which world.
     pub scenario: Scenario,
     /// Safety layers that are switched off.
-    pub without: Vec<Mutation>,
+    pub without: Vec<Failpoint>,
     /// Print the trace as it goes.
     pub print: bool,
 }
 
 /// What a seed came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct SimReport {
     /// The seed.
     pub seed: u64,
     /// What must not have happened.
@@ -94,13 +94,13 @@ pub struct Report {
 /// # Panics
 /// If the runtime cannot be built.
 #[must_use]
-pub fn run(seed: u64, options: &Options) -> Report {
-    let _without = probe::switch_off(&options.without);
+pub fn run(seed: u64, options: &Options) -> SimReport {
+    let _without = failpoints::enable(&options.without);
     drop(reached::take());
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
     match options.scenario {
-        Scenario::Services => runtime.block_on(world::World::live(seed, options)),
-        Scenario::Batch => runtime.block_on(batch::World::live(seed, options)),
+        Scenario::Services => runtime.block_on(world::RcWorld::live(seed, options)),
+        Scenario::Batch => runtime.block_on(batch::BatchWorld::live(seed, options)),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Options, Scenario, Violation, run};
-use crate::probe::Mutation;
+use crate::failpoints::Failpoint;
 
 /// Layers that are switched off together.
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct Case {
     /// In which world.
     pub scenario: Scenario,
     /// Which.
-    pub without: &'static [Mutation],
+    pub without: &'static [Failpoint],
     /// What is different then.
     pub what: &'static str,
 }
@@ -35,7 +35,7 @@ macro_rules! cases {
         /// Every case.
         pub const CASES: &[Case] = &[$($(Case {
             scenario: Scenario::$scenario,
-            without: &[$(Mutation::$layer),+],
+            without: &[$(Failpoint::$layer),+],
             what: $what,
         },)*)*];
     };

@@ -7,17 +7,17 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::dice::Dice;
-use super::invariant::Process;
-use super::referee::{CHECK_TTL, Referee};
+use super::checker::{CHECK_TTL, Checker};
+use super::invariant::SimProcess;
+use super::network::{Link, Network};
+use super::rng::SimRng;
 use super::scheduler::{Moods, Odd};
-use super::wire::{Link, Wire};
 use crate::embedded::Embedded;
+use crate::failpoints::Freezer;
 use crate::farm::kinds::MakeScheduler;
-use crate::farm::{Farm, FarmError, FarmSettings, Ground, NODE_GRACE, SessionSettings};
-use crate::probe::Freezer;
+use crate::farm::{Env, Farm, FarmError, FarmSettings, NODE_GRACE, SessionSettings};
 use crate::schedule::{NoDiscovery, SelectorScheduler};
-use crate::store::Limits;
+use crate::store::TxnLimits;
 use crate::time::{Clock, IdSource, Timestamp};
 
 /// Wall-clock time that follows the paused clock, and can be set wrong.
@@ -85,11 +85,11 @@ impl Clock for WallClock {
 #[derive(Debug, Clone)]
 pub struct Design {
     /// Name and selector.
-    pub process: Process,
+    pub process: SimProcess,
     /// How it proves that it is alive.
     pub session: SessionSettings,
     /// What it believes to fit into one transaction.
-    pub limits: Limits,
+    pub limits: TxnLimits,
     /// It is of a newer version than the others.
     pub is_newer: bool,
 }
@@ -102,13 +102,13 @@ impl Design {
         let selector = selector.parse().expect("a selector");
         let session =
             SessionSettings { check_ttl: Some(CHECK_TTL), session_ttl: Duration::from_secs(30) };
-        let process = Process { farm, selector };
-        Design { process, session, limits: Limits::default(), is_newer: false }
+        let process = SimProcess { farm, selector };
+        Design { process, session, limits: TxnLimits::default(), is_newer: false }
     }
 }
 
 /// One start of a farm.
-pub struct Running {
+pub struct RunningFarm {
     /// Its number, unique among all starts.
     pub number: u32,
     /// Its connection.
@@ -128,24 +128,29 @@ pub enum Ended {
 }
 
 /// What a process is started on.
-pub struct Soil<'a> {
+pub struct ProcessEnv<'a> {
     /// The store.
     pub consul: &'a Embedded,
     /// The referee.
-    pub referee: &'a Arc<Referee>,
+    pub referee: &'a Arc<Checker>,
     /// The machine's clock.
     pub clock: &'a Arc<WallClock>,
     /// What its scheduler is up to.
     pub moods: &'a Arc<Moods>,
 }
 
-impl Running {
+impl RunningFarm {
     /// Starts a farm.
     #[must_use]
-    pub fn start(number: u32, design: &Design, soil: &Soil<'_>, dice: &mut Dice) -> Running {
+    pub fn start(
+        number: u32,
+        design: &Design,
+        soil: &ProcessEnv<'_>,
+        dice: &mut SimRng,
+    ) -> RunningFarm {
         let link = Link::new(number, design.is_newer, dice.fork());
         soil.referee.process(number, design.process.clone(), soil.clock);
-        let store = Wire::new(soil.consul.clone(), link.clone(), soil.referee.clone());
+        let store = Network::new(soil.consul.clone(), link.clone(), soil.referee.clone());
         let settings = FarmSettings {
             name: design.process.farm.clone(),
             selector: design.process.selector.clone(),
@@ -155,7 +160,7 @@ impl Running {
         };
         let clock: Arc<dyn Clock> = soil.clock.clone();
         let ids = Arc::new(IdSource::from_seed(dice.seed()));
-        let ground = Ground { store, clock, ids };
+        let ground = Env { store, clock, ids };
         let moods = soil.moods.clone();
         let scheduler: MakeScheduler = Box::new(move |world| {
             let by_labels = SelectorScheduler::new(world.clone());
@@ -164,7 +169,7 @@ impl Running {
         let farm = Farm::of_all_kinds(settings, ground, scheduler, Arc::new(NoDiscovery));
         let (freezer, shutdown) = (Freezer::default(), CancellationToken::new());
         let task = tokio::spawn(freezer.process(farm.run(shutdown.clone())));
-        Running { number, link, freezer, shutdown, task }
+        RunningFarm { number, link, freezer, shutdown, task }
     }
 
     /// SIGKILL.

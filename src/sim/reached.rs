@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{Report, Scenario};
+use super::{Scenario, SimReport};
 
 thread_local! {
     static MET: RefCell<BTreeMap<Occasion, u64>> = const { RefCell::new(BTreeMap::new()) };
@@ -33,7 +33,7 @@ pub fn take() -> BTreeMap<Occasion, u64> {
 
 /// An occasion in one of the worlds.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct ReachedRow {
     /// Which world.
     pub scenario: Scenario,
     /// Which occasion.
@@ -55,16 +55,16 @@ macro_rules! occasions {
         pub enum Occasion { $($($occasion,)*)* $($both,)* }
 
         /// All of them, of each world in the order of the invariants.
-        pub const TABLE: &[Row] = &[
-            $($(Row {
+        pub const TABLE: &[ReachedRow] = &[
+            $($(ReachedRow {
                 scenario: Scenario::$scenario, occasion: Occasion::$occasion,
                 invariant: $invariant, what: $what, least: $least,
             },)*)*
-            $(Row {
+            $(ReachedRow {
                 scenario: Scenario::Services, occasion: Occasion::$both,
                 invariant: $bi, what: $bw, least: $bl,
             },
-            Row {
+            ReachedRow {
                 scenario: Scenario::Batch, occasion: Occasion::$both,
                 invariant: $bi, what: $bw, least: $bl,
             },)*
@@ -134,7 +134,7 @@ pub struct Tally {
 
 impl Tally {
     /// Counts a world in.
-    pub fn add(&mut self, report: &Report) {
+    pub fn add(&mut self, report: &SimReport) {
         self.worlds += 1;
         for (occasion, times) in &report.met {
             let (worlds, all) = self.met.entry(*occasion).or_default();
@@ -144,12 +144,12 @@ impl Tally {
 
     /// The occasions of a scenario that came about in too few worlds.
     #[must_use]
-    pub fn lacking(&self, scenario: Scenario) -> Vec<&'static Row> {
+    pub fn lacking(&self, scenario: Scenario) -> Vec<&'static ReachedRow> {
         let rows = TABLE.iter().filter(|row| row.scenario == scenario);
         rows.filter(|row| self.worlds_with(row) < row.least).collect()
     }
 
-    fn worlds_with(&self, row: &Row) -> u64 {
+    fn worlds_with(&self, row: &ReachedRow) -> u64 {
         self.met.get(&row.occasion).map_or(0, |(worlds, _)| *worlds)
     }
 
@@ -157,7 +157,8 @@ impl Tally {
     #[must_use]
     pub fn in_words(&self, scenario: Scenario) -> String {
         let mut text = format!("{:>9} {:>7} {:>9}\n", "invariant", "worlds", "in all");
-        let mut rows: Vec<&Row> = TABLE.iter().filter(|row| row.scenario == scenario).collect();
+        let mut rows: Vec<&ReachedRow> =
+            TABLE.iter().filter(|row| row.scenario == scenario).collect();
         rows.sort_by_key(|row| row.invariant);
         for row in rows {
             let (worlds, all) = self.met.get(&row.occasion).copied().unwrap_or_default();

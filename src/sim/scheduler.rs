@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 use crate::ids::{NodeName, RcId};
-use crate::schedule::{Nodes, Request, ScheduleError, Scheduler};
+use crate::schedule::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 
 /// How a scheduler misbehaves towards one RC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,14 +106,14 @@ impl<S: Scheduler> Odd<S> {
 
 #[async_trait]
 impl<S: Scheduler> Scheduler for Odd<S> {
-    async fn eligible_nodes(&self, request: Request<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
         self.suffer(self.moods.of(request.rc)).await?;
         self.inner.eligible_nodes(request).await
     }
 
     async fn allocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         current: &BTreeSet<NodeName>,
         count: usize,
         force: bool,
@@ -134,7 +134,7 @@ impl<S: Scheduler> Scheduler for Odd<S> {
 
     async fn deallocate_nodes(
         &self,
-        request: Request<'_>,
+        request: ScheduleRequest<'_>,
         nodes: &[NodeName],
         token: Uuid,
     ) -> Result<(), ScheduleError> {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::dice::Dice;
+use super::faults::{CALM_UNTIL, Fault, ScheduleBuilder};
+use super::rng::SimRng;
 use super::scheduler::{MOODS, Mood};
-use super::trouble::{CALM_UNTIL, Plot, Trouble};
 use crate::store::key::{self, LabelKind};
 
 /// Farms, machines and records of a world.
@@ -20,8 +20,8 @@ pub const HEALED_AT: Duration = Duration::from_secs(55);
 /// One thing that happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Act {
-    Trouble(Trouble),
+pub enum RcAct {
+    Fault(Fault),
     // Schedulers.
     Mood(usize, Option<Mood>),
     // Machines.
@@ -47,9 +47,9 @@ pub enum Act {
     Litter,
 }
 
-impl From<Trouble> for Act {
-    fn from(trouble: Trouble) -> Act {
-        Act::Trouble(trouble)
+impl From<Fault> for RcAct {
+    fn from(trouble: Fault) -> RcAct {
+        RcAct::Fault(trouble)
     }
 }
 
@@ -71,8 +71,9 @@ const TIERS: [&str; 2] = ["web", "batch"];
 
 /// The script of a seed, in order of time.
 #[must_use]
-pub fn script(dice: &mut Dice) -> Vec<(Duration, Act)> {
-    let mut plot = Plot::new(dice.fork(), FARMS, HEALED_AT, &[-3600, -30, 30, 86_400], hideable());
+pub fn script(dice: &mut SimRng) -> Vec<(Duration, RcAct)> {
+    let mut plot =
+        ScheduleBuilder::new(dice.fork(), FARMS, HEALED_AT, &[-3600, -30, 30, 86_400], hideable());
     let scenes = 14 + plot.dice.below(14);
     for _ in 0..scenes {
         plot.scene();
@@ -80,17 +81,17 @@ pub fn script(dice: &mut Dice) -> Vec<(Duration, Act)> {
     plot.written()
 }
 
-impl Plot<Act> {
+impl ScheduleBuilder<RcAct> {
     fn scene(&mut self) {
         let at = self.moment();
         match self.dice.below(11) {
             10 => {
                 let (record, mood) = (self.dice.below(RECORDS), *self.dice.pick(&MOODS));
-                let begin = Act::Mood(record, Some(mood));
-                self.while_(at, 2, 12, begin, Act::Mood(record, None));
+                let begin = RcAct::Mood(record, Some(mood));
+                self.while_(at, 2, 12, begin, RcAct::Mood(record, None));
                 // Something to ask it for.
                 let (node, soon) = (self.dice.below(NODES), self.soon(at));
-                self.at(soon, Act::Label(node, Some("db")));
+                self.at(soon, RcAct::Label(node, Some("db")));
             }
             0 | 1 => self.process(at),
             2 | 3 => self.network(at),
@@ -102,25 +103,25 @@ impl Plot<Act> {
 
     fn consul(&mut self, at: Duration) {
         match self.dice.below(10) {
-            0 | 1 => self.while_(at, 1, 8, Trouble::Leaderless(true), Trouble::Leaderless(false)),
+            0 | 1 => self.while_(at, 1, 8, Fault::Leaderless(true), Fault::Leaderless(false)),
             8 | 9 => self.slow_and_busy(at),
             2 | 3 => {
                 let most = Duration::from_secs(6);
                 let length = self.dice.between(Duration::from_secs(1), most);
-                self.at(at, Trouble::Stall(length));
+                self.at(at, Fault::Stall(length));
             }
             // What was sent before the session ended arrives after it.
             4 | 5 => {
                 let farm = self.dice.below(FARMS);
-                self.at(at, Trouble::Stall(Duration::from_secs(3)));
+                self.at(at, Fault::Stall(Duration::from_secs(3)));
                 let record = self.dice.below(RECORDS);
                 let count = self.count();
-                self.at(at, Act::Scale(record, count));
+                self.at(at, RcAct::Scale(record, count));
                 let soon = self.soon(at);
-                self.at(soon, Trouble::KillSession(farm));
+                self.at(soon, Fault::KillSession(farm));
             }
-            6 => self.at(at, Trouble::WakeAll),
-            _ => self.while_(at, 1, 20, Trouble::Snapshot, Trouble::Restore),
+            6 => self.at(at, Fault::WakeAll),
+            _ => self.while_(at, 1, 20, Fault::Snapshot, Fault::Restore),
         }
     }
 
@@ -131,7 +132,7 @@ impl Plot<Act> {
         for n in 1..5 {
             let count = self.count();
             let soon = self.soon(at + Duration::from_secs(n));
-            self.at(soon, Act::Scale(record, count));
+            self.at(soon, RcAct::Scale(record, count));
         }
     }
 
@@ -140,27 +141,27 @@ impl Plot<Act> {
         match self.dice.below(9) {
             0 | 1 => {
                 let pool = Some(*self.dice.pick(&POOLS));
-                self.while_(at, 2, 30, Act::Label(node, pool), Act::Label(node, Some("web")));
+                self.while_(at, 2, 30, RcAct::Label(node, pool), RcAct::Label(node, Some("web")));
             }
-            2 => self.while_(at, 2, 20, Act::Label(node, None), Act::Label(node, Some("web"))),
-            3 => self.while_(at, 1, 40, Act::Ill(node, true), Act::Ill(node, false)),
-            4 => self.while_(at, 2, 30, Act::AgentDown(node), Act::AgentUp(node)),
-            5 => self.while_(at, 2, 30, Act::Drain(node, true), Act::Drain(node, false)),
+            2 => self.while_(at, 2, 20, RcAct::Label(node, None), RcAct::Label(node, Some("web"))),
+            3 => self.while_(at, 1, 40, RcAct::Ill(node, true), RcAct::Ill(node, false)),
+            4 => self.while_(at, 2, 30, RcAct::AgentDown(node), RcAct::AgentUp(node)),
+            5 => self.while_(at, 2, 30, RcAct::Drain(node, true), RcAct::Drain(node, false)),
             6 => self.long_gone(node),
             // Some ail for long, and a node of the healthy must be left meanwhile.
             _ => {
                 let early = CALM_UNTIL;
                 for _ in 0..2 {
                     let ill = self.dice.below(NODES);
-                    self.at(early, Act::Ill(ill, true));
+                    self.at(early, RcAct::Ill(ill, true));
                 }
                 let at =
                     early + self.dice.between(Duration::from_secs(27), Duration::from_secs(40));
-                self.at(at, Act::Label(node, Some("none")));
+                self.at(at, RcAct::Label(node, Some("none")));
                 if self.dice.permille(500) {
                     let (record, count) = (self.dice.below(3), self.count());
                     let soon = at + Duration::from_secs(3);
-                    self.at(soon, Act::Scale(record, count));
+                    self.at(soon, RcAct::Scale(record, count));
                 }
             }
         }
@@ -169,16 +170,16 @@ impl Plot<Act> {
     /// A node is unfit for so long that everybody must know, and then there are pods to be placed.
     fn long_gone(&mut self, node: usize) {
         let (begin, end) = match self.dice.below(3) {
-            0 => (Act::AgentDown(node), Act::AgentUp(node)),
-            1 => (Act::Drain(node, true), Act::Drain(node, false)),
-            _ => (Act::Label(node, Some("none")), Act::Label(node, Some("web"))),
+            0 => (RcAct::AgentDown(node), RcAct::AgentUp(node)),
+            1 => (RcAct::Drain(node, true), RcAct::Drain(node, false)),
+            _ => (RcAct::Label(node, Some("none")), RcAct::Label(node, Some("web"))),
         };
         self.at(CALM_UNTIL, begin);
         self.at(HEALED_AT, end);
         for record in 0..3 {
             let at = self.dice.between(Duration::from_secs(42), Duration::from_secs(51));
-            self.at(at, Act::Scale(record, 1));
-            self.at(at + Duration::from_secs(2), Act::Scale(record, 6));
+            self.at(at, RcAct::Scale(record, 1));
+            self.at(at + Duration::from_secs(2), RcAct::Scale(record, 6));
         }
     }
 
@@ -191,57 +192,59 @@ impl Plot<Act> {
         match self.dice.below(16) {
             0..=3 => {
                 let count = self.count();
-                self.at(at, Act::Scale(record, count));
+                self.at(at, RcAct::Scale(record, count));
             }
-            4 => self.while_(at, 1, 20, Act::Disable(record, true), Act::Disable(record, false)),
+            4 => {
+                self.while_(at, 1, 20, RcAct::Disable(record, true), RcAct::Disable(record, false))
+            }
             // Somebody changes his mind at once.
             5 | 6 => {
                 let count = self.count();
-                self.at(at, Act::Scale(record, count));
+                self.at(at, RcAct::Scale(record, count));
                 let soon = self.soon(at);
-                self.at(soon, Act::Disable(record, true));
+                self.at(soon, RcAct::Disable(record, true));
                 let end = soon + Duration::from_secs(5);
-                self.at(end, Act::Disable(record, false));
+                self.at(end, RcAct::Disable(record, false));
             }
             7 | 8 => {
                 let tier = *self.dice.pick(&TIERS);
-                self.at(at, Act::Tier(record, tier));
+                self.at(at, RcAct::Tier(record, tier));
             }
             9 => {
                 let selector = *self.dice.pick(&SELECTORS);
-                self.at(at, Act::NodeSelector(record, selector));
+                self.at(at, RcAct::NodeSelector(record, selector));
             }
             10 => {
                 let bad = if self.dice.permille(500) {
-                    Act::Malform(record)
+                    RcAct::Malform(record)
                 } else {
-                    Act::BadLabels(record)
+                    RcAct::BadLabels(record)
                 };
-                self.while_(at, 1, 20, bad, Act::Mend(record));
+                self.while_(at, 1, 20, bad, RcAct::Mend(record));
             }
-            11 => self.while_(at, 0, 6, Act::Delete(record), Act::Mend(record)),
+            11 => self.while_(at, 0, 6, RcAct::Delete(record), RcAct::Mend(record)),
             // A pod of one record is given to the other while the first one shrinks.
             12 | 13 => {
                 let (from, to) = if self.dice.permille(500) { (3, 4) } else { (4, 3) };
-                self.at(at, Act::GivePod(from, to));
-                self.at(at, Act::Scale(from, 0));
+                self.at(at, RcAct::GivePod(from, to));
+                self.at(at, RcAct::Scale(from, 0));
             }
             14 => match self.dice.below(3) {
-                0 => self.at(at, Act::DropIntent(record)),
+                0 => self.at(at, RcAct::DropIntent(record)),
                 1 => self.while_(
                     at,
                     1,
                     15,
-                    Act::HoldLock(record, true),
-                    Act::HoldLock(record, false),
+                    RcAct::HoldLock(record, true),
+                    RcAct::HoldLock(record, false),
                 ),
-                _ => self.at(at, Act::Litter),
+                _ => self.at(at, RcAct::Litter),
             },
             // Somebody puts a pod by hand where one is about to be placed.
             _ => {
                 let node = self.dice.below(NODES);
-                self.while_(at, 4, 20, Act::Squat(node, record), Act::Unsquat(node, record));
-                self.at(at, Act::Scale(record, 6));
+                self.while_(at, 4, 20, RcAct::Squat(node, record), RcAct::Unsquat(node, record));
+                self.at(at, RcAct::Scale(record, 6));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mutation::{CASES, Case, catch_all, named};
 use super::reached::Tally;
-use super::{Options, Report, Scenario, run};
+use super::{Options, Scenario, SimReport, run};
 
 /// The suite's seeds.
 const SEEDS: std::ops::Range<u64> = 0..1_000;
@@ -13,7 +13,7 @@ const SEEDS: std::ops::Range<u64> = 0..1_000;
 const BATCH_SEEDS: std::ops::Range<u64> = 0..1_000;
 
 /// Lives through seeds on two threads; gives those in which something was found, in order, and what all have met.
-fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<Report>, Tally) {
+fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<SimReport>, Tally) {
     let (next, found) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
@@ -123,7 +123,7 @@ fn live_through(scenario: Scenario, suite: std::ops::Range<u64>) {
     assert_eq!(lacking, [""; 0], "these came about too seldom (src/sim/reached.rs):\n{words}");
 }
 
-fn nothing_in(found: Vec<Report>) {
+fn nothing_in(found: Vec<SimReport>) {
     let Some(first) = found.first() else { return };
     let all = found.iter().map(|report| {
         let violation = report.violation.as_ref().unwrap();

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use super::checker::{Checker, SimActor};
 use super::process::WallClock;
 use super::reached::{Occasion, met};
-use super::referee::{Actor, Referee};
 use crate::audit::{self, AuditRecord, ControllerChange, Details};
 use crate::embedded::Embedded;
 use crate::ids::{NodeName, PodId, RcId, SessionId};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::rc::spec::{POD_ID, RC_ID, RcRecord};
 use crate::store::key::{self, LabelKind};
 use crate::store::{
@@ -22,7 +22,7 @@ use crate::time::{Clock, IdSource};
 /// See the module.
 pub struct Users {
     consul: Embedded,
-    referee: Arc<Referee>,
+    referee: Arc<Checker>,
     clock: Arc<WallClock>,
     ids: IdSource,
     locks: Mutex<BTreeMap<usize, SessionId>>,
@@ -63,7 +63,7 @@ impl Users {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Referee>,
+        referee: Arc<Checker>,
         clock: Arc<WallClock>,
         ids: IdSource,
     ) -> Users {
@@ -71,17 +71,17 @@ impl Users {
     }
 
     fn get(&self, key: &crate::store::Key) -> Option<Entry> {
-        let got = self.referee.now(Actor::User, self.consul.get(key, Query::PLAIN));
+        let got = self.referee.now(SimActor::User, self.consul.get(key, Query::PLAIN));
         got.ok().and_then(|answer| answer.value)
     }
 
     fn put(&self, key: &crate::store::Key, value: impl Into<bytes::Bytes>) {
         let put = self.consul.put(key, value.into(), 0, PutMode::Set);
-        let _ = self.referee.now(Actor::User, put);
+        let _ = self.referee.now(SimActor::User, put);
     }
 
     fn txn(&self, ops: &[Op]) -> bool {
-        let done = self.referee.now(Actor::User, self.consul.txn(ops));
+        let done = self.referee.now(SimActor::User, self.consul.txn(ops));
         matches!(done, Ok(TxnOutcome::Committed { .. }))
     }
 
@@ -196,8 +196,8 @@ impl Users {
     pub fn give_pod(&self, from: usize, to: usize) {
         let (old, new) = (rc_id(from), rc_id(to));
         let places = self.referee.look(|picture, _| (picture.places(old), picture.places(new)));
-        let taken = |place: &&Place| places.1.iter().all(|other| other.node != place.node);
-        let Some(Place { node, pod }) = places.0.iter().find(taken) else { return };
+        let taken = |place: &&PodRef| places.1.iter().all(|other| other.node != place.node);
+        let Some(PodRef { node, pod }) = places.0.iter().find(taken) else { return };
         let labels: BTreeMap<&str, String> =
             BTreeMap::from([(RC_ID, new.to_string()), (POD_ID, pod.to_string())]);
         let value = serde_json::to_vec(&labels).expect("labels encode");
@@ -208,15 +208,15 @@ impl Users {
     /// Deletes an intent of a record's pod.
     pub fn drop_intent(&self, n: usize) {
         let places = self.referee.look(|picture, _| picture.places(rc_id(n)));
-        let Some(Place { node, pod }) = places.first() else { return };
+        let Some(PodRef { node, pod }) = places.first() else { return };
         let key = key::intent(node, pod);
         let delete = self.consul.delete(&key, DeleteMode::Always);
-        let _ = self.referee.now(Actor::User, delete);
+        let _ = self.referee.now(SimActor::User, delete);
     }
 
     /// Puts a pod by hand where a record's pod would stand.
     pub fn squat(&self, node: &NodeName, n: usize) {
-        let place = Place { node: node.clone(), pod: pod_id(n) };
+        let place = PodRef { node: node.clone(), pod: pod_id(n) };
         let taken = self.referee.look(|picture, _| picture.pods.contains_key(&place));
         if !taken {
             let value = format!("id: {}\nby: hand\n", place.pod).into();
@@ -241,17 +241,17 @@ impl Users {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if !hold {
             if let Some(session) = locks.remove(&n) {
-                let _ = self.referee.now(Actor::User, self.consul.destroy_session(&session));
+                let _ = self.referee.now(SimActor::User, self.consul.destroy_session(&session));
             }
             return;
         }
         let new = NewSession::default();
-        let Ok(session) = self.referee.now(Actor::User, self.consul.create_session(&new)) else {
+        let Ok(session) = self.referee.now(SimActor::User, self.consul.create_session(&new)) else {
             return;
         };
         let key = key::rc_mutation_lock(rc_id(n));
         let mode = PutMode::Acquire(session.clone());
-        let _ = self.referee.now(Actor::User, self.consul.put(&key, "user".into(), 0, mode));
+        let _ = self.referee.now(SimActor::User, self.consul.put(&key, "user".into(), 0, mode));
         locks.insert(n, session);
     }
 

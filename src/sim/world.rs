@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::dice::Dice;
+use super::checker::Checker;
 use super::farms::{Farms, weather};
-use super::fleet::{Fleet, node};
+use super::fleet::{SimFleet, node};
 use super::invariant::liveness;
-use super::life::{self, Beginning};
+use super::lifecycle::{self, Beginning};
 use super::process::Design;
 use super::reached::{Occasion, met_if};
-use super::referee::Referee;
+use super::rng::SimRng;
 use super::scheduler::Mood;
-use super::script::{Act, HEALED_AT, NODES, RECORDS, script};
+use super::script::{HEALED_AT, NODES, RECORDS, RcAct, script};
 use super::users::{Users, rc_id};
-use super::{Options, Report};
+use super::{Options, SimReport};
 use crate::ids::RcId;
 use crate::node::record::NodeState;
 
@@ -35,32 +35,32 @@ const LOOKS_AT_REST: u64 = 8;
 const POISONED: usize = RECORDS;
 
 /// See the module.
-pub struct World {
-    referee: Arc<Referee>,
-    fleet: Arc<Fleet>,
+pub struct RcWorld {
+    referee: Arc<Checker>,
+    fleet: Arc<SimFleet>,
     users: Users,
     farms: Farms,
     start: Instant,
     poisoned: bool,
 }
 
-impl World {
+impl RcWorld {
     /// Lives through a seed.
-    pub async fn live(seed: u64, options: &Options) -> Report {
+    pub async fn live(seed: u64, options: &Options) -> SimReport {
         let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
-        let referee = Referee::new(&consul, options.print);
-        let fleet = Fleet::new(consul.clone(), referee.clone());
+        let referee = Checker::new(&consul, options.print);
+        let fleet = SimFleet::new(consul.clone(), referee.clone());
         let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
         let weather = weather(&mut dice);
         let poisoned = dice.permille(200);
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
-        let mut world = World { referee: referee.clone(), fleet, users, farms, start, poisoned };
+        let mut world = RcWorld { referee: referee.clone(), fleet, users, farms, start, poisoned };
         let agents = tokio::spawn(world.fleet.clone().run());
-        life::live(seed, start, &referee, agents, world.play(dice)).await
+        lifecycle::live(seed, start, &referee, agents, world.play(dice)).await
     }
 
-    async fn play(&mut self, mut dice: Dice) {
+    async fn play(&mut self, mut dice: SimRng) {
         self.set_up();
         let acts = script(&mut dice);
         self.farms.start_all(dice);
@@ -105,37 +105,37 @@ impl World {
         }
     }
 
-    fn act(&mut self, act: Act) {
+    fn act(&mut self, act: RcAct) {
         match act {
-            Act::Trouble(trouble) => self.farms.befall(trouble),
-            Act::Mood(record, mood) => self.farms.moods().set(rc_id(record), mood),
+            RcAct::Fault(trouble) => self.farms.befall(trouble),
+            RcAct::Mood(record, mood) => self.farms.moods().set(rc_id(record), mood),
             other => self.act_on_machines_or_records(other),
         }
     }
 
-    fn act_on_machines_or_records(&self, act: Act) {
+    fn act_on_machines_or_records(&self, act: RcAct) {
         let users = &self.users;
         match act {
-            Act::Label(n, pool) => self.fleet.label(&node(n), pool),
-            Act::Ill(n, ill) => self.fleet.set_ill(&node(n), ill),
-            Act::AgentDown(n) => self.fleet.kill_agent(&node(n)),
-            Act::AgentUp(n) => self.fleet.start_agent(&node(n), NodeState::Ready),
-            Act::Drain(n, true) => self.fleet.drain(&node(n), NodeState::Draining),
-            Act::Drain(n, false) => self.fleet.drain(&node(n), NodeState::Ready),
-            Act::Scale(n, count) => users.scale(n, count),
-            Act::Disable(n, disabled) => users.disable(n, disabled),
-            Act::Tier(n, tier) => users.tier(n, tier),
-            Act::NodeSelector(n, selector) => users.select_nodes(n, selector),
-            Act::Malform(n) => users.malform(n),
-            Act::BadLabels(n) => users.bad_labels(n),
-            Act::Mend(n) => users.mend(n, "web"),
-            Act::Delete(n) => users.delete(n),
-            Act::GivePod(from, to) => users.give_pod(from, to),
-            Act::DropIntent(n) => users.drop_intent(n),
-            Act::Squat(n, record) => users.squat(&node(n), record),
-            Act::Unsquat(n, record) => users.unsquat(&node(n), record),
-            Act::HoldLock(n, hold) => users.hold_lock(n, hold),
-            Act::Litter => users.litter(),
+            RcAct::Label(n, pool) => self.fleet.label(&node(n), pool),
+            RcAct::Ill(n, ill) => self.fleet.set_ill(&node(n), ill),
+            RcAct::AgentDown(n) => self.fleet.kill_agent(&node(n)),
+            RcAct::AgentUp(n) => self.fleet.start_agent(&node(n), NodeState::Ready),
+            RcAct::Drain(n, true) => self.fleet.drain(&node(n), NodeState::Draining),
+            RcAct::Drain(n, false) => self.fleet.drain(&node(n), NodeState::Ready),
+            RcAct::Scale(n, count) => users.scale(n, count),
+            RcAct::Disable(n, disabled) => users.disable(n, disabled),
+            RcAct::Tier(n, tier) => users.tier(n, tier),
+            RcAct::NodeSelector(n, selector) => users.select_nodes(n, selector),
+            RcAct::Malform(n) => users.malform(n),
+            RcAct::BadLabels(n) => users.bad_labels(n),
+            RcAct::Mend(n) => users.mend(n, "web"),
+            RcAct::Delete(n) => users.delete(n),
+            RcAct::GivePod(from, to) => users.give_pod(from, to),
+            RcAct::DropIntent(n) => users.drop_intent(n),
+            RcAct::Squat(n, record) => users.squat(&node(n), record),
+            RcAct::Unsquat(n, record) => users.unsquat(&node(n), record),
+            RcAct::HoldLock(n, hold) => users.hold_lock(n, hold),
+            RcAct::Litter => users.litter(),
             _ => {}
         }
     }
@@ -238,7 +238,7 @@ impl World {
 }
 
 /// Three farms: two claim everything, one a part; now and then one cannot have a check.
-fn designs(dice: &mut Dice) -> Vec<Design> {
+fn designs(dice: &mut SimRng) -> Vec<Design> {
     let mut designs: Vec<Design> =
         [("a", ""), ("b", ""), ("c", "tier=web")].map(|(n, s)| Design::new(n, s)).into();
     if dice.permille(100) {
@@ -255,7 +255,7 @@ fn designs(dice: &mut Dice) -> Vec<Design> {
     designs
 }
 
-fn dice_pick<'d>(dice: &mut Dice, designs: &'d mut [Design]) -> &'d mut Design {
+fn dice_pick<'d>(dice: &mut SimRng, designs: &'d mut [Design]) -> &'d mut Design {
     let n = dice.below(designs.len());
     &mut designs[n]
 }

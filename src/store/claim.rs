@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::group::Group;
-use super::{Fenced, Index, Key, Limits, Op, Refusal, Store, StoreError, Txn, TxnOutcome};
+use super::batching::CommitBatcher;
+use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome};
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::SessionId;
-use crate::probe::{Mutation, active};
 
 /// The life of one session as this process may rely on it.
 ///
@@ -117,7 +117,7 @@ impl Claim {
     /// The operation that makes Consul refuse a transaction unless this claim holds at that moment.
     #[must_use]
     pub fn fence(&self) -> Op {
-        if active(Mutation::NoFence) {
+        if enabled(Failpoint::NoFence) {
             return Op::GetTree { prefix: super::key::rc_locks() };
         }
         Op::CheckSession { key: self.lock.clone(), session: self.epoch.session().clone() }
@@ -156,7 +156,7 @@ pub enum Commit {
 #[derive(Clone)]
 pub struct Writer {
     store: Arc<dyn Store>,
-    group: Option<Arc<Group>>,
+    group: Option<Arc<CommitBatcher>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -174,8 +174,8 @@ impl Writer {
 
     /// A writer that puts the transactions of several claims that have to wait into one, as far as it fits.
     #[must_use]
-    pub fn together(store: Arc<dyn Store>, limits: Limits) -> Self {
-        let group = Some(Arc::new(Group::new(store.clone(), limits)));
+    pub fn together(store: Arc<dyn Store>, limits: TxnLimits) -> Self {
+        let group = Some(Arc::new(CommitBatcher::new(store.clone(), limits)));
         Writer { store, group }
     }
 

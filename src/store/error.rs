@@ -4,7 +4,7 @@ use crate::ids::SessionId;
 
 /// What a failed request did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RetryVerdict {
     /// It was not applied and never will be.
     NotApplied,
     /// Nobody knows; it may even be applied seconds from now (`consul_semantics.md` §0 #14). Read before deciding.
@@ -93,18 +93,18 @@ impl StoreError {
 
     /// What the failed request did, if it was a write.
     #[must_use]
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> RetryVerdict {
         match self {
             StoreError::Timeout { .. }
             | StoreError::Interrupted { .. }
-            | StoreError::Decode { .. } => Verdict::Unknown,
-            _ => Verdict::NotApplied,
+            | StoreError::Decode { .. } => RetryVerdict::Unknown,
+            _ => RetryVerdict::NotApplied,
         }
     }
 
     /// Whether a write that failed so may have been applied.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
-        self.verdict() == Verdict::Unknown
+        self.verdict() == RetryVerdict::Unknown
     }
 }

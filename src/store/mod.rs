@@ -6,12 +6,12 @@
 //! ([`StoreError::outcome_unknown`]). And controllers do not hold a [`Store`]: they hold a [`Writer`], which
 //! commits only transactions that begin with the fence of a claim ([`Txn::under`]).
 
+mod batching;
 mod claim;
 mod error;
-mod group;
+mod incremental;
 pub mod key;
-mod parts;
-mod rooted;
+mod prefixed;
 mod txn;
 pub mod watch;
 
@@ -23,11 +23,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use claim::{Claim, Commit, Epoch, Writer};
-pub use error::{StoreError, Verdict};
+pub use error::{RetryVerdict, StoreError};
+pub use incremental::Sizes;
 pub use key::{Key, Prefix};
-pub use parts::Sizes;
-pub use rooted::Rooted;
-pub use txn::{ByUser, Fenced, Limits, Op, Question, Refusal, Txn, TxnOutcome};
+pub use prefixed::Prefixed;
+pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome};
 
 use crate::ids::SessionId;
 
@@ -82,7 +82,7 @@ pub enum Consistency {
 
 /// Waits for a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait {
+pub struct BlockingWait {
     /// Answer at once if anything is newer than this; 0 never waits.
     pub after: Index,
     /// Answer unchanged after this long (Consul adds up to a sixteenth).
@@ -95,7 +95,7 @@ pub struct Query {
     /// Freshness.
     pub consistency: Consistency,
     /// Block for a change.
-    pub wait: Option<Wait>,
+    pub wait: Option<BlockingWait>,
 }
 
 impl Query {
@@ -107,7 +107,7 @@ impl Query {
     /// A read that blocks until something is newer than `after`, or `at_most` has passed.
     #[must_use]
     pub fn after(after: Index, at_most: Duration) -> Query {
-        Query { consistency: Consistency::Leader, wait: Some(Wait { after, at_most }) }
+        Query { consistency: Consistency::Leader, wait: Some(BlockingWait { after, at_most }) }
     }
 }
 
@@ -240,7 +240,7 @@ pub trait Reader: Send + Sync + 'static {
     ) -> Result<Answer<Vec<String>>, StoreError>;
 
     /// Asks all of this at one moment, confirmed by the leader: a transaction that changes nothing. At most
-    /// [`Limits::ops`] questions.
+    /// [`TxnLimits::ops`] questions.
     async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError>;
 
     /// A session; `None` when it is gone, or when the token may not see it.
@@ -275,7 +275,7 @@ pub trait Store: Reader {
     /// Deletes everything under a prefix.
     async fn delete_tree(&self, prefix: &Prefix) -> Result<(), StoreError>;
 
-    /// All operations or none, in order. At most [`Limits::ops`] of them.
+    /// All operations or none, in order. At most [`TxnLimits::ops`] of them.
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError>;
 
     /// Makes a session on the local agent's node.

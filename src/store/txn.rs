@@ -87,17 +87,17 @@ impl From<&Question> for Op {
 
 /// How much fits into one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct TxnLimits {
     /// Operations: 64 before Consul 1.14, 128 after.
     pub ops: usize,
     /// Bytes of the request body, base64 included.
     pub bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for TxnLimits {
     /// What every version takes: 64 operations, 512 KiB (less a margin for the framing).
     fn default() -> Self {
-        Limits { ops: 64, bytes: 512 * 1024 - 1024 }
+        TxnLimits { ops: 64, bytes: 512 * 1024 - 1024 }
     }
 }
 
@@ -189,7 +189,7 @@ impl<G> Txn<G> {
 
     /// Whether the operations may still be added.
     #[must_use]
-    pub fn fits(&self, more: &[Op], limits: Limits) -> bool {
+    pub fn fits(&self, more: &[Op], limits: TxnLimits) -> bool {
         self.ops.len() + more.len() <= limits.ops
             && self.body_bytes() + more.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-pub use super::parts::Transferred;
-use super::parts::{Parts, Sizes};
+pub use super::incremental::Transferred;
+use super::incremental::{IncrementalReader, Sizes};
 use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
 
 /// How long a blocking read may wait. A dropped one keeps its connection slot at the agent until then.
@@ -63,7 +63,7 @@ impl Position {
 /// more than `burst` of it is left. So single changes, however large the tree, are read at once, and under
 /// unceasing ones reading takes at most the share `1 / (1 + times_cost)` of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct PollPolicy {
     /// At least this long from one answer to the next request.
     pub floor: Duration,
     /// What a read costs is owed this many times.
@@ -86,9 +86,9 @@ pub enum Reading {
     Whole(Duration),
 }
 
-impl Pace {
+impl PollPolicy {
     /// For trees on which latency depends.
-    pub const PROMPT: Pace = Pace {
+    pub const PROMPT: PollPolicy = PollPolicy {
         floor: Duration::ZERO,
         times_cost: 2,
         burst: Duration::from_millis(100),
@@ -97,18 +97,18 @@ impl Pace {
     };
     /// For trees that become large and change without pause while much is under way: a single change is read at once,
     /// under unceasing ones each of them is read a ninth of the time.
-    pub const BULK: Pace = Pace {
+    pub const BULK: PollPolicy = PollPolicy {
         floor: Duration::ZERO,
         times_cost: 8,
         burst: Duration::from_millis(100),
         ceiling: Duration::from_secs(5),
-        reading: Pace::PROMPT.reading,
+        reading: PollPolicy::PROMPT.reading,
     };
     /// For locks, which we ourselves change most: not while the first transaction under a new one is under way.
-    pub const LOCKS: Pace =
-        Pace { reading: Reading::Parts(Duration::from_millis(20)), ..Pace::PROMPT };
+    pub const LOCKS: PollPolicy =
+        PollPolicy { reading: Reading::Parts(Duration::from_millis(20)), ..PollPolicy::PROMPT };
     /// For large trees that are only looked at to check what is already known.
-    pub const RESYNC: Pace = Pace {
+    pub const RESYNC: PollPolicy = PollPolicy {
         floor: Duration::from_millis(500),
         times_cost: 60,
         burst: Duration::ZERO,
@@ -117,32 +117,32 @@ impl Pace {
     };
     /// For the trees that grow with the pods, which only farms write: they are read whole, never while the transaction
     /// that woke their watch is still being answered, and not both at once.
-    pub const PODS: Pace = Pace {
+    pub const PODS: PollPolicy = PollPolicy {
         times_cost: 400,
         ceiling: Duration::from_secs(20),
         reading: Reading::Whole(Duration::from_millis(150)),
-        ..Pace::RESYNC
+        ..PollPolicy::RESYNC
     };
-    /// See [`Pace::PODS`].
-    pub const INTENTS: Pace =
-        Pace { reading: Reading::Whole(Duration::from_millis(300)), ..Pace::PODS };
+    /// See [`PollPolicy::PODS`].
+    pub const INTENTS: PollPolicy =
+        PollPolicy { reading: Reading::Whole(Duration::from_millis(300)), ..PollPolicy::PODS };
 }
 
 /// What a watch owes for its reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Debt(Duration);
+pub struct Budget(Duration);
 
-impl Debt {
+impl Budget {
     /// The debt after a read that cost `cost` to transfer and digest, `rested` after the one before.
     #[must_use]
-    pub fn after_read(self, pace: Pace, rested: Duration, cost: Duration) -> Debt {
+    pub fn after_read(self, pace: PollPolicy, rested: Duration, cost: Duration) -> Budget {
         let owed = self.0.saturating_sub(rested).saturating_add(cost * pace.times_cost);
-        Debt(owed.min(pace.ceiling.saturating_add(pace.burst)))
+        Budget(owed.min(pace.ceiling.saturating_add(pace.burst)))
     }
 
     /// How long the next read waits.
     #[must_use]
-    pub fn pause(self, pace: Pace) -> Duration {
+    pub fn pause(self, pace: PollPolicy) -> Duration {
         pace.floor.max(self.0.saturating_sub(pace.burst)).min(pace.ceiling)
     }
 }
@@ -159,7 +159,7 @@ pub struct TreeWatch {
     confirmed: bool,
     reading: Reading,
     sizes: Sizes,
-    parts: Parts,
+    parts: IncrementalReader,
     /// Entries of the last answer.
     entries: usize,
     /// What was read for it.
@@ -173,7 +173,7 @@ impl TreeWatch {
     /// A watch on `prefix` that reads everything anew at least every `full_every`.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
-        Self::reading(reader, prefix, full_every, Pace::PROMPT.reading)
+        Self::reading(reader, prefix, full_every, PollPolicy::PROMPT.reading)
     }
 
     /// The same, of which large trees are read in another way.
@@ -193,7 +193,7 @@ impl TreeWatch {
             confirmed: false,
             reading,
             sizes,
-            parts: Parts::new(sizes),
+            parts: IncrementalReader::new(sizes),
             entries: 0,
             transferred: Transferred::default(),
         }
@@ -329,20 +329,21 @@ mod tests {
     #[test]
     fn a_costly_tree_is_read_less_often() {
         let ms = Duration::from_millis;
-        let alone = |pace: Pace, cost| Debt::default().after_read(pace, ms(0), cost).pause(pace);
-        assert_eq!(alone(Pace::RESYNC, ms(1)), ms(500));
-        assert_eq!(alone(Pace::RESYNC, ms(300)), ms(18_000));
-        assert_eq!(alone(Pace::RESYNC, ms(30_000)), ms(60_000));
-        assert_eq!(alone(Pace::PROMPT, ms(10)), ms(0));
-        assert_eq!(alone(Pace::PROMPT, ms(100)), ms(100));
+        let alone =
+            |pace: PollPolicy, cost| Budget::default().after_read(pace, ms(0), cost).pause(pace);
+        assert_eq!(alone(PollPolicy::RESYNC, ms(1)), ms(500));
+        assert_eq!(alone(PollPolicy::RESYNC, ms(300)), ms(18_000));
+        assert_eq!(alone(PollPolicy::RESYNC, ms(30_000)), ms(60_000));
+        assert_eq!(alone(PollPolicy::PROMPT, ms(10)), ms(0));
+        assert_eq!(alone(PollPolicy::PROMPT, ms(100)), ms(100));
     }
 
     #[test]
     fn changes_now_and_then_are_read_at_once_and_unceasing_ones_are_not() {
         let ms = Duration::from_millis;
-        let pace = Pace::PROMPT;
+        let pace = PollPolicy::PROMPT;
         let pauses = |every: Duration| {
-            let mut debt = Debt::default();
+            let mut debt = Budget::default();
             (0..1_000).map(move |_| {
                 let before = debt.pause(pace);
                 debt = debt.after_read(pace, before.max(every), ms(10));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rcfarm::audit::{Actor, AuditRecord, ControllerChange, Details, Logged, Retarget};
 use rcfarm::ids::{NodeName, RcId, SessionId};
 use rcfarm::rc::spec::RcRecord;
-use rcfarm::rc::status::{ConditionType, Owner, RcStatus, Reason, Replicas};
+use rcfarm::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm::store::{Entry, Index, key};
 use rcfarm::time::Timestamp;
 use uuid::Uuid;
@@ -126,11 +126,11 @@ fn status() -> RcStatus {
         observed_index: Index(10),
         revision: 1,
         replicas: Replicas { desired: 1, current: 1, healthy: 0, eligible: 1 },
-        owner: Some(Owner { farm: FARM.parse().unwrap(), since: now }),
+        owner: Some(RcOwner { farm: FARM.parse().unwrap(), since: now }),
         ..RcStatus::default()
     };
-    for kind in [ConditionType::Valid, ConditionType::Scheduled, ConditionType::Placed] {
-        status.set_condition(kind, true, Reason::AsDesired, String::new(), now);
+    for kind in [RcConditionType::Valid, RcConditionType::Scheduled, RcConditionType::Placed] {
+        status.set_condition(kind, true, RcReason::AsDesired, String::new(), now);
     }
     status
 }

@@ -16,8 +16,8 @@ use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::embedded::Embedded;
 use rcfarm::ids::SessionId;
 use rcfarm::store::{
-    Answer, Behavior, Consistency, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode,
-    Query, Rooted, SessionInfo, Store, StoreError, TxnOutcome, Wait,
+    Answer, Behavior, BlockingWait, Consistency, DeleteMode, Entry, Index, Key, NewSession, Op,
+    Prefix, Prefixed, PutMode, Query, SessionInfo, Store, StoreError, TxnOutcome,
 };
 use rcfarm::time::IdSource;
 
@@ -142,7 +142,7 @@ impl Run {
         let sessions: Vec<SessionId> = NO_SESSIONS.map(SessionId::from).into();
         let side = |which, store| Side {
             which,
-            store: Rooted::new(store, root.clone()),
+            store: Prefixed::new(store, root.clone()),
             sessions: sessions.clone(),
         };
         let sides = [side(0, model), side(1, consul)];
@@ -402,7 +402,7 @@ impl Side {
 
     fn query(&self, How(consistency, after): &How) -> Query {
         let at_most = Duration::from_millis(1);
-        let wait = after.map(|after| Wait { after: self.index(&after), at_most });
+        let wait = after.map(|after| BlockingWait { after: self.index(&after), at_most });
         Query { consistency: *consistency, wait }
     }
 

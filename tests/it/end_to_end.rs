@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::node::shim::start_ticks;
-use rcfarm::node::status::{Phase, PodStatus};
+use rcfarm::node::status::{NodePodPhase, PodStatus};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::schedule::capacity::Allocations;
 use rcfarm::store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store, key};
@@ -108,7 +108,8 @@ impl Scene {
         let pid = |entry: &Entry| {
             let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
             let status = PodStatus::decode(&entry.value).ok()?;
-            let pid = status.processes.first()?.pid.filter(|_| status.phase == Phase::Running)?;
+            let pid =
+                status.processes.first()?.pid.filter(|_| status.phase == NodePodPhase::Running)?;
             Some(((pod.to_string(), node.to_string()), pid))
         };
         listed.map(|listed| listed.value.iter().filter_map(pid).collect()).unwrap_or_default()

@@ -148,7 +148,7 @@ async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("default/second: spec.queue: queue research is closed"), "{said}");
     // Written past the command line it waits.
-    let record = rcfarm::job::form::from_yaml(&text).unwrap().to_string();
+    let record = rcfarm::job::document::from_yaml(&text).unwrap().to_string();
     let key = key::job(&"default/second".parse().unwrap());
     assert!(stage.scene.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());
     until("the second one is told why", || async {

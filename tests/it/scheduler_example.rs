@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcfarm::embedded::Embedded;
-use rcfarm::farm::{Farm, FarmSettings, Ground, NODE_GRACE, SessionSettings};
+use rcfarm::farm::{Env, Farm, FarmSettings, NODE_GRACE, SessionSettings};
 use rcfarm::ids::RcId;
 use rcfarm::labels::Selector;
 use rcfarm::manifest::Manifest;
-use rcfarm::schedule::capacity::{Decision, Gang, Packing, Task, WaitReason};
-use rcfarm::schedule::{NoDiscovery, RemoteScheduler, Request, ScheduleError, Scheduler};
-use rcfarm::store::{Key, Limits, PutMode, Query, Reader, Store, key};
+use rcfarm::schedule::capacity::{Decision, Gang, GangTask, Packing, WaitReason};
+use rcfarm::schedule::{NoDiscovery, RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm::store::{Key, PutMode, Query, Reader, Store, TxnLimits, key};
 use rcfarm::time::{IdSource, SystemClock};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -50,7 +50,7 @@ async fn a_repeated_call_gets_the_same_machines() {
     let (manifest, selector) = (Manifest::parse("id: web").unwrap(), "role=web".parse().unwrap());
     let rc = RcId(Uuid::from_u128(1));
     let request =
-        Request { rc, manifest: &manifest, selector: &selector, packing: Packing::Spread };
+        ScheduleRequest { rc, manifest: &manifest, selector: &selector, packing: Packing::Spread };
     let eligible = scheduler.eligible_nodes(request).await.unwrap();
     assert_eq!(eligible.iter().map(|node| node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
 
@@ -73,7 +73,7 @@ async fn a_gang_is_placed_whole_or_waits_and_a_server_may_lack_the_verb() {
     let fleet = dir.path().join("fleet.json");
     write(&fleet, &["n3"]);
     let scheduler = serve(&fleet).await;
-    let task = |count| Task {
+    let task = |count| GangTask {
         name: "w".to_owned(),
         count,
         resources: "cpu=1".parse().unwrap(),
@@ -118,10 +118,10 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
         name: "f1".parse().unwrap(),
         selector: Selector::everything(),
         session: SessionSettings::default(),
-        limits: Limits::default(),
+        limits: TxnLimits::default(),
         node_grace: NODE_GRACE,
     };
-    let ground = Ground {
+    let ground = Env {
         store: Arc::new(consul.clone()),
         clock: Arc::new(SystemClock),
         ids: Arc::new(IdSource::from_entropy()),

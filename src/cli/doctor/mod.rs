@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::console::Console;
-use super::failure::Exit;
+use super::context::CommandContext;
+use super::failure::CliExit;
 use super::output::table;
 use crate::farm::LAYOUT;
 use crate::store::{NewSession, Op, Query, StoreError, key};
@@ -53,7 +53,7 @@ impl Check {
 
 const POLICY: &str = "docs/operating.md has the ACL policies for farms, users and viewers";
 
-pub(super) async fn run(console: &Console, address: &str) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, address: &str) -> anyhow::Result<CliExit> {
     let mut checks = Vec::new();
     let is_reachable = leader(console, address, &mut checks).await;
     if is_reachable {
@@ -78,10 +78,10 @@ pub(super) async fn run(console: &Console, address: &str) -> anyhow::Result<Exit
         text
     })?;
     let failed = checks.iter().any(|check| check.result == Verdict::Fail);
-    Ok(if failed { Exit::Error } else { Exit::Ok })
+    Ok(if failed { CliExit::Error } else { CliExit::Ok })
 }
 
-async fn leader(console: &Console, address: &str, checks: &mut Vec<Check>) -> bool {
+async fn leader(console: &CommandContext, address: &str, checks: &mut Vec<Check>) -> bool {
     // An agent without a leader answers so, or with an error after some seconds.
     let asked = match console.store.leader().await {
         Err(StoreError::NoLeader) => Ok(String::new()),
@@ -119,7 +119,7 @@ fn failed(check: impl Into<String>, error: &StoreError) -> Check {
     Check::bad(Verdict::Fail, check, error.to_string(), "try again; if it stays, ask Consul's log")
 }
 
-async fn session(console: &Console) -> Check {
+async fn session(console: &CommandContext) -> Check {
     let new = NewSession {
         name: "rcfarm doctor".to_owned(),
         ttl: Some(Duration::from_secs(10)),
@@ -141,7 +141,7 @@ async fn session(console: &Console) -> Check {
 }
 
 /// Newer versions take 128 operations per transaction.
-async fn limits(console: &Console) -> Check {
+async fn limits(console: &CommandContext) -> Check {
     let many = vec![Op::GetTree { prefix: key::bells() }; 128];
     match console.store.txn(&many).await {
         Ok(_) => Check::ok("transactions", "128 operations"),
@@ -150,7 +150,7 @@ async fn limits(console: &Console) -> Check {
     }
 }
 
-async fn layout(console: &Console) -> Check {
+async fn layout(console: &CommandContext) -> Check {
     let entry = match console.get(&key::layout()).await {
         Ok(Some(entry)) => entry,
         Ok(None) => return Check::ok("layout", "no farm has run here yet"),
@@ -179,7 +179,7 @@ async fn layout(console: &Console) -> Check {
     }
 }
 
-async fn farms(console: &Console) -> Check {
+async fn farms(console: &CommandContext) -> Check {
     match console.store.list(&key::farms(), Query::PLAIN).await {
         Ok(answer) => match answer.value.iter().filter(|entry| entry.session.is_some()).count() {
             0 => Check::bad(

@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::{Check, Verdict, failed};
-use crate::cli::console::Console;
-use crate::cli::rc::{find, promises};
+use crate::cli::context::CommandContext;
+use crate::cli::rc::{allocations, find};
 use crate::command::{Command, Target};
 use crate::ids::{Namespaced, QueueName};
-use crate::job::form;
+use crate::job::document;
 use crate::pod_group::spec::PodGroupRecord;
 use crate::queue::spec::QueueRecord;
 use crate::store::{Entry, Prefix, Query, StoreError, key};
 
-pub(super) async fn check(console: &Console, checks: &mut Vec<Check>) {
+pub(super) async fn check(console: &CommandContext, checks: &mut Vec<Check>) {
     checks.push(controllers(console).await);
     match batch(console).await {
         Ok(more) => checks.extend(more),
@@ -46,7 +46,7 @@ impl Looked {
     }
 }
 
-async fn controllers(console: &Console) -> Check {
+async fn controllers(console: &CommandContext) -> Check {
     let (records, strange) = match find::all(console).await {
         Ok(all) => all,
         Err(error) => {
@@ -65,7 +65,7 @@ async fn controllers(console: &Console) -> Check {
 }
 
 /// Jobs, the groups and queues that they wait in, and what was asked of them.
-async fn batch(console: &Console) -> Result<[Check; 4], StoreError> {
+async fn batch(console: &CommandContext) -> Result<[Check; 4], StoreError> {
     let jobs = entries(console, key::jobs()).await?;
     let groups = entries(console, key::pod_groups()).await?;
     let queues = entries(console, key::queues()).await?;
@@ -85,7 +85,7 @@ async fn batch(console: &Console) -> Result<[Check; 4], StoreError> {
     ])
 }
 
-async fn entries(console: &Console, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
+async fn entries(console: &CommandContext, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
     let mut entries = console.store.list(&tree, Query::PLAIN).await?.value;
     entries.retain(|entry| !tree.is_sentinel(&entry.key));
     Ok(entries)
@@ -94,7 +94,7 @@ async fn entries(console: &Console, tree: Prefix) -> Result<Vec<Entry>, StoreErr
 fn job(entry: &Entry) -> Result<(), String> {
     let id = key::namespaced(&key::jobs(), &entry.key)
         .ok_or("its name is not NAMESPACE/NAME in lower case")?;
-    let problems = form::decode(&id, &entry.value).err().unwrap_or_default();
+    let problems = document::decode(&id, &entry.value).err().unwrap_or_default();
     problems.first().map_or(Ok(()), |problem| Err(problem.to_string()))
 }
 
@@ -133,8 +133,8 @@ impl Known {
 }
 
 /// What nodes have promised: each to a pod that is there, and no more than they have.
-async fn promises(console: &Console) -> Check {
-    let promises = match promises::promises(console).await {
+async fn promises(console: &CommandContext) -> Check {
+    let promises = match allocations::promises(console).await {
         Ok(promises) => promises,
         Err(error) => return failed("promises", &error),
     };
@@ -152,7 +152,7 @@ async fn promises(console: &Console) -> Check {
         Some(leak) => Check::bad(
             Verdict::Warn,
             "promises",
-            format!("{}, such as: {}", leaks_words(promises.leaks.len()), promises::words(leak)),
+            format!("{}, such as: {}", leaks_words(promises.leaks.len()), allocations::words(leak)),
             "free them: rcfarm rc orphans --remove (a farm does so when it needs the room)",
         ),
     }

@@ -1,7 +1,7 @@
 //! Which trees this token may read and write.
 
 use super::{Check, POLICY, Verdict, failed};
-use crate::cli::console::Console;
+use crate::cli::context::CommandContext;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
 
@@ -51,7 +51,7 @@ fn trees() -> [(Prefix, Writer); 28] {
     ]
 }
 
-pub(super) async fn check(console: &Console, checks: &mut Vec<Check>) {
+pub(super) async fn check(console: &CommandContext, checks: &mut Vec<Check>) {
     for (tree, writer) in trees() {
         let name = tree.to_string();
         let (may_read, may_write) =
@@ -87,7 +87,7 @@ pub(super) async fn check(console: &Console, checks: &mut Vec<Check>) {
 }
 
 /// A list of what may not be seen is empty; reading a single key is refused.
-async fn may_read(console: &Console, tree: &Prefix) -> Result<bool, StoreError> {
+async fn may_read(console: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
     match console.store.get(&probe, Query::PLAIN).await {
         Ok(_) => Ok(true),
@@ -98,7 +98,7 @@ async fn may_read(console: &Console, tree: &Prefix) -> Result<bool, StoreError> 
 
 /// Tries a transaction that writes, and that can never be committed: it begins with a check of a key that is not
 /// there. What else is refused is refused for want of rights.
-async fn may_write(console: &Console, tree: &Prefix) -> Result<bool, StoreError> {
+async fn may_write(console: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
     let impossible = Op::CheckIndex { key: key::layout(), index: Index(u64::MAX >> 1) };
     let write = Op::Set { key: probe, value: PROBE.into(), flags: 0 };

@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::audit::{Details, JobChange};
-use crate::cli::console::{Committed, Console};
+use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
-use crate::cli::failure::{Exit, failure};
+use crate::cli::failure::{CliExit, failure};
 use crate::ids::Namespaced;
-use crate::job::form::{self, Read, Remark};
+use crate::job::document::{self, FieldIssue, Read};
 use crate::ordering::queues::{Queues, StoredQueue};
-use crate::pod_group::status::Reason;
+use crate::pod_group::status::PodGroupReason;
 use crate::queue::spec::{DEFAULT_QUEUE, QueueRecord};
 use crate::store::{Entry, Index, Op, Query, key};
 
@@ -56,7 +56,7 @@ struct Row {
     members: Vec<Value>,
     needed: u32,
     queue: String,
-    warnings: Vec<Remark>,
+    warnings: Vec<FieldIssue>,
 }
 
 #[derive(Serialize)]
@@ -66,7 +66,10 @@ struct Difference {
     after: Value,
 }
 
-pub(in crate::cli) async fn apply(console: &Console, args: &FileArgs) -> anyhow::Result<Exit> {
+pub(in crate::cli) async fn apply(
+    console: &CommandContext,
+    args: &FileArgs,
+) -> anyhow::Result<CliExit> {
     let all = wanted(console, args).await?;
     let mut shown = Vec::new();
     for one in &all {
@@ -83,14 +86,17 @@ pub(in crate::cli) async fn apply(console: &Console, args: &FileArgs) -> anyhow:
     console.out.show(&shown, || {
         all.iter().map(|one| format!("{}: {}\n", one.id, word(change(one)))).collect()
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-pub(in crate::cli) async fn plan(console: &Console, args: &FileArgs) -> anyhow::Result<Exit> {
+pub(in crate::cli) async fn plan(
+    console: &CommandContext,
+    args: &FileArgs,
+) -> anyhow::Result<CliExit> {
     let rows: Vec<Row> = wanted(console, args).await?.iter().map(row).collect();
     console.out.show(&rows, || rows.iter().map(text).collect())?;
     let nothing = rows.iter().all(|row| row.change == Change::Unchanged);
-    Ok(if nothing { Exit::Ok } else { Exit::Changes })
+    Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
 }
 
 fn word(change: Change) -> &'static str {
@@ -102,25 +108,25 @@ fn word(change: Change) -> &'static str {
 }
 
 /// Reads and judges all documents before anything is changed.
-async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
+async fn wanted(console: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
         dev::check_not_described(&args.filename, text)?;
         let at = format!("{} (document {})", args.filename, n + 1);
         let wrong = |why: String| failure(format!("{at}: {why}"), "mend it; nothing was changed");
-        let mut document = form::from_yaml(text).map_err(wrong)?;
+        let mut document = document::from_yaml(text).map_err(wrong)?;
         if document.is_null() {
             continue;
         }
         if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
             document["metadata"]["namespace"] = json!(args.within);
         }
-        let id = form::name(&document).map_err(|remark| wrong(remark.to_string()))?;
+        let id = document::name(&document).map_err(|remark| wrong(remark.to_string()))?;
         if all.iter().any(|other| other.id == id) {
             return Err(wrong(format!("{id} stands in it twice")));
         }
-        match form::read(&id, &document) {
+        match document::read(&id, &document) {
             Ok(read) => {
                 let stored = console.get(&key::job(&id)).await?;
                 all.push(Wanted { id, document: as_stored(document), read, stored });
@@ -141,7 +147,7 @@ async fn wanted(console: &Console, args: &FileArgs) -> anyhow::Result<Vec<Wanted
 }
 
 /// Why the queues of new jobs take none of them (`volcano.md` §6). That of whatever names none is made by the first farm.
-async fn closed_to(console: &Console, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
+async fn closed_to(console: &CommandContext, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
     let new: Vec<&Wanted> = all.iter().filter(|one| one.stored.is_none()).collect();
     if new.is_empty() {
         return Ok(Vec::new());
@@ -151,14 +157,15 @@ async fn closed_to(console: &Console, all: &[Wanted]) -> anyhow::Result<Vec<Stri
         let spec = &one.read.spec;
         let name = spec.queue.parse().ok()?;
         let (reason, why) = queues.refusal(&name)?;
-        let is_to_be_made = reason == Reason::QueueMissing && name.as_str() == DEFAULT_QUEUE;
-        let field = form::queue_field(spec.framework);
+        let is_to_be_made =
+            reason == PodGroupReason::QueueMissing && name.as_str() == DEFAULT_QUEUE;
+        let field = document::queue_field(spec.framework);
         (!is_to_be_made).then(|| format!("{}: {field}: {why}", one.id))
     };
     Ok(new.iter().filter_map(refusal).collect())
 }
 
-async fn queues(console: &Console) -> anyhow::Result<Queues> {
+async fn queues(console: &CommandContext) -> anyhow::Result<Queues> {
     let listed = console.store.list(&key::queues(), Query::PLAIN).await?.value;
     let stored = |entry: Entry| {
         let name = key::queues().tail(&entry.key)?.parse().ok()?;
@@ -222,7 +229,7 @@ fn conflict(one: &Wanted) -> Option<String> {
     if stored.pointer("/metadata/deletionTimestamp").is_some() {
         return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
     }
-    (form::shape(&stored) != form::shape(&one.document)).then(|| {
+    (document::shape(&stored) != document::shape(&one.document)).then(|| {
         format!(
             "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
              (changed: {})",
@@ -248,7 +255,7 @@ fn change(one: &Wanted) -> Change {
     }
 }
 
-async fn write(console: &Console, one: &Wanted, change: Change) -> anyhow::Result<()> {
+async fn write(console: &CommandContext, one: &Wanted, change: Change) -> anyhow::Result<()> {
     let index = one.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
     let value = one.document.to_string().into();
     let op = Op::Cas { key: key::job(&one.id), value, flags: 0, index };

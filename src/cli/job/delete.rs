@@ -5,20 +5,20 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::ask::write;
-use super::find::{Found, Pod, find, pods};
+use super::commands::write;
+use super::find::{FoundJob, FoundPod, find, pods};
 use crate::audit::{Details, JobChange};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::ids::Namespaced;
-use crate::job::world::made_for;
+use crate::job::caches::made_for;
 use crate::pod_group::spec::PodGroupRecord;
 use crate::store::{Op, Query, key};
 
 /// Which, and how long to wait.
 #[derive(clap::Args)]
-pub struct DeleteArgs {
+pub struct JobDeleteArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
     job: Namespaced,
@@ -32,7 +32,7 @@ pub struct DeleteArgs {
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let id = &args.job;
     if console.get(&key::job(id)).await?.is_none() {
         return sweep(console, args).await;
@@ -45,11 +45,11 @@ pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<
     let word = if args.no_wait { "is being deleted" } else { "deleted" };
     let shown = json!({"job": id, "deleted": !args.no_wait});
     console.out.show(&shown, || format!("{id}: {word}"))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Tells the owner farm that it shall go: its pods, its group, then its record.
-async fn mark(console: &Console, found: &Found) -> anyhow::Result<()> {
+async fn mark(console: &CommandContext, found: &FoundJob) -> anyhow::Result<()> {
     if found.document.pointer("/metadata/deletionTimestamp").is_some() {
         return Ok(());
     }
@@ -69,7 +69,7 @@ async fn mark(console: &Console, found: &Found) -> anyhow::Result<()> {
     write(console, found, &document, "Deleted").await
 }
 
-async fn gone(console: &Console, found: &Found, timeout: Duration) -> anyhow::Result<()> {
+async fn gone(console: &CommandContext, found: &FoundJob, timeout: Duration) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
@@ -93,7 +93,7 @@ async fn gone(console: &Console, found: &Found, timeout: Duration) -> anyhow::Re
 }
 
 /// What a job left behind whose record was deleted by hand: pods, status, group.
-async fn sweep(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+async fn sweep(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let id = &args.job;
     let left = pods(console, id).await?;
     let status = console.get(&key::job_status(id)).await?;
@@ -127,11 +127,11 @@ async fn sweep(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
     console
         .out
         .show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Waits until no node has a pod of the job any more: with its group goes the promise of their room.
-async fn stopped(console: &Console, args: &DeleteArgs) -> anyhow::Result<()> {
+async fn stopped(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
     let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
@@ -150,7 +150,7 @@ async fn stopped(console: &Console, args: &DeleteArgs) -> anyhow::Result<()> {
     }
 }
 
-fn remove(pod: &Pod) -> [Op; 3] {
+fn remove(pod: &FoundPod) -> [Op; 3] {
     let (node, id) = (&pod.place.node, &pod.place.pod);
     let labels = key::pod_labels(node, id);
     [
@@ -160,7 +160,7 @@ fn remove(pod: &Pod) -> [Op; 3] {
     ]
 }
 
-async fn commit(console: &Console, id: &Namespaced, mut ops: Vec<Op>) -> anyhow::Result<()> {
+async fn commit(console: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> anyhow::Result<()> {
     if ops.is_empty() {
         return Ok(());
     }

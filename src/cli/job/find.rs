@@ -4,33 +4,33 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::cli::console::Console;
+use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::ids::Namespaced;
-use crate::job::form::{self, Read, Remark};
-use crate::job::manifest::Mark;
+use crate::job::document::{self, FieldIssue, Read};
+use crate::job::manifest::PodIdentity;
 use crate::job::spec::JobUid;
 use crate::job::status::JobStatus;
 use crate::job::writes::mark_of;
 use crate::labels::decode_labels;
 use crate::node::status::PodStatus;
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Index, Query};
 
 /// A job's record with what it means.
-pub(super) struct Found {
+pub(super) struct FoundJob {
     pub(super) id: Namespaced,
     pub(super) entry: Entry,
     pub(super) document: Value,
-    pub(super) read: Result<Read, Vec<Remark>>,
+    pub(super) read: Result<Read, Vec<FieldIssue>>,
     /// What its owner says; `None` when nobody has looked at this job of the name yet.
     pub(super) status: Option<JobStatus>,
 }
 
-impl Found {
-    fn new(id: Namespaced, entry: Entry, status: Option<&Entry>) -> Found {
-        let (document, read) = match form::decode(&id, &entry.value) {
+impl FoundJob {
+    fn new(id: Namespaced, entry: Entry, status: Option<&Entry>) -> FoundJob {
+        let (document, read) = match document::decode(&id, &entry.value) {
             Ok((document, read)) => (document, Ok(read)),
             Err(problems) => {
                 (serde_json::from_slice(&entry.value).unwrap_or_default(), Err(problems))
@@ -38,7 +38,7 @@ impl Found {
         };
         let status = status.and_then(|entry| JobStatus::decode(&entry.value).ok());
         let status = status.filter(|status| status.uid == JobUid(entry.create_index));
-        Found { id, entry, document, read, status }
+        FoundJob { id, entry, document, read, status }
     }
 
     /// Which of its name.
@@ -48,7 +48,7 @@ impl Found {
 }
 
 /// One job.
-pub(super) async fn find(console: &Console, id: &Namespaced) -> anyhow::Result<Found> {
+pub(super) async fn find(console: &CommandContext, id: &Namespaced) -> anyhow::Result<FoundJob> {
     let Some(entry) = console.get(&key::job(id)).await? else {
         return Err(failure(
             format!("there is no job {id}"),
@@ -56,11 +56,11 @@ pub(super) async fn find(console: &Console, id: &Namespaced) -> anyhow::Result<F
         ));
     };
     let status = console.get(&key::job_status(id)).await?;
-    Ok(Found::new(id.clone(), entry, status.as_ref()))
+    Ok(FoundJob::new(id.clone(), entry, status.as_ref()))
 }
 
 /// All jobs, in key order.
-pub(super) async fn all(console: &Console) -> anyhow::Result<Vec<Found>> {
+pub(super) async fn all(console: &CommandContext) -> anyhow::Result<Vec<FoundJob>> {
     let records = console.store.list(&key::jobs(), Query::PLAIN).await?.value;
     let statuses = console.store.list(&key::job_statuses(), Query::PLAIN).await?.value;
     let statuses: BTreeMap<Namespaced, Entry> = statuses
@@ -70,38 +70,41 @@ pub(super) async fn all(console: &Console) -> anyhow::Result<Vec<Found>> {
     let found = records.into_iter().filter_map(|entry| {
         let id = key::namespaced(&key::jobs(), &entry.key)?;
         let status = statuses.get(&id);
-        Some(Found::new(id, entry, status))
+        Some(FoundJob::new(id, entry, status))
     });
     Ok(found.collect())
 }
 
 /// A pod of a job.
-pub(super) struct Pod {
-    pub(super) place: Place,
-    pub(super) mark: Mark,
+pub(super) struct FoundPod {
+    pub(super) place: PodRef,
+    pub(super) mark: PodIdentity,
     pub(super) label_index: Index,
     pub(super) status: Option<PodStatus>,
 }
 
 /// The pods that carry a job's name, of whatever job of that name.
-pub(super) async fn pods(console: &Console, id: &Namespaced) -> anyhow::Result<Vec<Pod>> {
+pub(super) async fn pods(
+    console: &CommandContext,
+    id: &Namespaced,
+) -> anyhow::Result<Vec<FoundPod>> {
     let prefix = key::labels(LabelKind::Pod);
     let labelled = console.store.list(&prefix, Query::PLAIN).await?.value;
     let marked = labelled.iter().filter_map(|entry| {
         let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
         let mark = mark_of(&decode_labels(&entry.value).ok()?)?;
-        (mark.job == *id).then_some((Place { node, pod }, mark, entry.modify_index))
+        (mark.job == *id).then_some((PodRef { node, pod }, mark, entry.modify_index))
     });
     let marked: Vec<_> = marked.collect();
     let keys = marked.iter().map(|(place, ..)| key::pod_status(&place.pod, &place.node));
     let statuses = console.get_many(keys).await?;
-    let pod = |(place, mark, label_index): (Place, Mark, Index)| {
+    let pod = |(place, mark, label_index): (PodRef, PodIdentity, Index)| {
         let key = key::pod_status(&place.pod, &place.node);
         let entry = statuses.get(key.as_str());
         let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
-        Pod { place, mark, label_index, status }
+        FoundPod { place, mark, label_index, status }
     };
-    let mut pods: Vec<Pod> = marked.into_iter().map(pod).collect();
+    let mut pods: Vec<FoundPod> = marked.into_iter().map(pod).collect();
     pods.sort_by(|a, b| (&a.mark.slot, &a.place).cmp(&(&b.mark.slot, &b.place)));
     Ok(pods)
 }

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::find::{Found, all};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use super::find::{FoundJob, all};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
 use crate::ids::{Namespace, Namespaced};
 use crate::job::machine::JobPhase;
@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 
 /// Which.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct JobListArgs {
     /// Only jobs of this namespace (`--namespace` is Consul's own)
     #[arg(long = "in", value_name = "NAMESPACE")]
     within: Option<Namespace>,
@@ -41,7 +41,7 @@ struct Row {
     invalid: Option<String>,
 }
 
-fn row(found: &Found) -> Row {
+fn row(found: &FoundJob) -> Row {
     let spec = found.read.as_ref().ok().map(|read| &read.spec);
     let status = found.status.clone().unwrap_or_default();
     let invalid = found.read.as_ref().err().and_then(|problems| problems.first());
@@ -62,7 +62,7 @@ fn row(found: &Found) -> Row {
     }
 }
 
-pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &JobListArgs) -> anyhow::Result<CliExit> {
     let found = all(console).await?;
     let rows: Vec<Row> = found
         .iter()
@@ -111,5 +111,5 @@ pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Ex
             }),
         )
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -1,22 +1,22 @@
 //! `rcfarm job …`, `rcfarm apply`, `rcfarm plan`: batch work.
 
 pub(in crate::cli) mod apply;
-mod ask;
+mod commands;
 mod delete;
 mod find;
 mod list;
 mod show;
 mod wait;
 
-use super::console::Console;
-use super::failure::Exit;
+use super::context::CommandContext;
+use super::failure::CliExit;
 
 /// Jobs: batch work whose members start together
 #[derive(clap::Subcommand)]
 pub enum JobCommand {
     /// List all jobs
     #[command(visible_alias = "ls")]
-    List(list::ListArgs),
+    List(list::JobListArgs),
     /// Show a job: its record and what its owner farm says of it
     Get(JobArgs),
     /// Show a job's tasks and their pods
@@ -24,28 +24,28 @@ pub enum JobCommand {
     /// Say why a job is as it is, and what it waits for
     Explain(JobArgs),
     /// Print the log of one of a job's pods, from its node
-    Logs(show::LogsArgs),
+    Logs(show::JobLogsArgs),
     /// Wait for a job's end; exit code 2 when that is no success
     Wait(wait::WaitArgs),
     /// Declare that a job shall not run now: its pods go, and it can go on later
     Suspend(JobArgs),
     /// Let a suspended or aborted job go on
-    Resume(ask::AskArgs),
+    Resume(commands::CommandArgs),
     /// Stop a job; what has ended stays, and it can go on later
-    Abort(ask::AskArgs),
+    Abort(commands::CommandArgs),
     /// Start a job again, all of it
-    Restart(ask::AskArgs),
+    Restart(commands::CommandArgs),
     /// Stop a job for good; it counts as failed
-    Terminate(ask::AskArgs),
+    Terminate(commands::CommandArgs),
     /// Stop a job; it counts as done
-    Complete(ask::AskArgs),
+    Complete(commands::CommandArgs),
     /// Start the pods of one task again
-    RestartTask(ask::TaskArgs),
+    RestartTask(commands::TaskArgs),
     /// Start one pod again
-    RestartPod(ask::PodArgs),
+    RestartPod(commands::PodArgs),
     /// Remove a job's pods, then the job
     #[command(visible_alias = "rm")]
-    Delete(delete::DeleteArgs),
+    Delete(delete::JobDeleteArgs),
 }
 
 /// Names a job.
@@ -56,8 +56,8 @@ pub struct JobArgs {
     job: crate::ids::Namespaced,
 }
 
-pub(super) async fn run(console: &Console, command: JobCommand) -> anyhow::Result<Exit> {
-    use crate::command::Action;
+pub(super) async fn run(console: &CommandContext, command: JobCommand) -> anyhow::Result<CliExit> {
+    use crate::command::CommandAction;
     match command {
         JobCommand::List(args) => list::run(console, &args).await,
         JobCommand::Get(args) => show::get(console, &args.job).await,
@@ -65,14 +65,18 @@ pub(super) async fn run(console: &Console, command: JobCommand) -> anyhow::Resul
         JobCommand::Explain(args) => show::explain(console, &args.job).await,
         JobCommand::Logs(args) => show::logs(console, args).await,
         JobCommand::Wait(args) => wait::run(console, &args).await,
-        JobCommand::Suspend(args) => ask::suspend(console, &args.job).await,
-        JobCommand::Resume(args) => ask::resume(console, &args).await,
-        JobCommand::Abort(args) => ask::run(console, &args, Action::AbortJob).await,
-        JobCommand::Restart(args) => ask::run(console, &args, Action::RestartJob).await,
-        JobCommand::Terminate(args) => ask::run(console, &args, Action::TerminateJob).await,
-        JobCommand::Complete(args) => ask::run(console, &args, Action::CompleteJob).await,
-        JobCommand::RestartTask(args) => ask::restart_task(console, &args).await,
-        JobCommand::RestartPod(args) => ask::restart_pod(console, &args).await,
+        JobCommand::Suspend(args) => commands::suspend(console, &args.job).await,
+        JobCommand::Resume(args) => commands::resume(console, &args).await,
+        JobCommand::Abort(args) => commands::run(console, &args, CommandAction::AbortJob).await,
+        JobCommand::Restart(args) => commands::run(console, &args, CommandAction::RestartJob).await,
+        JobCommand::Terminate(args) => {
+            commands::run(console, &args, CommandAction::TerminateJob).await
+        }
+        JobCommand::Complete(args) => {
+            commands::run(console, &args, CommandAction::CompleteJob).await
+        }
+        JobCommand::RestartTask(args) => commands::restart_task(console, &args).await,
+        JobCommand::RestartPod(args) => commands::restart_pod(console, &args).await,
         JobCommand::Delete(args) => delete::run(console, &args).await,
     }
 }

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use super::find::{Found, Pod, find, pods};
-use crate::cli::console::Console;
-use crate::cli::failure::{Exit, failure};
+use super::find::{FoundJob, FoundPod, find, pods};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash};
 use crate::cli::pod;
 use crate::ids::Namespaced;
-use crate::job::form::Remark;
+use crate::job::document::FieldIssue;
 use crate::job::operator::counting_container;
 use crate::job::pod_status::stands;
 use crate::job::spec::JobSpec;
@@ -16,7 +16,7 @@ use crate::job::status::JobStatus;
 use crate::pod_group::status::PodGroupStatus;
 use crate::store::key;
 
-pub(super) async fn get(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+pub(super) async fn get(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(console, id).await?;
     let shown = json!({
         "job": found.id,
@@ -48,7 +48,7 @@ pub(super) async fn get(console: &Console, id: &Namespaced) -> anyhow::Result<Ex
         rows.push(("problems", remarks(found.read.as_ref().err().map_or(&[], |p| p.as_slice()))));
         fields(rows)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
@@ -76,7 +76,7 @@ fn members(status: &JobStatus) -> String {
     said.collect::<Vec<_>>().join(", ")
 }
 
-fn remarks(remarks: &[Remark]) -> String {
+fn remarks(remarks: &[FieldIssue]) -> String {
     remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -93,7 +93,7 @@ struct Leaf {
     message: String,
 }
 
-fn leaf(found: &Found, pod: &Pod) -> Leaf {
+fn leaf(found: &FoundJob, pod: &FoundPod) -> Leaf {
     let spec = found.read.as_ref().ok().map(|read| &read.spec);
     let task = spec.and_then(|spec| Some((spec, spec.task(&pod.mark.slot.task)?)));
     let container = task.and_then(|(spec, task)| counting_container(spec, task));
@@ -110,7 +110,7 @@ fn leaf(found: &Found, pod: &Pod) -> Leaf {
     }
 }
 
-pub(super) async fn tree(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+pub(super) async fn tree(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(console, id).await?;
     let pods = pods(console, id).await?;
     let tasks: Vec<(String, u32)> = match &found.read {
@@ -157,10 +157,10 @@ pub(super) async fn tree(console: &Console, id: &Namespaced) -> anyhow::Result<E
         }
         text
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-pub(super) async fn explain(console: &Console, id: &Namespaced) -> anyhow::Result<Exit> {
+pub(super) async fn explain(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(console, id).await?;
     let group = console.get(&key::pod_group_status(id)).await?;
     let group = group.and_then(|entry| PodGroupStatus::decode(&entry.value).ok());
@@ -216,10 +216,10 @@ pub(super) async fn explain(console: &Console, id: &Namespaced) -> anyhow::Resul
         rows.retain(|(_, value)| !value.is_empty());
         fields(rows)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn verdict(found: &Found, is_owned: bool) -> String {
+fn verdict(found: &FoundJob, is_owned: bool) -> String {
     if let Err(problems) = &found.read {
         return format!("no farm can work on the record: {}", remarks(problems));
     }
@@ -242,7 +242,7 @@ fn verdict(found: &Found, is_owned: bool) -> String {
 
 /// Which of its pods, and what of it.
 #[derive(clap::Args)]
-pub struct LogsArgs {
+pub struct JobLogsArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
     job: Namespaced,
@@ -263,7 +263,7 @@ pub struct LogsArgs {
     lines: usize,
 }
 
-pub(super) async fn logs(console: &Console, args: LogsArgs) -> anyhow::Result<Exit> {
+pub(super) async fn logs(console: &CommandContext, args: JobLogsArgs) -> anyhow::Result<CliExit> {
     let found = find(console, &args.job).await?;
     let mut pods = pods(console, &args.job).await?;
     pods.retain(|pod| {
@@ -275,7 +275,7 @@ pub(super) async fn logs(console: &Console, args: LogsArgs) -> anyhow::Result<Ex
     match (pods.pop(), names.len()) {
         (Some(pod), 1) => {
             let which = pod::WhichArgs::of(pod.place.pod, pod.place.node);
-            let logs = pod::LogsArgs::of(which, args.container, args.follow, args.lines);
+            let logs = pod::PodLogsArgs::of(which, args.container, args.follow, args.lines);
             pod::logs(console, &logs).await
         }
         (None, _) => {

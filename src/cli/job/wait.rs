@@ -6,8 +6,8 @@ use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
 use super::find::find;
-use crate::cli::console::Console;
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::ids::Namespaced;
 use crate::job::machine::JobPhase;
@@ -62,7 +62,7 @@ impl Until {
     }
 }
 
-pub(super) async fn run(console: &Console, args: &WaitArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &WaitArgs) -> anyhow::Result<CliExit> {
     let found = find(console, &args.job).await?;
     let uid = JobUid(found.uid());
     let give_up = Instant::now() + args.timeout;
@@ -104,12 +104,12 @@ pub(super) async fn run(console: &Console, args: &WaitArgs) -> anyhow::Result<Ex
     }
 }
 
-fn end(console: &Console, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<Exit> {
+fn end(console: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<CliExit> {
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
         "message": status.state.message});
     console.out.show(&shown, || format!("{}: {}", args.job, words(status)))?;
-    Ok(if args.until.is_reached(phase) { Exit::Ok } else { Exit::Found })
+    Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 
 fn words(status: &JobStatus) -> String {

@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::observe::{Node, State, Which, check_readable};
 use super::pods::{NodePod, pods, pods_table, pods_words, tally};
+use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
 use crate::audit::{Details, NodeChange};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::ids::{NodeName, PodId};
 use crate::node::record::NodeState;
@@ -44,7 +44,7 @@ pub struct UndrainArgs {
 #[derive(Serialize)]
 struct Row {
     name: NodeName,
-    state: State,
+    state: NodeListState,
     draining: bool,
     drain_deadline: Option<Timestamp>,
     /// Pods that are left, each with what keeps it.
@@ -52,7 +52,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(node: &Node, pods: Vec<NodePod>) -> Row {
+    fn of(node: &NodeSnapshot, pods: Vec<NodePod>) -> Row {
         Row {
             name: node.name.clone(),
             state: node.state(),
@@ -71,7 +71,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The same while the node has no more intents: a watch on nothing wakes on anything.
 const LOOK_SOON: Duration = Duration::from_millis(300);
 
-pub(super) async fn drain(console: &Console, args: &DrainArgs) -> anyhow::Result<Exit> {
+pub(super) async fn drain(console: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
     let give_up = Instant::now() + args.deadline;
     let deadline = console.now().checked_add(args.deadline).map_err(|_| {
         failure(
@@ -93,7 +93,7 @@ pub(super) async fn drain(console: &Console, args: &DrainArgs) -> anyhow::Result
     };
     console.out.show(&rows, || drained_text(&rows))?;
     if !waits || rows.iter().all(|row| row.pods.is_empty()) {
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     Err(unfinished(&rows, args.deadline))
 }
@@ -121,7 +121,10 @@ fn unfinished(rows: &[Row], deadline: Duration) -> anyhow::Error {
     )
 }
 
-pub(super) async fn undrain(console: &Console, args: &UndrainArgs) -> anyhow::Result<Exit> {
+pub(super) async fn undrain(
+    console: &CommandContext,
+    args: &UndrainArgs,
+) -> anyhow::Result<CliExit> {
     let nodes = args.which.find(console).await?;
     let mut changed = BTreeSet::new();
     for node in &nodes {
@@ -138,19 +141,19 @@ pub(super) async fn undrain(console: &Console, args: &UndrainArgs) -> anyhow::Re
         };
         rows.iter().map(line).collect()
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Writes what an operator wants of a node, guarded by the record's index, with its audit record. The agent's session
 /// goes on holding the key: a plain CAS keeps it (`consul_semantics.md` §0 #4). `false`: it was so before.
 async fn change(
-    console: &Console,
-    seen: &Node,
+    console: &CommandContext,
+    seen: &NodeSnapshot,
     (state, drain_deadline): (NodeState, Option<Timestamp>),
     details: impl Fn(NodeChange) -> Details,
 ) -> anyhow::Result<bool> {
     for _ in 0..ATTEMPTS {
-        let node = Node::read(console, &seen.name).await?;
+        let node = NodeSnapshot::read(console, &seen.name).await?;
         check_readable(&node)?;
         let Ok(mut record) = node.record.clone() else { continue };
         if (record.state, record.drain_deadline) == (state, drain_deadline) {
@@ -182,16 +185,19 @@ async fn change(
 }
 
 /// The pods that are meant to be on a node.
-pub(super) async fn intended(console: &Console, node: &NodeName) -> anyhow::Result<Vec<PodId>> {
+pub(super) async fn intended(
+    console: &CommandContext,
+    node: &NodeName,
+) -> anyhow::Result<Vec<PodId>> {
     let prefix = key::node_intents(node);
     let keys = console.store.keys(&prefix, None, Query::PLAIN).await?.value;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
-async fn look(console: &Console, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
+async fn look(console: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for name in names {
-        let node = Node::read(console, name).await?;
+        let node = NodeSnapshot::read(console, name).await?;
         let pods = pods(console, &node).await?;
         rows.push(Row::of(&node, pods));
     }
@@ -200,7 +206,7 @@ async fn look(console: &Console, names: &[NodeName]) -> anyhow::Result<Vec<Row>>
 
 /// Waits until no pod is left, the deadline has passed, or somebody has ended the drain.
 async fn emptied(
-    console: &Console,
+    console: &CommandContext,
     names: &[NodeName],
     give_up: Instant,
 ) -> anyhow::Result<Vec<Row>> {
@@ -235,7 +241,12 @@ async fn emptied(
 }
 
 /// Waits until the intents of a node change, though not for long, and never past `give_up`.
-async fn wait(console: &Console, node: Option<&NodeName>, index: Index, give_up: Instant) -> Index {
+async fn wait(
+    console: &CommandContext,
+    node: Option<&NodeName>,
+    index: Index,
+    give_up: Instant,
+) -> Index {
     let Some(node) = node else {
         let _ = timeout_at(give_up, sleep(LOOK_SOON)).await;
         return Index::ZERO;

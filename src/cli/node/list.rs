@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::observe::{Node, State, all, unknown};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use super::snapshot::{NodeListState, NodeSnapshot, all, unknown};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
 use crate::ids::{NodeName, PodId, SessionId};
 use crate::labels::{Labels, Selector};
@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 
 /// Which.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct NodeListArgs {
     /// Only nodes whose labels match
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<Selector>,
@@ -24,9 +24,9 @@ pub struct ListArgs {
 
 /// A node in a list.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct NodeRow {
     pub(super) name: NodeName,
-    pub(super) state: State,
+    pub(super) state: NodeListState,
     /// An operator wants it empty; also of a node that is down.
     pub(super) draining: bool,
     pub(super) drain_deadline: Option<Timestamp>,
@@ -44,10 +44,10 @@ pub(super) struct Row {
     pub(super) invalid: Vec<String>,
 }
 
-impl Row {
-    pub(super) fn of(node: &Node, pods: usize, last_heard: Option<Timestamp>) -> Row {
+impl NodeRow {
+    pub(super) fn of(node: &NodeSnapshot, pods: usize, last_heard: Option<Timestamp>) -> NodeRow {
         let record = node.record.as_ref().ok().filter(|_| node.entry.is_some());
-        Row {
+        NodeRow {
             name: node.name.clone(),
             state: node.state(),
             draining: node.is_draining(),
@@ -72,7 +72,7 @@ impl Row {
     }
 }
 
-pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &NodeListArgs) -> anyhow::Result<CliExit> {
     let mut nodes = all(console).await?;
     let intents = console.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
     let mut pods: BTreeMap<NodeName, usize> = BTreeMap::new();
@@ -86,13 +86,14 @@ pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Ex
         nodes.retain(|_, node| node.labels.as_ref().is_ok_and(|labels| selector.matches(labels)));
     }
     let heard = last_heard(console).await?;
-    let count = |node: &Node| pods.get(&node.name).copied().unwrap_or(0);
-    let row = |node: &Node| Row::of(node, count(node), heard.get(&node.name).copied());
-    let rows: Vec<(&Node, Row)> = nodes.values().map(|node| (node, row(node))).collect();
+    let count = |node: &NodeSnapshot| pods.get(&node.name).copied().unwrap_or(0);
+    let row = |node: &NodeSnapshot| NodeRow::of(node, count(node), heard.get(&node.name).copied());
+    let rows: Vec<(&NodeSnapshot, NodeRow)> =
+        nodes.values().map(|node| (node, row(node))).collect();
     for why in rows.iter().flat_map(|(_, row)| &row.invalid) {
         console.out.note(why);
     }
-    let shown: Vec<&Row> = rows.iter().map(|(_, row)| row).collect();
+    let shown: Vec<&NodeRow> = rows.iter().map(|(_, row)| row).collect();
     console.out.show(&shown, || {
         if rows.is_empty() {
             return "nothing matches".to_owned();
@@ -111,25 +112,25 @@ pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Ex
         });
         table(&["NODE", "STATE", "PODS", "CAPACITY", "AGENT", "HEARD", "LABELS"], columns)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// The part of a health record that tells when it was written.
 #[derive(Deserialize)]
-struct Told {
+struct Heartbeat {
     #[serde(rename = "Time")]
     time: Timestamp,
 }
 
 /// When each node last wrote a health record.
-async fn last_heard(console: &Console) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
+async fn last_heard(console: &CommandContext) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
     let prefix = key::healths();
     let mut heard = BTreeMap::new();
     for entry in console.store.list(&prefix, Query::PLAIN).await?.value {
         let place = prefix.tail(&entry.key).and_then(|tail| tail.split_once('/'));
         let node = place.and_then(|(_, node)| node.parse::<NodeName>().ok());
-        let told = serde_json::from_slice::<Told>(&entry.value).ok();
-        if let (Some(node), Some(Told { time })) = (node, told) {
+        let told = serde_json::from_slice::<Heartbeat>(&entry.value).ok();
+        if let (Some(node), Some(Heartbeat { time })) = (node, told) {
             let last = heard.entry(node).or_insert(time);
             *last = time.max(*last);
         }
@@ -139,12 +140,12 @@ async fn last_heard(console: &Console) -> anyhow::Result<BTreeMap<NodeName, Time
 
 /// The same of one node, from the health of the pods that are known to be there.
 pub(super) async fn last_heard_of<'p>(
-    console: &Console,
+    console: &CommandContext,
     node: &NodeName,
     pods: impl Iterator<Item = &'p PodId>,
 ) -> anyhow::Result<Option<Timestamp>> {
     let read = console.get_many(pods.map(|pod| key::health(pod, node))).await?;
-    let time = |value: &[u8]| serde_json::from_slice::<Told>(value).ok().map(|told| told.time);
+    let time = |value: &[u8]| serde_json::from_slice::<Heartbeat>(value).ok().map(|told| told.time);
     Ok(read.values().filter_map(|entry| time(&entry.value)).max())
 }
 

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::observe::Node;
-use crate::cli::console::Console;
+use super::snapshot::NodeSnapshot;
+use crate::cli::context::CommandContext;
 use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
-use crate::cli::rc::observe::places;
+use crate::cli::rc::snapshot::places;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::node::Health;
-use crate::rc::plan::Standing;
-use crate::rc::status::{ConditionType, RcStatus, Reason};
+use crate::rc::plan::NodeReadiness;
+use crate::rc::status::{RcConditionType, RcReason, RcStatus};
 use crate::store::{Prefix, Query, key};
 
 /// A pod on a node.
@@ -33,7 +33,7 @@ pub(super) struct NodePod {
 /// Why a pod that should leave is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Stay {
-    /// A fixed token: one of the owner's ([`Reason`]), or one of those below.
+    /// A fixed token: one of the owner's ([`RcReason`]), or one of those below.
     pub(super) reason: String,
     /// In words.
     pub(super) message: String,
@@ -53,14 +53,17 @@ struct Controller {
 }
 
 /// Reads the pods of a node: by intent, by label, or because the node says that they are there.
-pub(super) async fn pods(console: &Console, node: &Node) -> anyhow::Result<Vec<NodePod>> {
+pub(super) async fn pods(
+    console: &CommandContext,
+    node: &NodeSnapshot,
+) -> anyhow::Result<Vec<NodePod>> {
     let store = &console.store;
     let name = &node.name;
     // Label and intent go in one transaction: of a pod that goes meanwhile it must still be known whose it was.
     let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
     let intended = pod_ids(console, &key::node_intents(name)).await?;
     // What a node said last before its agent went is no news.
-    let is_told = node.standing() != Standing::Down;
+    let is_told = node.standing() != NodeReadiness::Down;
     let real = pod_ids(console, &key::node_realities(name)).await?;
     let owners: BTreeMap<PodId, RcId> =
         labelled.iter().filter_map(|(place, pod)| Some((place.pod.clone(), pod.rc?))).collect();
@@ -89,13 +92,13 @@ pub(super) async fn pods(console: &Console, node: &Node) -> anyhow::Result<Vec<N
     Ok(all.into_iter().map(pod).collect())
 }
 
-async fn pod_ids(console: &Console, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
+async fn pod_ids(console: &CommandContext, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
     let keys = console.store.keys(prefix, None, Query::PLAIN).await?.value;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
 async fn controllers(
-    console: &Console,
+    console: &CommandContext,
     ids: BTreeSet<RcId>,
 ) -> anyhow::Result<BTreeMap<RcId, Controller>> {
     let keys = ids.iter().flat_map(|id| [key::rc(*id), key::rc_status(*id), key::rc_lock(*id)]);
@@ -113,11 +116,15 @@ async fn controllers(
 }
 
 /// Why a pod that should leave `node` is there; `None` when it may stay.
-fn stays(node: &Node, controller: Option<(RcId, &Controller)>, is_leaving: bool) -> Option<Stay> {
+fn stays(
+    node: &NodeSnapshot,
+    controller: Option<(RcId, &Controller)>,
+    is_leaving: bool,
+) -> Option<Stay> {
     if is_leaving {
         return Some(Stay::new("Stopping", "its intent is gone; the node has yet to stop it"));
     }
-    let is_fit = node.standing() == Standing::Ready;
+    let is_fit = node.standing() == NodeReadiness::Ready;
     let Some((id, controller)) = controller else {
         let message = "no controller has it, so nobody moves it";
         return (!is_fit).then(|| Stay::new("NoController", message));
@@ -136,21 +143,21 @@ fn stays(node: &Node, controller: Option<(RcId, &Controller)>, is_leaving: bool)
 }
 
 /// Why the pod of a controller has not left yet.
-fn why(node: &Node, found: &Found, controller: &Controller) -> Stay {
+fn why(node: &NodeSnapshot, found: &Found, controller: &Controller) -> Stay {
     if !controller.is_owned {
         let message = format!("no farm owns {}: rcfarm rc explain {}", found.title(), found.id);
         return Stay::new("NoOwner", message);
     }
     if found.record.as_ref().is_ok_and(|record| record.disabled) {
         let message = format!("its controller is disabled: rcfarm rc enable {}", found.id);
-        return Stay::new(Reason::Disabled, message);
+        return Stay::new(RcReason::Disabled, message);
     }
     let Some(status) = &controller.status else { return unseen() };
     let failed = |kind| status.condition(kind).filter(|condition| !condition.status);
-    if let Some(invalid) = failed(ConditionType::Valid) {
+    if let Some(invalid) = failed(RcConditionType::Valid) {
         return Stay::new(invalid.reason, invalid.message.clone());
     }
-    let Some(placed) = failed(ConditionType::Placed) else { return unseen() };
+    let Some(placed) = failed(RcConditionType::Placed) else { return unseen() };
     let mut message = match (placed.reason, &status.transfer) {
         (_, Some(transfer)) if transfer.old_node == node.name => match &transfer.new_node {
             Some(to) => format!("it moves to {to}"),
@@ -158,7 +165,7 @@ fn why(node: &Node, found: &Found, controller: &Controller) -> Stay {
         },
         (_, Some(transfer)) => format!("the one on {} moves first", transfer.old_node),
         // Without numbers: the status tells changes of health alone with a delay.
-        (Reason::PodsUnhealthy, None) => {
+        (RcReason::PodsUnhealthy, None) => {
             "too few of its controller's pods are healthy to spare this one".to_owned()
         }
         _ => placed.message.clone(),

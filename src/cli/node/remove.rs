@@ -5,18 +5,18 @@ use serde_json::json;
 use std::collections::BTreeSet;
 
 use super::drain::intended;
-use super::observe::{Node, find};
 use super::pods::{NodePod, pods, pods_table, pods_words};
+use super::snapshot::{NodeSnapshot, find};
 use crate::audit::{Details, NodeChange};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::ids::{NodeName, PodId};
 use crate::node::agent::report::removal;
 use crate::store::{Entry, Key, Op, Query, Txn, key};
 
 /// Which, and how.
 #[derive(clap::Args)]
-pub struct RemoveArgs {
+pub struct NodeRemoveArgs {
     /// The node
     #[arg(value_name = "NODE")]
     node: NodeName,
@@ -25,7 +25,10 @@ pub struct RemoveArgs {
     force: bool,
 }
 
-pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    console: &CommandContext,
+    args: &NodeRemoveArgs,
+) -> anyhow::Result<CliExit> {
     let node = find(console, &args.node).await?;
     let pods = pods(console, &node).await?;
     let agent = node.agent().cloned();
@@ -77,11 +80,11 @@ pub(super) async fn run(console: &Console, args: &RemoveArgs) -> anyhow::Result<
             node.name
         ));
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Deletes what an agent that is gone has said of pods that are not meant to be there any more. How many pods.
-async fn sweep(console: &Console, node: &NodeName) -> anyhow::Result<usize> {
+async fn sweep(console: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
     let store = &console.store;
     let mut said: BTreeSet<PodId> = BTreeSet::new();
     let realities = key::node_realities(node);
@@ -103,7 +106,7 @@ async fn sweep(console: &Console, node: &NodeName) -> anyhow::Result<usize> {
     Ok(stale.len())
 }
 
-fn check_unused(node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
+fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
     let name = &node.name;
     let force = format!("or leave them as they are: rcfarm node remove {name} --force");
     if !pods.is_empty() {
@@ -128,7 +131,11 @@ fn check_unused(node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
 }
 
 /// Record and labels as they were seen, both or neither.
-async fn delete(console: &Console, node: &Node, pods: &[NodePod]) -> anyhow::Result<()> {
+async fn delete(
+    console: &CommandContext,
+    node: &NodeSnapshot,
+    pods: &[NodePod],
+) -> anyhow::Result<()> {
     let gone = |key: Key, seen: &Option<Entry>| match seen {
         Some(entry) => Op::DeleteCas { key, index: entry.modify_index },
         None => Op::CheckNotExists { key },

@@ -2,28 +2,28 @@
 
 use serde_json::json;
 
-use super::list::{Row, label_words, last_heard_of};
-use super::observe::find;
+use super::list::{NodeRow, label_words, last_heard_of};
 use super::pods::{pods, pods_table};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use super::snapshot::find;
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
 use crate::ids::NodeName;
 use crate::time::Timestamp;
 
 /// Which.
 #[derive(clap::Args)]
-pub struct GetArgs {
+pub struct NodeGetArgs {
     /// The node
     #[arg(value_name = "NODE")]
     node: NodeName,
 }
 
-pub(super) async fn run(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &NodeGetArgs) -> anyhow::Result<CliExit> {
     let node = find(console, &args.node).await?;
     let pods = pods(console, &node).await?;
     let heard = last_heard_of(console, &node.name, pods.iter().map(|pod| &pod.pod_id)).await?;
-    let row = Row::of(&node, pods.iter().filter(|pod| pod.intended).count(), heard);
+    let row = NodeRow::of(&node, pods.iter().filter(|pod| pod.intended).count(), heard);
     let record = node.entry.as_ref().map(|entry| {
         serde_json::from_slice(&entry.value)
             .unwrap_or_else(|_| json!(String::from_utf8_lossy(&entry.value)))
@@ -51,7 +51,7 @@ pub(super) async fn run(console: &Console, args: &GetArgs) -> anyhow::Result<Exi
         }
         format!("{}\n{}", fields(rows), pods_table(&pods))
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn deadline_words(at: Timestamp, now: Timestamp) -> String {

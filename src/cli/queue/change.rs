@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::look::{Look, look};
+use super::snapshot::{QueueSnapshot, look};
 use crate::audit::{Details, QueueChange};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::ids::{ObjectName, QueueName};
 use crate::queue::amounts::Amounts;
 use crate::queue::spec::{
-    BadField, DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, Strategy, check_family,
+    BadField, DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
 use crate::store::{Index, Op, key};
 
@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 5;
 
 /// What the new queue is.
 #[derive(clap::Args)]
-pub struct CreateArgs {
+pub struct QueueCreateArgs {
     /// The queue's name; with --file it may be left out, and the manifest's metadata.name counts
     #[arg(value_name = "QUEUE", required_unless_present = "file")]
     queue: Option<QueueName>,
@@ -45,7 +45,7 @@ pub struct CreateArgs {
     parent: Option<QueueName>,
     /// When the first does not fit: fifo lets nothing go before it, traverse lets go what fits
     #[arg(long, value_enum, value_name = "ORDER")]
-    order: Option<Strategy>,
+    order: Option<QueueStrategy>,
     /// Create it closed
     #[arg(long)]
     closed: bool,
@@ -54,7 +54,10 @@ pub struct CreateArgs {
     scheduler: Option<ObjectName>,
 }
 
-pub(super) async fn create(console: &Console, args: CreateArgs) -> anyhow::Result<Exit> {
+pub(super) async fn create(
+    console: &CommandContext,
+    args: QueueCreateArgs,
+) -> anyhow::Result<CliExit> {
     let (named, mut record) = match &args.file {
         Some(file) => read(file)?,
         None => (None, QueueRecord::default()),
@@ -87,7 +90,7 @@ pub(super) async fn create(console: &Console, args: CreateArgs) -> anyhow::Resul
         }
     }
     console.out.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// A manifest: its name and the record without what belongs to the manifest alone.
@@ -112,7 +115,7 @@ fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
     Ok((name, record))
 }
 
-fn fill(spec: &mut QueueSpec, args: CreateArgs) {
+fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
     spec.weight = args.weight.unwrap_or(spec.weight);
     spec.priority = args.priority.unwrap_or(spec.priority);
     spec.dequeue_strategy = args.order.unwrap_or(spec.dequeue_strategy);
@@ -134,7 +137,7 @@ fn fill(spec: &mut QueueSpec, args: CreateArgs) {
 }
 
 /// The same rules as the farm's, before anything is written.
-fn check(name: &QueueName, spec: &QueueSpec, look: &Look) -> anyhow::Result<()> {
+fn check(name: &QueueName, spec: &QueueSpec, look: &QueueSnapshot) -> anyhow::Result<()> {
     let mut bad = spec.check(name);
     let mut specs = look.specs();
     specs.insert(name.clone(), spec.clone());
@@ -153,7 +156,7 @@ fn check(name: &QueueName, spec: &QueueSpec, look: &Look) -> anyhow::Result<()> 
 }
 
 fn about(
-    console: &Console,
+    console: &CommandContext,
     name: &QueueName,
     before: Option<&QueueSpec>,
     after: Option<&QueueSpec>,
@@ -169,16 +172,20 @@ fn about(
     }
 }
 
-pub(super) async fn open(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+pub(super) async fn open(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
     set_state(console, name, Desired::Open).await
 }
 
-pub(super) async fn close(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+pub(super) async fn close(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
     set_state(console, name, Desired::Closed).await
 }
 
 /// Sets one field of the record, guarded by its index; tries again on what somebody else has written meanwhile.
-async fn set_state(console: &Console, name: &QueueName, to: Desired) -> anyhow::Result<Exit> {
+async fn set_state(
+    console: &CommandContext,
+    name: &QueueName,
+    to: Desired,
+) -> anyhow::Result<CliExit> {
     for _ in 0..ATTEMPTS {
         let look = look(console).await?;
         let queue = look.queue(name)?;
@@ -216,7 +223,7 @@ async fn set_state(console: &Console, name: &QueueName, to: Desired) -> anyhow::
         };
         if before.state == to {
             done(false)?;
-            return Ok(Exit::Ok);
+            return Ok(CliExit::Ok);
         }
         let details =
             Details::QueueChanged(about(console, name, Some(&before), Some(&record.spec)));
@@ -224,7 +231,7 @@ async fn set_state(console: &Console, name: &QueueName, to: Desired) -> anyhow::
         let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
         if let Committed::Applied(_) = console.commit([op], &details, None).await? {
             done(true)?;
-            return Ok(Exit::Ok);
+            return Ok(CliExit::Ok);
         }
     }
     Err(failure(
@@ -236,7 +243,7 @@ async fn set_state(console: &Console, name: &QueueName, to: Desired) -> anyhow::
 }
 
 /// Deletes a queue in which nothing waits and nothing runs. Its status goes with the scheduler's next look.
-pub(super) async fn delete(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+pub(super) async fn delete(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
     let look = look(console).await?;
     let queue = look.queue(name)?;
     let refuse = |why: String, hint: String| {
@@ -274,5 +281,5 @@ pub(super) async fn delete(console: &Console, name: &QueueName) -> anyhow::Resul
         return refuse("was changed by somebody meanwhile".to_owned(), hint);
     }
     console.out.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

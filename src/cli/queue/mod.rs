@@ -1,18 +1,18 @@
 //! `rcfarm queue …`: queues, and what waits in them.
 
 mod change;
-mod look;
 mod show;
+mod snapshot;
 
-use super::console::Console;
-use super::failure::Exit;
+use super::context::CommandContext;
+use super::failure::CliExit;
 use crate::ids::QueueName;
 
 /// Queues: who may use how much, and who goes first
 #[derive(clap::Subcommand)]
 pub enum QueueCommand {
     /// Create a queue
-    Create(change::CreateArgs),
+    Create(change::QueueCreateArgs),
     /// List all queues
     #[command(visible_alias = "ls")]
     List,
@@ -35,7 +35,10 @@ pub struct QueueArgs {
     queue: QueueName,
 }
 
-pub(super) async fn run(console: &Console, command: QueueCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    console: &CommandContext,
+    command: QueueCommand,
+) -> anyhow::Result<CliExit> {
     match command {
         QueueCommand::Create(args) => change::create(console, args).await,
         QueueCommand::List => show::list(console).await,

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use super::look::{Look, look};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use super::snapshot::{QueueSnapshot, look};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
 use crate::ids::QueueName;
 use crate::queue::amounts::Amounts;
 use crate::queue::spec::BadField;
 use crate::queue::status::QueueStatus;
 
-pub(super) async fn list(console: &Console) -> anyhow::Result<Exit> {
+pub(super) async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
     let look = look(console).await?;
     let all: Vec<Value> = look.queues.0.keys().map(|name| shown(&look, name)).collect();
     console.out.show(&all, || {
@@ -31,11 +31,11 @@ pub(super) async fn list(console: &Console) -> anyhow::Result<Exit> {
         ];
         table(&header, look.queues.0.keys().map(|name| row(&look, name)))
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// What stands there, what is so, and what waits; the same in a list and alone.
-fn shown(look: &Look, name: &QueueName) -> Value {
+fn shown(look: &QueueSnapshot, name: &QueueName) -> Value {
     let queue = &look.queues.0[name];
     let problems: Vec<String> = queue.problems.iter().map(BadField::to_string).collect();
     let waiting: Vec<Value> = look
@@ -67,12 +67,12 @@ fn shown(look: &Look, name: &QueueName) -> Value {
     })
 }
 
-fn state(look: &Look, name: &QueueName) -> String {
+fn state(look: &QueueSnapshot, name: &QueueName) -> String {
     let state = look.statuses.get(name).and_then(|status: &QueueStatus| status.state);
     state.map_or_else(|| "Pending".to_owned(), |state| state.to_string())
 }
 
-fn row(look: &Look, name: &QueueName) -> Vec<String> {
+fn row(look: &QueueSnapshot, name: &QueueName) -> Vec<String> {
     let queue = &look.queues.0[name];
     vec![
         name.to_string(),
@@ -87,10 +87,10 @@ fn row(look: &Look, name: &QueueName) -> Vec<String> {
     ]
 }
 
-fn order(look: &Look, name: &QueueName) -> &'static str {
+fn order(look: &QueueSnapshot, name: &QueueName) -> &'static str {
     match look.queues.0[name].spec.dequeue_strategy {
-        crate::queue::spec::Strategy::Fifo => "fifo",
-        crate::queue::spec::Strategy::Traverse => "traverse",
+        crate::queue::spec::QueueStrategy::Fifo => "fifo",
+        crate::queue::spec::QueueStrategy::Traverse => "traverse",
     }
 }
 
@@ -98,7 +98,7 @@ fn amounts(amounts: &Amounts) -> String {
     if amounts.is_empty() { "-".to_owned() } else { amounts.to_string() }
 }
 
-pub(super) async fn get(console: &Console, name: &QueueName) -> anyhow::Result<Exit> {
+pub(super) async fn get(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
     let look = look(console).await?;
     let queue = look.queue(name)?;
     let status = look.statuses.get(name).cloned().unwrap_or_default();
@@ -139,5 +139,5 @@ pub(super) async fn get(console: &Console, name: &QueueName) -> anyhow::Result<E
         }
         text
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::find::{Found, find};
 use super::wait;
 use crate::audit::{ControllerChange, Details};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
 use crate::rc::spec::{RcRecord, check_count};
 use crate::store::{Index, Op, key};
@@ -43,18 +43,18 @@ pub struct SwitchArgs {
 const ATTEMPTS: usize = 5;
 
 /// What a change did.
-pub(super) struct Changed {
+pub(super) struct RcChange {
     /// The record as it was before.
     pub(super) before: Found,
     /// The record's index now; `None` when there was nothing to change.
     pub(super) index: Option<Index>,
 }
 
-pub(super) async fn scale(console: &Console, args: &ScaleArgs) -> anyhow::Result<Exit> {
+pub(super) async fn scale(console: &CommandContext, args: &ScaleArgs) -> anyhow::Result<CliExit> {
     let count = check_count(args.replicas).map_err(|bad| {
         failure(format!("replicas_desired: {}", bad.why), "give a number from 0 up")
     })?;
-    let Changed { before, index } = set_count(console, &args.rc, i64::from(count)).await?;
+    let RcChange { before, index } = set_count(console, &args.rc, i64::from(count)).await?;
     let was = before.desired();
     let is_disabled = before.record.as_ref().is_ok_and(|record| record.disabled);
     console.out.show(
@@ -74,20 +74,24 @@ pub(super) async fn scale(console: &Console, args: &ScaleArgs) -> anyhow::Result
         let index = index.unwrap_or(before.entry.modify_index);
         wait::scheduled(console, before.id, index, args.timeout).await?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Sets the count of the record that `rc` names.
-pub(super) async fn set_count(console: &Console, rc: &str, count: i64) -> anyhow::Result<Changed> {
+pub(super) async fn set_count(
+    console: &CommandContext,
+    rc: &str,
+    count: i64,
+) -> anyhow::Result<RcChange> {
     let details = |found: &Found| Details::ControllerScaled(about(console, found, Some(count)));
     change(console, rc, "replicas_desired", &json!(count), details).await
 }
 
 pub(super) async fn switch(
-    console: &Console,
+    console: &CommandContext,
     args: &SwitchArgs,
     disabled: bool,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<CliExit> {
     let details = |found: &Found| {
         let about = about(console, found, found.desired());
         if disabled {
@@ -107,11 +111,15 @@ pub(super) async fn switch(
             None => format!("{}: {word}, as before", before.title()),
         },
     )?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// The audit details of a change of `found`.
-pub(super) fn about(console: &Console, found: &Found, after: Option<i64>) -> ControllerChange {
+pub(super) fn about(
+    console: &CommandContext,
+    found: &Found,
+    after: Option<i64>,
+) -> ControllerChange {
     ControllerChange {
         replication_controller_id: found.id,
         pod_id: found.pod_id(),
@@ -127,21 +135,21 @@ pub(super) fn about(console: &Console, found: &Found, after: Option<i64>) -> Con
 
 /// Sets one field of a record, guarded by its index; tries again on what somebody else has written meanwhile.
 async fn change(
-    console: &Console,
+    console: &CommandContext,
     rc: &str,
     field: &'static str,
     to: &Value,
     details: impl Fn(&Found) -> Details,
-) -> anyhow::Result<Changed> {
+) -> anyhow::Result<RcChange> {
     for _ in 0..ATTEMPTS {
         let found = find(console, rc).await?;
         let Some(value) = with_field(&found, field, to)? else {
-            return Ok(Changed { before: found, index: None });
+            return Ok(RcChange { before: found, index: None });
         };
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let op = Op::Cas { key: key::rc(found.id), value, flags, index };
         match console.commit([op], &details(&found), Some(found.id)).await? {
-            Committed::Applied(index) => return Ok(Changed { before: found, index: Some(index) }),
+            Committed::Applied(index) => return Ok(RcChange { before: found, index: Some(index) }),
             Committed::Refused(_) => {}
         }
     }
@@ -197,7 +205,7 @@ mod tests {
     }
 
     /// A console before whose first `times` transactions somebody else writes the record.
-    async fn contended(times: usize) -> (Embedded, Console) {
+    async fn contended(times: usize) -> (Embedded, CommandContext) {
         let consul = Embedded::default();
         let key = key::rc(ID.parse::<RcId>().unwrap());
         assert!(consul.put(&key, record(1), 7, PutMode::Set).await.unwrap());
@@ -214,7 +222,7 @@ mod tests {
         };
         let store = Arc::new(consul.with_faults(Arc::new(faults)));
         let out = Output { format: Format::Json, is_coloured: false };
-        (consul, Console::new(store, out))
+        (consul, CommandContext::new(store, out))
     }
 
     #[tokio::test]

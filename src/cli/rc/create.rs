@@ -10,20 +10,20 @@ use serde_json::json;
 use super::find::title;
 use super::wait;
 use crate::audit::{ControllerChange, Details};
-use crate::cli::console::{Committed, Console};
+use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
-use crate::cli::failure::{Exit, failure};
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::label::pair;
 use crate::cli::output::duration;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector, check_label_value, encode_labels};
 use crate::manifest::Manifest;
-use crate::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, Strategy, check_count};
+use crate::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use crate::store::{Index, Op, key};
 
 /// What the new record says.
 #[derive(clap::Args)]
-pub struct CreateArgs {
+pub struct RcCreateArgs {
     /// File with the pod manifest (YAML, signed or not); - reads it from standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -38,7 +38,7 @@ pub struct CreateArgs {
     disabled: bool,
     /// What happens to pods on nodes that no longer match: static leaves them, dynamic moves them
     #[arg(long, value_enum, default_value = "static")]
-    strategy: Strategy,
+    strategy: RcStrategy,
     /// Pod label availability_zone
     #[arg(long, value_name = "ZONE")]
     availability_zone: Option<String>,
@@ -59,7 +59,7 @@ pub struct CreateArgs {
     timeout: Duration,
 }
 
-pub(super) async fn run(console: &Console, args: CreateArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
     let manifest = read_manifest(&args.file)?;
     let id = RcId(console.ids.uuid());
     let rc_labels = rc_labels(&args, &manifest)?;
@@ -82,7 +82,7 @@ pub(super) async fn run(console: &Console, args: CreateArgs) -> anyhow::Result<E
     } else if args.wait {
         wait::scheduled(console, id, index, args.timeout).await?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
@@ -98,7 +98,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
     Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 
-fn rc_labels(args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {
+fn rc_labels(args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {
     let mut labels: Labels = args.rc_label.iter().cloned().collect();
     if labels.insert(POD_ID.to_owned(), manifest.id().to_string()).is_some() {
         return Err(failure(
@@ -109,7 +109,7 @@ fn rc_labels(args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {
     Ok(labels)
 }
 
-fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<RcRecord> {
+fn record(id: RcId, args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<RcRecord> {
     check_count(args.replicas)
         .map_err(|bad| failure(format!("--replicas: {}", bad.why), "give a number from 0 up"))?;
     let mut pod_labels: Labels = args.pod_label.iter().cloned().collect();
@@ -145,7 +145,7 @@ fn record(id: RcId, args: &CreateArgs, manifest: &Manifest) -> anyhow::Result<Rc
 
 /// Record, labels, audit record and bell, all or none.
 pub(in crate::cli) async fn write(
-    console: &Console,
+    console: &CommandContext,
     record: &RcRecord,
     labels: &Labels,
     manifest: &Manifest,

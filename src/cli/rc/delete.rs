@@ -7,19 +7,19 @@ use tokio::time::Instant;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
-use super::observe::places;
+use super::snapshot::places;
 use crate::audit::{ControllerChange, Details};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::ids::{NodeName, RcId};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::key::{self, LabelKind};
 use crate::store::{Op, Query, StoreError};
 
 /// Which, and how.
 #[derive(clap::Args)]
-pub struct DeleteArgs {
+pub struct RcDeleteArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(value_name = "RC")]
     rc: String,
@@ -34,7 +34,7 @@ pub struct DeleteArgs {
 /// How often pods are looked for while nobody tells of them.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
     let found = find(console, &args.rc).await?;
     let pods = pods_of(console, found.id).await?;
     let (found, orphans) = if pods.is_empty() || args.force {
@@ -56,10 +56,10 @@ pub(super) async fn run(console: &Console, args: &DeleteArgs) -> anyhow::Result<
     if !orphans.is_empty() {
         console.out.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn pods_of(console: &Console, id: RcId) -> anyhow::Result<Vec<Place>> {
+async fn pods_of(console: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRef>> {
     let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
     let places = places(&labelled);
     Ok(places.into_iter().filter(|(_, pod)| pod.rc == Some(id)).map(|(place, _)| place).collect())
@@ -67,7 +67,7 @@ async fn pods_of(console: &Console, id: RcId) -> anyhow::Result<Vec<Place>> {
 
 /// Has the owner farm remove all pods, and gives the record as it is then.
 async fn remove_pods(
-    console: &Console,
+    console: &CommandContext,
     found: Found,
     count: usize,
     timeout: Duration,
@@ -103,7 +103,7 @@ async fn remove_pods(
 }
 
 /// Waits until no pod is left, whoever removes them: the owner may be a farm of p2, which writes no status.
-async fn none_left(console: &Console, id: RcId, timeout: Duration) -> anyhow::Result<()> {
+async fn none_left(console: &CommandContext, id: RcId, timeout: Duration) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
@@ -131,7 +131,11 @@ async fn none_left(console: &Console, id: RcId, timeout: Duration) -> anyhow::Re
 /// The record as it was seen, its labels, its bell and its status, all or none.
 ///
 /// Users may lack the right to write statuses, which are the farms'. Then the status stays.
-async fn delete_record(console: &Console, found: &Found, orphans: &[Place]) -> anyhow::Result<()> {
+async fn delete_record(
+    console: &CommandContext,
+    found: &Found,
+    orphans: &[PodRef],
+) -> anyhow::Result<()> {
     let orphans = orphans.iter().map(|place| place.node.clone()).collect();
     let change = ControllerChange { orphans, ..about(console, found, None) };
     let details = Details::ControllerDeleted(change);

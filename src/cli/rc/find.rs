@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 
-use crate::cli::console::Console;
+use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::table;
 use crate::ids::{PodId, RcId};
@@ -67,7 +67,9 @@ pub(in crate::cli) fn short(id: RcId) -> String {
 }
 
 /// All records, and the keys among them that are none.
-pub(in crate::cli) async fn all(console: &Console) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
+pub(in crate::cli) async fn all(
+    console: &CommandContext,
+) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
     let entries = console.store.list(&key::rcs(), Query::PLAIN).await?.value;
     let (mut found, mut strange) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -80,7 +82,7 @@ pub(in crate::cli) async fn all(console: &Console) -> anyhow::Result<(Vec<Found>
 }
 
 /// The record that `text` names: a whole id, the beginning of one, or a pod's id.
-pub(in crate::cli) async fn find(console: &Console, text: &str) -> anyhow::Result<Found> {
+pub(in crate::cli) async fn find(console: &CommandContext, text: &str) -> anyhow::Result<Found> {
     if let Ok(id) = text.parse::<RcId>() {
         let entry = console.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
         return entry.map(|entry| Found::of(id, entry)).ok_or_else(|| none(text));

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::find::{Found, all, short};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::cli::output::{or_dash, table};
 use crate::ids::{PodId, RcId};
 use crate::labels::{Labels, Selector, decode_labels};
@@ -16,7 +16,7 @@ use crate::store::{Entry, Query};
 
 /// Which.
 #[derive(clap::Args)]
-pub struct ListArgs {
+pub struct RcListArgs {
     /// Only controllers whose own labels match
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<Selector>,
@@ -24,7 +24,7 @@ pub struct ListArgs {
 
 /// A controller in a list.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct RcRow {
     pub(super) id: RcId,
     pub(super) pod_id: Option<PodId>,
     pub(super) replicas_desired: Option<i64>,
@@ -39,14 +39,14 @@ pub(super) struct Row {
     pub(super) invalid: Option<String>,
 }
 
-pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &RcListArgs) -> anyhow::Result<CliExit> {
     let (found, strange) = all(console).await?;
     let statuses = statuses(console).await?;
     let wanted = match &args.selector {
         Some(selector) => Some(matching(console, selector).await?),
         None => None,
     };
-    let rows: Vec<Row> = found
+    let rows: Vec<RcRow> = found
         .iter()
         .filter(|found| wanted.as_ref().is_none_or(|ids| ids.contains_key(&found.id)))
         .map(|found| row(found, statuses.get(&found.id)))
@@ -61,13 +61,13 @@ pub(super) async fn run(console: &Console, args: &ListArgs) -> anyhow::Result<Ex
             return "there are no replication controllers".to_owned();
         }
         let header = ["ID", "POD", "PODS", "HEALTHY", "STATE", "OWNER", "NODES"];
-        table(&header, rows.iter().map(Row::columns))
+        table(&header, rows.iter().map(RcRow::columns))
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// What the owner farms say, by controller.
-pub(super) async fn statuses(console: &Console) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
+pub(super) async fn statuses(console: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
     let entries = console.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
     Ok(entries.iter().filter_map(status_of).collect())
 }
@@ -79,7 +79,7 @@ pub(super) fn status_of(entry: &Entry) -> Option<(RcId, RcStatus)> {
 }
 
 async fn matching(
-    console: &Console,
+    console: &CommandContext,
     selector: &Selector,
 ) -> anyhow::Result<BTreeMap<RcId, Labels>> {
     let prefix = key::labels(LabelKind::ReplicationController);
@@ -92,7 +92,7 @@ async fn matching(
 }
 
 /// A controller as a list shows it.
-pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> Row {
+pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
     let spec = found.spec();
     let record = found.record.as_ref().ok();
     let current = status.filter(|status| status.observed_index >= found.entry.modify_index);
@@ -102,7 +102,7 @@ pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> Row {
         (Ok(_), None) => "Pending".to_owned(),
         (Ok(_), Some(status)) => state(status),
     };
-    Row {
+    RcRow {
         id: found.id,
         pod_id: found.pod_id(),
         replicas_desired: found.desired(),
@@ -125,7 +125,7 @@ pub(super) fn state(status: &RcStatus) -> String {
     }
 }
 
-impl Row {
+impl RcRow {
     fn columns(&self) -> Vec<String> {
         let desired = or_dash(self.replicas_desired);
         let (current, healthy) = match self.replicas {

@@ -1,31 +1,31 @@
 //! `rcfarm rc …`: replication controllers.
 
+pub(in crate::cli) mod allocations;
 mod change;
 pub(in crate::cli) mod create;
 mod delete;
 pub(in crate::cli) mod find;
 mod list;
-pub(in crate::cli) mod observe;
 mod orphans;
 mod plan;
-pub(in crate::cli) mod promises;
 mod show;
+pub(in crate::cli) mod snapshot;
 mod wait;
 mod watch;
 
-use super::console::Console;
-use super::failure::Exit;
+use super::context::CommandContext;
+use super::failure::CliExit;
 
 /// Replication controllers: keep a number of pods on nodes that match a selector
 #[derive(clap::Subcommand)]
 pub enum RcCommand {
     /// Create a controller and print its id
-    Create(create::CreateArgs),
+    Create(create::RcCreateArgs),
     /// List all controllers
     #[command(visible_alias = "ls")]
-    List(list::ListArgs),
+    List(list::RcListArgs),
     /// Show a controller's record
-    Get(show::GetArgs),
+    Get(show::RcGetArgs),
     /// Show what the owner farm says of a controller
     Status(RcArgs),
     /// List a controller's pods
@@ -38,7 +38,7 @@ pub enum RcCommand {
     Disable(change::SwitchArgs),
     /// Remove a controller's pods, then the controller
     #[command(visible_alias = "rm")]
-    Delete(delete::DeleteArgs),
+    Delete(delete::RcDeleteArgs),
     /// Show what the owner farm would do now; exit code 0 nothing, 1 something, 2 an error
     Plan(plan::PlanArgs),
     /// Say why a controller is not as it should be
@@ -57,7 +57,7 @@ pub struct RcArgs {
     rc: String,
 }
 
-pub(super) async fn run(console: &Console, command: RcCommand) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, command: RcCommand) -> anyhow::Result<CliExit> {
     match command {
         RcCommand::Create(args) => create::run(console, args).await,
         RcCommand::List(args) => list::run(console, &args).await,

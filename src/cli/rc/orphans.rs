@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::observe::{PodLabels, places};
-use super::promises::promises;
+use super::allocations::promises;
+use super::snapshot::{PodLabels, places};
 use crate::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
-use crate::cli::console::{Committed, Console};
-use crate::cli::failure::{Exit, failure};
-use crate::cli::node::observe::fitness;
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
+use crate::cli::node::snapshot::fitness;
 use crate::cli::output::{or_dash, table};
 use crate::ids::{NodeName, PodId, RcId};
-use crate::rc::plan::Place;
-use crate::schedule::capacity::{Booking, Books, Leak, Owner, freeing};
+use crate::rc::plan::PodRef;
+use crate::schedule::capacity::{AllocationOwner, Booking, Ledger, OrphanedAllocation, freeing};
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Op, Query};
 
@@ -50,13 +50,13 @@ enum What {
 /// Three operations per pod, and two more: few enough for every version of Consul.
 const PODS_PER_TRANSACTION: usize = 20;
 
-pub(super) async fn run(console: &Console, args: &OrphansArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &OrphansArgs) -> anyhow::Result<CliExit> {
     let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
     // Read after the pods: a controller that was made meanwhile is seen, one that was deleted is no matter.
     let records = console.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
     let records: BTreeSet<RcId> =
         records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
-    let mut orphans: BTreeMap<(RcId, PodId), Vec<(Place, PodLabels)>> = BTreeMap::new();
+    let mut orphans: BTreeMap<(RcId, PodId), Vec<(PodRef, PodLabels)>> = BTreeMap::new();
     for (place, pod) in places(&labelled) {
         if let Some(rc) = pod.rc.filter(|rc| !records.contains(rc)) {
             orphans.entry((rc, place.pod.clone())).or_default().push((place, pod));
@@ -105,21 +105,21 @@ pub(super) async fn run(console: &Console, args: &OrphansArgs) -> anyhow::Result
     if rows.iter().any(|row| row.removed == Some(false)) {
         return Err(failure("not all orphans were removed", "look again: rcfarm rc orphans"));
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// Removes some pods of a controller. Consul itself checks that its record is absent at that moment: an empty
 /// answer may also mean that the token may not see it.
 async fn remove(
-    console: &Console,
+    console: &CommandContext,
     rc: RcId,
     pod_id: &PodId,
-    pods: &[(Place, PodLabels)],
+    pods: &[(PodRef, PodLabels)],
 ) -> anyhow::Result<bool> {
     let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
     let intents = console.get_many(keys).await?;
     let rooms = fitness(console).await?.rooms;
-    let mut books = Books::on(&rooms);
+    let mut books = Ledger::on(&rooms);
     let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
     for (place, pod) in pods {
         let labels = key::pod_labels(&place.node, &place.pod);
@@ -130,7 +130,7 @@ async fn remove(
             Some(seen) => Op::DeleteCas { key: intent, index: seen.modify_index },
             None => Op::CheckNotExists { key: intent },
         });
-        books.release(&place.node, &place.pod, &Owner::Rc(rc));
+        books.release(&place.node, &place.pod, &AllocationOwner::Rc(rc));
     }
     ops.extend(books.bookings().iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
@@ -144,7 +144,7 @@ async fn remove(
 }
 
 /// Frees promises to pods of one id and one controller. Consul itself checks that the pods are absent at that moment.
-async fn free(console: &Console, leaks: &[Leak]) -> anyhow::Result<bool> {
+async fn free(console: &CommandContext, leaks: &[OrphanedAllocation]) -> anyhow::Result<bool> {
     // Read again: the chunk before may have changed the same nodes.
     let rooms = fitness(console).await?.rooms;
     let (mut ops, bookings) = freeing(&rooms, leaks);

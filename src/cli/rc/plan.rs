@@ -6,15 +6,16 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{Found, find, title};
-use super::observe::{Asked, Seen, observe};
-use crate::cli::console::Console;
-use crate::cli::failure::{Exit, failure};
+use super::snapshot::{AskedScheduler, RcSnapshot, observe};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields};
-use crate::farm::records::Presence;
+use crate::farm::records::FarmPresence;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::{Labels, Selector, decode_labels};
 use crate::rc::plan::{
-    Drift, Occupant, Place, Plan, RemoveReason, Standing, Step, TransferPlan, has_room,
+    Drift, NodeReadiness, PodRef, PodRemoveReason, PodStep, ReplicationPlan, SlotState,
+    TransferPlan, has_room,
 };
 use crate::rc::spec::{RcSpec, check_count};
 use crate::store::{Query, key};
@@ -43,7 +44,7 @@ struct Change {
     reason: &'static str,
 }
 
-pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<Exit> {
+pub(super) async fn plan(console: &CommandContext, args: &PlanArgs) -> anyhow::Result<CliExit> {
     let mut found = find(console, &args.rc).await?;
     if let (Some(selector), Ok(record)) = (&args.node_selector, &mut found.record) {
         record.node_selector = selector.to_string();
@@ -79,32 +80,32 @@ pub(super) async fn plan(console: &Console, args: &PlanArgs) -> anyhow::Result<E
         "unfit_nodes": unfit(&seen, &spec),
     });
     console.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
-    Ok(if changes.is_empty() { Exit::Ok } else { Exit::Changes })
+    Ok(if changes.is_empty() { CliExit::Ok } else { CliExit::Changes })
 }
 
-fn changes(spec: &RcSpec, seen: &Seen, plan: &Plan) -> Vec<Change> {
+fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Change> {
     let leaves = |node: &NodeName| match seen.standing(node) {
-        Standing::Down => "its node is down",
-        Standing::Draining => "its node is draining",
-        Standing::Quarantined => "its node cannot start it",
-        Standing::Ready | Standing::Suspect if seen.eligible.contains(node) => {
+        NodeReadiness::Down => "its node is down",
+        NodeReadiness::Draining => "its node is draining",
+        NodeReadiness::Quarantined => "its node cannot start it",
+        NodeReadiness::Ready | NodeReadiness::Suspect if seen.eligible.contains(node) => {
             "its node has no room for it"
         }
-        Standing::Ready | Standing::Suspect => "its node is not eligible",
+        NodeReadiness::Ready | NodeReadiness::Suspect => "its node is not eligible",
     };
-    let step = |step: &Step| {
+    let step = |step: &PodStep| {
         let (action, reason) = match step {
-            Step::Add { .. } => ("add", "wanted"),
-            Step::Remove { why: RemoveReason::Ineligible, place, .. } => {
+            PodStep::Add { .. } => ("add", "wanted"),
+            PodStep::Remove { why: PodRemoveReason::Ineligible, place, .. } => {
                 ("remove", leaves(&place.node))
             }
-            Step::Remove { why: RemoveReason::Unhealthy, .. } => {
+            PodStep::Remove { why: PodRemoveReason::Unhealthy, .. } => {
                 ("remove", "one too many, and not healthy")
             }
-            Step::Remove { why: RemoveReason::Surplus, .. } => {
+            PodStep::Remove { why: PodRemoveReason::Surplus, .. } => {
                 ("remove", "one too many, and the newest")
             }
-            Step::Repair { why, .. } => ("repair", repair_words(*why)),
+            PodStep::Repair { why, .. } => ("repair", repair_words(*why)),
         };
         let place = step.place();
         Change { action, node: place.node.clone(), pod_id: place.pod.clone(), reason }
@@ -128,8 +129,8 @@ fn repair_words(why: Drift) -> &'static str {
     }
 }
 
-fn findings(plan: &Plan) -> Value {
-    let finding = |finding: &crate::rc::plan::Finding| {
+fn findings(plan: &ReplicationPlan) -> Value {
+    let finding = |finding: &crate::rc::plan::PlannedCondition| {
         json!({
             "type": finding.kind,
             "status": finding.status,
@@ -140,7 +141,13 @@ fn findings(plan: &Plan) -> Value {
     plan.findings.iter().map(finding).collect()
 }
 
-fn plan_text(found: &Found, seen: &Seen, spec: &RcSpec, plan: &Plan, changes: &[Change]) -> String {
+fn plan_text(
+    found: &Found,
+    seen: &RcSnapshot,
+    spec: &RcSpec,
+    plan: &ReplicationPlan,
+    changes: &[Change],
+) -> String {
     let (before, after) = (seen.pods.len(), plan.replicas.current);
     let desired = spec.replicas_desired;
     let mut text = format!("{}: {before} -> {after} pods, {desired} desired\n", found.title());
@@ -208,7 +215,7 @@ impl UnfitReason {
     }
 }
 
-pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+pub(super) async fn explain(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
     let found = find(console, rc).await?;
     let seen = observe(console, &found).await?;
     let spec = found.spec().and_then(|spec| seen.with_labels(spec));
@@ -242,7 +249,9 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
         rows.push(("status", status_words(console, &found, &seen)));
         if let Ok(spec) = &spec {
             let selector = match spec.node_selector.to_string() {
-                _ if matches!(seen.asked, Asked::Server(_)) => "named by the scheduler".to_owned(),
+                _ if matches!(seen.asked, AskedScheduler::Server(_)) => {
+                    "named by the scheduler".to_owned()
+                }
                 all if all.is_empty() => "all nodes".to_owned(),
                 selector => format!("nodes that match {selector}"),
             };
@@ -258,11 +267,11 @@ pub(super) async fn explain(console: &Console, rc: &str) -> anyhow::Result<Exit>
         rows.push(("unfit", unfit_text(&unfit)));
         fields(rows)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// The most important thing, in a line.
-fn verdict(found: &Found, seen: &Seen, plan: &Plan) -> String {
+fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
     let (current, desired) = (seen.pods.len(), plan.replicas.desired);
     match plan.findings.iter().find(|finding| !finding.status) {
         Some(finding) => format!("{}: {}", finding.reason, finding.message),
@@ -279,11 +288,11 @@ fn verdict(found: &Found, seen: &Seen, plan: &Plan) -> String {
 }
 
 /// Who owns the record, or why nobody does.
-async fn owner(console: &Console, found: &Found) -> anyhow::Result<String> {
+async fn owner(console: &CommandContext, found: &Found) -> anyhow::Result<String> {
     let lock = console.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
     let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
-    let live: BTreeMap<FarmName, Presence> = farms
+    let live: BTreeMap<FarmName, FarmPresence> = farms
         .iter()
         .filter(|entry| entry.session.is_some())
         .filter_map(|entry| {
@@ -312,7 +321,7 @@ async fn owner(console: &Console, found: &Found) -> anyhow::Result<String> {
     Ok(format!("nobody\n{}", reasons.join("\n")))
 }
 
-fn not_claimed(name: &FarmName, presence: &Presence, labels: &Labels) -> String {
+fn not_claimed(name: &FarmName, presence: &FarmPresence, labels: &Labels) -> String {
     match presence.selector.parse::<Selector>().map(|selector| selector.explain(labels)) {
         Ok(Some(why)) => format!("farm {name} does not want it: {why}"),
         Ok(None) if presence.leaving => format!("farm {name} is about to leave"),
@@ -321,7 +330,7 @@ fn not_claimed(name: &FarmName, presence: &Presence, labels: &Labels) -> String 
     }
 }
 
-fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
+fn status_words(console: &CommandContext, found: &Found, seen: &RcSnapshot) -> String {
     let Some(status) = &seen.status else {
         return "no farm has looked at it yet".to_owned();
     };
@@ -341,17 +350,17 @@ fn status_words(console: &Console, found: &Found, seen: &Seen) -> String {
 
 /// The nodes that cannot take a pod, and why: those first that match and are not ready, then those without room, then
 /// those where the place is taken.
-fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
+fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.standing(node) {
-            Standing::Ready => return None,
-            Standing::Suspect => {
+            NodeReadiness::Ready => return None,
+            NodeReadiness::Suspect => {
                 let why = "is passed over for a while: it could not start pods of several controllers or jobs";
                 (UnfitReason::Quarantined, why)
             }
-            Standing::Draining => (UnfitReason::Draining, "is draining"),
-            Standing::Down => (UnfitReason::Down, "is down: its agent is gone"),
-            Standing::Quarantined => {
+            NodeReadiness::Draining => (UnfitReason::Draining, "is draining"),
+            NodeReadiness::Down => (UnfitReason::Down, "is down: its agent is gone"),
+            NodeReadiness::Quarantined => {
                 let why = seen.quarantined.get(node).map_or("cannot start it", String::as_str);
                 (UnfitReason::Quarantined, why)
             }
@@ -360,17 +369,17 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
         let pod = if holds { "; a pod is still there" } else { "" };
         Some(Unfit { node: node.clone(), reason, why: format!("matches, but {why}{pod}") })
     });
-    let ready = |node: &NodeName| seen.standing(node) == Standing::Ready;
+    let ready = |node: &NodeName| seen.standing(node) == NodeReadiness::Ready;
     let taken = seen.occupants.iter().filter_map(|(node, (occupant, owner))| {
         let pod = spec.manifest.id();
         let why = match (occupant, owner) {
-            (Occupant::Other, Some(owner)) => {
+            (SlotState::Other, Some(owner)) => {
                 format!("eligible, but its pod {pod} belongs to {}", owner_words(*owner))
             }
-            (Occupant::Other, None) => {
+            (SlotState::Other, None) => {
                 format!("eligible, but there is a pod {pod} of no controller")
             }
-            (Occupant::Nobody | Occupant::Ours(_), _) => return None,
+            (SlotState::Nobody | SlotState::Ours(_), _) => return None,
         };
         let reason = UnfitReason::PlaceTaken;
         ready(node).then(|| Unfit { node: node.clone(), reason, why })
@@ -379,7 +388,7 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
         let own = seen.pods.keys().find(|place| place.node == *node).cloned();
         let place = own
             .clone()
-            .unwrap_or_else(|| Place { node: node.clone(), pod: spec.manifest.id().clone() });
+            .unwrap_or_else(|| PodRef { node: node.clone(), pod: spec.manifest.id().clone() });
         if has_room(spec, seen.rooms(), &place) {
             return None;
         }
@@ -392,7 +401,7 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
     let unmatched = others.map(|(node, labels)| {
         let (reason, why) = match (spec.node_selector.explain(labels), &seen.asked) {
             (Some(why), _) => (UnfitReason::NotMatching, why),
-            (None, Asked::Server(address)) => {
+            (None, AskedScheduler::Server(address)) => {
                 (UnfitReason::NotNamed, format!("the scheduler at {address} does not name it"))
             }
             (None, _) => (UnfitReason::NotMatching, "it does not match".to_owned()),
@@ -403,11 +412,11 @@ fn unfit(seen: &Seen, spec: &RcSpec) -> Vec<Unfit> {
 }
 
 /// Who says which nodes are eligible; `None`: labels, as ever.
-fn scheduler_words(asked: &Asked) -> Option<String> {
+fn scheduler_words(asked: &AskedScheduler) -> Option<String> {
     match asked {
-        Asked::Labels => None,
-        Asked::Server(address) => Some(address.clone()),
-        Asked::Silent { address, why } => {
+        AskedScheduler::Labels => None,
+        AskedScheduler::Server(address) => Some(address.clone()),
+        AskedScheduler::Silent { address, why } => {
             Some(format!("{address} gave no answer, so labels had to do: {why}"))
         }
     }

@@ -5,21 +5,21 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{Found, find};
-use super::observe::{Seen, observe};
-use crate::cli::console::Console;
-use crate::cli::failure::{Exit, failure};
+use super::snapshot::{RcSnapshot, observe};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash, table};
 use crate::ids::{NodeName, PodId};
 use crate::node::Health;
-use crate::node::status::{Phase, PodStatus};
-use crate::rc::plan::{Intent, Place, Pod, Standing};
+use crate::node::status::{NodePodPhase, PodStatus};
+use crate::rc::plan::{Intent, NodeReadiness, PodRef, RcPod};
 use crate::rc::spec::RcRecord;
 use crate::rc::status::RcStatus;
 use crate::store::{Query, key};
 
 /// What of a record.
 #[derive(clap::Args)]
-pub struct GetArgs {
+pub struct RcGetArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(value_name = "RC")]
     rc: String,
@@ -28,13 +28,13 @@ pub struct GetArgs {
     manifest: bool,
 }
 
-pub(super) async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exit> {
+pub(super) async fn get(console: &CommandContext, args: &RcGetArgs) -> anyhow::Result<CliExit> {
     let found = find(console, &args.rc).await?;
     if args.manifest {
         let record = found.record.map_err(|bad| failure(bad.to_string(), bad.fix))?;
         use std::io::Write;
         std::io::stdout().lock().write_all(record.manifest.as_bytes())?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     let raw: Value = serde_json::from_slice(&found.entry.value)
         .with_context(|| format!("{}: the value is not JSON", found.entry.key))?;
@@ -52,7 +52,7 @@ pub(super) async fn get(console: &Console, args: &GetArgs) -> anyhow::Result<Exi
             ("value", String::from_utf8_lossy(&found.entry.value).into_owned()),
         ]),
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn record_text(record: &RcRecord, invalid: &Option<String>) -> String {
@@ -72,7 +72,7 @@ fn record_text(record: &RcRecord, invalid: &Option<String>) -> String {
     fields(rows)
 }
 
-pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+pub(super) async fn status(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
     let found = find(console, rc).await?;
     let lock = console.get(&key::rc_lock(found.id)).await?.and_then(|entry| entry.session);
     let entry = console.store.get(&key::rc_status(found.id), Query::PLAIN).await?.value;
@@ -104,7 +104,7 @@ pub(super) async fn status(console: &Console, rc: &str) -> anyhow::Result<Exit> 
         };
         text + &unhealthy_text(&unhealthy)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 /// A pod that is not healthy.
@@ -114,20 +114,20 @@ struct Unhealthy {
     pod_id: PodId,
     health: Health,
     /// How far its node says that it has come; `None`: it says nothing.
-    phase: Option<Phase>,
+    phase: Option<NodePodPhase>,
     why: String,
 }
 
 /// The pods that are not healthy, with what their nodes say of them.
-async fn unhealthy(console: &Console, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
+async fn unhealthy(console: &CommandContext, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
     let seen = observe(console, found).await?;
-    let is_well = |place: &Place, pod: &Pod| {
-        pod.health == Health::Passing && seen.standing(&place.node) != Standing::Down
+    let is_well = |place: &PodRef, pod: &RcPod| {
+        pod.health == Health::Passing && seen.standing(&place.node) != NodeReadiness::Down
     };
     let ailing: Vec<_> = seen.pods.iter().filter(|(place, pod)| !is_well(place, pod)).collect();
     let keys = ailing.iter().map(|(place, _)| key::pod_status(&place.pod, &place.node));
     let told = console.get_many(keys).await?;
-    let row = |(place, pod): &(&Place, &Pod)| {
+    let row = |(place, pod): &(&PodRef, &RcPod)| {
         let key = key::pod_status(&place.pod, &place.node);
         let status = told.get(key.as_str());
         let status = status.and_then(|entry| PodStatus::decode(&entry.value).ok());
@@ -142,9 +142,9 @@ async fn unhealthy(console: &Console, found: &Found) -> anyhow::Result<Vec<Unhea
     Ok(ailing.iter().map(row).collect())
 }
 
-fn why_unhealthy(standing: Standing, health: Health, status: Option<&PodStatus>) -> String {
+fn why_unhealthy(standing: NodeReadiness, health: Health, status: Option<&PodStatus>) -> String {
     match (standing, status) {
-        (Standing::Down, _) => "its node is down".to_owned(),
+        (NodeReadiness::Down, _) => "its node is down".to_owned(),
         (_, None) if health == Health::Absent => {
             "its node has said nothing of it yet: does its agent run?".to_owned()
         }
@@ -169,7 +169,7 @@ fn unhealthy_text(unhealthy: &[Unhealthy]) -> String {
 }
 
 fn status_text(
-    console: &Console,
+    console: &CommandContext,
     mut rows: Vec<(&str, String)>,
     status: &RcStatus,
     is_current: bool,
@@ -221,9 +221,9 @@ struct PodRow {
     eligible: bool,
 }
 
-pub(super) async fn pods(console: &Console, rc: &str) -> anyhow::Result<Exit> {
+pub(super) async fn pods(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
     let found = find(console, rc).await?;
-    let Seen { pods, eligible, .. } = observe(console, &found).await?;
+    let RcSnapshot { pods, eligible, .. } = observe(console, &found).await?;
     let rows: Vec<PodRow> = pods
         .iter()
         .map(|(place, pod)| PodRow {
@@ -250,5 +250,5 @@ pub(super) async fn pods(console: &Console, rc: &str) -> anyhow::Result<Exit> {
         });
         table(&["NODE", "POD", "HEALTH", "INTENT", "ELIGIBLE"], columns)
     })?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::cli::console::Console;
+use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
 use crate::ids::RcId;
-use crate::rc::status::{ConditionType, RcStatus, Reason};
+use crate::rc::status::{RcConditionType, RcReason, RcStatus};
 use crate::store::{Index, Query, key};
 
 /// A read waits at most this long.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits until all pods that the record at `index` asks for are scheduled.
 pub(super) async fn scheduled(
-    console: &Console,
+    console: &CommandContext,
     id: RcId,
     index: Index,
     timeout: Duration,
@@ -57,12 +57,12 @@ pub(super) async fn scheduled(
 
 fn is_scheduled(status: &RcStatus) -> bool {
     status.replicas.current == status.replicas.desired
-        && status.condition(ConditionType::Scheduled).is_some_and(|condition| condition.status)
+        && status.condition(RcConditionType::Scheduled).is_some_and(|condition| condition.status)
 }
 
 fn check_valid(status: &RcStatus) -> anyhow::Result<()> {
-    let valid = status.condition(ConditionType::Valid);
-    match valid.filter(|condition| condition.reason == Reason::InvalidRecord) {
+    let valid = status.condition(RcConditionType::Valid);
+    match valid.filter(|condition| condition.reason == RcReason::InvalidRecord) {
         None => Ok(()),
         Some(invalid) => Err(failure(
             format!("the farm cannot work on the record: {}", invalid.message),
@@ -78,7 +78,7 @@ fn words(status: &RcStatus) -> String {
         "{} of {} pods scheduled, {} healthy",
         replicas.current, replicas.desired, replicas.healthy
     );
-    let scheduled = status.condition(ConditionType::Scheduled).filter(|c| !c.status);
+    let scheduled = status.condition(RcConditionType::Scheduled).filter(|c| !c.status);
     if let Some(condition) = scheduled {
         text.push_str(&format!(" ({})", condition.reason));
     }

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::find::{find, title};
 use super::list::{state, status_of};
-use crate::cli::console::Console;
-use crate::cli::failure::Exit;
+use crate::cli::context::CommandContext;
+use crate::cli::failure::CliExit;
 use crate::ids::{PodId, RcId};
 use crate::rc::status::RcStatus;
 use crate::store::watch::TreeWatch;
@@ -25,7 +25,7 @@ pub struct WatchArgs {
 
 const FULL_EVERY: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(console: &Console, args: &WatchArgs) -> anyhow::Result<Exit> {
+pub(super) async fn run(console: &CommandContext, args: &WatchArgs) -> anyhow::Result<CliExit> {
     let only = match &args.rc {
         Some(rc) => Some(find(console, rc).await?.id),
         None => None,
@@ -74,7 +74,7 @@ fn is_first(known: &BTreeMap<RcId, Index>, error: &StoreError) -> bool {
 }
 
 fn print(
-    console: &Console,
+    console: &CommandContext,
     id: RcId,
     pod: Option<&PodId>,
     status: &RcStatus,

@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json as value};
 
-use super::answer::{Refusal, json};
-use super::ask::Ask;
-use super::body::{self, Fields};
+use super::answer::{HttpRefusal, json};
+use super::ask::ParsedRequest;
+use super::body::{self, BodyFields};
 use super::catalog::{check_shown, node_id, service_shown};
 use crate::embedded::{
     CheckRequest, Embedded, LEADER, MAX_VALUE, ServiceRequest, Status, duration,
@@ -21,9 +21,9 @@ const VERSION: &str = "1.8.7";
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &Ask<'_>,
+    ask: &ParsedRequest<'_>,
     body: &body::Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     match ask.what {
         "status/leader" => json(ask, &consul.leader().await?),
         "status/peers" => json(ask, &[LEADER]),
@@ -42,7 +42,11 @@ pub(super) async fn answer(
     }
 }
 
-async fn beat(consul: &Embedded, ask: &Ask<'_>, body: &body::Body) -> Result<Response, Refusal> {
+async fn beat(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+    body: &body::Body,
+) -> Result<Response, HttpRefusal> {
     let note = ask.get("note").unwrap_or_default().to_owned();
     let (status, note) = match ask.what {
         "agent/check/pass/" => (Status::Passing, note),
@@ -50,11 +54,11 @@ async fn beat(consul: &Embedded, ask: &Ask<'_>, body: &body::Body) -> Result<Res
         "agent/check/fail/" => (Status::Critical, note),
         _ => {
             let decode = || {
-                let mut fields = Fields::of(body.json()?)?;
+                let mut fields = BodyFields::of(body.json()?)?;
                 Ok((fields.text("Status")?, fields.text("Output")?))
             };
             let (status, output) = decode().map_err(undecodable)?;
-            let bad = || Refusal::bad_request(format!("Invalid check status: '{status}'"));
+            let bad = || HttpRefusal::bad_request(format!("Invalid check status: '{status}'"));
             (Status::parse(&status).ok_or_else(bad)?, output)
         }
     };
@@ -62,19 +66,19 @@ async fn beat(consul: &Embedded, ask: &Ask<'_>, body: &body::Body) -> Result<Res
         return Ok(Response::new(Body::empty()));
     }
     let text = format!("CheckID {:?} does not have associated TTL", ask.name);
-    Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
+    Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
 
-fn undecodable(why: String) -> Refusal {
-    Refusal::bad_request(format!("Request decode failed: {why}"))
+fn undecodable(why: String) -> HttpRefusal {
+    HttpRefusal::bad_request(format!("Request decode failed: {why}"))
 }
 
 // ---- registration ------------------------------------------------------------------------------------
 
-fn service_request(body: &body::Body) -> Result<ServiceRequest, Refusal> {
+fn service_request(body: &body::Body) -> Result<ServiceRequest, HttpRefusal> {
     let (service, checks) = service_fields(body).map_err(undecodable)?;
     if service.name.is_empty() {
-        return Err(Refusal::bad_request("Missing service name"));
+        return Err(HttpRefusal::bad_request("Missing service name"));
     }
     let many = checks.len() > 1;
     let mut service = service;
@@ -89,15 +93,15 @@ fn service_request(body: &body::Body) -> Result<ServiceRequest, Refusal> {
     Ok(service)
 }
 
-fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<Fields>), String> {
-    let mut fields = Fields::of(body.json()?)?;
+fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<BodyFields>), String> {
+    let mut fields = BodyFields::of(body.json()?)?;
     let name = fields.text("Name")?;
     let id = Some(fields.text("ID")?).filter(|id| !id.is_empty()).unwrap_or_else(|| name.clone());
-    let one = fields.take("Check").map(Fields::of).transpose()?;
+    let one = fields.take("Check").map(BodyFields::of).transpose()?;
     let many = match fields.take("Checks") {
         None => Vec::new(),
         Some(Value::Array(checks)) => {
-            checks.into_iter().map(Fields::of).collect::<Result<_, _>>()?
+            checks.into_iter().map(BodyFields::of).collect::<Result<_, _>>()?
         }
         Some(other) => return Err(body::unfit(&other, "Checks", "structs.CheckTypes")),
     };
@@ -121,10 +125,10 @@ fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<Fields>), St
 }
 
 fn check_request(
-    mut check: Fields,
+    mut check: BodyFields,
     default_id: String,
     default_name: String,
-) -> Result<CheckRequest, Refusal> {
+) -> Result<CheckRequest, HttpRefusal> {
     let status = check.text("Status").map_err(undecodable)?;
     let decode = || {
         let or = |text: String, default: String| if text.is_empty() { default } else { text };
@@ -145,13 +149,13 @@ fn check_request(
     };
     let request = decode().map_err(undecodable)?;
     if !status.is_empty() && Status::parse(&status).is_none() {
-        return Err(Refusal::bad_request(
+        return Err(HttpRefusal::bad_request(
             "Status for checks must 'passing', 'warning', 'critical'",
         ));
     }
     check.end().map_err(|why| undecodable(format!("{why} (only TTL checks are modelled)")))?;
     if request.ttl.is_zero() {
-        return Err(Refusal::bad_request(
+        return Err(HttpRefusal::bad_request(
             "Invalid check: TTL must be > 0 (only TTL checks are modelled)",
         ));
     }

@@ -9,23 +9,23 @@ use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
 
-use super::ask::{Ask, encoded};
+use super::ask::{ParsedRequest, encoded};
 use crate::store::{Entry, Index, StoreError};
 
 /// A request that is refused, or that failed.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct HttpRefusal {
     status: StatusCode,
     text: String,
 }
 
-impl Refusal {
+impl HttpRefusal {
     pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Refusal { status, text: text.into() }
+        HttpRefusal { status, text: text.into() }
     }
 
     pub(super) fn bad_request(text: impl Into<String>) -> Self {
-        Refusal::new(StatusCode::BAD_REQUEST, text)
+        HttpRefusal::new(StatusCode::BAD_REQUEST, text)
     }
 
     pub(super) fn into_response(self) -> Response {
@@ -38,7 +38,7 @@ impl Refusal {
 }
 
 /// Errors in Consul's words, so that a client sorts them as it sorts the real ones (`consul_semantics.md` §6.2).
-impl From<StoreError> for Refusal {
+impl From<StoreError> for HttpRefusal {
     fn from(error: StoreError) -> Self {
         let (status, text) = match error {
             StoreError::Rejected { status, body } => (status, body),
@@ -55,7 +55,7 @@ impl From<StoreError> for Refusal {
             | StoreError::Decode { .. } => (500, "rpc error making call: EOF".to_owned()),
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Refusal::new(status, text)
+        HttpRefusal::new(status, text)
     }
 }
 
@@ -81,7 +81,10 @@ pub(super) fn moved(path: &str, query: Option<&str>) -> Response {
 }
 
 /// JSON.
-pub(super) fn json(ask: &Ask<'_>, value: &impl Serialize) -> Result<Response, Refusal> {
+pub(super) fn json(
+    ask: &ParsedRequest<'_>,
+    value: &impl Serialize,
+) -> Result<Response, HttpRefusal> {
     let written = if ask.pretty() {
         serde_json::to_vec_pretty(value).map(|mut text| {
             text.push(b'\n');
@@ -91,7 +94,7 @@ pub(super) fn json(ask: &Ask<'_>, value: &impl Serialize) -> Result<Response, Re
         serde_json::to_vec(value)
     };
     let written = written
-        .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+        .map_err(|error| HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     let mut response = Response::new(Body::from(written));
     let kind = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -115,7 +118,7 @@ pub(super) fn from_leader(mut response: Response) -> Response {
 /// A key as Consul shows it.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct WireEntry<'a> {
+pub(super) struct WireKvEntry<'a> {
     lock_index: u64,
     key: &'a str,
     flags: u64,
@@ -127,9 +130,9 @@ pub(super) struct WireEntry<'a> {
     modify_index: Index,
 }
 
-impl<'a> From<&'a Entry> for WireEntry<'a> {
+impl<'a> From<&'a Entry> for WireKvEntry<'a> {
     fn from(entry: &'a Entry) -> Self {
-        WireEntry {
+        WireKvEntry {
             lock_index: entry.lock_index,
             key: &entry.key,
             flags: entry.flags,
@@ -141,9 +144,9 @@ impl<'a> From<&'a Entry> for WireEntry<'a> {
     }
 }
 
-impl<'a> From<&'a Arc<Entry>> for WireEntry<'a> {
+impl<'a> From<&'a Arc<Entry>> for WireKvEntry<'a> {
     fn from(entry: &'a Arc<Entry>) -> Self {
-        WireEntry::from(&**entry)
+        WireKvEntry::from(&**entry)
     }
 }
 

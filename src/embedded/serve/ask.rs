@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use super::answer::Refusal;
+use super::answer::HttpRefusal;
 use crate::embedded::duration;
-use crate::store::{Consistency, Index, Query, Wait};
+use crate::store::{BlockingWait, Consistency, Index, Query};
 
 /// How long a blocking read waits that does not say it, or says nothing sensible.
 const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
@@ -15,8 +15,8 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
 ///
 /// # Errors
 /// 400 for what Go's server or Consul's filter of unprintable characters refuses.
-pub(super) fn path(raw: &str) -> Result<String, Refusal> {
-    let bad = |text: &str| Refusal::new(StatusCode::BAD_REQUEST, text);
+pub(super) fn path(raw: &str) -> Result<String, HttpRefusal> {
+    let bad = |text: &str| HttpRefusal::new(StatusCode::BAD_REQUEST, text);
     let bytes = decode(raw.as_bytes(), false).ok_or_else(|| bad("400 Bad Request"))?;
     let path = String::from_utf8_lossy(&bytes).into_owned();
     if path.chars().any(is_unprintable) { Err(bad("")) } else { Ok(path) }
@@ -83,7 +83,7 @@ pub(super) fn encoded(path: &str) -> String {
 
 /// A request after its path was matched.
 #[derive(Debug)]
-pub(super) struct Ask<'a> {
+pub(super) struct ParsedRequest<'a> {
     /// The entry of the table of what is served.
     pub(super) what: &'static str,
     /// What follows it in the path: a key, an id, a name.
@@ -91,7 +91,7 @@ pub(super) struct Ask<'a> {
     params: Vec<(String, String)>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> ParsedRequest<'a> {
     /// Reads the parameters that every endpoint knows.
     ///
     /// # Errors
@@ -100,10 +100,10 @@ impl<'a> Ask<'a> {
         what: &'static str,
         name: &'a str,
         query: Option<&str>,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, HttpRefusal> {
         let params = parameters(query.unwrap_or_default());
-        let ask = Ask { what, name, params };
-        let bad = |text: &str| Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+        let ask = ParsedRequest { what, name, params };
+        let bad = |text: &str| Err(HttpRefusal::new(StatusCode::BAD_REQUEST, text));
         if ask.get("ns").is_some_and(|ns| !ns.is_empty()) {
             return bad(
                 "Bad request: Invalid query parameter: \"ns\" - Namespaces are a Consul Enterprise feature",
@@ -115,7 +115,7 @@ impl<'a> Ask<'a> {
         match ask.get("dc") {
             None | Some("" | "dc1") => Ok(ask),
             Some(_) => {
-                Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"))
+                Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"))
             }
         }
     }
@@ -131,7 +131,7 @@ impl<'a> Ask<'a> {
     }
 
     /// A number without sign; bad ones are Consul's 500.
-    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, HttpRefusal> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let why = match (digits, text.parse()) {
@@ -140,12 +140,12 @@ impl<'a> Ask<'a> {
             (false, _) => "invalid syntax",
         };
         let what = format!("strconv.ParseUint: parsing {text:?}: {why}");
-        Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, what))
+        Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, what))
     }
 
     /// How to read: `index`, `wait`, `stale`, `consistent`.
-    pub(super) fn query(&self) -> Result<Query, Refusal> {
-        let bad = |text: &str| Refusal::new(StatusCode::BAD_REQUEST, text);
+    pub(super) fn query(&self) -> Result<Query, HttpRefusal> {
+        let bad = |text: &str| HttpRefusal::new(StatusCode::BAD_REQUEST, text);
         let wait = match self.get("wait") {
             None | Some("") => 0,
             Some(text) => duration::parse(text).map_err(|_| bad("Invalid wait time"))?,
@@ -160,7 +160,7 @@ impl<'a> Ask<'a> {
             (_, true) => Consistency::Consistent,
             _ => Consistency::Leader,
         };
-        let wait = (after > 0).then_some(Wait { after: Index(after), at_most });
+        let wait = (after > 0).then_some(BlockingWait { after: Index(after), at_most });
         Ok(Query { consistency, wait })
     }
 
@@ -179,12 +179,12 @@ impl<'a> Ask<'a> {
     }
 
     /// Refuses a parameter that would change the answer but is not modelled.
-    pub(super) fn without(&self, names: &[&str]) -> Result<(), Refusal> {
+    pub(super) fn without(&self, names: &[&str]) -> Result<(), HttpRefusal> {
         match names.iter().find(|name| self.has(name)) {
             None => Ok(()),
             Some(name) => {
                 let text = format!("?{name} is not modelled by rcfarm's embedded Consul");
-                Err(Refusal::new(StatusCode::BAD_REQUEST, text))
+                Err(HttpRefusal::new(StatusCode::BAD_REQUEST, text))
             }
         }
     }
@@ -241,7 +241,8 @@ mod tests {
     #[test]
     fn parameters_are_found_with_and_without_a_value() {
         let ask =
-            Ask::new("kv/", "k", Some("recurse&separator=%2F&index=7&wait=1m30s&x=a+b")).unwrap();
+            ParsedRequest::new("kv/", "k", Some("recurse&separator=%2F&index=7&wait=1m30s&x=a+b"))
+                .unwrap();
         assert!(ask.has("recurse") && !ask.has("raw"));
         assert_eq!((ask.get("separator"), ask.get("x")), (Some("/"), Some("a b")));
         let wait = ask.query().unwrap().wait.unwrap();

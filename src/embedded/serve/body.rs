@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::answer::Refusal;
+use super::answer::HttpRefusal;
 use crate::embedded::{MAX_VALUE, body_too_large, duration};
 
 /// How much of a body that is too large is read and dropped before the answer: a client that is still sending
@@ -30,13 +30,15 @@ impl Body {
     ///
     /// # Errors
     /// 400 when the client broke it off.
-    pub(super) async fn read(request: Request) -> Result<Self, Refusal> {
+    pub(super) async fn read(request: Request) -> Result<Self, HttpRefusal> {
         let declared = request.headers().get(CONTENT_LENGTH);
         let declared: Option<usize> = declared.and_then(|n| n.to_str().ok()?.parse().ok());
         match to_bytes(request.into_body(), DRAINED).await {
             Ok(bytes) => Ok(Body { length: declared.unwrap_or(bytes.len()), bytes }),
             Err(_) => match declared.unwrap_or(DRAINED) {
-                length if length < DRAINED => Err(Refusal::bad_request("the body was broken off")),
+                length if length < DRAINED => {
+                    Err(HttpRefusal::bad_request("the body was broken off"))
+                }
                 length => Ok(Body { length, bytes: Bytes::new() }),
             },
         }
@@ -46,13 +48,13 @@ impl Body {
     ///
     /// # Errors
     /// 413 for a larger one; `option` is the name of the limit in Consul's configuration.
-    pub(super) fn limited(&self, option: &str) -> Result<Bytes, Refusal> {
+    pub(super) fn limited(&self, option: &str) -> Result<Bytes, HttpRefusal> {
         if self.length <= MAX_VALUE {
             return Ok(self.bytes.clone());
         }
         let see = "See https://www.consul.io/docs/agent/options.html";
         let text = format!("{}. {see}#{option}.", body_too_large(self.length));
-        Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text))
+        Err(HttpRefusal::new(StatusCode::PAYLOAD_TOO_LARGE, text))
     }
 
     /// The body as JSON.
@@ -70,14 +72,14 @@ impl Body {
 
 /// A JSON object being taken apart.
 #[derive(Debug)]
-pub(super) struct Fields(Map<String, Value>);
+pub(super) struct BodyFields(Map<String, Value>);
 
-impl Fields {
+impl BodyFields {
     /// # Errors
     /// What it is instead of an object, in Go's words.
     pub(super) fn of(value: Value) -> Result<Self, String> {
         match value {
-            Value::Object(map) => Ok(Fields(map)),
+            Value::Object(map) => Ok(BodyFields(map)),
             other => Err(unfit(&other, "", "object")),
         }
     }

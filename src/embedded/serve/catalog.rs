@@ -5,12 +5,17 @@ use axum::response::Response;
 use serde_json::{Map, Value, json as value};
 use uuid::Uuid;
 
-use super::answer::{Refusal, at, json};
-use super::ask::Ask;
+use super::answer::{HttpRefusal, at, json};
+use super::ask::ParsedRequest;
 use crate::embedded::fault::Request;
-use crate::embedded::{Catalog, Check, Embedded, Node, Service, Status, Subject, Tables};
+use crate::embedded::{
+    Catalog, CatalogCheck, CatalogNode, Embedded, Service, Status, Subject, Tables,
+};
 
-pub(super) async fn answer(consul: &Embedded, ask: &Ask<'_>) -> Result<Response, Refusal> {
+pub(super) async fn answer(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+) -> Result<Response, HttpRefusal> {
     if ask.what == "catalog/datacenters" {
         return json(ask, &["dc1"]);
     }
@@ -30,9 +35,9 @@ pub(super) async fn answer(consul: &Embedded, ask: &Ask<'_>) -> Result<Response,
     Ok(response)
 }
 
-fn look(catalog: &Catalog, ask: &Ask<'_>) -> Value {
+fn look(catalog: &Catalog, ask: &ParsedRequest<'_>) -> Value {
     let name = ask.name;
-    let checks = |wanted: &dyn Fn(&str, &Check) -> bool| {
+    let checks = |wanted: &dyn Fn(&str, &CatalogCheck) -> bool| {
         let found = catalog.checks().filter(|(node, _, check)| wanted(node, check));
         found.map(|(node, id, check)| check_shown(node, id, check)).collect()
     };
@@ -90,7 +95,7 @@ pub(super) fn node_id(name: &str) -> Uuid {
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-fn node_shown(name: &str, node: &Node) -> Value {
+fn node_shown(name: &str, node: &CatalogNode) -> Value {
     value!({
         "ID": node_id(name),
         "Node": name,
@@ -136,7 +141,7 @@ fn instance((node, id, service): (&str, &str, &Service)) -> Value {
     })
 }
 
-pub(super) fn check_shown(node: &str, id: &str, check: &Check) -> Value {
+pub(super) fn check_shown(node: &str, id: &str, check: &CatalogCheck) -> Value {
     let (service_id, service) = check.service.clone().unwrap_or_default();
     value!({
         "Node": node,

@@ -5,18 +5,18 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 
-use super::answer::{Refusal, WireEntry, at, json, text};
-use super::ask::Ask;
+use super::answer::{HttpRefusal, WireKvEntry, at, json, text};
+use super::ask::ParsedRequest;
 use super::body;
 use crate::embedded::{Embedded, KvOp, Verb};
 use crate::store::{Answer, Index};
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &Ask<'_>,
+    ask: &ParsedRequest<'_>,
     method: &Method,
     body: &body::Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     match *method {
         Method::PUT => put(consul, ask, body).await,
         Method::DELETE => delete(consul, ask).await,
@@ -24,7 +24,7 @@ pub(super) async fn answer(
     }
 }
 
-async fn get(consul: &Embedded, ask: &Ask<'_>) -> Result<Response, Refusal> {
+async fn get(consul: &Embedded, ask: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
     let query = ask.query()?;
     if ask.has("keys") {
         let keys = consul.read_keys(ask.name, ask.get("separator"), query).await?;
@@ -48,7 +48,7 @@ async fn get(consul: &Embedded, ask: &Ask<'_>) -> Result<Response, Refusal> {
     if value.is_empty() {
         return Ok(at(index, text(StatusCode::NOT_FOUND, String::new())));
     }
-    let shown: Vec<WireEntry<'_>> = value.iter().map(WireEntry::from).collect();
+    let shown: Vec<WireKvEntry<'_>> = value.iter().map(WireKvEntry::from).collect();
     Ok(at(index, json(ask, &shown)?))
 }
 
@@ -62,7 +62,11 @@ fn raw(value: Bytes) -> Response {
     response
 }
 
-async fn put(consul: &Embedded, ask: &Ask<'_>, body: &body::Body) -> Result<Response, Refusal> {
+async fn put(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+    body: &body::Body,
+) -> Result<Response, HttpRefusal> {
     has_name(ask)?;
     at_most_one(ask, &["cas", "acquire", "release"])?;
     let flags = ask.number("flags")?.unwrap_or(0);
@@ -78,7 +82,7 @@ async fn put(consul: &Embedded, ask: &Ask<'_>, body: &body::Body) -> Result<Resp
     json(ask, &consul.write_key(op).await?)
 }
 
-async fn delete(consul: &Embedded, ask: &Ask<'_>) -> Result<Response, Refusal> {
+async fn delete(consul: &Embedded, ask: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
     at_most_one(ask, &["recurse", "cas"])?;
     let op = if ask.has("recurse") {
         KvOp::new(Verb::DeleteTree, ask.name)
@@ -92,13 +96,13 @@ async fn delete(consul: &Embedded, ask: &Ask<'_>) -> Result<Response, Refusal> {
     json(ask, &consul.write_key(op).await?)
 }
 
-fn has_name(ask: &Ask<'_>) -> Result<(), Refusal> {
-    if ask.name.is_empty() { Err(Refusal::bad_request("Missing key name")) } else { Ok(()) }
+fn has_name(ask: &ParsedRequest<'_>) -> Result<(), HttpRefusal> {
+    if ask.name.is_empty() { Err(HttpRefusal::bad_request("Missing key name")) } else { Ok(()) }
 }
 
-fn at_most_one(ask: &Ask<'_>, names: &[&str]) -> Result<(), Refusal> {
+fn at_most_one(ask: &ParsedRequest<'_>, names: &[&str]) -> Result<(), HttpRefusal> {
     if names.iter().filter(|name| ask.has(name)).count() < 2 {
         return Ok(());
     }
-    Err(Refusal::bad_request(format!("Conflicting flags: {}", ask.params_sorted())))
+    Err(HttpRefusal::bad_request(format!("Conflicting flags: {}", ask.params_sorted())))
 }

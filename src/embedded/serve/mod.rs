@@ -29,8 +29,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::Embedded;
-use answer::{Refusal, moved, text};
-use ask::Ask;
+use answer::{HttpRefusal, moved, text};
+use ask::ParsedRequest;
 
 /// Connections that a real agent allows one client address; the next are closed without a byte
 /// (`consul_semantics.md` §6.4).
@@ -131,7 +131,7 @@ const SERVED: &[(&str, &[Method], Endpoint)] = &[
     ("catalog/service/", &[Method::GET], Endpoint::Catalog),
 ];
 
-async fn route(consul: &Embedded, request: Request) -> Result<Response, Refusal> {
+async fn route(consul: &Embedded, request: Request) -> Result<Response, HttpRefusal> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let body = body::Body::read(request).await?;
     let path = ask::path(uri.path())?;
@@ -151,7 +151,7 @@ async fn route(consul: &Embedded, request: Request) -> Result<Response, Refusal>
     if !methods.contains(&method) {
         return Ok(wrong_method(&method, methods));
     }
-    let ask = Ask::new(prefix, &rest[prefix.len()..], query)?;
+    let ask = ParsedRequest::new(prefix, &rest[prefix.len()..], query)?;
     match endpoint {
         Endpoint::Kv => kv::answer(consul, &ask, &method, &body).await,
         Endpoint::Txn => txn::answer(consul, &ask, &body).await,
@@ -161,9 +161,9 @@ async fn route(consul: &Embedded, request: Request) -> Result<Response, Refusal>
     }
 }
 
-fn not_served(path: &str) -> Refusal {
+fn not_served(path: &str) -> HttpRefusal {
     let served: Vec<&str> = SERVED.iter().map(|(prefix, ..)| *prefix).collect();
-    Refusal::new(
+    HttpRefusal::new(
         StatusCode::NOT_FOUND,
         format!(
             "{path} is not served by rcfarm's embedded Consul. Under /v1/ there are: {}",

@@ -4,9 +4,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json as value};
 
-use super::answer::{Refusal, at, json};
-use super::ask::Ask;
-use super::body::{self, Fields};
+use super::answer::{HttpRefusal, at, json};
+use super::ask::ParsedRequest;
+use super::body::{self, BodyFields};
 use crate::embedded::catalog::SERF_HEALTH;
 use crate::embedded::fault::Request;
 use crate::embedded::session::parse_id;
@@ -16,13 +16,13 @@ use crate::store::{Answer, Behavior, StoreError};
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &Ask<'_>,
+    ask: &ParsedRequest<'_>,
     body: &body::Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     match ask.what {
         "session/create" => {
             let request = session_request(body)
-                .map_err(|why| Refusal::bad_request(format!("Request decode failed: {why}")))?;
+                .map_err(|why| HttpRefusal::bad_request(format!("Request decode failed: {why}")))?;
             let id = consul.make_session(request).await?;
             json(ask, &value!({ "ID": id }))
         }
@@ -30,7 +30,7 @@ pub(super) async fn answer(
             Some(session) => json(ask, &[shown(&session)]),
             None => {
                 let text = format!("Session id '{}' not found", ask.name);
-                Err(Refusal::new(StatusCode::NOT_FOUND, text))
+                Err(HttpRefusal::new(StatusCode::NOT_FOUND, text))
             }
         },
         "session/destroy/" => {
@@ -41,11 +41,18 @@ pub(super) async fn answer(
     }
 }
 
-fn named<'a>(ask: &Ask<'a>) -> Result<&'a str, Refusal> {
-    if ask.name.is_empty() { Err(Refusal::bad_request("Missing session")) } else { Ok(ask.name) }
+fn named<'a>(ask: &ParsedRequest<'a>) -> Result<&'a str, HttpRefusal> {
+    if ask.name.is_empty() {
+        Err(HttpRefusal::bad_request("Missing session"))
+    } else {
+        Ok(ask.name)
+    }
 }
 
-async fn sessions(consul: &Embedded, ask: &Ask<'_>) -> Result<Answer<Vec<Session>>, Refusal> {
+async fn sessions(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+) -> Result<Answer<Vec<Session>>, HttpRefusal> {
     let query = ask.query()?;
     let answer: Result<_, StoreError> = match ask.what {
         "session/info/" => {
@@ -65,7 +72,7 @@ async fn sessions(consul: &Embedded, ask: &Ask<'_>) -> Result<Answer<Vec<Session
     Ok(answer?)
 }
 
-fn list(ask: &Ask<'_>, sessions: Answer<Vec<Session>>) -> Result<Response, Refusal> {
+fn list(ask: &ParsedRequest<'_>, sessions: Answer<Vec<Session>>) -> Result<Response, HttpRefusal> {
     let shown: Vec<Value> = sessions.value.iter().map(shown).collect();
     Ok(at(sessions.index, json(ask, &shown)?))
 }
@@ -100,7 +107,7 @@ fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
     }
     let mut fields = match body.json()? {
         Value::Null => return Ok(request),
-        object => Fields::of(object)?,
+        object => BodyFields::of(object)?,
     };
     request.name = fields.text("Name")?;
     request.node = fields.text("Node")?;
@@ -127,7 +134,7 @@ fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
             return Err(body::unfit(&checks, "ServiceChecks", "[]structs.ServiceCheck"));
         };
         for check in checks {
-            request.service_checks.push(Fields::of(check)?.text("ID")?);
+            request.service_checks.push(BodyFields::of(check)?.text("ID")?);
         }
     }
     Ok(request)

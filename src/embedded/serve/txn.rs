@@ -8,9 +8,9 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::answer::{Refusal, WireEntry, from_leader, json};
-use super::ask::Ask;
-use super::body::{self, Fields};
+use super::answer::{HttpRefusal, WireKvEntry, from_leader, json};
+use super::ask::ParsedRequest;
+use super::body::{self, BodyFields};
 use crate::embedded::{Embedded, KvOp, Verb};
 use crate::store::{Index, TxnOutcome};
 
@@ -32,7 +32,7 @@ struct Shown<'a> {
 #[derive(Serialize)]
 struct WireResult<'a> {
     #[serde(rename = "KV")]
-    kv: WireEntry<'a>,
+    kv: WireKvEntry<'a>,
 }
 
 #[derive(Serialize)]
@@ -54,12 +54,12 @@ struct OfRead {
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &Ask<'_>,
+    ask: &ParsedRequest<'_>,
     body: &body::Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     body.limited("txn_max_req_len")?;
     let ops = operations(consul, body)
-        .map_err(|why| Refusal::bad_request(format!("Failed to parse body: {why}")))?;
+        .map_err(|why| HttpRefusal::bad_request(format!("Failed to parse body: {why}")))?;
     let reads_only = !ops.iter().any(|op| op.verb.writes());
     let outcome = consul.write_txn(ops).await?;
     let (results, errors) = match &outcome {
@@ -94,7 +94,7 @@ fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String>
     };
     let mut ops = Vec::new();
     for item in items {
-        let mut item = Fields::of(item)?;
+        let mut item = BodyFields::of(item)?;
         let kv = item.take("KV");
         let mut others = ["Node", "Service", "Check"].map(|kind| (kind, item.take(kind)));
         item.end()?;
@@ -111,9 +111,9 @@ fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String>
 /// Why an operation on something other than a key is refused.
 fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
     let names_node = || {
-        let mut operation = Fields::of(operation?).ok()?;
+        let mut operation = BodyFields::of(operation?).ok()?;
         let verb = operation.text("Verb").ok()?;
-        let node = Fields::of(operation.take("Node")?).ok()?.text("Node").ok()?;
+        let node = BodyFields::of(operation.take("Node")?).ok()?.text("Node").ok()?;
         (kind == "Node" && verb == "get").then_some(node)
     };
     match names_node() {
@@ -125,7 +125,7 @@ fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
 }
 
 fn operation(kv: Value) -> Result<KvOp, String> {
-    let mut kv = Fields::of(kv)?;
+    let mut kv = BodyFields::of(kv)?;
     let verb = Verb::parse(&kv.text("Verb")?);
     let key = kv.text("Key")?;
     let value = BASE64.decode(kv.text("Value")?).map_err(|_| "illegal base64 data".to_owned())?;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::store::Verdict;
+use crate::store::RetryVerdict;
 
 /// A client whose every write meets this outcome.
-fn unlucky(c: &Embedded, outcome: Outcome) -> Embedded {
+fn unlucky(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::of(outcome.clone()) } else { Fate::DELIVER }
@@ -17,7 +17,7 @@ fn unlucky(c: &Embedded, outcome: Outcome) -> Embedded {
 }
 
 /// A client whose every read meets this outcome.
-fn blinkered(c: &Embedded, outcome: Outcome) -> Embedded {
+fn blinkered(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::DELIVER } else { Fate::of(outcome.clone()) }
@@ -32,10 +32,10 @@ async fn try_set(c: &Embedded, k: &str) -> Result<bool, StoreError> {
 #[tokio::test(start_paused = true)]
 async fn a_lost_request_and_a_lost_reply_look_the_same_to_the_client() {
     let c = consul();
-    let lost = try_set(&unlucky(&c, Outcome::Lose), "lost").await.unwrap_err();
-    let applied = try_set(&unlucky(&c, Outcome::LoseReply), "applied").await.unwrap_err();
+    let lost = try_set(&unlucky(&c, FaultOutcome::Lose), "lost").await.unwrap_err();
+    let applied = try_set(&unlucky(&c, FaultOutcome::LoseReply), "applied").await.unwrap_err();
     assert_eq!(lost, applied);
-    assert_eq!(lost.verdict(), Verdict::Unknown);
+    assert_eq!(lost.verdict(), RetryVerdict::Unknown);
     assert!(get(&c, "lost").await.is_none());
     assert!(get(&c, "applied").await.is_some());
 }
@@ -43,7 +43,7 @@ async fn a_lost_request_and_a_lost_reply_look_the_same_to_the_client() {
 #[tokio::test(start_paused = true)]
 async fn a_late_write_is_applied_after_the_client_gave_up() {
     let c = consul();
-    assert!(try_set(&unlucky(&c, Outcome::Late(5 * SEC)), "k").await.is_err());
+    assert!(try_set(&unlucky(&c, FaultOutcome::Late(5 * SEC)), "k").await.is_err());
     sleep(Duration::from_millis(4_999)).await;
     assert!(get(&c, "k").await.is_none());
     sleep(Duration::from_millis(2)).await;
@@ -55,7 +55,7 @@ async fn delays_count_before_and_after_the_write() {
     let c = consul();
     let slow = c.with_faults(Arc::new(|_: &Request<'_>| Fate {
         before: 2 * SEC,
-        outcome: Outcome::Deliver,
+        outcome: FaultOutcome::Deliver,
         after: 3 * SEC,
     }));
     let start = Instant::now();
@@ -71,17 +71,18 @@ async fn delays_count_before_and_after_the_write() {
 #[tokio::test(start_paused = true)]
 async fn no_leader_is_not_applied() {
     let c = consul();
-    let error = try_set(&unlucky(&c, Outcome::Fail(StoreError::NoLeader)), "k").await.unwrap_err();
-    assert_eq!(error.verdict(), Verdict::NotApplied);
+    let error =
+        try_set(&unlucky(&c, FaultOutcome::Fail(StoreError::NoLeader)), "k").await.unwrap_err();
+    assert_eq!(error.verdict(), RetryVerdict::NotApplied);
     assert!(get(&c, "k").await.is_none());
-    let leaderless = blinkered(&c, Outcome::Fail(StoreError::NoLeader));
+    let leaderless = blinkered(&c, FaultOutcome::Fail(StoreError::NoLeader));
     assert_eq!(leaderless.leader().await.unwrap(), "");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stale_read_sees_an_older_state_with_its_index() {
     let c = consul();
-    let behind = blinkered(&c, Outcome::Stale(2));
+    let behind = blinkered(&c, FaultOutcome::Stale(2));
     let s = session(&c, &plain()).await;
     set(&c, "p/a", "1").await;
     assert!(acquire(&c, "p/lock", &s).await);
@@ -98,7 +99,7 @@ async fn a_stale_read_sees_an_older_state_with_its_index() {
 #[tokio::test(start_paused = true)]
 async fn a_deposed_leader_renews_a_session_that_is_gone_and_one_that_will_go() {
     let c = consul();
-    let deposed = unlucky(&c, Outcome::Stale(1));
+    let deposed = unlucky(&c, FaultOutcome::Stale(1));
     let gone = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     let lives = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     c.kill_session(&gone);
@@ -117,7 +118,8 @@ async fn a_list_cut_short_keeps_its_index() {
         set(&c, k, "1").await;
     }
     let whole = c.list(&prefix("p"), Query::PLAIN).await.unwrap();
-    let short = blinkered(&c, Outcome::Short(1)).list(&prefix("p"), Query::PLAIN).await.unwrap();
+    let short =
+        blinkered(&c, FaultOutcome::Short(1)).list(&prefix("p"), Query::PLAIN).await.unwrap();
     assert_eq!(short.value, whole.value[..1]);
     assert_eq!(short.index, whole.index);
 }
@@ -218,11 +220,11 @@ async fn client(c: Embedded, ids: IdSource, n: u64, log: Arc<Mutex<String>>) {
     let c = c.with_faults(Arc::new(move |_: &Request<'_>| Fate {
         before: Duration::from_millis(luck.below(30)),
         outcome: match luck.below(10) {
-            0 => Outcome::Lose,
-            1 => Outcome::LoseReply,
-            2 => Outcome::Late(SEC),
-            3 => Outcome::Stale(3),
-            _ => Outcome::Deliver,
+            0 => FaultOutcome::Lose,
+            1 => FaultOutcome::LoseReply,
+            2 => FaultOutcome::Late(SEC),
+            3 => FaultOutcome::Stale(3),
+            _ => FaultOutcome::Deliver,
         },
         after: Duration::from_millis(luck.below(30)),
     }));

@@ -104,7 +104,7 @@ async fn failures_are_told_in_consuls_words() {
         (StoreError::Overloaded { status: 429 }, 429, ""),
         (StoreError::Forbidden { what: "k".to_owned() }, 403, "Permission denied"),
     ] {
-        let fails = Outcome::Fail(error);
+        let fails = FaultOutcome::Fail(error);
         let faulty = c.with_faults(Arc::new(move |_: &Asked<'_>| Fate::of(fails.clone())));
         let reply = put(&faulty, "/v1/kv/k", "v").await;
         assert_eq!((reply.status.as_u16(), reply.body.as_str()), (status, words));

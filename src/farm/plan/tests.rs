@@ -1,4 +1,4 @@
-use super::super::records::{Peer, Record, RecordLocks};
+use super::super::records::{PeerFarm, Record, RecordLocks};
 use super::*;
 use crate::store::Index;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl World {
         let now = Instant::now();
         let record = Arc::new(Record { value: "".into(), index: Index(1), created: Index(1) });
         let peer = |name: &&str| {
-            let peer = Peer {
+            let peer = PeerFarm {
                 session: SessionId::from(*name),
                 selector: Selector::everything(),
                 leaving: false,
@@ -61,7 +61,7 @@ impl World {
     }
 
     fn plan(&self, me: &str) -> ClaimPlan {
-        plan(&Observed {
+        plan(&ClaimsObserved {
             records: &self.records,
             labels: &self.labels,
             locks: &self.locks,

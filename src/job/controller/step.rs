@@ -2,45 +2,45 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALWAYS, FIXED_OPS, JobController, Look};
+use super::{ALWAYS, FIXED_OPS, JobController, JobObservation};
+use crate::failpoints::{Failpoint, enabled};
 use crate::ids::NodeName;
+use crate::job::caches::Intended;
 use crate::job::machine::JobPhase;
-use crate::job::manifest::{Mark, Placed};
-use crate::job::plan::{Create, GroupStep, Plan};
+use crate::job::manifest::{Placed, PodIdentity};
+use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::spec::Slot;
-use crate::job::world::Intended;
 use crate::job::writes::{self, Made};
 use crate::pod_group::spec::PodGroupRecord;
-use crate::probe::{Mutation, active};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::store::{Op, key};
 
 /// What goes into one transaction.
-pub(super) struct Step {
-    pub(super) plan: Plan,
+pub(super) struct PlannedStep {
+    pub(super) plan: JobPlan,
     pub(super) made: Vec<Made>,
     /// Made by the transactions that follow.
     pub(super) rest: Vec<Create>,
     pub(super) adopted: Vec<Adopted>,
-    pub(super) removed: Vec<(Place, Slot)>,
-    pub(super) released: Vec<Place>,
+    pub(super) removed: Vec<(PodRef, Slot)>,
+    pub(super) released: Vec<PodRef>,
     pub(super) group: Option<PodGroupRecord>,
     pub(super) ops: Vec<Op>,
     pub(super) before: JobPhase,
 }
 
 /// A pod that becomes a member: where, as what, and what is intended there.
-pub(super) type Adopted = (Place, Mark, Intended);
+pub(super) type Adopted = (PodRef, PodIdentity, Intended);
 
 impl JobController {
     /// `room`: so many pods come and go in it.
     pub(super) fn write_down(
         &self,
-        look: &Look,
-        mut plan: Plan,
+        look: &JobObservation,
+        mut plan: JobPlan,
         before: JobPhase,
         room: usize,
-    ) -> Step {
+    ) -> PlannedStep {
         let rest = plan.create.split_off(room.min(plan.create.len()));
         let job = &look.record.read.spec;
         let empty = BTreeMap::new();
@@ -51,7 +51,7 @@ impl JobController {
         let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
-        if !made.is_empty() && !active(Mutation::PlaceUnchecked) {
+        if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
             // They start where their group has its place now, not where it had one.
             let key = key::pod_group_status(&self.id);
             ops.push(Op::CheckIndex { key, index: look.placed_at });
@@ -105,7 +105,7 @@ impl JobController {
         if let Some(command) = &plan.consume {
             // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
             let (key, index) = (key::command(command.id), command.index);
-            if !active(Mutation::CommandRepeated) {
+            if !enabled(Failpoint::CommandRepeated) {
                 ops.push(Op::CheckIndex { key: key.clone(), index });
             }
             ops.push(Op::Delete { key });
@@ -118,21 +118,21 @@ impl JobController {
                 ops.push(Op::DeleteCas { key, index });
             }
         }
-        Step { plan, made, rest, adopted, removed, released, group, ops, before }
+        PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
     }
 
     /// Pods that become members, with what that takes.
     fn adopted(
         &self,
-        look: &Look,
+        look: &JobObservation,
         placed: &Placed<'_>,
-        plan: &Plan,
+        plan: &JobPlan,
         ops: &mut Vec<Op>,
     ) -> Vec<Adopted> {
         let mut adopted = Vec::new();
         for create in &plan.adopt {
             let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
-            let place = Place { node: create.node.clone(), pod };
+            let place = PodRef { node: create.node.clone(), pod };
             let Some((free, intent)) = look.pods.free.get(&place) else { continue };
             let mark = placed.mark(create);
             ops.push(writes::adopt_op(&mark, &place, free));
@@ -142,7 +142,7 @@ impl JobController {
     }
 
     /// Where all members have their places, if any may start.
-    pub(super) fn homes(&self, look: &Look) -> BTreeMap<Slot, NodeName> {
+    pub(super) fn homes(&self, look: &JobObservation) -> BTreeMap<Slot, NodeName> {
         let statuses = self.world.groups.seen();
         let status = statuses.value.of(&self.id).filter(|_| look.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();

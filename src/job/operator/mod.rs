@@ -2,7 +2,7 @@
 //! (`kubeflow_common.md` §5.1), and one implementation for each. Pure.
 //!
 //! A member is reached at its node's address. Members that share an address would share its ports, too, so each but the
-//! first has its ports moved up by one more ([`Peer::offset`]); with a node each, all have the ports of the reference.
+//! first has its ports moved up by one more ([`ClusterPeer::offset`]); with a node each, all have the ports of the reference.
 
 pub mod mpi;
 mod pytorch;
@@ -14,23 +14,23 @@ mod xgboost;
 
 use std::collections::BTreeMap;
 
-use super::machine::Verdict;
-use super::spec::{Framework, JobSpec, Restart, Slot, Task};
-use super::status::{Members, Reason};
+use super::machine::PhaseDecision;
+use super::spec::{Framework, JobSpec, JobTask, Restart, Slot};
+use super::status::{JobMembers, JobReason};
 use crate::ids::Namespaced;
 
 pub use volcano::argument;
 
 /// Where a member is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct ClusterPeer {
     /// A host name or an address; empty while it has no place.
     pub host: String,
     /// By how much its ports are moved up.
     pub offset: u16,
 }
 
-impl Peer {
+impl ClusterPeer {
     fn port(&self, port: u16) -> u16 {
         port.saturating_add(self.offset)
     }
@@ -47,16 +47,16 @@ pub struct Cluster<'a> {
     /// What it is.
     pub job: &'a JobSpec,
     /// Where each member is reached.
-    pub peer: &'a dyn Fn(&Slot) -> Peer,
+    pub peer: &'a dyn Fn(&Slot) -> ClusterPeer,
 }
 
 impl Cluster<'_> {
-    fn peer(&self, task: &str, index: u32) -> Peer {
+    fn peer(&self, task: &str, index: u32) -> ClusterPeer {
         (self.peer)(&Slot::new(task, index))
     }
 
     /// Where the members of a task are reached that have a place.
-    fn peers<'t>(&'t self, task: &'t Task) -> impl Iterator<Item = Peer> + 't {
+    fn peers<'t>(&'t self, task: &'t JobTask) -> impl Iterator<Item = ClusterPeer> + 't {
         let all = (0..task.replicas).map(|index| self.peer(&task.name, index));
         all.filter(|peer| !peer.host.is_empty())
     }
@@ -87,7 +87,7 @@ fn unless_set(name: impl Into<String>, value: impl ToString) -> Variable {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskCount {
     /// By phase.
-    pub members: Members,
+    pub members: JobMembers,
     /// Whether the first of them has ended well.
     pub first_succeeded: bool,
 }
@@ -97,8 +97,8 @@ pub type Counts<'a> = BTreeMap<&'a str, TaskCount>;
 
 /// All together.
 #[must_use]
-pub fn total(counts: &Counts<'_>) -> Members {
-    counts.values().fold(Members::default(), |sum, task| Members {
+pub fn total(counts: &Counts<'_>) -> JobMembers {
+    counts.values().fold(JobMembers::default(), |sum, task| JobMembers {
         pending: sum.pending + task.members.pending,
         running: sum.running + task.members.running,
         succeeded: sum.succeeded + task.members.succeeded,
@@ -110,17 +110,21 @@ pub fn total(counts: &Counts<'_>) -> Members {
 
 /// What the counts amount to, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FrameworkOutcome {
     /// For the machine.
-    pub verdict: Verdict,
+    pub verdict: PhaseDecision,
     /// Why, as a fixed token.
-    pub reason: Reason,
+    pub reason: JobReason,
     /// Why, for people.
     pub message: String,
 }
 
-fn outcome(verdict: Verdict, reason: Reason, message: impl Into<String>) -> Outcome {
-    Outcome { verdict, reason, message: message.into() }
+fn outcome(
+    verdict: PhaseDecision,
+    reason: JobReason,
+    message: impl Into<String>,
+) -> FrameworkOutcome {
+    FrameworkOutcome { verdict, reason, message: message.into() }
 }
 
 /// What is particular to a framework.
@@ -142,7 +146,7 @@ pub trait Operator: Send + Sync {
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot>;
 
     /// Whether the job runs, has succeeded or has failed.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome;
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome;
 }
 
 /// The operator of a framework.
@@ -158,19 +162,19 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
 }
 
 /// Where the members of a task are told to listen, before it is moved; `None`: nobody tells them.
-pub(super) fn listens(operator: &dyn Operator, task: &Task) -> Option<u16> {
+pub(super) fn listens(operator: &dyn Operator, task: &JobTask) -> Option<u16> {
     let (name, number) = operator.port()?;
     Some(task.template.port(operator.container()?, name).unwrap_or(number))
 }
 
 /// The first member of a task, if it has any.
-fn first_of(task: Option<&Task>) -> Option<Slot> {
+fn first_of(task: Option<&JobTask>) -> Option<Slot> {
     task.filter(|task| task.replicas > 0).map(|task| Slot::new(&task.name, 0))
 }
 
 /// The container of a member whose exit code is the member's.
 #[must_use]
-pub fn counting_container<'j>(job: &JobSpec, task: &'j Task) -> Option<&'j str> {
+pub fn counting_container<'j>(job: &JobSpec, task: &'j JobTask) -> Option<&'j str> {
     let first = || task.template.containers.first().map(|container| container.name.as_str());
     of(job.framework).container().or_else(first)
 }
@@ -221,9 +225,9 @@ pub fn after_failure(
 fn led(
     counts: &Counts<'_>,
     leader: Option<&str>,
-    workers_done: impl FnOnce(&TaskCount) -> Option<(Reason, &'static str)>,
+    workers_done: impl FnOnce(&TaskCount) -> Option<(JobReason, &'static str)>,
     tolerated: &[&str],
-) -> Outcome {
+) -> FrameworkOutcome {
     let of = |name: &str| counts.get(name).copied().unwrap_or_default();
     let (name, count) = match leader {
         Some(name) => (name, of(name)),
@@ -233,26 +237,26 @@ fn led(
     let all = members.pending + members.running + members.succeeded + members.failed;
     if leader.is_some() && all > 0 && members.succeeded == all {
         return outcome(
-            Verdict::Succeeded,
-            Reason::LeaderSucceeded,
+            PhaseDecision::Succeeded,
+            JobReason::LeaderSucceeded,
             format!("{name} has succeeded"),
         );
     }
     if leader.is_none()
         && let Some((reason, why)) = workers_done(&count)
     {
-        return outcome(Verdict::Succeeded, reason, why);
+        return outcome(PhaseDecision::Succeeded, reason, why);
     }
     let failed =
         counts.iter().find(|(name, count)| count.members.failed > 0 && !tolerated.contains(name));
     if let Some((name, count)) = failed {
         let message = format!("{} of {name} failed", count.members.failed);
-        return outcome(Verdict::Failed, Reason::MemberFailed, message);
+        return outcome(PhaseDecision::Failed, JobReason::MemberFailed, message);
     }
     if members.running > 0 {
-        outcome(Verdict::Enough, Reason::EnoughRunning, "")
+        outcome(PhaseDecision::Enough, JobReason::EnoughRunning, "")
     } else {
-        outcome(Verdict::Short, Reason::Starting, format!("no {name} runs"))
+        outcome(PhaseDecision::Short, JobReason::Starting, format!("no {name} runs"))
     }
 }
 

@@ -3,10 +3,12 @@
 //! A launcher in Kubernetes reaches its workers through the API server; here it is the nodes' own `ssh`. The host file
 //! travels in a variable and is written beside the program when it starts ([`hostfile_command`]).
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, led, outcome, unless_set};
-use crate::job::machine::Verdict;
+use super::{
+    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, led, outcome, unless_set,
+};
+use crate::job::machine::PhaseDecision;
 use crate::job::spec::{JobSpec, Slot};
-use crate::job::status::Reason;
+use crate::job::status::JobReason;
 
 const CONTAINER: &str = "mpi";
 /// Holds the host file's text.
@@ -47,13 +49,13 @@ impl Operator for Mpi {
     }
 
     /// It runs when its launcher and all its workers do; whether it succeeds or fails only the launcher says.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let workers = counts.get("Worker").copied().unwrap_or_default().members;
         let wanted = job.task("Worker").map_or(0, |task| task.replicas);
         match led(counts, Some("Launcher"), |_| None, &["Worker"]) {
-            Outcome { verdict: Verdict::Enough, .. } if workers.running < wanted => {
+            FrameworkOutcome { verdict: PhaseDecision::Enough, .. } if workers.running < wanted => {
                 let message = format!("{} of {wanted} workers run", workers.running);
-                outcome(Verdict::Short, Reason::Starting, message)
+                outcome(PhaseDecision::Short, JobReason::Starting, message)
             }
             other => other,
         }

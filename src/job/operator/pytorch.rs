@@ -1,10 +1,11 @@
 //! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow_common.md` §6.2), and the rule that the master or all workers decide.
 
 use super::{
-    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, first_of, led, listens,
+    Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,
+    led, listens,
 };
-use crate::job::spec::{Elastic, JobSpec, Slot, Task};
-use crate::job::status::Reason;
+use crate::job::spec::{Elastic, JobSpec, JobTask, Slot};
+use crate::job::status::JobReason;
 
 const CONTAINER: &str = "pytorch";
 const PORT_NAME: &str = "pytorchjob-port";
@@ -13,7 +14,7 @@ pub(super) const PORT: u16 = 23456;
 
 pub(super) struct PyTorch;
 
-fn port(task: &Task) -> u16 {
+fn port(task: &JobTask) -> u16 {
     listens(&PyTorch, task).unwrap_or(PORT)
 }
 
@@ -62,17 +63,20 @@ impl Operator for PyTorch {
         first_of(job.task("Master")).into_iter().chain(worker).collect()
     }
 
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let leader = job.task("Master").map(|_| "Master");
         led(
             counts,
             leader,
             |workers| {
                 if all_succeeded(workers) {
-                    return Some((Reason::EnoughSucceeded, "all workers have succeeded"));
+                    return Some((JobReason::EnoughSucceeded, "all workers have succeeded"));
                 }
                 let any = job.elastic.is_some() && workers.members.succeeded > 0;
-                any.then_some((Reason::EnoughSucceeded, "a worker of an elastic job has succeeded"))
+                any.then_some((
+                    JobReason::EnoughSucceeded,
+                    "a worker of an elastic job has succeeded",
+                ))
             },
             &[],
         )

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, Counts, Operator, Outcome, Variable, all_succeeded, everywhere, led, listens,
+    Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, led, listens,
 };
-use crate::job::spec::{JobSpec, Slot, Task};
-use crate::job::status::Reason;
+use crate::job::spec::{JobSpec, JobTask, Slot};
+use crate::job::status::JobReason;
 
 const CONTAINER: &str = "tensorflow";
 const PORT_NAME: &str = "tfjob-port";
@@ -23,7 +23,7 @@ fn leader(job: &JobSpec) -> Option<&'static str> {
         .find(|name| job.task(name).is_some_and(|task| task.replicas > 0))
 }
 
-fn port(task: &Task) -> u16 {
+fn port(task: &JobTask) -> u16 {
     listens(&TensorFlow, task).unwrap_or(PORT)
 }
 
@@ -57,24 +57,24 @@ impl Operator for TensorFlow {
         Vec::new()
     }
 
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let tolerated: &[&str] = if job.dynamic_workers { &["Worker"] } else { &[] };
         led(
             counts,
             leader(job),
             |workers| {
                 if all_succeeded(workers) {
-                    return Some((Reason::EnoughSucceeded, "all workers have succeeded"));
+                    return Some((JobReason::EnoughSucceeded, "all workers have succeeded"));
                 }
                 let first = workers.first_succeeded && !job.all_workers_must_succeed;
-                first.then_some((Reason::LeaderSucceeded, "worker 0 has succeeded"))
+                first.then_some((JobReason::LeaderSucceeded, "worker 0 has succeeded"))
             },
             tolerated,
         )
     }
 }
 
-fn endpoints(cluster: &Cluster<'_>, task: &Task) -> Vec<String> {
+fn endpoints(cluster: &Cluster<'_>, task: &JobTask) -> Vec<String> {
     cluster.peers(task).map(|peer| peer.at(port(task))).collect()
 }
 
@@ -100,7 +100,7 @@ fn task_of(slot: &Slot) -> String {
 
 /// A worker that may come and go knows itself and the parameter servers; a parameter server itself.
 fn sparse(cluster: &Cluster<'_>, slot: &Slot) -> String {
-    let own = |task: &Task| cluster.peer(&task.name, slot.index).at(port(task));
+    let own = |task: &JobTask| cluster.peer(&task.name, slot.index).at(port(task));
     let (mut workers, mut servers) = (Value::Object(serde_json::Map::new()), Vec::new());
     if let Some(task) = cluster.job.task("Worker").filter(|_| slot.task == "Worker") {
         workers = json!({slot.index.to_string(): own(task)});

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::form::read;
+use crate::job::document::read;
 
 fn job(document: Value) -> JobSpec {
     let id: Namespaced = "ns2/J".to_lowercase().parse().unwrap();
@@ -17,8 +17,8 @@ fn member(replicas: u32, container: &str) -> Value {
 }
 
 /// The names of the reference: what DNS would give.
-fn by_name(domain: &'static str) -> impl Fn(&Slot) -> Peer {
-    move |slot| Peer { host: format!("j-{slot}{domain}"), offset: 0 }
+fn by_name(domain: &'static str) -> impl Fn(&Slot) -> ClusterPeer {
+    move |slot| ClusterPeer { host: format!("j-{slot}{domain}"), offset: 0 }
 }
 
 fn environment(
@@ -154,7 +154,7 @@ fn pytorchs_members_know_their_master_rank_and_world() {
 fn members_that_share_an_address_have_ports_of_their_own() {
     let pair = tf(&[("PS", 1), ("Worker", 1)], json!({}));
     let id: Namespaced = "ns2/j".parse().unwrap();
-    let peer = |slot: &Slot| Peer {
+    let peer = |slot: &Slot| ClusterPeer {
         host: "10.0.0.1".to_owned(),
         offset: u16::from(slot.task == "Worker"),
     };
@@ -241,22 +241,22 @@ fn volcanos_plugins_give_the_references_values() {
 
 /// Waiting, running, succeeded, failed.
 fn count(name: &str, [pending, running, succeeded, failed]: [u32; 4]) -> (&str, TaskCount) {
-    let members = Members { pending, running, succeeded, failed, ..Members::default() };
+    let members = JobMembers { pending, running, succeeded, failed, ..JobMembers::default() };
     (name, TaskCount { members, first_succeeded: false })
 }
 
-fn decide(job: &JobSpec, counts: &[(&'static str, TaskCount)]) -> (Verdict, Reason) {
+fn decide(job: &JobSpec, counts: &[(&'static str, TaskCount)]) -> (PhaseDecision, JobReason) {
     let outcome = of(job.framework).outcome(job, &counts.iter().copied().collect());
     (outcome.verdict, outcome.reason)
 }
 
-fn verdict(job: &JobSpec, counts: &[(&'static str, TaskCount)]) -> Verdict {
+fn verdict(job: &JobSpec, counts: &[(&'static str, TaskCount)]) -> PhaseDecision {
     decide(job, counts).0
 }
 
 #[test]
 fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
-    use Verdict::{Empty, Enough, Failed, Short, Succeeded, TooManyPending};
+    use PhaseDecision::{Empty, Enough, Failed, Short, Succeeded, TooManyPending};
     let of = |replicas: u32, more: Value| volcano(&[("t", replicas)], more);
     let three = of(3, json!({"minAvailable": 3}));
     assert_eq!(verdict(&three, &[count("t", [0, 3, 0, 0])]), Enough, "F-J3");
@@ -274,19 +274,19 @@ fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
     assert_eq!(verdict(&enough, &[count("t", [0, 1, 2, 0])]), Succeeded, "F-J11");
     assert_eq!(
         decide(&enough, &[count("t", [0, 0, 1, 2])]),
-        (Failed, Reason::MinSuccessMissed),
+        (Failed, JobReason::MinSuccessMissed),
         "rule 3b"
     );
     assert_eq!(
         decide(&two, &[count("t", [0, 0, 1, 1])]),
-        (Failed, Reason::MinAvailableMissed),
+        (Failed, JobReason::MinAvailableMissed),
         "F-J12"
     );
     let mut by_task = volcano(&[("a", 2), ("b", 2)], json!({"minAvailable": 3}));
     by_task.tasks[0].min_available = Some(2);
     by_task.tasks[1].min_available = Some(1);
     let one_of_a = [count("a", [0, 0, 1, 1]), count("b", [0, 0, 2, 0])];
-    assert_eq!(decide(&by_task, &one_of_a), (Failed, Reason::TaskMinAvailableMissed), "F-J13");
+    assert_eq!(decide(&by_task, &one_of_a), (Failed, JobReason::TaskMinAvailableMissed), "F-J13");
     let none_of_a = [count("b", [0, 0, 4, 0])];
     assert_eq!(verdict(&by_task, &none_of_a), Failed, "a task without members counts, too");
 }
@@ -294,7 +294,7 @@ fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
 /// `kubeflow_common.md` §2.3
 #[test]
 fn tensorflows_chief_or_workers_decide() {
-    use Verdict::{Enough, Failed, Short, Succeeded};
+    use PhaseDecision::{Enough, Failed, Short, Succeeded};
     let led = tf(&[("Chief", 1), ("Worker", 2)], json!({}));
     let with = |chief, worker| [count("Chief", chief), count("Worker", worker)];
     assert_eq!(verdict(&led, &with([1, 0, 0, 0], [0, 2, 0, 0])), Short);
@@ -318,7 +318,7 @@ fn tensorflows_chief_or_workers_decide() {
 
 #[test]
 fn the_other_frameworks_masters_and_launchers_decide() {
-    use Verdict::{Enough, Failed, Short, Succeeded};
+    use PhaseDecision::{Enough, Failed, Short, Succeeded};
     let led = pytorch(&[("Master", 1), ("Worker", 2)], json!({}));
     let with = |master, worker| [count("Master", master), count("Worker", worker)];
     assert_eq!(verdict(&led, &with([0, 1, 0, 0], [2, 0, 0, 0])), Enough);
@@ -371,7 +371,7 @@ fn the_restart_matrix_is_the_measured_one() {
 #[test]
 fn members_without_a_place_are_not_among_the_addresses() {
     let id: Namespaced = "ns2/j".parse().unwrap();
-    let peer = |slot: &Slot| Peer {
+    let peer = |slot: &Slot| ClusterPeer {
         host: if slot.index < 2 { format!("h{}", slot.index) } else { String::new() },
         offset: 0,
     };
@@ -403,7 +403,7 @@ fn a_worker_of_xgboost_that_shares_an_address_has_a_port_of_its_own() {
         "Master": member(1, "xgboost"), "Worker": member(2, "xgboost")}}}));
     let peer = |slot: &Slot| {
         let offset = if slot.task == "Master" { 0 } else { u16::try_from(slot.index).unwrap() + 1 };
-        Peer { host: "h".to_owned(), offset }
+        ClusterPeer { host: "h".to_owned(), offset }
     };
     let cluster = Cluster { id: &id, job: &job, peer: &peer };
     for (task, index, port) in

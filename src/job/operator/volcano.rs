@@ -2,11 +2,13 @@
 
 use serde_json::json;
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, first_of, outcome, total};
+use super::{
+    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, outcome, total,
+};
 use super::{pytorch, tensorflow};
-use crate::job::machine::Verdict;
-use crate::job::spec::{JobSpec, Plugin, Slot, Task};
-use crate::job::status::Reason;
+use crate::job::machine::PhaseDecision;
+use crate::job::spec::{JobSpec, JobTask, Plugin, Slot};
+use crate::job::status::JobReason;
 
 pub(super) struct Volcano;
 
@@ -65,52 +67,54 @@ impl Operator for Volcano {
     }
 
     /// Rule R, in its order; a task that is to have `minAvailable` successes and has no member left counts, too.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> Outcome {
+    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let members = total(counts);
         let replicas = job.replicas();
         let (succeeded, ended) = (members.succeeded, members.succeeded + members.failed);
         if replicas == 0 {
-            return outcome(Verdict::Empty, Reason::EnoughRunning, "there are no members");
+            return outcome(PhaseDecision::Empty, JobReason::EnoughRunning, "there are no members");
         }
         let of = |wanted: u32| format!("{succeeded} of {replicas} succeeded, {wanted} are needed");
         if let Some(wanted) = job.min_success.filter(|wanted| succeeded >= *wanted) {
-            return outcome(Verdict::Succeeded, Reason::EnoughSucceeded, of(wanted));
+            return outcome(PhaseDecision::Succeeded, JobReason::EnoughSucceeded, of(wanted));
         }
         if ended >= replicas {
             return at_the_end(job, counts, succeeded);
         }
         if members.pending > replicas - job.min_available.min(replicas) {
             let message = format!("{} of {replicas} members wait", members.pending);
-            return outcome(Verdict::TooManyPending, Reason::Starting, message);
+            return outcome(PhaseDecision::TooManyPending, JobReason::Starting, message);
         }
         let started = members.running + ended;
         if started >= job.min_available {
-            outcome(Verdict::Enough, Reason::EnoughRunning, "")
+            outcome(PhaseDecision::Enough, JobReason::EnoughRunning, "")
         } else {
             let message = format!("{started} of {} needed members have started", job.min_available);
-            outcome(Verdict::Short, Reason::Starting, message)
+            outcome(PhaseDecision::Short, JobReason::Starting, message)
         }
     }
 }
 
-fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> Outcome {
-    let needed_by_tasks: u32 = job.tasks.iter().map(Task::needed).sum();
+fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> FrameworkOutcome {
+    let needed_by_tasks: u32 = job.tasks.iter().map(JobTask::needed).sum();
     if job.min_available >= needed_by_tasks {
         for task in &job.tasks {
             let got = counts.get(task.name.as_str()).map_or(0, |count| count.members.succeeded);
             if let Some(wanted) = task.min_available.filter(|wanted| got < *wanted) {
                 let message = format!("{got} of task {} succeeded, {wanted} are needed", task.name);
-                return outcome(Verdict::Failed, Reason::TaskMinAvailableMissed, message);
+                return outcome(PhaseDecision::Failed, JobReason::TaskMinAvailableMissed, message);
             }
         }
     }
     let of = |wanted: u32| format!("{succeeded} succeeded, {wanted} are needed");
     match job.min_success {
-        Some(wanted) => outcome(Verdict::Failed, Reason::MinSuccessMissed, of(wanted)),
+        Some(wanted) => outcome(PhaseDecision::Failed, JobReason::MinSuccessMissed, of(wanted)),
         None if succeeded >= job.min_available => {
-            outcome(Verdict::Succeeded, Reason::EnoughSucceeded, of(job.min_available))
+            outcome(PhaseDecision::Succeeded, JobReason::EnoughSucceeded, of(job.min_available))
         }
-        None => outcome(Verdict::Failed, Reason::MinAvailableMissed, of(job.min_available)),
+        None => {
+            outcome(PhaseDecision::Failed, JobReason::MinAvailableMissed, of(job.min_available))
+        }
     }
 }
 
@@ -119,7 +123,7 @@ fn inject_hosts(job: &JobSpec) -> bool {
     argument(arguments, "inject-hosts-env") != Some("false")
 }
 
-fn hosts_of(cluster: &Cluster<'_>, task: &Task) -> [Variable; 2] {
+fn hosts_of(cluster: &Cluster<'_>, task: &JobTask) -> [Variable; 2] {
     let name = task.name.to_ascii_uppercase().replace('-', "_");
     [
         everywhere(format!("VC_{name}_HOSTS"), hosts(cluster, task).join(",")),
@@ -127,7 +131,7 @@ fn hosts_of(cluster: &Cluster<'_>, task: &Task) -> [Variable; 2] {
     ]
 }
 
-fn hosts(cluster: &Cluster<'_>, task: &Task) -> Vec<String> {
+fn hosts(cluster: &Cluster<'_>, task: &JobTask) -> Vec<String> {
     cluster.peers(task).map(|peer| peer.host).collect()
 }
 

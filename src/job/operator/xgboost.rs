@@ -1,7 +1,9 @@
 //! XGBoost: where the master and the workers are (`kubeflow_common.md` §6.3); the master decides.
 
-use super::{Cluster, Counts, Operator, Outcome, Variable, everywhere, first_of, led, listens};
-use crate::job::spec::{JobSpec, Slot, Task};
+use super::{
+    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,
+};
+use crate::job::spec::{JobSpec, JobTask, Slot};
 
 const CONTAINER: &str = "xgboost";
 const PORT_NAME: &str = "xgboostjob-port";
@@ -9,7 +11,7 @@ const PORT: u16 = 9999;
 
 pub(super) struct XgBoost;
 
-fn port(task: &Task) -> u16 {
+fn port(task: &JobTask) -> u16 {
     listens(&XgBoost, task).unwrap_or(PORT)
 }
 
@@ -52,7 +54,7 @@ impl Operator for XgBoost {
         first_of(job.task("Master")).into_iter().collect()
     }
 
-    fn outcome(&self, _: &JobSpec, counts: &Counts<'_>) -> Outcome {
+    fn outcome(&self, _: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         led(counts, Some("Master"), |_| None, &[])
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::ids::PodId;
-use crate::node::spec::Limits;
+use crate::node::spec::ResourceLimits;
 
 /// Where cgroup v2 is mounted.
 fn mount() -> Option<PathBuf> {
@@ -30,12 +30,12 @@ pub fn own() -> Option<PathBuf> {
 ///
 /// # Errors
 /// Why the machine does not permit it, in words for the pod's status.
-pub fn make(pod: &PodId, limits: Limits) -> Result<PathBuf, String> {
+pub fn make(pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
     let mount = mount().ok_or("limits are not enforced: no cgroup v2 is mounted")?;
     make_below(&mount, pod, limits)
 }
 
-fn make_below(mount: &Path, pod: &PodId, limits: Limits) -> Result<PathBuf, String> {
+fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
     let say = |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
     let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
     let wanted = [("cpu", limits.cpu_milli), ("memory", limits.memory_bytes)];
@@ -79,7 +79,7 @@ mod tests {
     fn limits_are_written_where_there_are_controllers_and_refused_where_not() {
         let directory = tempfile::tempdir().unwrap();
         let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
-        let limits = Limits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
+        let limits = ResourceLimits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
         let error = make_below(root, &pod, limits).unwrap_err();
         assert!(error.contains("no cpu controller"), "{error}");
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
 
         let other: PodId = "small".parse().unwrap();
-        make_below(root, &other, Limits { cpu_milli: 50, memory_bytes: 0 }).unwrap();
+        make_below(root, &other, ResourceLimits { cpu_milli: 50, memory_bytes: 0 }).unwrap();
         assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");
         assert_eq!(read("rcfarm.slice/small/memory.max"), None, "nothing was asked for");
         assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn the_kernel_takes_the_limits_or_says_why_not() {
         let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
-        match make(&pod, Limits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
+        match make(&pod, ResourceLimits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
             Ok(group) => {
                 let read = |file| fs::read_to_string(group.join(file)).unwrap();
                 assert_eq!(read("cpu.max").trim(), "50000 100000");

@@ -55,7 +55,7 @@ pub struct Launch {
 
 /// A process that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Running {
+pub struct RunningProcess {
     /// Which start it comes from.
     pub attempt: u64,
     /// Its process id, which is that of its group.
@@ -72,7 +72,7 @@ pub struct Running {
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
+pub struct ProcessExit {
     /// Which start it comes from.
     pub attempt: u64,
     /// When, as far as is known.
@@ -85,12 +85,12 @@ pub struct Exit {
     pub why: Option<String>,
 }
 
-impl Exit {
+impl ProcessExit {
     /// An end of which nothing is known but `why`.
     #[must_use]
-    pub fn unknown(why: &str) -> Exit {
+    pub fn unknown(why: &str) -> ProcessExit {
         let at = Timestamp::UNIX_EPOCH;
-        Exit { attempt: 0, at, code: None, signal: None, why: Some(why.to_owned()) }
+        ProcessExit { attempt: 0, at, code: None, signal: None, why: Some(why.to_owned()) }
     }
 
     /// Whether it ended well.
@@ -118,11 +118,11 @@ impl Exit {
 
 /// What is known of a process that an agent before this one started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundProcess {
     /// It runs.
-    Running(Running),
+    Running(RunningProcess),
     /// It ended.
-    Exited(Exit),
+    Exited(ProcessExit),
     /// It was never started.
     Nothing,
 }
@@ -134,14 +134,14 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it does not run, in words for the pod's status.
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Running, String>;
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<RunningProcess, String>;
 
     /// Finds what an agent before this one left.
-    async fn adopt(&self, dir: &Path) -> Found;
+    async fn adopt(&self, dir: &Path) -> FoundProcess;
 
     /// Resolves when the process has ended.
-    async fn exited(&self, dir: &Path, running: &Running) -> Exit;
+    async fn exited(&self, dir: &Path, running: &RunningProcess) -> ProcessExit;
 
     /// Asks the process to stop, and kills it and what it left behind when it has not within `grace`.
-    async fn stop(&self, running: &Running, signal: &str, grace: Duration);
+    async fn stop(&self, running: &RunningProcess, signal: &str, grace: Duration);
 }

@@ -12,7 +12,7 @@ use crate::node::spec::expand;
 
 /// How a process's health is found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub struct HealthCheck {
     /// What is asked.
     pub probe: Probe,
     /// The pause between two questions.
@@ -45,22 +45,22 @@ pub struct Thresholds {
 
 /// The verdict on a process, from its answers. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
+pub struct HealthVerdict {
     thresholds: Thresholds,
     health: Health,
     in_a_row: (bool, u32),
 }
 
-impl Verdict {
+impl HealthVerdict {
     /// Nothing is known yet.
     #[must_use]
-    pub fn new(thresholds: Thresholds) -> Verdict {
-        Verdict { thresholds, health: Health::Unknown, in_a_row: (true, 0) }
+    pub fn new(thresholds: Thresholds) -> HealthVerdict {
+        HealthVerdict { thresholds, health: Health::Unknown, in_a_row: (true, 0) }
     }
 
     /// After one more answer.
     #[must_use]
-    pub fn after(self, answer: Health) -> Verdict {
+    pub fn after(self, answer: Health) -> HealthVerdict {
         let good = answer != Health::Critical;
         let in_a_row = if good == self.in_a_row.0 { self.in_a_row.1.saturating_add(1) } else { 1 };
         let enough = match good {
@@ -68,7 +68,7 @@ impl Verdict {
             false => in_a_row >= self.thresholds.critical_after,
         };
         let health = if enough { answer } else { self.health };
-        Verdict { health, in_a_row: (good, in_a_row), ..self }
+        HealthVerdict { health, in_a_row: (good, in_a_row), ..self }
     }
 
     /// The verdict.
@@ -79,7 +79,11 @@ impl Verdict {
 }
 
 /// Asks once. The words say what was answered.
-pub async fn ask(check: &Check, env: &BTreeMap<String, String>, cwd: &Path) -> (Health, String) {
+pub async fn ask(
+    check: &HealthCheck,
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> (Health, String) {
     let answer = match &check.probe {
         Probe::Http(url) => timeout(check.timeout, http(expand(url, env))).await,
         Probe::Tcp(address) => timeout(check.timeout, tcp(expand(address, env))).await,
@@ -143,7 +147,7 @@ mod tests {
     #[test]
     fn it_takes_as_many_answers_in_a_row_as_the_thresholds_say() {
         use Health::{Critical, Passing, Unknown, Warning};
-        let start = Verdict::new(Thresholds { passing_after: 2, critical_after: 3 });
+        let start = HealthVerdict::new(Thresholds { passing_after: 2, critical_after: 3 });
         for (answers, health) in [
             (vec![], Unknown),
             (vec![Passing], Unknown),
@@ -179,7 +183,7 @@ mod tests {
         ] {
             let thresholds = Thresholds { passing_after: 1, critical_after: 1 };
             let limit = Duration::from_secs(30);
-            let check = Check { probe, interval: limit, timeout: limit, thresholds };
+            let check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
             assert_eq!(ask(&check, &env, here).await.0, health, "{check:?}");
         }
     }

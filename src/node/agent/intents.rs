@@ -9,10 +9,10 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
-use super::run::Event;
+use super::run::AgentEvent;
 use super::state::DataDir;
-use crate::farm::Ground;
-use crate::farm::emptiness::judge;
+use crate::farm::Env;
+use crate::farm::mass_deletion_guard::judge;
 use crate::ids::{NodeName, PodId, RcId};
 use crate::labels::decode_labels;
 use crate::manifest::content_hash;
@@ -46,7 +46,7 @@ pub(super) fn hash_of(manifest: &str, devices: &BTreeMap<String, BTreeSet<u32>>)
 
 /// What is intended here, as last read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Intents {
+pub struct NodeIntents {
     /// By pod.
     pub pods: BTreeMap<PodId, Intended>,
     /// Pods that are missing in a way that is not believed.
@@ -58,10 +58,10 @@ const FULL_EVERY: Duration = Duration::from_secs(300);
 const DOUBT_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) struct IntentWatch {
-    pub(super) ground: Ground,
+    pub(super) ground: Env,
     pub(super) node: NodeName,
     pub(super) data: Arc<DataDir>,
-    pub(super) events: UnboundedSender<Event>,
+    pub(super) events: UnboundedSender<AgentEvent>,
     /// What was believed last; at first, what is on disk.
     pub(super) known: BTreeSet<PodId>,
 }
@@ -72,7 +72,7 @@ impl IntentWatch {
         let prefix = key::node_intents(&self.node);
         let reader: Arc<dyn Reader> = self.ground.store.clone();
         let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
-        let mut last = Intents::default();
+        let mut last = NodeIntents::default();
         let mut failures = 0;
         loop {
             let read = match watch.next().await {
@@ -91,7 +91,7 @@ impl IntentWatch {
                             "pods are missing in a way that is not believed; they go on running");
                     }
                     last = intents.clone();
-                    if self.events.send(Event::Intents(intents)).is_err() {
+                    if self.events.send(AgentEvent::Intents(intents)).is_err() {
                         return;
                     }
                     if doubts {
@@ -114,10 +114,10 @@ impl IntentWatch {
 
     async fn digest(
         &mut self,
-        last: &Intents,
+        last: &NodeIntents,
         entries: Vec<Entry>,
         filtered: bool,
-    ) -> Result<Intents, StoreError> {
+    ) -> Result<NodeIntents, StoreError> {
         let prefix = key::node_intents(&self.node);
         let mut pods = BTreeMap::new();
         let mut is_news = false;
@@ -158,7 +158,7 @@ impl IntentWatch {
             None => BTreeSet::new(),
         };
         self.known = pods.keys().chain(&doubted).cloned().collect();
-        Ok(Intents { pods, doubted })
+        Ok(NodeIntents { pods, doubted })
     }
 
     /// The owners of the labelled pods of this node.
@@ -178,7 +178,7 @@ impl IntentWatch {
     async fn promise(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
-        last: &Intents,
+        last: &NodeIntents,
     ) -> Result<(), StoreError> {
         let entry = self.ground.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
         let promised = entry.and_then(|entry| Allocations::decode(&entry.value).ok());

@@ -17,10 +17,9 @@
 //! | [`driver`], [`process`] | what runs pods: the port, and the one for processes |
 //! | [`state`], [`logs`], [`cgroup`] | what is on disk |
 //! | [`health`] | checks |
-//! | [`alone`] | that no other node runs a single instance |
+//! | [`single_instance`] | that no other node runs a single instance |
 //! | [`intents`], [`presence`], [`run`] | what is intended, the node's session, and the loop |
 
-mod alone;
 pub mod cgroup;
 pub mod driver;
 pub mod health;
@@ -34,6 +33,7 @@ pub mod report;
 pub mod restart;
 mod run;
 pub mod serve;
+mod single_instance;
 pub mod state;
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ use std::time::Duration;
 use crate::farm::SessionSettings;
 use crate::ids::NodeName;
 use crate::manifest::Resources;
-use crate::store::Limits;
+use crate::store::TxnLimits;
 
 pub use run::{Agent, AgentError};
 
@@ -80,7 +80,7 @@ pub struct AgentSettings {
     /// How it proves that it is alive.
     pub session: SessionSettings,
     /// What fits into one transaction.
-    pub limits: Limits,
+    pub limits: TxnLimits,
     /// What becomes of the pods when it stops.
     pub at_shutdown: AtShutdown,
 }

@@ -8,7 +8,7 @@ use crate::ids::PodId;
 
 /// How a process stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum AgentPodState {
     /// It is to be started, from this moment on.
     Waiting(Instant),
     /// It is being started.
@@ -23,15 +23,15 @@ pub enum State {
     Unfit,
 }
 
-impl State {
+impl AgentPodState {
     fn is_alive(self) -> bool {
-        matches!(self, State::Starting | State::Running | State::Stopping)
+        matches!(self, AgentPodState::Starting | AgentPodState::Running | AgentPodState::Stopping)
     }
 }
 
 /// Whether a pod may be started as far as other nodes are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Alone {
+pub enum SingleInstance {
     /// Others may run it, too.
     NotNeeded,
     /// Never two of it alive, and nobody has looked yet.
@@ -44,25 +44,25 @@ pub enum Alone {
 
 /// A pod that the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSeen {
+pub struct AgentPod {
     /// Hash of its manifest.
     pub hash: u64,
     /// Whether others run it.
-    pub alone: Alone,
+    pub alone: SingleInstance,
     /// Its processes.
-    pub processes: BTreeMap<String, State>,
+    pub processes: BTreeMap<String, AgentPodState>,
 }
 
 /// What the agent sees.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct AgentObserved<'a> {
     /// Pods intended for this node with the hashes of their manifests, as last read; `None` before the first read:
     /// what was intended when the last agent ran still counts.
     pub intents: Option<&'a BTreeMap<PodId, u64>>,
     /// Pods that are missing from the intents in a way that is not believed.
     pub doubted: &'a BTreeSet<PodId>,
     /// Pods that the agent knows.
-    pub pods: &'a BTreeMap<PodId, PodSeen>,
+    pub pods: &'a BTreeMap<PodId, AgentPod>,
     /// Whether the node can prove that it lives.
     pub has_lease: bool,
     /// Now.
@@ -71,7 +71,7 @@ pub struct Seen<'a> {
 
 /// Something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum AgentAction {
     /// Take the intended manifest as the pod's.
     Take(PodId),
     /// Find out whether another node runs the pod.
@@ -87,16 +87,16 @@ pub enum Action {
 /// What to do, and when to look again even if nothing happens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Plan {
+pub struct AgentPlan {
     /// In order.
-    pub actions: Vec<Action>,
+    pub actions: Vec<AgentAction>,
     /// The end of the next pause.
     pub again_at: Option<Instant>,
 }
 
 /// Decides.
-pub fn plan(seen: Seen<'_>) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(seen: AgentObserved<'_>) -> AgentPlan {
+    let mut plan = AgentPlan::default();
     for (id, pod) in seen.pods {
         let wanted = match seen.intents {
             None => Some(pod.hash),
@@ -110,31 +110,37 @@ pub fn plan(seen: Seen<'_>) -> Plan {
                 id,
                 pod,
                 "its manifest or its devices have changed",
-                Action::Take,
+                AgentAction::Take,
             ),
-            None => replace(&mut plan, id, pod, "it is no longer intended here", Action::Forget),
+            None => {
+                replace(&mut plan, id, pod, "it is no longer intended here", AgentAction::Forget)
+            }
         }
     }
     let new = seen.intents.into_iter().flat_map(BTreeMap::keys);
-    plan.actions.extend(new.filter(|id| !seen.pods.contains_key(id)).cloned().map(Action::Take));
+    plan.actions
+        .extend(new.filter(|id| !seen.pods.contains_key(id)).cloned().map(AgentAction::Take));
     plan
 }
 
 /// Starts what is due.
-fn keep(plan: &mut Plan, seen: Seen<'_>, id: &PodId, pod: &PodSeen) {
+fn keep(plan: &mut AgentPlan, seen: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
     for (name, state) in &pod.processes {
         match state {
-            State::Waiting(_) if pod.alone != Alone::NotNeeded && !seen.has_lease => {}
-            State::Waiting(at) if *at <= seen.now => match pod.alone {
-                Alone::NotNeeded | Alone::Sure => {
-                    plan.actions.push(Action::Start(id.clone(), name.clone()));
+            AgentPodState::Waiting(_)
+                if pod.alone != SingleInstance::NotNeeded && !seen.has_lease => {}
+            AgentPodState::Waiting(at) if *at <= seen.now => match pod.alone {
+                SingleInstance::NotNeeded | SingleInstance::Sure => {
+                    plan.actions.push(AgentAction::Start(id.clone(), name.clone()));
                 }
-                Alone::Unasked if plan.actions.last() != Some(&Action::Ask(id.clone())) => {
-                    plan.actions.push(Action::Ask(id.clone()));
+                SingleInstance::Unasked
+                    if plan.actions.last() != Some(&AgentAction::Ask(id.clone())) =>
+                {
+                    plan.actions.push(AgentAction::Ask(id.clone()));
                 }
-                Alone::Unasked | Alone::Asked => {}
+                SingleInstance::Unasked | SingleInstance::Asked => {}
             },
-            State::Waiting(at) => {
+            AgentPodState::Waiting(at) => {
                 plan.again_at = Some(plan.again_at.map_or(*at, |other| other.min(*at)));
             }
             _ => {}
@@ -144,14 +150,14 @@ fn keep(plan: &mut Plan, seen: Seen<'_>, id: &PodId, pod: &PodSeen) {
 
 /// Stops what runs; when nothing lives any more, goes on to `then`.
 fn replace(
-    plan: &mut Plan,
+    plan: &mut AgentPlan,
     id: &PodId,
-    pod: &PodSeen,
+    pod: &AgentPod,
     why: &'static str,
-    then: impl FnOnce(PodId) -> Action,
+    then: impl FnOnce(PodId) -> AgentAction,
 ) {
-    let running = pod.processes.iter().filter(|(_, state)| **state == State::Running);
-    plan.actions.extend(running.map(|(name, _)| Action::Stop(id.clone(), name.clone(), why)));
+    let running = pod.processes.iter().filter(|(_, state)| **state == AgentPodState::Running);
+    plan.actions.extend(running.map(|(name, _)| AgentAction::Stop(id.clone(), name.clone(), why)));
     if !pod.processes.values().any(|state| state.is_alive()) {
         plan.actions.push(then(id.clone()));
     }

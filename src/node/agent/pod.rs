@@ -7,28 +7,28 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::driver::{Exit, Found, Launch, Running};
-use super::health::Verdict;
+use super::driver::{FoundProcess, Launch, ProcessExit, RunningProcess};
+use super::health::HealthVerdict;
 use super::intents::{Intended, hash_of};
-use super::plan::{Alone, PodSeen, State};
-use super::report::Report;
-use super::state::{DataDir, Kept, read};
+use super::plan::{AgentPod, AgentPodState, SingleInstance};
+use super::report::StatusReporter;
+use super::state::{DataDir, StoredPod, read};
 use super::{AgentSettings, AtShutdown, cgroup};
 use crate::ids::{NodeName, PodId};
 use crate::manifest::Manifest;
 use crate::node::Health;
-use crate::node::spec::{Launchable, PodSpec, Process as ProcessSpec, expand};
-use crate::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
+use crate::node::spec::{LaunchSpec, PodSpec, ProcessSpec, expand};
+use crate::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
 /// See the module.
-pub(super) struct Pod {
+pub(super) struct PodTask {
     pub(super) id: PodId,
     pub(super) intended: Intended,
     /// What the manifest means, or why it means nothing.
     pub(super) spec: Result<PodSpec, String>,
-    pub(super) processes: BTreeMap<String, Process>,
+    pub(super) processes: BTreeMap<String, PodProcess>,
     pub(super) notes: Vec<String>,
-    pub(super) alone: Alone,
+    pub(super) alone: SingleInstance,
     /// Nodes that must have stopped it before it is started here.
     pub(super) waits_for: Vec<NodeName>,
     /// The task that looks for them.
@@ -36,24 +36,24 @@ pub(super) struct Pod {
 }
 
 /// A process of a pod.
-pub(super) struct Process {
-    pub(super) state: State,
-    pub(super) running: Option<Running>,
+pub(super) struct PodProcess {
+    pub(super) state: AgentPodState,
+    pub(super) running: Option<RunningProcess>,
     /// How often it was started; it tells one start from another.
     pub(super) attempt: u64,
     failures: u32,
     /// Starts in a row that came to nothing.
     unstarted: u32,
-    last_exit: Option<Exit>,
-    pub(super) verdict: Option<Verdict>,
+    last_exit: Option<ProcessExit>,
+    pub(super) verdict: Option<HealthVerdict>,
     pub(super) answer: String,
     /// The task that asks for its health.
     pub(super) checker: Option<AbortHandle>,
 }
 
-impl Process {
-    fn new(state: State, attempt: u64) -> Process {
-        Process {
+impl PodProcess {
+    fn new(state: AgentPodState, attempt: u64) -> PodProcess {
+        PodProcess {
             state,
             running: None,
             attempt,
@@ -75,13 +75,13 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for PodProcess {
     fn drop(&mut self) {
         self.stop_checking();
     }
 }
 
-impl Drop for Pod {
+impl Drop for PodTask {
     fn drop(&mut self) {
         self.ask_again();
     }
@@ -90,9 +90,9 @@ impl Drop for Pod {
 /// So many starts must have failed before it is said that the node cannot start the pod.
 const UNSTARTED: u32 = 3;
 
-impl Pod {
+impl PodTask {
     /// A pod that was intended, nothing of it running.
-    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> Pod {
+    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> PodTask {
         let spec = match Manifest::parse(&intended.manifest) {
             Ok(manifest) if *manifest.id() != id => {
                 Err(format!("the manifest says id {}, but the intent is for {id}", manifest.id()))
@@ -101,21 +101,21 @@ impl Pod {
             Err(error) => Err(error.to_string()),
         };
         let launchables = spec.iter().flat_map(|spec| &spec.launchables);
-        let process = |(name, launchable): (&String, &Launchable)| {
+        let process = |(name, launchable): (&String, &LaunchSpec)| {
             let state = match launchable {
-                Launchable::Process(_) => State::Waiting(now),
-                Launchable::Unfit(_) => State::Unfit,
+                LaunchSpec::Process(_) => AgentPodState::Waiting(now),
+                LaunchSpec::Unfit(_) => AgentPodState::Unfit,
             };
             let last = read::<Launch>(&data.launchable(&id, name).join("launch.json"));
-            (name.clone(), Process::new(state, last.map_or(0, |launch| launch.attempt)))
+            (name.clone(), PodProcess::new(state, last.map_or(0, |launch| launch.attempt)))
         };
         let processes = launchables.map(process).collect();
         let alone = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
-            true => Alone::Unasked,
-            false => Alone::NotNeeded,
+            true => SingleInstance::Unasked,
+            false => SingleInstance::NotNeeded,
         };
         let (notes, waits_for, asking) = (Vec::new(), Vec::new(), None);
-        Pod { id, intended, spec, processes, notes, alone, waits_for, asking }
+        PodTask { id, intended, spec, processes, notes, alone, waits_for, asking }
     }
 
     /// Nothing is known of other nodes any more.
@@ -124,22 +124,22 @@ impl Pod {
             asking.abort();
         }
         self.waits_for.clear();
-        if self.alone != Alone::NotNeeded {
-            self.alone = Alone::Unasked;
+        if self.alone != SingleInstance::NotNeeded {
+            self.alone = SingleInstance::Unasked;
         }
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        Kept {
+    pub(super) fn kept(&self) -> StoredPod {
+        StoredPod {
             manifest: self.intended.manifest.to_string(),
             owner: self.intended.owner,
             devices: self.intended.devices.clone(),
         }
     }
 
-    pub(super) fn seen(&self) -> PodSeen {
+    pub(super) fn seen(&self) -> AgentPod {
         let processes = self.processes.iter();
-        PodSeen {
+        AgentPod {
             hash: self.intended.hash,
             alone: self.alone,
             processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
@@ -148,47 +148,47 @@ impl Pod {
 
     pub(super) fn process_spec(&self, name: &str) -> Option<&ProcessSpec> {
         match self.spec.as_ref().ok()?.launchables.get(name)? {
-            Launchable::Process(process) => Some(process),
-            Launchable::Unfit(_) => None,
+            LaunchSpec::Process(process) => Some(process),
+            LaunchSpec::Unfit(_) => None,
         }
     }
 
     /// Takes over what the last agent left of a process.
-    pub(super) fn adopt(&mut self, name: &str, found: Found, now: Instant) {
+    pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Instant) {
         match found {
-            Found::Running(running) => self.started(name, running),
-            Found::Exited(exit) => self.ended(name, exit, now),
-            Found::Nothing => {}
+            FoundProcess::Running(running) => self.started(name, running),
+            FoundProcess::Exited(exit) => self.ended(name, exit, now),
+            FoundProcess::Nothing => {}
         }
     }
 
     /// A process runs.
-    pub(super) fn started(&mut self, name: &str, running: Running) {
+    pub(super) fn started(&mut self, name: &str, running: RunningProcess) {
         let check = self.process_spec(name).and_then(|spec| spec.health.clone());
         let Some(process) = self.processes.get_mut(name) else { return };
-        process.state = State::Running;
+        process.state = AgentPodState::Running;
         process.unstarted = 0;
         process.attempt = process.attempt.max(running.attempt);
-        process.verdict = check.map(|check| Verdict::new(check.thresholds));
+        process.verdict = check.map(|check| HealthVerdict::new(check.thresholds));
         process.running = Some(running);
     }
 
     /// A process has ended, or could not be started.
-    pub(super) fn ended(&mut self, name: &str, exit: Exit, now: Instant) {
+    pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Instant) {
         let policy = self.process_spec(name).map(|spec| spec.restart).unwrap_or_default();
         let Some(process) = self.processes.get_mut(name) else { return };
         process.stop_checking();
         let ran = process.running.take().map_or(Duration::ZERO, |running| {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
-        let was_stopped = process.state == State::Stopping;
-        process.unstarted += u32::from(process.state == State::Starting);
+        let was_stopped = process.state == AgentPodState::Stopping;
+        process.unstarted += u32::from(process.state == AgentPodState::Starting);
         process.failures = policy.failures(process.failures, ran);
         let pause = policy.pause(&exit, process.failures.saturating_sub(1));
         process.state = match pause {
-            Some(_) if was_stopped => State::Waiting(now),
-            Some(pause) => State::Waiting(now + pause),
-            None => State::Ended,
+            Some(_) if was_stopped => AgentPodState::Waiting(now),
+            Some(pause) => AgentPodState::Waiting(now + pause),
+            None => AgentPodState::Ended,
         };
         process.last_exit = Some(exit);
     }
@@ -285,20 +285,20 @@ impl Pod {
         let first = self.waits_for.is_empty();
         first
             && self.processes.values().any(|process| match process.state {
-                State::Starting => true,
-                State::Waiting(_) => process.last_exit.is_none(),
+                AgentPodState::Starting => true,
+                AgentPodState::Waiting(_) => process.last_exit.is_none(),
                 _ => false,
             })
     }
 
     /// What is to be known of it.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> StatusReporter {
         let mut statuses = Vec::new();
         let (mut phase, mut health, mut messages) = (None, None, Vec::new());
         for (name, process) in &self.processes {
             let one = self.process_status(name, process);
             let well = self.health_of(process);
-            if one.phase != Phase::Running || well != Health::Passing {
+            if one.phase != NodePodPhase::Running || well != Health::Passing {
                 messages.push(format!("{name}: {}", one.message));
             }
             phase = phase.min(Some(one.phase)).or(Some(one.phase));
@@ -306,10 +306,10 @@ impl Pod {
             statuses.push(one);
         }
         if let Err(why) = &self.spec {
-            phase = Some(Phase::Unfit);
+            phase = Some(NodePodPhase::Unfit);
             messages.push(why.clone());
         } else if self.processes.is_empty() {
-            phase = Some(Phase::Unfit);
+            phase = Some(NodePodPhase::Unfit);
             messages.push("the manifest has no launchables, so there is nothing to run".to_owned());
         }
         let was_started =
@@ -317,7 +317,7 @@ impl Pod {
         let launched = !statuses.is_empty() && statuses.iter().all(was_started);
         let status = PodStatus {
             status: if launched { "launched" } else { "failed" }.to_owned(),
-            phase: phase.unwrap_or(Phase::Unfit),
+            phase: phase.unwrap_or(NodePodPhase::Unfit),
             message: messages.join("; "),
             owner: self.intended.owner,
             health: health.unwrap_or(Health::Critical),
@@ -327,49 +327,51 @@ impl Pod {
             devices: self.devices(),
         };
         let reality = launched.then(|| Arc::clone(&self.intended.manifest));
-        Report { reality, status }
+        StatusReporter { reality, status }
     }
 
     /// Why this node cannot start it. What is wrong with its manifest is wrong everywhere, and not said here.
     fn cannot_start(&self) -> Option<String> {
         let stuck = self.processes.iter().find(|(_, process)| process.unstarted >= UNSTARTED)?;
-        let why = stuck.1.last_exit.as_ref().map(Exit::in_words).unwrap_or_default();
+        let why = stuck.1.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
         Some(format!("{}: {why}", stuck.0))
     }
 
-    fn health_of(&self, process: &Process) -> Health {
+    fn health_of(&self, process: &PodProcess) -> Health {
         match process.state {
-            State::Running => process.verdict.map_or(Health::Passing, |verdict| verdict.health()),
-            State::Starting => Health::Unknown,
-            State::Waiting(_) if process.last_exit.is_none() => Health::Unknown,
+            AgentPodState::Running => {
+                process.verdict.map_or(Health::Passing, |verdict| verdict.health())
+            }
+            AgentPodState::Starting => Health::Unknown,
+            AgentPodState::Waiting(_) if process.last_exit.is_none() => Health::Unknown,
             _ => Health::Critical,
         }
     }
 
-    fn process_status(&self, name: &str, process: &Process) -> ProcessStatus {
-        let ended = process.last_exit.as_ref().map(Exit::in_words);
+    fn process_status(&self, name: &str, process: &PodProcess) -> ProcessStatus {
+        let ended = process.last_exit.as_ref().map(ProcessExit::in_words);
         let phase = match process.state {
-            State::Waiting(_) if process.last_exit.is_some() => Phase::Backoff,
-            State::Waiting(_) | State::Starting => Phase::Starting,
-            State::Running => Phase::Running,
-            State::Stopping => Phase::Stopping,
-            State::Ended => Phase::Ended,
-            State::Unfit => Phase::Unfit,
+            AgentPodState::Waiting(_) if process.last_exit.is_some() => NodePodPhase::Backoff,
+            AgentPodState::Waiting(_) | AgentPodState::Starting => NodePodPhase::Starting,
+            AgentPodState::Running => NodePodPhase::Running,
+            AgentPodState::Stopping => NodePodPhase::Stopping,
+            AgentPodState::Ended => NodePodPhase::Ended,
+            AgentPodState::Unfit => NodePodPhase::Unfit,
         };
         let unfit = match self.spec.as_ref().ok().and_then(|spec| spec.launchables.get(name)) {
-            Some(Launchable::Unfit(why)) => Some(why.clone()),
+            Some(LaunchSpec::Unfit(why)) => Some(why.clone()),
             _ => None,
         };
         let message = match phase {
-            Phase::Unfit => unfit.unwrap_or_default(),
-            Phase::Running => process.answer.clone(),
-            Phase::Backoff | Phase::Ended => ended.unwrap_or_default(),
-            Phase::Starting if !self.waits_for.is_empty() => {
+            NodePodPhase::Unfit => unfit.unwrap_or_default(),
+            NodePodPhase::Running => process.answer.clone(),
+            NodePodPhase::Backoff | NodePodPhase::Ended => ended.unwrap_or_default(),
+            NodePodPhase::Starting if !self.waits_for.is_empty() => {
                 let nodes: Vec<&str> = self.waits_for.iter().map(NodeName::as_str).collect();
                 format!("it runs only once, and waits until it has ended on {}", nodes.join(", "))
             }
-            Phase::Starting => "it is being started".to_owned(),
-            Phase::Stopping => "it is being stopped".to_owned(),
+            NodePodPhase::Starting => "it is being started".to_owned(),
+            NodePodPhase::Stopping => "it is being stopped".to_owned(),
         };
         let last_exit = process.last_exit.as_ref().filter(|exit| exit.attempt > 0);
         ProcessStatus {
@@ -406,7 +408,7 @@ fn user(name: &str) -> Result<(u32, u32), String> {
 }
 
 /// What is kept of a pod as it would be intended.
-pub(super) fn intended(kept: Kept) -> Intended {
+pub(super) fn intended(kept: StoredPod) -> Intended {
     Intended {
         hash: hash_of(&kept.manifest, &kept.devices),
         manifest: kept.manifest.into(),
@@ -419,13 +421,13 @@ pub(super) fn intended(kept: Kept) -> Intended {
 pub(super) fn prepare(
     data: &DataDir,
     pod: &PodId,
-    kept: &Kept,
+    kept: &StoredPod,
     config: Option<&serde_json::Value>,
     node: &NodeName,
 ) -> Result<(), String> {
     let say = |error: std::io::Error| format!("node {node} cannot keep the pod: {error}");
     let path = data.pod(pod).join("pod.json");
-    if read::<Kept>(&path).as_ref() != Some(kept) {
+    if read::<StoredPod>(&path).as_ref() != Some(kept) {
         data.keep(pod, kept).map_err(say)?;
     }
     let path = data.pod(pod).join("config.yaml");

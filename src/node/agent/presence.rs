@@ -8,11 +8,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::run::Event;
+use super::run::AgentEvent;
 use super::state::{DataDir, replace};
 use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
-use crate::farm::Ground;
-use crate::farm::session::{Keeper, Kept, Member};
+use crate::farm::Env;
+use crate::farm::session::{FarmMember, Keeper, KeptSession};
 use crate::ids::SessionId;
 use crate::labels::{Labels, decode_labels, encode_labels};
 use crate::node::record::NodeRecord;
@@ -25,7 +25,7 @@ use crate::time::backoff;
 
 /// What an agent may write with.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct PresenceState {
     /// The fence: the node's record, locked.
     pub claim: Claim,
     /// The session that holds the pods' health, so that it vanishes with the agent. (The node's record stays.)
@@ -35,24 +35,24 @@ pub struct Standing {
 }
 
 /// Keeps the node present until `shutdown`.
-pub(super) struct Presence {
-    pub(super) ground: Ground,
+pub(super) struct AgentPresence {
+    pub(super) ground: Env,
     pub(super) settings: Arc<AgentSettings>,
     pub(super) data: Arc<DataDir>,
-    pub(super) events: UnboundedSender<Event>,
+    pub(super) events: UnboundedSender<AgentEvent>,
 }
 
 enum Registered {
-    Standing(Standing),
+    Standing(PresenceState),
     /// Another agent has the name.
     Taken,
     /// Somebody changed the record meanwhile.
     Again,
 }
 
-impl Presence {
+impl AgentPresence {
     pub(super) async fn run(self, shutdown: CancellationToken) {
-        let member = Member {
+        let member = FarmMember {
             service: SERVICE,
             service_id: format!("{SERVICE}-{}", self.settings.name),
             meta: ("node", self.settings.name.to_string()),
@@ -98,12 +98,12 @@ impl Presence {
     async fn life(&self, keeper: &Keeper) -> Result<(), StoreError> {
         let kept = keeper.open().await?;
         let served = self.serve(keeper, &kept).await;
-        let _ = self.events.send(Event::Lost);
+        let _ = self.events.send(AgentEvent::Lost);
         keeper.close(&kept, false).await;
         served
     }
 
-    async fn serve(&self, keeper: &Keeper, kept: &Kept) -> Result<(), StoreError> {
+    async fn serve(&self, keeper: &Keeper, kept: &KeptSession) -> Result<(), StoreError> {
         let ttl = self.settings.session.session_ttl;
         let health = NewSession {
             name: format!("{SERVICE} {} health", self.settings.name),
@@ -131,14 +131,14 @@ impl Presence {
         served
     }
 
-    async fn register(&self, kept: &Kept, health: &SessionId) -> Result<(), StoreError> {
+    async fn register(&self, kept: &KeptSession, health: &SessionId) -> Result<(), StoreError> {
         let mut said = false;
         loop {
             match self.try_register(kept, health).await? {
                 Registered::Standing(standing) => {
                     info!(node = %self.settings.name, session = %kept.epoch().session(), "the node is registered");
                     self.write_lease(kept);
-                    let _ = self.events.send(Event::Standing(standing));
+                    let _ = self.events.send(AgentEvent::Standing(standing));
                     return Ok(());
                 }
                 Registered::Again => {}
@@ -156,7 +156,7 @@ impl Presence {
 
     async fn try_register(
         &self,
-        kept: &Kept,
+        kept: &KeptSession,
         health: &SessionId,
     ) -> Result<Registered, StoreError> {
         let (store, name) = (&self.ground.store, &self.settings.name);
@@ -193,7 +193,7 @@ impl Presence {
             TxnOutcome::Refused(_) => Ok(Registered::Again),
             TxnOutcome::Committed { entries, .. } => {
                 let mine = entries.iter().rev().find(|entry| entry.key == at.as_str());
-                Ok(Registered::Standing(Standing {
+                Ok(Registered::Standing(PresenceState {
                     claim: Claim::new(at, kept.epoch().clone()),
                     health: health.clone(),
                     created: mine.map_or(Index::ZERO, |entry| entry.create_index),
@@ -231,7 +231,7 @@ impl Presence {
     }
 
     /// Until the standing is gone.
-    async fn keep_standing(&self, kept: &Kept, health: &SessionId) {
+    async fn keep_standing(&self, kept: &KeptSession, health: &SessionId) {
         tokio::select! {
             biased;
             () = self.keep_lease(kept) => {}
@@ -243,7 +243,7 @@ impl Presence {
     }
 
     /// Tells the shims until when the node may count as alive.
-    async fn keep_lease(&self, kept: &Kept) {
+    async fn keep_lease(&self, kept: &KeptSession) {
         let mut written = kept.epoch().good_until();
         while kept.epoch().is_live() {
             sleep(Duration::from_millis(500)).await;
@@ -268,7 +268,7 @@ impl Presence {
 
     /// Resolves when the node's record is not ours any more. A session that an operator ended, or a record that he
     /// deleted, is noticed at once: farms begin to count then, and a single instance must not be here when they end.
-    async fn watch_record(&self, kept: &Kept) {
+    async fn watch_record(&self, kept: &KeptSession) {
         let at = key::node(&self.settings.name);
         let (mut query, mut failures) = (Query::CONSISTENT, 0);
         loop {
@@ -291,7 +291,7 @@ impl Presence {
         }
     }
 
-    fn write_lease(&self, kept: &Kept) {
+    fn write_lease(&self, kept: &KeptSession) {
         let rest = kept.epoch().good_until().saturating_duration_since(tokio::time::Instant::now());
         let until = since_boot() + u64::try_from(rest.as_millis()).unwrap_or(0);
         if let Err(error) = replace(&self.data.lease(), until.to_string().as_bytes()) {

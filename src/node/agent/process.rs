@@ -17,9 +17,9 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use super::driver::{Driver, Exit, Found, Launch, Running, signal};
+use super::driver::{Driver, FoundProcess, Launch, ProcessExit, RunningProcess, signal};
 use super::state;
-use crate::node::shim::{Said, start_ticks};
+use crate::node::shim::{ShimMessage, start_ticks};
 use crate::time::{Clock, SystemClock};
 
 /// A shim that says nothing for this long is given up.
@@ -74,17 +74,17 @@ fn is_taken(dir: &Path) -> bool {
     flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
-fn running(dir: &Path) -> Option<Running> {
+fn running(dir: &Path) -> Option<RunningProcess> {
     state::read(&dir.join("running.json"))
 }
 
-fn exit(dir: &Path, attempt: u64) -> Option<Exit> {
-    state::read::<Exit>(&dir.join("exit.json")).filter(|exit| exit.attempt == attempt)
+fn exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
+    state::read::<ProcessExit>(&dir.join("exit.json")).filter(|exit| exit.attempt == attempt)
 }
 
 #[async_trait]
 impl Driver for ProcessDriver {
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Running, String> {
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<RunningProcess, String> {
         let say = |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
         state::make_dir(dir).map_err(say)?;
         state::write(&dir.join("launch.json"), launch).map_err(say)?;
@@ -106,17 +106,17 @@ impl Driver for ProcessDriver {
             return Err("the shim did not answer".to_owned());
         }
         match serde_json::from_str(&line) {
-            Ok(Said::Running(running)) => Ok(running),
-            Ok(Said::Failed(why)) => Err(why),
-            Ok(Said::Taken) => match self.adopt(dir).await {
-                Found::Running(running) => Ok(running),
+            Ok(ShimMessage::Running(running)) => Ok(running),
+            Ok(ShimMessage::Failed(why)) => Err(why),
+            Ok(ShimMessage::Taken) => match self.adopt(dir).await {
+                FoundProcess::Running(running) => Ok(running),
                 _ => Err("the process before this one is still ending".to_owned()),
             },
             Err(_) => Err("the shim ended without a word".to_owned()),
         }
     }
 
-    async fn adopt(&self, dir: &Path) -> Found {
+    async fn adopt(&self, dir: &Path) -> FoundProcess {
         // A shim that was started just before the last agent died may not have written its record yet.
         for _ in 0..40 {
             if !is_taken(dir) || running(dir).is_some() {
@@ -125,22 +125,22 @@ impl Driver for ProcessDriver {
             sleep(LOOK_EVERY).await;
         }
         let Some(running) = running(dir) else {
-            let exit = state::read::<Exit>(&dir.join("exit.json"));
-            return exit.map_or(Found::Nothing, Found::Exited);
+            let exit = state::read::<ProcessExit>(&dir.join("exit.json"));
+            return exit.map_or(FoundProcess::Nothing, FoundProcess::Exited);
         };
         if lives(running.shim, running.shim_ticks) || lives(running.pid, running.start_ticks) {
-            return Found::Running(running);
+            return FoundProcess::Running(running);
         }
-        let lost = || Exit {
+        let lost = || ProcessExit {
             attempt: running.attempt,
-            ..Exit::unknown(
+            ..ProcessExit::unknown(
                 "it ended while nobody was there to see how, as in a restart of the machine",
             )
         };
-        Found::Exited(exit(dir, running.attempt).unwrap_or_else(lost))
+        FoundProcess::Exited(exit(dir, running.attempt).unwrap_or_else(lost))
     }
 
-    async fn exited(&self, dir: &Path, running: &Running) -> Exit {
+    async fn exited(&self, dir: &Path, running: &RunningProcess) -> ProcessExit {
         gone(running.shim, running.shim_ticks).await;
         if let Some(exit) = exit(dir, running.attempt) {
             return exit;
@@ -149,10 +149,10 @@ impl Driver for ProcessDriver {
         gone(running.pid, running.start_ticks).await;
         let (attempt, at) = (running.attempt, SystemClock.wall());
         let why = "nobody saw how it ended: its shim was killed, or the disk is full";
-        Exit { attempt, at, ..Exit::unknown(why) }
+        ProcessExit { attempt, at, ..ProcessExit::unknown(why) }
     }
 
-    async fn stop(&self, running: &Running, name: &str, grace: Duration) {
+    async fn stop(&self, running: &RunningProcess, name: &str, grace: Duration) {
         let Some(group) = Pid::from_raw(running.pid) else { return };
         if !lives(running.pid, running.start_ticks) {
             return;

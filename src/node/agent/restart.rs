@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::driver::Exit;
+use super::driver::ProcessExit;
 use crate::time::backoff;
 
 /// After which ends a process is started again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Policy {
+pub enum RestartWhen {
     /// After every one.
     #[default]
     Always,
@@ -24,7 +24,7 @@ pub enum Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
     /// After which ends.
-    pub policy: Policy,
+    pub policy: RestartWhen,
     /// The pause before the first restart; it doubles with each that follows.
     pub backoff: Duration,
     /// The longest pause.
@@ -34,7 +34,7 @@ pub struct RestartPolicy {
 impl Default for RestartPolicy {
     fn default() -> Self {
         RestartPolicy {
-            policy: Policy::default(),
+            policy: RestartWhen::default(),
             backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(60),
         }
@@ -48,10 +48,10 @@ impl RestartPolicy {
     /// The pause before the next start of a process that ended with `exit` after `ran`, having failed `failures` times
     /// in a row before; `None`: it is not started again.
     #[must_use]
-    pub fn pause(&self, exit: &Exit, failures: u32) -> Option<Duration> {
+    pub fn pause(&self, exit: &ProcessExit, failures: u32) -> Option<Duration> {
         match self.policy {
-            Policy::Never => None,
-            Policy::OnFailure if exit.is_success() => None,
+            RestartWhen::Never => None,
+            RestartWhen::OnFailure if exit.is_success() => None,
             _ => Some(backoff(self.backoff, self.max_backoff, failures)),
         }
     }
@@ -68,8 +68,8 @@ impl RestartPolicy {
 mod tests {
     use super::*;
 
-    fn exit(code: Option<i32>, signal: Option<i32>) -> Exit {
-        Exit { code, signal, ..Exit::unknown("test") }
+    fn exit(code: Option<i32>, signal: Option<i32>) -> ProcessExit {
+        ProcessExit { code, signal, ..ProcessExit::unknown("test") }
     }
 
     #[test]
@@ -78,14 +78,14 @@ mod tests {
         let with = |policy| RestartPolicy { policy, ..RestartPolicy::default() };
         let s = Duration::from_secs;
         for (policy, exit, failures, pause) in [
-            (Policy::Always, &good, 0, Some(s(1))),
-            (Policy::Always, &bad, 3, Some(s(8))),
-            (Policy::Always, &bad, 40, Some(s(60))),
-            (Policy::OnFailure, &good, 0, None),
-            (Policy::OnFailure, &bad, 1, Some(s(2))),
-            (Policy::OnFailure, &killed, 0, Some(s(1))),
-            (Policy::OnFailure, &Exit::unknown("x"), 0, Some(s(1))),
-            (Policy::Never, &bad, 0, None),
+            (RestartWhen::Always, &good, 0, Some(s(1))),
+            (RestartWhen::Always, &bad, 3, Some(s(8))),
+            (RestartWhen::Always, &bad, 40, Some(s(60))),
+            (RestartWhen::OnFailure, &good, 0, None),
+            (RestartWhen::OnFailure, &bad, 1, Some(s(2))),
+            (RestartWhen::OnFailure, &killed, 0, Some(s(1))),
+            (RestartWhen::OnFailure, &ProcessExit::unknown("x"), 0, Some(s(1))),
+            (RestartWhen::Never, &bad, 0, None),
         ] {
             assert_eq!(with(policy).pause(exit, failures), pause, "{policy:?} {exit:?} {failures}");
         }

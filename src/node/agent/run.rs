@@ -10,33 +10,33 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
-use super::alone::Asking;
-use super::driver::{Driver, Exit, Found, Running};
-use super::health::{Verdict, ask};
-use super::intents::{IntentWatch, Intents};
-use super::plan::{Action, Alone, PodSeen, Seen, State, plan};
-use super::pod::{Pod, intended, prepare};
-use super::presence::{Presence, Standing};
-use super::report::{Bucket, JobBells, Leave, Report, bell, flapping, removal};
+use super::driver::{Driver, FoundProcess, ProcessExit, RunningProcess};
+use super::health::{HealthVerdict, ask};
+use super::intents::{IntentWatch, NodeIntents};
+use super::plan::{AgentAction, AgentObserved, AgentPod, AgentPodState, SingleInstance, plan};
+use super::pod::{PodTask, intended, prepare};
+use super::presence::{AgentPresence, PresenceState};
+use super::report::{Bucket, JobBells, Leave, StatusReporter, bell, flapping, removal};
+use super::single_instance::Asking;
 use super::state::DataDir;
 use super::{AgentSettings, AtShutdown, LONGEST_PAUSE, cgroup};
-use crate::farm::Ground;
+use crate::farm::Env;
 use crate::ids::{NodeName, PodId};
 use crate::node::Health;
 use crate::store::{Commit, Op, Query, StoreError, Txn, Writer, key};
 
 /// What happened.
-pub(super) enum Event {
+pub(super) enum AgentEvent {
     /// The node has a session, and may write.
-    Standing(Standing),
+    Standing(PresenceState),
     /// It has none any more.
     Lost,
     /// What is intended here was read.
-    Intents(Intents),
+    Intents(NodeIntents),
     /// A start has come to its end.
-    Started(PodId, String, Result<Running, String>),
+    Started(PodId, String, Result<RunningProcess, String>),
     /// A process has ended.
-    Exited(PodId, String, Exit),
+    Exited(PodId, String, ProcessExit),
     /// A health check was answered.
     Answer { pod: PodId, launchable: String, attempt: u64, health: Health, words: String },
     /// No other node runs a single instance.
@@ -46,13 +46,13 @@ pub(super) enum Event {
     /// The pods that the store believes to be real here.
     Real(BTreeSet<PodId>),
     /// A transaction of reports has come to its end.
-    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<Report>>),
+    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<StatusReporter>>),
 }
 
 /// An agent, set up but not yet running.
 pub struct Agent {
     settings: Arc<AgentSettings>,
-    ground: Ground,
+    ground: Env,
     driver: Arc<dyn Driver>,
 }
 
@@ -73,7 +73,7 @@ pub enum AgentError {
 impl Agent {
     /// An agent.
     #[must_use]
-    pub fn new(settings: AgentSettings, ground: Ground, driver: Arc<dyn Driver>) -> Self {
+    pub fn new(settings: AgentSettings, ground: Env, driver: Arc<dyn Driver>) -> Self {
         Agent { settings: Arc::new(settings), ground, driver }
     }
 
@@ -127,14 +127,14 @@ struct Work {
     agent: Agent,
     writer: Writer,
     data: Arc<DataDir>,
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<AgentEvent>,
     tasks: Tasks,
-    pods: BTreeMap<PodId, Pod>,
+    pods: BTreeMap<PodId, PodTask>,
     /// `None` before the first read.
-    intents: Option<Intents>,
-    standing: Option<Standing>,
+    intents: Option<NodeIntents>,
+    standing: Option<PresenceState>,
     /// What the store was told; `None`: that there is no such pod.
-    written: BTreeMap<PodId, Option<Report>>,
+    written: BTreeMap<PodId, Option<StatusReporter>>,
     buckets: BTreeMap<PodId, Bucket>,
     is_reporting: bool,
     /// Nothing is reported before this moment.
@@ -151,12 +151,12 @@ impl Work {
     async fn adopt(&mut self) {
         let now = Instant::now();
         for (id, kept) in self.data.pods() {
-            let mut pod = Pod::new(id.clone(), intended(kept), &self.data, now);
+            let mut pod = PodTask::new(id.clone(), intended(kept), &self.data, now);
             let names: Vec<String> = pod.processes.keys().cloned().collect();
             for name in names {
                 let dir = self.data.launchable(&id, &name);
                 let found = self.agent.driver.adopt(&dir).await;
-                let runs = matches!(found, Found::Running(_));
+                let runs = matches!(found, FoundProcess::Running(_));
                 pod.adopt(&name, found, now);
                 if runs {
                     self.watch_over(&mut pod, &name);
@@ -171,10 +171,10 @@ impl Work {
 
     async fn serve(
         &mut self,
-        mut inbox: UnboundedReceiver<Event>,
+        mut inbox: UnboundedReceiver<AgentEvent>,
         shutdown: CancellationToken,
     ) -> Result<(), AgentError> {
-        let presence = Presence {
+        let presence = AgentPresence {
             ground: self.agent.ground.clone(),
             settings: self.agent.settings.clone(),
             data: self.data.clone(),
@@ -214,10 +214,10 @@ impl Work {
         ended
     }
 
-    fn hear(&mut self, event: Event) {
+    fn hear(&mut self, event: AgentEvent) {
         let now = Instant::now();
         match event {
-            Event::Standing(standing) => {
+            AgentEvent::Standing(standing) => {
                 // Of pods that are gone it is still to be told.
                 let pods = &self.pods;
                 self.written.retain(|id, _| !pods.contains_key(id));
@@ -230,22 +230,26 @@ impl Work {
                     self.watch_intents();
                 }
             }
-            Event::Lost => {
+            AgentEvent::Lost => {
                 self.standing = None;
-                self.pods.values_mut().for_each(Pod::ask_again);
+                self.pods.values_mut().for_each(PodTask::ask_again);
             }
-            Event::Alone(pod) => {
-                if let Some(pod) = self.pods.get_mut(&pod).filter(|pod| pod.alone == Alone::Asked) {
-                    pod.alone = Alone::Sure;
+            AgentEvent::Alone(pod) => {
+                if let Some(pod) =
+                    self.pods.get_mut(&pod).filter(|pod| pod.alone == SingleInstance::Asked)
+                {
+                    pod.alone = SingleInstance::Sure;
                     pod.waits_for.clear();
                 }
             }
-            Event::Others(pod, nodes) => {
-                if let Some(pod) = self.pods.get_mut(&pod).filter(|pod| pod.alone == Alone::Asked) {
+            AgentEvent::Others(pod, nodes) => {
+                if let Some(pod) =
+                    self.pods.get_mut(&pod).filter(|pod| pod.alone == SingleInstance::Asked)
+                {
                     pod.waits_for = nodes;
                 }
             }
-            Event::Intents(intents) => {
+            AgentEvent::Intents(intents) => {
                 for (id, intended) in &intents.pods {
                     if let Some(pod) = self.pods.get_mut(id)
                         && pod.intended.hash == intended.hash
@@ -256,14 +260,14 @@ impl Work {
                 self.intents = Some(intents);
                 self.remember();
             }
-            Event::Started(pod, name, started) => self.started(&pod, &name, started, now),
-            Event::Exited(pod, name, exit) => {
+            AgentEvent::Started(pod, name, started) => self.started(&pod, &name, started, now),
+            AgentEvent::Exited(pod, name, exit) => {
                 if let Some(pod) = self.pods.get_mut(&pod) {
                     info!(pod = %pod.id, launchable = name, how = exit.in_words(), "a process has ended");
                     pod.ended(&name, exit, now);
                 }
             }
-            Event::Answer { pod, launchable, attempt, health, words } => {
+            AgentEvent::Answer { pod, launchable, attempt, health, words } => {
                 let pod = self.pods.get_mut(&pod);
                 let process = pod.and_then(|pod| pod.processes.get_mut(&launchable));
                 if let Some(process) = process.filter(|process| process.attempt == attempt) {
@@ -274,15 +278,16 @@ impl Work {
                     }
                 }
             }
-            Event::Real(pods) => {
+            AgentEvent::Real(pods) => {
                 for pod in pods {
                     // A pod of which we know nothing is told to be gone; of the others everything is told anyway.
-                    self.written
-                        .entry(pod)
-                        .or_insert(Some(Report { reality: None, status: Default::default() }));
+                    self.written.entry(pod).or_insert(Some(StatusReporter {
+                        reality: None,
+                        status: Default::default(),
+                    }));
                 }
             }
-            Event::Reported(outcome, reports) => self.reported(outcome, reports, now),
+            AgentEvent::Reported(outcome, reports) => self.reported(outcome, reports, now),
         }
     }
 
@@ -314,20 +319,20 @@ impl Work {
         self.tasks.spawn(async move {
             if let Ok(keys) = store.keys(&prefix, None, Query::CONSISTENT).await {
                 let pods = keys.value.iter().filter_map(|key| prefix.tail(key)?.parse().ok());
-                let _ = events.send(Event::Real(pods.collect()));
+                let _ = events.send(AgentEvent::Real(pods.collect()));
             }
         });
     }
 
     /// Does what is to be done. When to look again.
     fn act(&mut self) -> Option<Instant> {
-        let seen: BTreeMap<PodId, PodSeen> =
+        let seen: BTreeMap<PodId, AgentPod> =
             self.pods.iter().map(|(id, pod)| (id.clone(), self.seen(pod))).collect();
         let hashes: Option<BTreeMap<PodId, u64>> = self.intents.as_ref().map(|intents| {
             intents.pods.iter().map(|(id, intended)| (id.clone(), intended.hash)).collect()
         });
         let nothing = BTreeSet::new();
-        let plan = plan(Seen {
+        let plan = plan(AgentObserved {
             intents: hashes.as_ref(),
             doubted: self.intents.as_ref().map_or(&nothing, |intents| &intents.doubted),
             pods: &seen,
@@ -337,22 +342,22 @@ impl Work {
         let is_over = plan.actions.is_empty();
         for action in plan.actions {
             match action {
-                Action::Take(id) => self.take(id),
-                Action::Ask(id) => self.ask(&id),
-                Action::Start(id, name) => self.start(&id, &name),
-                Action::Stop(id, name, why) => self.stop(&id, &name, why),
-                Action::Forget(id) => self.forget(&id),
+                AgentAction::Take(id) => self.take(id),
+                AgentAction::Ask(id) => self.ask(&id),
+                AgentAction::Start(id, name) => self.start(&id, &name),
+                AgentAction::Stop(id, name, why) => self.stop(&id, &name, why),
+                AgentAction::Forget(id) => self.forget(&id),
             }
         }
         // What was taken is to be started, what could not be started to be tried again.
         if is_over { plan.again_at } else { self.act() }
     }
 
-    fn seen(&self, pod: &Pod) -> PodSeen {
+    fn seen(&self, pod: &PodTask) -> AgentPod {
         let seen = pod.seen();
         match seen.alone {
-            Alone::Unasked if self.removing.contains(&pod.id) => {
-                PodSeen { alone: Alone::Asked, ..seen }
+            SingleInstance::Unasked if self.removing.contains(&pod.id) => {
+                AgentPod { alone: SingleInstance::Asked, ..seen }
             }
             _ => seen,
         }
@@ -362,7 +367,7 @@ impl Work {
         let intended = self.intents.as_ref().and_then(|intents| intents.pods.get(&id));
         if let Some(intended) = intended.cloned() {
             info!(pod = %id, "a pod is intended here");
-            let pod = Pod::new(id.clone(), intended, &self.data, Instant::now());
+            let pod = PodTask::new(id.clone(), intended, &self.data, Instant::now());
             if let Err(why) = &pod.spec {
                 warn!(pod = %id, why, "the pod cannot be run");
                 // Kept all the same, so that its status is taken away when the intent is.
@@ -385,7 +390,7 @@ impl Work {
             status: pod.report().status,
             events: self.events.clone(),
         };
-        pod.alone = Alone::Asked;
+        pod.alone = SingleInstance::Asked;
         pod.asking = Some(self.tasks.spawn(asking.run()));
     }
 
@@ -393,7 +398,7 @@ impl Work {
         let Some(pod) = self.pods.get_mut(id) else { return };
         let launch = pod.launch(name, &self.agent.settings, &self.data);
         let Some(process) = pod.processes.get_mut(name) else { return };
-        process.state = State::Starting;
+        process.state = AgentPodState::Starting;
         process.attempt += 1;
         let (driver, data, events) =
             (self.agent.driver.clone(), self.data.clone(), self.events.clone());
@@ -409,11 +414,17 @@ impl Work {
                 },
                 Err(why) => Err(why),
             };
-            let _ = events.send(Event::Started(id, name, started));
+            let _ = events.send(AgentEvent::Started(id, name, started));
         });
     }
 
-    fn started(&mut self, id: &PodId, name: &str, started: Result<Running, String>, now: Instant) {
+    fn started(
+        &mut self,
+        id: &PodId,
+        name: &str,
+        started: Result<RunningProcess, String>,
+        now: Instant,
+    ) {
         let Some(mut pod) = self.pods.remove(id) else { return };
         match started {
             Ok(running) => {
@@ -424,14 +435,14 @@ impl Work {
             Err(why) => {
                 warn!(pod = %id, launchable = name, why, "a process cannot be started");
                 let at = self.agent.ground.clock.wall();
-                pod.ended(name, Exit { at, ..Exit::unknown(&why) }, now);
+                pod.ended(name, ProcessExit { at, ..ProcessExit::unknown(&why) }, now);
             }
         }
         self.pods.insert(id.clone(), pod);
     }
 
     /// Waits for a process's end, and asks for its health.
-    fn watch_over(&mut self, pod: &mut Pod, name: &str) {
+    fn watch_over(&mut self, pod: &mut PodTask, name: &str) {
         let check = pod.process_spec(name).and_then(|spec| spec.health.clone());
         let env = pod.launch(name, &self.agent.settings, &self.data).ok().map(|launch| launch.env);
         let Some(process) = pod.processes.get_mut(name) else { return };
@@ -444,11 +455,12 @@ impl Work {
             let (pod, launchable, events) = (id.clone(), name.clone(), self.events.clone());
             let home = self.data.pod(&id);
             let checker = self.tasks.spawn(async move {
-                let mut verdict = Verdict::new(check.thresholds);
+                let mut verdict = HealthVerdict::new(check.thresholds);
                 loop {
                     let (health, words) = ask(&check, &env, &home).await;
                     let (pod, launchable) = (pod.clone(), launchable.clone());
-                    let _ = events.send(Event::Answer { pod, launchable, attempt, health, words });
+                    let _ =
+                        events.send(AgentEvent::Answer { pod, launchable, attempt, health, words });
                     verdict = verdict.after(health);
                     // A process that comes up is waited for more closely than one that runs.
                     let closely = check.interval.min(Duration::from_millis(500));
@@ -460,7 +472,7 @@ impl Work {
         }
         self.tasks.spawn(async move {
             let exit = driver.exited(&dir, &running).await;
-            let _ = events.send(Event::Exited(id, name, exit));
+            let _ = events.send(AgentEvent::Exited(id, name, exit));
         });
     }
 
@@ -473,7 +485,7 @@ impl Work {
         let Some(process) = pod.processes.get_mut(name) else { return };
         let Some(running) = process.running.clone() else { return };
         info!(pod = %id, launchable = name, why, "a process is stopped");
-        process.state = State::Stopping;
+        process.state = AgentPodState::Stopping;
         let driver = self.agent.driver.clone();
         self.tasks.spawn(async move { driver.stop(&running, &signal, grace).await });
     }
@@ -486,7 +498,7 @@ impl Work {
         // What was never told is taken back all the same: an agent before this one may have told it.
         self.written
             .entry(id.clone())
-            .or_insert(Some(Report { reality: None, status: Default::default() }));
+            .or_insert(Some(StatusReporter { reality: None, status: Default::default() }));
     }
 
     /// Tells the store what has changed, one transaction at a time. When to try again.
@@ -557,7 +569,7 @@ impl Work {
         let (writer, events) = (self.writer.clone(), self.events.clone());
         self.tasks.spawn(async move {
             let outcome = writer.commit(txn).await;
-            let _ = events.send(Event::Reported(outcome, told));
+            let _ = events.send(AgentEvent::Reported(outcome, told));
         });
         None
     }
@@ -565,7 +577,7 @@ impl Work {
     fn reported(
         &mut self,
         outcome: Result<Commit, StoreError>,
-        told: BTreeMap<PodId, Option<Report>>,
+        told: BTreeMap<PodId, Option<StatusReporter>>,
         now: Instant,
     ) {
         self.is_reporting = false;
@@ -612,9 +624,9 @@ impl Work {
     }
 
     /// Stops every pod, waits, and says so.
-    async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<Event>) {
+    async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<AgentEvent>) {
         let until = Instant::now() + LEAVE_TIMEOUT;
-        self.intents = Some(Intents::default());
+        self.intents = Some(NodeIntents::default());
         loop {
             self.act();
             self.report();
@@ -628,7 +640,7 @@ impl Work {
                     return;
                 }
                 Some(event) = inbox.recv() => {
-                    if !matches!(event, Event::Intents(_)) {
+                    if !matches!(event, AgentEvent::Intents(_)) {
                         self.hear(event);
                     }
                 }

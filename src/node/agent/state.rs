@@ -7,7 +7,7 @@
 //! | `lock` | held by the agent: one per directory |
 //! | `agent.json` | [`Memory`]: the last sessions, to be ended by the next agent |
 //! | `lease` | until when the node may count as alive, in milliseconds since boot |
-//! | `pods/<pod>/pod.json` | [`Kept`]: what was last intended |
+//! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
 //! | `pods/<pod>/config.yaml` | its configuration |
 //! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::node::shim`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
@@ -43,7 +43,7 @@ pub struct Memory {
 
 /// A pod as it was last intended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredPod {
     /// Its manifest, byte for byte.
     pub manifest: String,
     /// The controller that it belongs to.
@@ -117,7 +117,7 @@ impl DataDir {
 
     /// The pods that the agent before this one knew.
     #[must_use]
-    pub fn pods(&self) -> BTreeMap<PodId, Kept> {
+    pub fn pods(&self) -> BTreeMap<PodId, StoredPod> {
         let Ok(entries) = fs::read_dir(self.root.join("pods")) else { return BTreeMap::new() };
         let pod = |entry: io::Result<fs::DirEntry>| {
             let entry = entry.ok()?;
@@ -131,7 +131,7 @@ impl DataDir {
     ///
     /// # Errors
     /// What the file system says.
-    pub fn keep(&self, pod: &PodId, kept: &Kept) -> io::Result<()> {
+    pub fn keep(&self, pod: &PodId, kept: &StoredPod) -> io::Result<()> {
         make_dir(&self.pod(pod))?;
         write(&self.pod(pod).join("pod.json"), kept)
     }
@@ -212,8 +212,8 @@ pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn kept(manifest: &str) -> Kept {
-        Kept { manifest: manifest.to_owned(), owner: None, devices: BTreeMap::new() }
+    fn kept(manifest: &str) -> StoredPod {
+        StoredPod { manifest: manifest.to_owned(), owner: None, devices: BTreeMap::new() }
     }
 
     #[test]

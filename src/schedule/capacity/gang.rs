@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::books::Rooms;
-use super::record::Owner;
+use super::ledger::NodeCapacities;
+use super::record::AllocationOwner;
 use crate::ids::NodeName;
 use crate::labels::Selector;
 use crate::manifest::Resources;
@@ -64,12 +64,12 @@ pub struct Gang {
     #[serde(default)]
     pub packing: Packing,
     /// Its pods, by kind. Names are unique.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<GangTask>,
 }
 
 /// Pods of a gang that are alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub struct GangTask {
     /// Its name.
     pub name: String,
     /// How many pods.
@@ -92,7 +92,7 @@ pub struct Fleet {
     /// Of these, those that get no pod: they are being emptied, or down.
     pub unfit: BTreeSet<NodeName>,
     /// What they have, and what of it is promised.
-    pub rooms: Rooms,
+    pub rooms: NodeCapacities,
 }
 
 /// The answer.
@@ -100,27 +100,27 @@ pub struct Fleet {
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Here is room for all.
-    Bind(Placement),
+    Bind(GangPlacement),
     /// There is room once these are gone. No scheduler of ours answers so yet, and a caller may treat it as waiting: a
     /// scheduler over HTTP may name victims, and queues that preempt will.
-    Preempt(BTreeSet<Owner>),
+    Preempt(BTreeSet<AllocationOwner>),
     /// There is none now; one reason per task that did not find room.
-    Wait(Vec<Wait>),
+    Wait(Vec<TaskWait>),
 }
 
 /// Where each pod of a gang goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
+pub struct GangPlacement {
     /// By task, as many nodes as it has pods; the n-th pod goes to the n-th. Pods that share a node are neighbours.
     pub tasks: BTreeMap<String, Vec<NodeName>>,
 }
 
-impl Placement {
+impl GangPlacement {
     /// Every pod: its task, its number in it from 0, its node. In the order of the gang's tasks.
     pub fn pods<'a>(
         &'a self,
         gang: &'a Gang,
-    ) -> impl Iterator<Item = (&'a Task, usize, &'a NodeName)> {
+    ) -> impl Iterator<Item = (&'a GangTask, usize, &'a NodeName)> {
         gang.tasks.iter().flat_map(|task| {
             let nodes = self.tasks.get(&task.name).into_iter().flatten();
             nodes.enumerate().map(move |(n, node)| (task, n, node))
@@ -162,7 +162,7 @@ impl Placement {
 
 /// Why a task found no room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wait {
+pub struct TaskWait {
     /// The task.
     pub task: String,
     /// As a fixed token.

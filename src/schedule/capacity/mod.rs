@@ -3,10 +3,10 @@
 //! | part | is |
 //! |---|---|
 //! | [`record`] | `rcfarm/allocations/<node>`: what is promised on a node, and to whom |
-//! | [`room`] | one node: what is free, why something does not fit, promises and releases |
-//! | [`books`] | changes of several nodes that go into one transaction |
+//! | [`node_capacity`] | one node: what is free, why something does not fit, promises and releases |
+//! | [`ledger`] | changes of several nodes that go into one transaction |
 //! | [`gang`], [`place`] | pods that are placed together or not at all |
-//! | [`leaks`] | promises that no pod has any more |
+//! | [`orphaned`] | promises that no pod has any more |
 //!
 //! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that
 //! writes the pods. The operation is a CAS on the node's record, so any number of farms may place at once and a
@@ -49,19 +49,19 @@
 //! assert_eq!(operations.len(), 1, "one per node, however many pods it gets");
 //! ```
 
-pub mod books;
 pub mod gang;
-pub mod leaks;
+pub mod ledger;
+pub mod node_capacity;
+pub mod orphaned;
 pub mod place;
 pub mod record;
-pub mod room;
 
-pub use books::{Booking, Books, Rooms};
-pub use gang::{Decision, Fleet, Gang, Packing, Placement, Task, Wait, WaitReason};
-pub use leaks::{Leak, freeing, leaks};
+pub use gang::{Decision, Fleet, Gang, GangPlacement, GangTask, Packing, TaskWait, WaitReason};
+pub use ledger::{Booking, Ledger, NodeCapacities};
+pub use node_capacity::{Insufficient, NodeCapacity, Short};
+pub use orphaned::{OrphanedAllocation, freeing, orphaned_allocations};
 pub use place::{place, ranked};
-pub use record::{Allocation, Allocations, Owner};
-pub use room::{Lack, Room, Short};
+pub use record::{Allocation, AllocationOwner, Allocations};
 
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,14 @@
 //! Finds room for a gang, or says why there is none.
 //!
-//! A rule of thumb, not a search: large pods first, each on the best node that still has room. So `Wait` may be said
+//! A rule of thumb, not a search: large pods first, each on the best node that still has room. So `TaskWait` may be said
 //! although some cunning arrangement exists; before it is said, tighter packings than the wanted one were tried. Equal
 //! input gives equal answers. `n` pods on `m` nodes take about `(n + m) · log m` steps.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::gang::{Decision, Fleet, Gang, Packing, Placement, Task, Wait, WaitReason};
-use super::room::{Lack, Room, shortages};
+use super::gang::{Decision, Fleet, Gang, GangPlacement, GangTask, Packing, TaskWait, WaitReason};
+use super::node_capacity::{Insufficient, NodeCapacity, shortages};
 use crate::ids::NodeName;
 use crate::manifest::{Resources, content_hash};
 
@@ -42,16 +42,17 @@ pub fn ranked<'a>(
     want: &Resources,
     packing: Packing,
     salt: &str,
-    rooms: impl Iterator<Item = (&'a NodeName, &'a Room)>,
+    rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
 ) -> Vec<&'a NodeName> {
-    let mut ranked: Vec<(Rank, &NodeName)> =
-        rooms.map(|(node, room)| (Site::of(node, room, salt).rank(want, packing), node)).collect();
+    let mut ranked: Vec<(Rank, &NodeName)> = rooms
+        .map(|(node, room)| (CandidateNode::of(node, room, salt).rank(want, packing), node))
+        .collect();
     ranked.sort();
     ranked.into_iter().map(|(_, node)| node).collect()
 }
 
 /// Nodes that a task may go to, in the order of their names.
-fn candidates<'a>(task: &Task, fleet: &'a Fleet) -> Vec<&'a NodeName> {
+fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
     let matching = fleet.labels.nodes.iter().filter(|(_, labels)| task.selector.matches(labels));
     matching.map(|(node, _)| node).filter(|node| !fleet.unfit.contains(*node)).collect()
 }
@@ -88,7 +89,7 @@ fn share(part: u64, whole: u64) -> u64 {
 /// The tasks in the order in which they are placed.
 fn order<K: Ord>(
     gang: &Gang,
-    key: impl Fn(&Task, usize) -> K,
+    key: impl Fn(&GangTask, usize) -> K,
     candidates: &[Vec<&NodeName>],
 ) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gang.tasks.len()).collect();
@@ -101,7 +102,7 @@ type Rank = (bool, u64, u64);
 
 /// A node with what is free on it, as the attempt goes on.
 #[derive(Debug, Clone)]
-struct Site {
+struct CandidateNode {
     capacity: Resources,
     free: Resources,
     /// Whether anything may be promised here.
@@ -110,10 +111,10 @@ struct Site {
     tie: u64,
 }
 
-impl Site {
-    fn of(node: &NodeName, room: &Room, salt: &str) -> Site {
+impl CandidateNode {
+    fn of(node: &NodeName, room: &NodeCapacity, salt: &str) -> CandidateNode {
         let text = [salt.as_bytes(), b"/", node.as_str().as_bytes()].concat();
-        Site {
+        CandidateNode {
             capacity: room.capacity.clone(),
             free: room.free(),
             is_open: !room.is_unreadable && !room.capacity.is_zero(),
@@ -169,7 +170,7 @@ impl Site {
 
 /// One way through the tasks.
 struct Attempt<'a> {
-    sites: BTreeMap<&'a NodeName, Site>,
+    sites: BTreeMap<&'a NodeName, CandidateNode>,
     /// By task, in the gang's order.
     placed: Vec<Vec<&'a NodeName>>,
     /// Tasks that did not find room for all their pods.
@@ -187,7 +188,7 @@ impl<'a> Attempt<'a> {
         let sites = candidates
             .iter()
             .flatten()
-            .map(|node| (*node, Site::of(node, fleet.rooms.of(node), &gang.name)));
+            .map(|node| (*node, CandidateNode::of(node, fleet.rooms.of(node), &gang.name)));
         let placed = vec![Vec::new(); gang.tasks.len()];
         let mut attempt = Attempt { sites: sites.collect(), placed, missing: BTreeSet::new() };
         for at in order {
@@ -207,7 +208,7 @@ impl<'a> Attempt<'a> {
     /// Always the best node that has room; after each pod it is judged anew.
     fn best_first(
         &mut self,
-        task: &Task,
+        task: &GangTask,
         packing: Packing,
         candidates: &[&'a NodeName],
     ) -> Vec<&'a NodeName> {
@@ -232,7 +233,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Pods that ask for nothing: the same number on each node.
-    fn evenly(&self, task: &Task, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
+    fn evenly(&self, task: &GangTask, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
         let mut order: Vec<&'a NodeName> = candidates.to_vec();
         order.sort_by_key(|node| (self.sites[*node].tie, *node));
         let most = task.max_per_node.map_or(usize::MAX, |most| most as usize);
@@ -240,24 +241,30 @@ impl<'a> Attempt<'a> {
         order.iter().copied().cycle().take(room.min(task.count as usize)).collect()
     }
 
-    fn placement(&self, gang: &Gang) -> Placement {
+    fn placement(&self, gang: &Gang) -> GangPlacement {
         let nodes = |at: usize| {
             let mut nodes: Vec<NodeName> = self.placed[at].iter().map(|n| (*n).clone()).collect();
             nodes.sort();
             nodes
         };
         let tasks = gang.tasks.iter().enumerate();
-        Placement { tasks: tasks.map(|(at, task)| (task.name.clone(), nodes(at))).collect() }
+        GangPlacement { tasks: tasks.map(|(at, task)| (task.name.clone(), nodes(at))).collect() }
     }
 
-    fn reasons(&self, gang: &Gang, fleet: &Fleet, candidates: &[Vec<&NodeName>]) -> Vec<Wait> {
+    fn reasons(&self, gang: &Gang, fleet: &Fleet, candidates: &[Vec<&NodeName>]) -> Vec<TaskWait> {
         self.missing
             .iter()
             .map(|at| self.reason(&gang.tasks[*at], *at, fleet, candidates))
             .collect()
     }
 
-    fn reason(&self, task: &Task, at: usize, fleet: &Fleet, candidates: &[Vec<&NodeName>]) -> Wait {
+    fn reason(
+        &self,
+        task: &GangTask,
+        at: usize,
+        fleet: &Fleet,
+        candidates: &[Vec<&NodeName>],
+    ) -> TaskWait {
         let fitting = self.placed[at].len();
         let eligible = candidates[at].len();
         let selector = match task.selector.is_everything() {
@@ -279,19 +286,19 @@ impl<'a> Attempt<'a> {
             }
         }
         let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
-        Wait { task: task.name.clone(), reason, fitting, eligible, message }
+        TaskWait { task: task.name.clone(), reason, fitting, eligible, message }
     }
 
     /// Why not one pod more goes to a node, beside those of the gang that are there already.
-    fn lack(&self, node: &NodeName, want: &Resources, fleet: &Fleet) -> Option<Lack> {
+    fn lack(&self, node: &NodeName, want: &Resources, fleet: &Fleet) -> Option<Insufficient> {
         let (site, room) = (&self.sites[node], fleet.rooms.of(node));
         if want.is_zero() || site.has_room(want) {
             return None;
         }
         Some(match (room.is_unreadable, site.is_open) {
-            (true, _) => Lack::Unreadable,
-            (false, false) => Lack::NothingDeclared,
-            (false, true) => Lack::Short(shortages(want, &site.free, &site.capacity)),
+            (true, _) => Insufficient::Unreadable,
+            (false, false) => Insufficient::NothingDeclared,
+            (false, true) => Insufficient::Short(shortages(want, &site.free, &site.capacity)),
         })
     }
 }

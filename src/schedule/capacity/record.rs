@@ -18,46 +18,46 @@ use crate::manifest::Resources;
 /// as `job/<namespace>/<name>/<uid>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Owner {
+pub enum AllocationOwner {
     /// A replication controller.
     Rc(RcId),
     /// A record of another kind, by its own words. It keeps its own books: nobody else frees what it was promised.
     Other(String),
 }
 
-impl Default for Owner {
+impl Default for AllocationOwner {
     /// Nobody that is known.
     fn default() -> Self {
-        Owner::Other(String::new())
+        AllocationOwner::Other(String::new())
     }
 }
 
-impl FromStr for Owner {
+impl FromStr for AllocationOwner {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let rc = text.strip_prefix("rc/").and_then(|id| id.parse().ok());
-        Ok(rc.map_or_else(|| Owner::Other(text.to_owned()), Owner::Rc))
+        Ok(rc.map_or_else(|| AllocationOwner::Other(text.to_owned()), AllocationOwner::Rc))
     }
 }
 
-impl From<String> for Owner {
+impl From<String> for AllocationOwner {
     fn from(text: String) -> Self {
         text.parse().unwrap_or_default()
     }
 }
 
-impl From<Owner> for String {
-    fn from(owner: Owner) -> String {
+impl From<AllocationOwner> for String {
+    fn from(owner: AllocationOwner) -> String {
         owner.to_string()
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for AllocationOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Owner::Rc(id) => write!(f, "rc/{id}"),
-            Owner::Other(text) => f.pad(text),
+            AllocationOwner::Rc(id) => write!(f, "rc/{id}"),
+            AllocationOwner::Other(text) => f.pad(text),
         }
     }
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Owner {
 #[serde(default)]
 pub struct Allocation {
     /// For whom.
-    pub owner: Owner,
+    pub owner: AllocationOwner,
     /// Thousandths of a processor.
     pub cpu_milli: u64,
     /// Bytes.
@@ -140,10 +140,10 @@ mod tests {
     #[test]
     fn an_owner_is_known_by_its_text() {
         let text = "rc/f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
-        let owner: Owner = text.parse().unwrap();
-        assert!(matches!(owner, Owner::Rc(_)));
+        let owner: AllocationOwner = text.parse().unwrap();
+        assert!(matches!(owner, AllocationOwner::Rc(_)));
         assert_eq!(owner.to_string(), text);
-        let Ok(other) = "rc/nonsense".parse::<Owner>();
-        assert_eq!(other, Owner::Other("rc/nonsense".to_owned()));
+        let Ok(other) = "rc/nonsense".parse::<AllocationOwner>();
+        assert_eq!(other, AllocationOwner::Other("rc/nonsense".to_owned()));
     }
 }

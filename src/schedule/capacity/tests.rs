@@ -20,16 +20,16 @@ fn pod(n: usize) -> PodId {
     format!("p{n}").parse().unwrap()
 }
 
-fn owner(n: u128) -> Owner {
-    Owner::Rc(RcId(uuid::Uuid::from_u128(n)))
+fn owner(n: u128) -> AllocationOwner {
+    AllocationOwner::Rc(RcId(uuid::Uuid::from_u128(n)))
 }
 
 fn amount(text: &str) -> Resources {
     text.parse().unwrap()
 }
 
-fn room(capacity: &str) -> Room {
-    Room { capacity: amount(capacity), ..Room::default() }
+fn room(capacity: &str) -> NodeCapacity {
+    NodeCapacity { capacity: amount(capacity), ..NodeCapacity::default() }
 }
 
 fn fleet(capacities: &[&str]) -> Fleet {
@@ -42,8 +42,8 @@ fn fleet(capacities: &[&str]) -> Fleet {
     fleet
 }
 
-fn task(name: &str, count: u32, resources: &str) -> Task {
-    Task {
+fn task(name: &str, count: u32, resources: &str) -> GangTask {
+    GangTask {
         name: name.to_owned(),
         count,
         resources: amount(resources),
@@ -52,7 +52,7 @@ fn task(name: &str, count: u32, resources: &str) -> Task {
     }
 }
 
-fn gang(packing: Packing, tasks: Vec<Task>) -> Gang {
+fn gang(packing: Packing, tasks: Vec<GangTask>) -> Gang {
     Gang { name: "g".to_owned(), packing, tasks }
 }
 
@@ -62,7 +62,7 @@ fn bound(decision: Decision) -> BTreeMap<String, Vec<String>> {
     placement.tasks.into_iter().map(|(task, nodes)| (task, names(nodes))).collect()
 }
 
-fn waits(decision: Decision) -> Vec<Wait> {
+fn waits(decision: Decision) -> Vec<TaskWait> {
     let Decision::Wait(reasons) = decision else { panic!("{decision:?}") };
     reasons
 }
@@ -72,7 +72,7 @@ fn devices_get_the_lowest_free_numbers_and_keep_them() {
     let mut room = room("cpu=8,memory=8Gi,gpu=4");
     room.promise(&pod(1), &owner(1), &amount("gpu=1")).unwrap();
     room.promise(&pod(2), &owner(2), &amount("gpu=2")).unwrap();
-    let numbers = |room: &Room, n| room.promised.pods[&pod(n)].devices["gpu"].clone();
+    let numbers = |room: &NodeCapacity, n| room.promised.pods[&pod(n)].devices["gpu"].clone();
     assert_eq!((numbers(&room, 1), numbers(&room, 2)), ([0].into(), [1, 2].into()));
     assert!(room.release(&pod(1), &owner(1)));
     room.promise(&pod(2), &owner(2), &amount("cpu=1,gpu=3")).unwrap();
@@ -97,10 +97,13 @@ fn what_does_not_fit_says_what_is_short() {
         "cpu: 1 wanted, 500m of 4 free; fpga: 1 wanted, 0 of 0 free; gpu: 1 wanted, 0 of 2 free"
     );
     assert_eq!(room, before);
-    assert_eq!(Room::default().lack(&pod(1), &amount("cpu=1")), Some(Lack::NothingDeclared));
-    assert_eq!(Room::default().lack(&pod(1), &amount("")), None, "nothing fits everywhere");
-    let unreadable = Room { is_unreadable: true, ..before };
-    assert_eq!(unreadable.lack(&pod(3), &amount("cpu=1m")), Some(Lack::Unreadable));
+    assert_eq!(
+        NodeCapacity::default().lack(&pod(1), &amount("cpu=1")),
+        Some(Insufficient::NothingDeclared)
+    );
+    assert_eq!(NodeCapacity::default().lack(&pod(1), &amount("")), None, "nothing fits everywhere");
+    let unreadable = NodeCapacity { is_unreadable: true, ..before };
+    assert_eq!(unreadable.lack(&pod(3), &amount("cpu=1m")), Some(Insufficient::Unreadable));
 }
 
 #[test]
@@ -119,9 +122,9 @@ fn a_promise_stands_when_the_node_has_less_than_before_and_is_told_of() {
 
 #[test]
 fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
-    let mut rooms = Rooms::default();
-    rooms.insert(node(1), Room { index: Index(7), ..room("cpu=4,memory=1Gi") });
-    let mut books = Books::on(&rooms);
+    let mut rooms = NodeCapacities::default();
+    rooms.insert(node(1), NodeCapacity { index: Index(7), ..room("cpu=4,memory=1Gi") });
+    let mut books = Ledger::on(&rooms);
     books.promise(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
     books.promise(&node(1), &pod(2), &owner(1), &amount("cpu=3")).unwrap();
     books.promise(&node(2), &pod(3), &owner(1), &amount("")).unwrap();
@@ -131,7 +134,7 @@ fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
     assert_eq!(bookings.len(), 1);
     assert!(matches!(bookings[0].op(), Op::Cas { index: Index(7), .. }));
     rooms.insert(node(1), bookings[0].applied(Index(9)));
-    let mut books = Books::on(&rooms);
+    let mut books = Ledger::on(&rooms);
     books.promise(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
     let again = books.bookings();
     assert!(matches!(again[0].op(), Op::CheckIndex { index: Index(9), .. }), "nothing changes");
@@ -147,7 +150,7 @@ fn a_gang_is_packed_or_spread() {
         placed["w"].iter().collect::<BTreeSet<_>>().len()
     };
     assert_eq!((distinct(Packing::BinPack), distinct(Packing::Spread)), (1, 4));
-    let limited = Task { max_per_node: Some(2), ..task("w", 4, "cpu=1") };
+    let limited = GangTask { max_per_node: Some(2), ..task("w", 4, "cpu=1") };
     let placed = bound(place(&gang(Packing::BinPack, vec![limited]), &fleet(&nodes)));
     assert_eq!(placed["w"].iter().collect::<BTreeSet<_>>().len(), 2);
     let nothing = bound(place(&gang(Packing::BinPack, vec![task("w", 8, "")]), &fleet(&nodes)));
@@ -177,7 +180,7 @@ fn a_gang_that_only_fits_packed_is_packed() {
     ));
     assert_eq!(placed["large"], ["n0000"]);
     // The pods that may go anywhere would take the only node that the others may go to.
-    let narrow = Task { selector: "n=0".parse().unwrap(), ..task("narrow", 2, "cpu=1") };
+    let narrow = GangTask { selector: "n=0".parse().unwrap(), ..task("narrow", 2, "cpu=1") };
     let tasks = vec![task("wide", 2, "cpu=2"), narrow];
     let placed = bound(place(
         &gang(Packing::BinPack, tasks),
@@ -190,7 +193,7 @@ fn a_gang_that_only_fits_packed_is_packed() {
 fn who_waits_hears_why_with_the_numbers() {
     let mut nodes = fleet(&["cpu=4,memory=8Gi,gpu=1", "cpu=4,memory=8Gi", ""]);
     let some = task("w", 2, "gpu=1");
-    let none = Task { selector: "n=9".parse().unwrap(), ..task("v", 1, "cpu=1") };
+    let none = GangTask { selector: "n=9".parse().unwrap(), ..task("v", 1, "cpu=1") };
     let reasons = waits(place(&gang(Packing::Spread, vec![some.clone(), none]), &nodes));
     assert_eq!(reasons[0].reason, WaitReason::InsufficientCapacity);
     assert_eq!((reasons[0].fitting, reasons[0].eligible), (1, 3));
@@ -207,8 +210,9 @@ fn who_waits_hears_why_with_the_numbers() {
 
 #[test]
 fn an_answer_from_elsewhere_is_checked() {
-    let gang = gang(Packing::Spread, vec![Task { max_per_node: Some(1), ..task("w", 2, "cpu=1") }]);
-    let answer = |tasks: &[(&str, &[usize])]| Placement {
+    let gang =
+        gang(Packing::Spread, vec![GangTask { max_per_node: Some(1), ..task("w", 2, "cpu=1") }]);
+    let answer = |tasks: &[(&str, &[usize])]| GangPlacement {
         tasks: tasks
             .iter()
             .map(|(task, nodes)| ((*task).to_owned(), nodes.iter().map(|n| node(*n)).collect()))
@@ -244,7 +248,7 @@ prop_compose! {
             1..4,
         ),
     ) -> Gang {
-        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, Resources, Option<usize>, Option<u32>))| Task {
+        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, Resources, Option<usize>, Option<u32>))| GangTask {
             name: format!("t{n}"),
             count,
             resources,
@@ -263,7 +267,7 @@ proptest! {
         capacity in any_amount(8),
         acts in prop::collection::vec((0usize..5, 0u128..3, any_amount(4), prop::bool::ANY), 0..30),
     ) {
-        let mut room = Room { capacity, ..Room::default() };
+        let mut room = NodeCapacity { capacity, ..NodeCapacity::default() };
         for (n, who, want, releases) in acts {
             let before = room.clone();
             if releases {
@@ -301,7 +305,7 @@ proptest! {
     ) {
         let mut seen = fleet(&vec![""; capacities.len()]);
         for (n, capacity) in capacities.iter().enumerate() {
-            seen.rooms.insert(node(n), Room { capacity: capacity.clone(), ..Room::default() });
+            seen.rooms.insert(node(n), NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() });
         }
         for (at, (n, want)) in promised.iter().enumerate().filter(|(_, (n, _))| *n < capacities.len()) {
             let mut room = seen.rooms.of(&node(*n)).clone();
@@ -314,7 +318,7 @@ proptest! {
         match decision {
             Decision::Bind(placement) => {
                 prop_assert_eq!(placement.check(&gang), Ok(()));
-                let mut books = Books::on(&seen.rooms);
+                let mut books = Ledger::on(&seen.rooms);
                 for (task, n, on) in placement.pods(&gang) {
                     prop_assert!(task.selector.matches(&seen.labels.nodes[on]));
                     prop_assert!(!seen.unfit.contains(on));

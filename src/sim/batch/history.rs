@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::board::{Board, Deed, Seen};
 use super::checks::maybe_down;
+use super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use crate::ids::{Namespaced, NodeName};
-use crate::job::manifest::Mark;
+use crate::job::manifest::PodIdentity;
 use crate::job::spec::{JobSpec, JobUid, Slot};
 use crate::job::status::PodPhase;
 use crate::pod_group::spec::GroupId;
-use crate::pod_group::status::Phase;
+use crate::pod_group::status::PodGroupPhase;
 use crate::sim::reached::{Occasion, met};
 
 /// One try at one member of one job.
@@ -30,9 +30,9 @@ pub struct Try {
     pub attempt: u32,
 }
 
-impl From<&Mark> for Try {
-    fn from(mark: &Mark) -> Try {
-        let Mark { job, uid, slot, version, attempt } = mark.clone();
+impl From<&PodIdentity> for Try {
+    fn from(mark: &PodIdentity) -> Try {
+        let PodIdentity { job, uid, slot, version, attempt } = mark.clone();
         Try { job, uid, slot, version, attempt }
     }
 }
@@ -62,9 +62,9 @@ pub struct History {
 
 impl History {
     /// Notes which pods a write shows to be lost; before it is looked at.
-    pub fn losses(board: &mut Board, deed: &Deed) {
+    pub fn losses(board: &mut BatchModel, deed: &AppliedBatchWrite) {
         for seen in &deed.changes {
-            let Seen::Intent(place, (Some(mark), None)) = seen else { continue };
+            let ModelEvent::Intent(place, (Some(mark), None)) = seen else { continue };
             if deed.process().is_none() || maybe_down(board, place, deed) {
                 met(Occasion::MemberLost);
                 board.history.lost.insert(Try::from(&**mark));
@@ -73,30 +73,31 @@ impl History {
     }
 
     /// Notes what a write did; after it was looked at.
-    pub fn note(board: &mut Board, deed: &Deed) {
+    pub fn note(board: &mut BatchModel, deed: &AppliedBatchWrite) {
         let mut touched: BTreeSet<Namespaced> = BTreeSet::new();
         for seen in &deed.changes {
             match seen {
-                Seen::Intent(_, (_, Some(mark))) => {
+                ModelEvent::Intent(_, (_, Some(mark))) => {
                     board.history.made.insert(Try::from(&**mark));
                 }
-                Seen::GroupStatus(id, (_, after)) => {
+                ModelEvent::GroupStatus(id, (_, after)) => {
                     let waiting = &mut board.history.waiting;
-                    match after.as_ref().is_some_and(|after| after.phase == Phase::Pending) {
+                    match after.as_ref().is_some_and(|after| after.phase == PodGroupPhase::Pending)
+                    {
                         true => drop(waiting.entry(id.clone()).or_insert(deed.write.at)),
                         false => drop(waiting.remove(id)),
                     }
                 }
                 // What its tasks need may be another number now.
-                Seen::Job(id, _) => drop(touched.insert(id.clone())),
-                Seen::PodStatus(place, Some(standing)) => {
+                ModelEvent::Job(id, _) => drop(touched.insert(id.clone())),
+                ModelEvent::PodStatus(place, Some(standing)) => {
                     let Some(mark) = board.realities.get(place) else { continue };
                     touched.insert(mark.job.clone());
                     if standing.phase.has_ended() {
                         board.history.ended.insert(Try::from(&**mark), standing.exit_code(None));
                     }
                 }
-                Seen::Command(id, (Some(command), None)) if deed.process().is_some() => {
+                ModelEvent::Command(id, (Some(command), None)) if deed.process().is_some() => {
                     board.history.consumed.insert(*id);
                     if let crate::command::Target::Job { job, .. } = &command.target
                         && let Some(seen) = board.jobs.get(job)
@@ -104,7 +105,7 @@ impl History {
                         board.history.commanded.insert((job.clone(), seen.uid));
                     }
                 }
-                Seen::Reality(_, (before, after)) => {
+                ModelEvent::Reality(_, (before, after)) => {
                     touched.extend(before.iter().chain(after).map(|mark| mark.job.clone()));
                 }
                 _ => {}
@@ -131,7 +132,7 @@ impl History {
 
 /// Tasks of which as many members as their `minAvailable` run or have succeeded, as nodes say.
 pub fn ready_tasks<'a>(
-    board: &'a Board,
+    board: &'a BatchModel,
     id: &'a Namespaced,
     uid: JobUid,
     spec: &'a JobSpec,

@@ -2,19 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use super::board::Board;
-use super::people::QUEUES;
+use super::model::BatchModel;
+use super::workload::QUEUES;
 use crate::command::Target;
 use crate::ids::{Namespaced, NodeName};
 use crate::pod_group::status::PlacementState;
 use crate::queue::status::QueueState;
-use crate::rc::plan::Place;
-use crate::sim::invariant::Facts;
+use crate::rc::plan::PodRef;
+use crate::sim::invariant::CheckFacts;
 
 /// What is not yet as it shall be, and the invariant that this would break; `None`: everything is. `live` are the
 /// processes that run.
 #[must_use]
-pub fn unsettled(board: &Board, facts: &Facts, live: &BTreeSet<u32>) -> Option<(u32, String)> {
+pub fn unsettled(
+    board: &BatchModel,
+    facts: &CheckFacts,
+    live: &BTreeSet<u32>,
+) -> Option<(u32, String)> {
     let absent = |process: &&u32| {
         let session = board.present.get(&facts.processes[process].farm);
         session.is_none() || session != facts.current.get(process)
@@ -33,7 +37,7 @@ pub fn unsettled(board: &Board, facts: &Facts, live: &BTreeSet<u32>) -> Option<(
 }
 
 /// 22: every command for something that is there has been carried out.
-fn commands(board: &Board) -> Option<(u32, String)> {
+fn commands(board: &BatchModel) -> Option<(u32, String)> {
     board.commands.iter().find_map(|(id, command)| {
         let there = match &command.target {
             Target::Job { job, .. } => board.jobs.contains_key(job),
@@ -45,8 +49,8 @@ fn commands(board: &Board) -> Option<(u32, String)> {
 
 /// 27: every job has ended, and left nothing that it needs no more.
 fn job(
-    board: &Board,
-    facts: &Facts,
+    board: &BatchModel,
+    facts: &CheckFacts,
     live: &BTreeSet<u32>,
     id: &Namespaced,
 ) -> Option<(u32, String)> {
@@ -78,7 +82,7 @@ fn job(
 }
 
 /// 16: no gang is half placed, and nothing is promised to those that have ended.
-fn gangs(board: &Board) -> Option<(u32, String)> {
+fn gangs(board: &BatchModel) -> Option<(u32, String)> {
     let half = board.group_statuses.iter().find_map(|(id, status)| {
         let place = status.placement.as_ref()?;
         (place.state != PlacementState::Bound).then(|| format!("{id} is {:?}", place.state))
@@ -89,9 +93,9 @@ fn gangs(board: &Board) -> Option<(u32, String)> {
 }
 
 /// What runs is what is intended.
-fn machines(board: &Board) -> Option<(u32, String)> {
+fn machines(board: &BatchModel) -> Option<(u32, String)> {
     let dead = |node: &NodeName| board.nodes.get(node).is_some_and(|node| node.gone);
-    let unwanted = |place: &&Place| !board.intents.contains_key(*place) && !dead(&place.node);
+    let unwanted = |place: &&PodRef| !board.intents.contains_key(*place) && !dead(&place.node);
     let running = board.realities.keys().find(unwanted);
     let running = running.map(|place| format!("{} runs on {}, unwanted", place.pod, place.node));
     let nobody = board
@@ -105,7 +109,7 @@ fn machines(board: &Board) -> Option<(u32, String)> {
 }
 
 /// Every queue is open, and says so.
-fn queues(board: &Board) -> Option<(u32, String)> {
+fn queues(board: &BatchModel) -> Option<(u32, String)> {
     let ours = board.queues.keys().filter(|name| QUEUES.contains(&name.as_str()));
     ours.into_iter().find_map(|name| {
         let state = board.queue_statuses.get(name).and_then(|status| status.state);

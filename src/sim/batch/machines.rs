@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use crate::embedded::Embedded;
 use crate::ids::{NodeName, PodId, SessionId};
-use crate::job::manifest::Mark;
+use crate::job::manifest::PodIdentity;
 use crate::manifest::Resources;
 use crate::node::Health;
 use crate::node::record::{NodeRecord, NodeState};
-use crate::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
-use crate::sim::dice::Dice;
-use crate::sim::referee::{Actor, Referee};
+use crate::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use crate::sim::checker::{Checker, SimActor};
+use crate::sim::rng::SimRng;
 use crate::store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store, key};
 use crate::time::Timestamp;
 
@@ -44,14 +44,14 @@ pub fn node(n: usize) -> NodeName {
 /// See the module.
 pub struct Machines {
     consul: Embedded,
-    referee: Arc<Referee>,
+    referee: Arc<Checker>,
     seed: u64,
     state: Mutex<State>,
 }
 
 struct State {
     machines: BTreeMap<NodeName, Machine>,
-    dice: Dice,
+    dice: SimRng,
     /// Nothing fails by itself any more.
     calm: bool,
 }
@@ -88,7 +88,12 @@ struct Fate {
 impl Machines {
     /// So many machines, none of which runs yet; `seed` decides what becomes of their processes.
     #[must_use]
-    pub fn new(consul: Embedded, referee: Arc<Referee>, count: usize, mut dice: Dice) -> Arc<Self> {
+    pub fn new(
+        consul: Embedded,
+        referee: Arc<Checker>,
+        count: usize,
+        mut dice: SimRng,
+    ) -> Arc<Self> {
         let machines = (0..count).map(|n| (node(n), Machine::default())).collect();
         let seed = dice.seed();
         let state = Mutex::new(State { machines, dice, calm: false });
@@ -101,12 +106,12 @@ impl Machines {
 
     fn put(&self, key: &Key, value: Bytes, mode: PutMode) {
         let put = self.consul.put(key, value, 0, mode);
-        let _ = self.referee.now(Actor::Node, put);
+        let _ = self.referee.now(SimActor::Node, put);
     }
 
     fn delete(&self, key: &Key) {
         let delete = self.consul.delete(key, DeleteMode::Always);
-        let _ = self.referee.now(Actor::Node, delete);
+        let _ = self.referee.now(SimActor::Node, delete);
     }
 
     fn write_record(&self, node: &NodeName, state: NodeState, session: SessionId) {
@@ -124,7 +129,7 @@ impl Machines {
     pub fn start_agent(&self, node: &NodeName) {
         self.kill_agent(node);
         let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
-        let session = self.referee.now(Actor::Node, self.consul.create_session(&new));
+        let session = self.referee.now(SimActor::Node, self.consul.create_session(&new));
         let Ok(session) = session else { return };
         self.put(&key::node_labels(node), r#"{"pool":"batch"}"#.into(), PutMode::Set);
         self.write_record(node, NodeState::Ready, session.clone());
@@ -138,7 +143,7 @@ impl Machines {
     pub fn kill_agent(&self, node: &NodeName) {
         let session = self.lock().machines.get_mut(node).and_then(|machine| machine.agent.take());
         if let Some(session) = session {
-            let _ = self.referee.now(Actor::Node, self.consul.destroy_session(&session));
+            let _ = self.referee.now(SimActor::Node, self.consul.destroy_session(&session));
         }
     }
 
@@ -158,13 +163,13 @@ impl Machines {
     /// An operator drains a machine, or ends that.
     pub fn drain(&self, node: &NodeName, state: NodeState) {
         let key = key::node(node);
-        let read = self.referee.now(Actor::User, self.consul.get(&key, Query::PLAIN));
+        let read = self.referee.now(SimActor::User, self.consul.get(&key, Query::PLAIN));
         let entry = read.ok().and_then(|answer| answer.value);
         let Some(entry) = entry else { return };
         let mut record = NodeRecord::decode(&entry.value).unwrap_or_default();
         record.state = state;
         let put = self.consul.put(&key, record.encode(), 0, PutMode::Set);
-        let _ = self.referee.now(Actor::User, put);
+        let _ = self.referee.now(SimActor::User, put);
     }
 
     /// From now on everything that runs ends well.
@@ -201,11 +206,12 @@ impl Machines {
                 return;
             }
         }
-        let intended: BTreeMap<PodId, (Arc<Mark>, Bytes)> = self.referee.board(|board, _| {
-            let all = board.intended(node);
-            all.map(|(pod, mark, entry)| (pod.clone(), (mark.clone(), entry.value.clone())))
-                .collect()
-        });
+        let intended: BTreeMap<PodId, (Arc<PodIdentity>, Bytes)> =
+            self.referee.board(|board, _| {
+                let all = board.intended(node);
+                all.map(|(pod, mark, entry)| (pod.clone(), (mark.clone(), entry.value.clone())))
+                    .collect()
+            });
         let real: BTreeSet<PodId> = self.referee.board(|board, _| {
             let here = board.realities.keys().filter(|place| place.node == *node);
             here.map(|place| place.pod.clone()).collect()
@@ -222,7 +228,12 @@ impl Machines {
         self.tell(node);
     }
 
-    fn stop(&self, node: &NodeName, intended: &BTreeMap<PodId, (Arc<Mark>, Bytes)>, now: Instant) {
+    fn stop(
+        &self,
+        node: &NodeName,
+        intended: &BTreeMap<PodId, (Arc<PodIdentity>, Bytes)>,
+        now: Instant,
+    ) {
         let mut gone = Vec::new();
         {
             let mut state = self.lock();
@@ -247,7 +258,12 @@ impl Machines {
         }
     }
 
-    fn start(&self, node: &NodeName, intended: &BTreeMap<PodId, (Arc<Mark>, Bytes)>, now: Instant) {
+    fn start(
+        &self,
+        node: &NodeName,
+        intended: &BTreeMap<PodId, (Arc<PodIdentity>, Bytes)>,
+        now: Instant,
+    ) {
         let mut state = self.lock();
         let calm = state.calm;
         let Some(machine) = state.machines.get_mut(node) else { return };
@@ -284,17 +300,17 @@ impl Machines {
                 Op::Set { key: reality, value: manifest, flags: 0 },
                 Op::Set { key: told, value: status.encode(), flags: 0 },
             ];
-            let _ = self.referee.now(Actor::Node, self.consul.txn(&ops));
+            let _ = self.referee.now(SimActor::Node, self.consul.txn(&ops));
         }
     }
 
     /// What becomes of a try: always the same of the same one.
-    fn fate(&self, mark: &Mark, calm: bool) -> Fate {
+    fn fate(&self, mark: &PodIdentity, calm: bool) -> Fate {
         let text = format!("{}/{}/{}/{}", mark.job, mark.slot, mark.version, mark.attempt);
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let mut dice = Dice::new(self.seed ^ hash);
+        let mut dice = SimRng::new(self.seed ^ hash);
         let runs = dice.between(Duration::from_millis(300), Duration::from_secs(6));
         let name = mark.job.name.as_str();
         let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
@@ -335,9 +351,9 @@ impl Process {
 
     fn status(&self) -> PodStatus {
         let (phase, exit) = match self.state {
-            Run::Running { .. } => (Phase::Running, None),
-            Run::Stopping(_) => (Phase::Stopping, None),
-            Run::Ended(code) => (Phase::Ended, Some(code.unwrap_or(-1))),
+            Run::Running { .. } => (NodePodPhase::Running, None),
+            Run::Stopping(_) => (NodePodPhase::Stopping, None),
+            Run::Ended(code) => (NodePodPhase::Ended, Some(code.unwrap_or(-1))),
         };
         let last_exit = exit.map(|exit_code| LastExit {
             time: Timestamp::UNIX_EPOCH,
@@ -346,7 +362,7 @@ impl Process {
         });
         let processes =
             vec![ProcessStatus { phase, last_exit, restarts: self.restarts, ..Default::default() }];
-        let health = if phase == Phase::Running { Health::Passing } else { Health::Absent };
+        let health = if phase == NodePodPhase::Running { Health::Passing } else { Health::Absent };
         PodStatus { phase, health, processes, ..PodStatus::default() }
     }
 }

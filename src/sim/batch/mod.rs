@@ -10,14 +10,14 @@
 //! | `checks/` | invariants 1, 14 to 25, after every applied write |
 //! | `liveness.rs` | what must have come about once the faults have ended (16, 22, 27 to 29) |
 
-mod board;
 mod checks;
 mod history;
 mod liveness;
 mod machines;
-mod people;
+mod model;
 mod script;
+mod workload;
 mod world;
 
-pub use board::{Board, Write};
-pub use world::World;
+pub use model::{BatchModel, Write};
+pub use world::BatchWorld;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::people::{KINDS, QUEUES};
-use crate::command::Action;
-use crate::sim::dice::Dice;
-use crate::sim::trouble::{Plot, Trouble};
+use super::workload::{KINDS, QUEUES};
+use crate::command::CommandAction;
+use crate::sim::faults::{Fault, ScheduleBuilder};
+use crate::sim::rng::SimRng;
 use crate::store::Prefix;
 use crate::store::key::{self, LabelKind};
 
@@ -17,8 +17,8 @@ pub const MACHINES: usize = 4;
 /// One thing that happens; jobs are numbered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Act {
-    Trouble(Trouble),
+pub enum BatchAct {
+    Fault(Fault),
     // Machines.
     AgentDown(usize),
     AgentUp(usize),
@@ -27,7 +27,7 @@ pub enum Act {
     // People and jobs.
     Submit(usize),
     Suspend(usize, bool),
-    Command(usize, Action),
+    Command(usize, CommandAction),
     Scale(usize, usize),
     Delete(usize),
     Drop(usize),
@@ -43,9 +43,9 @@ pub enum Act {
     Litter,
 }
 
-impl From<Trouble> for Act {
-    fn from(trouble: Trouble) -> Act {
-        Act::Trouble(trouble)
+impl From<Fault> for BatchAct {
+    fn from(trouble: Fault) -> BatchAct {
+        BatchAct::Fault(trouble)
     }
 }
 
@@ -69,8 +69,9 @@ type Sort = (usize, usize);
 
 /// The jobs of a world, and the script, in order of time.
 #[must_use]
-pub fn script(dice: &mut Dice, farms: usize) -> (Vec<Sort>, Vec<(Duration, Act)>) {
-    let mut plot = Plot::new(dice.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
+pub fn script(dice: &mut SimRng, farms: usize) -> (Vec<Sort>, Vec<(Duration, BatchAct)>) {
+    let mut plot =
+        ScheduleBuilder::new(dice.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
     let jobs = 2 + plot.dice.below(4);
     let mut kinds: Vec<_> = (0..jobs).map(|n| (plot.dice.below(KINDS.len()), n)).collect();
     let strait = plot.dice.permille(150);
@@ -81,7 +82,7 @@ pub fn script(dice: &mut Dice, farms: usize) -> (Vec<Sort>, Vec<(Duration, Act)>
         let least = if strait { 26 } else { 1 };
         let most = if strait { 34 } else { 24 };
         let at = plot.dice.between(Duration::from_secs(least), Duration::from_secs(most));
-        plot.at(at, Act::Submit(n));
+        plot.at(at, BatchAct::Submit(n));
     }
     let scenes = if strait { 2 + plot.dice.below(4) } else { 6 + plot.dice.below(10) };
     for _ in 0..scenes {
@@ -90,9 +91,9 @@ pub fn script(dice: &mut Dice, farms: usize) -> (Vec<Sort>, Vec<(Duration, Act)>
     (kinds, plot.written())
 }
 
-const ACTIONS: [Action; 7] = Action::OF_JOBS;
+const ACTIONS: [CommandAction; 7] = CommandAction::OF_JOBS;
 
-impl Plot<Act> {
+impl ScheduleBuilder<BatchAct> {
     /// A gang waits for machines for long, at the head of a strict queue, and what would fit comes behind it.
     fn strait(&mut self, kinds: &mut [Sort]) {
         let kind = |name: &str| KINDS.iter().position(|kind| *kind == name).unwrap_or(0);
@@ -100,11 +101,11 @@ impl Plot<Act> {
             *job = if n == 0 { (kind("gang"), 6) } else { (kind("one"), 9 * n) };
         }
         for machine in 1..MACHINES {
-            self.at(Duration::from_millis(300), Act::Drain(machine, true));
-            self.at(HEALED_AT, Act::Drain(machine, false));
+            self.at(Duration::from_millis(300), BatchAct::Drain(machine, true));
+            self.at(HEALED_AT, BatchAct::Drain(machine, false));
         }
         let early = self.dice.between(Duration::from_secs(1), Duration::from_secs(4));
-        self.at(early, Act::Submit(0));
+        self.at(early, BatchAct::Submit(0));
     }
 
     fn scene(&mut self, jobs: usize) {
@@ -125,41 +126,49 @@ impl Plot<Act> {
         self.slow_lists(at);
         for job in 0..jobs {
             let (soon, action) = (self.soon(at), *self.dice.pick(&ACTIONS));
-            self.at(soon + Duration::from_secs(2), Act::Command(job, action));
+            self.at(soon + Duration::from_secs(2), BatchAct::Command(job, action));
             let action = *self.dice.pick(&ACTIONS);
-            self.at(soon + Duration::from_secs(4), Act::Command(job, action));
+            self.at(soon + Duration::from_secs(4), BatchAct::Command(job, action));
         }
         for n in [4, 6, 8] {
             let (farm, soon) = (self.any_farm(), self.soon(at));
-            self.at(soon + Duration::from_secs(n), Trouble::KillSession(farm));
+            self.at(soon + Duration::from_secs(n), Fault::KillSession(farm));
         }
     }
 
     fn consul(&mut self, at: Duration, jobs: usize) {
         match self.dice.below(8) {
-            0 | 1 => self.while_(at, 1, 8, Trouble::Leaderless(true), Trouble::Leaderless(false)),
+            0 | 1 => self.while_(at, 1, 8, Fault::Leaderless(true), Fault::Leaderless(false)),
             6 | 7 => self.slow_and_busy(at, jobs),
             2 => {
                 let length = self.dice.between(Duration::from_secs(1), Duration::from_secs(6));
-                self.at(at, Trouble::Stall(length));
+                self.at(at, Fault::Stall(length));
             }
             // What was sent before the session ended arrives after it.
             3 | 4 => {
                 let farm = self.any_farm();
-                self.at(at, Trouble::Stall(Duration::from_secs(3)));
+                self.at(at, Fault::Stall(Duration::from_secs(3)));
                 let soon = self.soon(at);
-                self.at(soon, Trouble::KillSession(farm));
+                self.at(soon, Fault::KillSession(farm));
             }
-            _ => self.at(at, Trouble::WakeAll),
+            _ => self.at(at, Fault::WakeAll),
         }
     }
 
     fn machines(&mut self, at: Duration) {
         let machine = self.dice.below(MACHINES);
         match self.dice.below(5) {
-            0 | 1 => self.while_(at, 1, 30, Act::AgentDown(machine), Act::AgentUp(machine)),
-            2 | 3 => self.while_(at, 2, 30, Act::Crash(machine), Act::AgentUp(machine)),
-            _ => self.while_(at, 2, 20, Act::Drain(machine, true), Act::Drain(machine, false)),
+            0 | 1 => {
+                self.while_(at, 1, 30, BatchAct::AgentDown(machine), BatchAct::AgentUp(machine))
+            }
+            2 | 3 => self.while_(at, 2, 30, BatchAct::Crash(machine), BatchAct::AgentUp(machine)),
+            _ => self.while_(
+                at,
+                2,
+                20,
+                BatchAct::Drain(machine, true),
+                BatchAct::Drain(machine, false),
+            ),
         }
     }
 
@@ -168,26 +177,28 @@ impl Plot<Act> {
         match self.dice.below(14) {
             0..=4 => {
                 let action = *self.dice.pick(&ACTIONS);
-                self.at(at, Act::Command(job, action));
+                self.at(at, BatchAct::Command(job, action));
                 // Somebody changes his mind, or asks twice.
                 if self.dice.permille(400) {
                     let (soon, action) = (self.soon(at), *self.dice.pick(&ACTIONS));
-                    self.at(soon, Act::Command(job, action));
+                    self.at(soon, BatchAct::Command(job, action));
                 }
             }
-            5 | 6 => self.while_(at, 1, 15, Act::Suspend(job, true), Act::Suspend(job, false)),
+            5 | 6 => {
+                self.while_(at, 1, 15, BatchAct::Suspend(job, true), BatchAct::Suspend(job, false))
+            }
             7 => {
                 let count = 1 + self.dice.below(4);
-                self.at(at, Act::Scale(job, count));
+                self.at(at, BatchAct::Scale(job, count));
             }
-            8 => self.while_(at, 0, 6, Act::Delete(job), Act::Submit(job)),
-            9 => self.while_(at, 0, 6, Act::Drop(job), Act::Submit(job)),
+            8 => self.while_(at, 0, 6, BatchAct::Delete(job), BatchAct::Submit(job)),
+            9 => self.while_(at, 0, 6, BatchAct::Drop(job), BatchAct::Submit(job)),
             10 | 11 => {
                 let how = self.dice.below(3);
-                self.while_(at, 1, 15, Act::Malform(job, how), Act::Mend(job));
+                self.while_(at, 1, 15, BatchAct::Malform(job, how), BatchAct::Mend(job));
             }
-            12 => self.at(at, Act::DropIntent(job)),
-            _ => self.at(at, Act::Litter),
+            12 => self.at(at, BatchAct::DropIntent(job)),
+            _ => self.at(at, BatchAct::Litter),
         }
     }
 
@@ -196,15 +207,17 @@ impl Plot<Act> {
         match self.dice.below(5) {
             0 | 1 => {
                 let (begin, end) =
-                    (Act::CommandQueue(queue, false), Act::CommandQueue(queue, true));
+                    (BatchAct::CommandQueue(queue, false), BatchAct::CommandQueue(queue, true));
                 self.while_(at, 1, 20, begin, end);
             }
-            2 => self.while_(at, 1, 20, Act::Close(queue, true), Act::Close(queue, false)),
+            2 => {
+                self.while_(at, 1, 20, BatchAct::Close(queue, true), BatchAct::Close(queue, false))
+            }
             3 => {
                 let limit = 1 + self.dice.below(6) as u64;
-                self.while_(at, 1, 20, Act::Limit(queue, limit), Act::MendQueue(queue));
+                self.while_(at, 1, 20, BatchAct::Limit(queue, limit), BatchAct::MendQueue(queue));
             }
-            _ => self.while_(at, 1, 15, Act::MalformQueue(queue), Act::MendQueue(queue)),
+            _ => self.while_(at, 1, 15, BatchAct::MalformQueue(queue), BatchAct::MendQueue(queue)),
         }
     }
 }

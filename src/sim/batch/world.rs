@@ -7,17 +7,17 @@ use tokio::time::Instant;
 
 use super::liveness;
 use super::machines::{Machines, node};
-use super::people::{KINDS, People, QUEUES, document, job_id};
-use super::script::{Act, HEALED_AT, MACHINES, script};
+use super::script::{BatchAct, HEALED_AT, MACHINES, script};
+use super::workload::{KINDS, QUEUES, Workload, document, job_id};
 use crate::ids::Namespaced;
 use crate::node::record::NodeState;
-use crate::sim::dice::Dice;
+use crate::sim::checker::Checker;
 use crate::sim::farms::{Farms, weather};
-use crate::sim::life::{self, Beginning};
+use crate::sim::lifecycle::{self, Beginning};
 use crate::sim::process::Design;
 use crate::sim::reached::{Occasion, met_if};
-use crate::sim::referee::Referee;
-use crate::sim::{Options, Report};
+use crate::sim::rng::SimRng;
+use crate::sim::{Options, SimReport};
 
 /// 27: everything has ended within this long after the faults have: pauses, quarantines and time-outs end by then.
 const SETTLES_WITHIN: Duration = Duration::from_secs(400);
@@ -31,10 +31,10 @@ const REQUESTS_AT_REST: u64 = 120;
 const A_JOB_TAKES: Duration = Duration::from_secs(40);
 
 /// See the module.
-pub struct World {
-    referee: Arc<Referee>,
+pub struct BatchWorld {
+    referee: Arc<Checker>,
     machines: Arc<Machines>,
-    people: People,
+    people: Workload,
     farms: Farms,
     /// The jobs, each by its kind and its number.
     kinds: Vec<(usize, usize)>,
@@ -43,25 +43,25 @@ pub struct World {
     start: Instant,
 }
 
-impl World {
+impl BatchWorld {
     /// Lives through a seed.
-    pub async fn live(seed: u64, options: &Options) -> Report {
+    pub async fn live(seed: u64, options: &Options) -> SimReport {
         let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
-        let referee = Referee::of_batch(&consul, options.print);
+        let referee = Checker::of_batch(&consul, options.print);
         let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
-        let people = People::new(consul.clone(), referee.clone(), clock, ids.fork());
+        let people = Workload::new(consul.clone(), referee.clone(), clock, ids.fork());
         let designs = designs(&mut dice);
         let weather = weather(&mut dice);
         let lost = dice.permille(250).then(|| dice.below(MACHINES));
         let farms = Farms::new(consul, referee.clone(), designs, weather, start);
         let kinds = Vec::new();
         let mut world =
-            World { referee: referee.clone(), machines, people, farms, kinds, lost, start };
+            BatchWorld { referee: referee.clone(), machines, people, farms, kinds, lost, start };
         let agents = tokio::spawn(world.machines.clone().run());
-        life::live(seed, start, &referee, agents, world.play(dice)).await
+        lifecycle::live(seed, start, &referee, agents, world.play(dice)).await
     }
 
-    async fn play(&mut self, mut dice: Dice) {
+    async fn play(&mut self, mut dice: SimRng) {
         (0..MACHINES).for_each(|n| self.machines.start_agent(&node(n)));
         self.people.set_up();
         let (kinds, acts) = script(&mut dice, self.farms.count());
@@ -94,35 +94,37 @@ impl World {
         document(kind, n)
     }
 
-    fn act(&mut self, act: Act) {
+    fn act(&mut self, act: BatchAct) {
         let people = &self.people;
         match act {
-            Act::Trouble(trouble) => self.farms.befall(trouble),
-            Act::AgentDown(n) => self.machines.kill_agent(&node(n)),
-            Act::AgentUp(n) => self.machines.start_agent(&node(n)),
-            Act::Crash(n) => self.machines.crash(&node(n)),
-            Act::Drain(n, true) => self.machines.drain(&node(n), NodeState::Draining),
-            Act::Drain(n, false) => self.machines.drain(&node(n), NodeState::Ready),
-            Act::Submit(n) => people.submit(&self.job(n), &self.document(n)),
-            Act::Suspend(n, suspend) => people.suspend(&self.job(n), suspend),
-            Act::Command(n, action) => people.command(&self.job(n), action, Some(("w", Some(0)))),
-            Act::Scale(n, count) => people.scale(&self.job(n), count),
-            Act::Delete(n) => people.delete_job(&self.job(n)),
-            Act::Drop(n) => people.drop_job(&self.job(n)),
-            Act::Malform(n, how) => people.malform(&self.job(n), how),
-            Act::Mend(n) => people.mend(&self.job(n), &self.document(n)),
-            Act::DropIntent(n) => people.drop_intent(&self.job(n)),
-            Act::CommandQueue(n, open) => people.command_queue(QUEUES[n], open),
-            Act::Close(n, closed) => {
+            BatchAct::Fault(trouble) => self.farms.befall(trouble),
+            BatchAct::AgentDown(n) => self.machines.kill_agent(&node(n)),
+            BatchAct::AgentUp(n) => self.machines.start_agent(&node(n)),
+            BatchAct::Crash(n) => self.machines.crash(&node(n)),
+            BatchAct::Drain(n, true) => self.machines.drain(&node(n), NodeState::Draining),
+            BatchAct::Drain(n, false) => self.machines.drain(&node(n), NodeState::Ready),
+            BatchAct::Submit(n) => people.submit(&self.job(n), &self.document(n)),
+            BatchAct::Suspend(n, suspend) => people.suspend(&self.job(n), suspend),
+            BatchAct::Command(n, action) => {
+                people.command(&self.job(n), action, Some(("w", Some(0))))
+            }
+            BatchAct::Scale(n, count) => people.scale(&self.job(n), count),
+            BatchAct::Delete(n) => people.delete_job(&self.job(n)),
+            BatchAct::Drop(n) => people.drop_job(&self.job(n)),
+            BatchAct::Malform(n, how) => people.malform(&self.job(n), how),
+            BatchAct::Mend(n) => people.mend(&self.job(n), &self.document(n)),
+            BatchAct::DropIntent(n) => people.drop_intent(&self.job(n)),
+            BatchAct::CommandQueue(n, open) => people.command_queue(QUEUES[n], open),
+            BatchAct::Close(n, closed) => {
                 let state = if closed { "Closed" } else { "Open" };
                 people.edit_queue(QUEUES[n], |spec| spec["state"] = state.into());
             }
-            Act::Limit(n, cpu) => {
+            BatchAct::Limit(n, cpu) => {
                 people.edit_queue(QUEUES[n], |spec| spec["capability"]["cpu"] = cpu.into());
             }
-            Act::MalformQueue(n) => people.malform_queue(QUEUES[n]),
-            Act::MendQueue(n) => people.mend_queue(QUEUES[n]),
-            Act::Litter => people.litter(),
+            BatchAct::MalformQueue(n) => people.malform_queue(QUEUES[n]),
+            BatchAct::MendQueue(n) => people.mend_queue(QUEUES[n]),
+            BatchAct::Litter => people.litter(),
         }
     }
 
@@ -199,7 +201,7 @@ impl World {
 }
 
 /// Two farms or three; now and then one cannot have a check, or believes that little fits into a transaction.
-fn designs(dice: &mut Dice) -> Vec<Design> {
+fn designs(dice: &mut SimRng) -> Vec<Design> {
     let mut designs: Vec<Design> = ["a", "b", "c"].map(|name| Design::new(name, "")).into();
     designs.truncate(2 + usize::from(dice.permille(300)));
     if dice.permille(100) {

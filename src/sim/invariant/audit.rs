@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Deed, Facts, Item, Picture, PodSeen, Say};
+use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say};
 use crate::audit::{Actual, AuditRecord, Details, Logged, compare, fold};
 use crate::ids::{NodeName, RcId};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::rc::status::RcStatus;
 use crate::store::key;
 
 /// After one deed.
-pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     if deed.process().is_none() {
         return;
     }
@@ -30,7 +30,7 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
     transfers(*rc, statuses, &entries, say);
 }
 
-fn entries(deed: &Deed<'_>, say: Say<'_>) -> Vec<Details> {
+fn entries(deed: &AppliedWrite<'_>, say: Say<'_>) -> Vec<Details> {
     let mut all = Vec::new();
     for (item, change) in &deed.changes {
         let (Item::Audit(id), Some(entry)) = (item, &change.after) else { continue };
@@ -52,7 +52,13 @@ fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), say: Say<'_>) {
 
 /// A change of pods has one entry, which names the nodes as they changed and as they are; the latter not where a user
 /// moved pods by hand, which no transaction is guarded against.
-fn retargets(deed: &Deed<'_>, picture: &Picture, by_hand: bool, entries: &[Details], say: Say<'_>) {
+fn retargets(
+    deed: &AppliedWrite<'_>,
+    picture: &Picture,
+    by_hand: bool,
+    entries: &[Details],
+    say: Say<'_>,
+) {
     let Some(rc) = deed.record() else { return };
     let retargets: Vec<_> = entries
         .iter()
@@ -60,12 +66,12 @@ fn retargets(deed: &Deed<'_>, picture: &Picture, by_hand: bool, entries: &[Detai
         .collect();
     let mut touched: BTreeSet<&NodeName> = BTreeSet::new();
     let after: BTreeSet<NodeName> = picture.places(rc).into_iter().map(|p| p.node).collect();
-    let mut before: BTreeSet<Place> = picture.places(rc);
+    let mut before: BTreeSet<PodRef> = picture.places(rc);
     for (item, change) in &deed.changes {
         let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
         touched.insert(&place.node);
         if matches!(item, Item::Pod(_)) {
-            let was = change.before.as_deref().map(PodSeen::of).and_then(|pod| pod.rc);
+            let was = change.before.as_deref().map(PicturePod::of).and_then(|pod| pod.rc);
             if was == Some(rc) {
                 before.insert(place.clone())
             } else {
@@ -120,7 +126,7 @@ fn transfers(rc: RcId, (before, after): (&RcStatus, &RcStatus), entries: &[Detai
 }
 
 /// Folding the whole log gives the state, but for records whose pods a user changed by hand.
-pub fn check_fold(picture: &Picture, facts: &Facts, say: Say<'_>) {
+pub fn check_fold(picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     let prefix = key::audit_logs();
     let logged = picture.below(prefix.as_str()).filter_map(|entry| {
         let id = prefix.tail(&entry.key)?.parse().ok()?;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{Facts, Picture};
+use super::{CheckFacts, Picture};
 use crate::ids::{PodId, RcId};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::rc::spec::RcSpec;
 
 /// What is not yet as it shall be; `None`: everything is. `live` are the processes that run.
 #[must_use]
 pub fn unsettled(
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     live: &BTreeSet<u32>,
     wanted: &[RcId],
 ) -> Option<String> {
@@ -36,7 +36,7 @@ fn promises(picture: &Picture, spec: &RcSpec) -> Option<String> {
     picture.allocations.iter().find_map(|(node, promised)| {
         let own = promised.pods.iter().filter(|(_, allocation)| allocation.owner == owner);
         let is_left = |pod: &PodId| {
-            let place = Place { node: node.clone(), pod: pod.clone() };
+            let place = PodRef { node: node.clone(), pod: pod.clone() };
             picture.pods.get(&place).and_then(|pod| pod.rc) != Some(spec.id)
         };
         let left = own.map(|(pod, _)| pod).find(|pod| is_left(pod));
@@ -44,7 +44,7 @@ fn promises(picture: &Picture, spec: &RcSpec) -> Option<String> {
     })
 }
 
-fn owner(picture: &Picture, facts: &Facts, live: &BTreeSet<u32>, rc: RcId) -> Option<String> {
+fn owner(picture: &Picture, facts: &CheckFacts, live: &BTreeSet<u32>, rc: RcId) -> Option<String> {
     let Some(session) = picture.owners.get(&rc) else { return Some(format!("{rc} has no owner")) };
     let Some(process) = facts.sessions.get(session).filter(|process| live.contains(process)) else {
         return Some(format!("{rc} is owned by a process that is dead"));
@@ -67,7 +67,7 @@ fn count(picture: &Picture, spec: &RcSpec) -> Option<String> {
     let mine = picture.places(spec.id);
     let on: BTreeSet<_> = mine.iter().map(|place| &place.node).collect();
     let free = |node: &&crate::ids::NodeName| {
-        let place = Place { node: (*node).clone(), pod: spec.manifest.id().clone() };
+        let place = PodRef { node: (*node).clone(), pod: spec.manifest.id().clone() };
         let taken = picture.pods.contains_key(&place) || picture.intents.contains(&place);
         !on.contains(node) && !taken && picture.is_fit(spec, node) && picture.has_room(spec, node)
     };

@@ -8,7 +8,7 @@
 //! | `liveness.rs` | 27 desired state, 28 take-over, 29 rest, 12 again: after the faults have ended |
 //!
 //! Invariant 5 (each layer holds alone) is what the mutations show: `docs/mutations.md`. Jobs, gangs and queues (16 to
-//! 25) have a scenario of their own, in `../batch/`. A new group here is one function of a [`Deed`] and the
+//! 25) have a scenario of their own, in `../batch/`. A new group here is one function of a [`AppliedWrite`] and the
 //! [`Picture`], called in [`check`], and what it reads of the store is decoded in `picture.rs`.
 //!
 //! What a farm decides it decides on views that are a moment old, and not everything is guarded in the transaction.
@@ -25,11 +25,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use picture::{Item, Picture, PodSeen, Unfit};
+pub use picture::{Item, Picture, PicturePod, Unfit};
 
+use super::checker::SimActor;
 use super::process::WallClock;
-use super::referee::Actor;
-use crate::embedded::{Change, KvOp, Verb};
+use crate::embedded::{KvChange, KvOp, Verb};
 use crate::ids::{FarmName, RcId, SessionId};
 use crate::labels::Selector;
 use crate::rc::status::RcStatus;
@@ -51,20 +51,20 @@ pub struct Violation {
 pub type Say<'a> = &'a mut dyn FnMut(u32, String);
 
 /// One applied write of one actor.
-pub struct Deed<'a> {
+pub struct AppliedWrite<'a> {
     /// When, since the start.
     pub at: Duration,
     /// Whose.
-    pub actor: Actor,
+    pub actor: SimActor,
     /// What it changed, and of what kind that is.
-    pub changes: Vec<(Item, &'a Change)>,
+    pub changes: Vec<(Item, &'a KvChange)>,
     /// The record that a controller's transaction is about, and its status before; see [`record_of`].
     pub record: Option<(RcId, RcStatus)>,
 }
 
 /// What is known of a process.
 #[derive(Debug, Clone)]
-pub struct Process {
+pub struct SimProcess {
     /// The farm.
     pub farm: FarmName,
     /// Which records it may claim.
@@ -73,9 +73,9 @@ pub struct Process {
 
 /// What the checks know besides the store.
 #[derive(Default)]
-pub struct Facts {
+pub struct CheckFacts {
     /// The processes, each start of a farm being one.
-    pub processes: BTreeMap<u32, Process>,
+    pub processes: BTreeMap<u32, SimProcess>,
     /// The clock that each goes by.
     pub clocks: BTreeMap<u32, Arc<WallClock>>,
     /// Whose each session is.
@@ -98,7 +98,7 @@ pub fn record_of(ops: &[KvOp]) -> Option<RcId> {
     })
 }
 
-impl Deed<'_> {
+impl AppliedWrite<'_> {
     /// The record that it is about.
     #[must_use]
     pub fn record(&self) -> Option<RcId> {
@@ -110,21 +110,21 @@ impl Deed<'_> {
     pub fn owners_of_pods(&self) -> BTreeSet<RcId> {
         let pods = self.changes.iter().filter(|(item, _)| matches!(item, Item::Pod(_)));
         let sides = pods.flat_map(|(_, change)| [&change.before, &change.after]).flatten();
-        sides.filter_map(|entry| PodSeen::of(entry).rc).collect()
+        sides.filter_map(|entry| PicturePod::of(entry).rc).collect()
     }
 
     /// The process, if one did it.
     #[must_use]
     pub fn process(&self) -> Option<u32> {
         match self.actor {
-            Actor::Process(n) => Some(n),
+            SimActor::Process(n) => Some(n),
             _ => None,
         }
     }
 }
 
 /// Looks at one deed; `picture` is what it left.
-pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     ownership::check(deed, picture, facts, say);
     replication::check(deed, picture, facts, say);
     audit::check(deed, picture, facts, say);

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Deed, Facts, Item, Picture, Say};
+use super::{AppliedWrite, CheckFacts, Item, Picture, Say};
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
+use crate::sim::checker::SimActor;
 use crate::sim::reached::{Occasion, met_if};
-use crate::sim::referee::Actor;
 
 /// After one deed.
-pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     nothing_left(deed, say);
     relabelled(deed, picture, facts);
     new_owners(deed, picture, facts, say);
@@ -37,14 +37,14 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
 
 /// Records in whose name a transaction was made: the one whose status it replaces, or else those whose pods it
 /// touches. A record that touches another's pods is found out elsewhere (9).
-fn written(deed: &Deed<'_>) -> BTreeSet<RcId> {
+fn written(deed: &AppliedWrite<'_>) -> BTreeSet<RcId> {
     if let Some(record) = deed.record() {
         return BTreeSet::from([record]);
     }
     deed.owners_of_pods()
 }
 
-fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &Deed<'_>) -> bool {
+fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &AppliedWrite<'_>) -> bool {
     if selector.is_everything() {
         return true;
     }
@@ -55,10 +55,10 @@ fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &Deed<'_>) 
 }
 
 /// A lock that nobody holds is none: its key goes with its holder.
-fn nothing_left(deed: &Deed<'_>, say: Say<'_>) {
+fn nothing_left(deed: &AppliedWrite<'_>, say: Say<'_>) {
     for (item, change) in &deed.changes {
         let (Item::Owner(rc) | Item::OtherLock(rc)) = item else { continue };
-        let ends = deed.actor == Actor::Consul && matches!(item, Item::Owner(_));
+        let ends = deed.actor == SimActor::Consul && matches!(item, Item::Owner(_));
         met_if(ends && change.after.is_none(), Occasion::LockEnded);
         if change.after.as_ref().is_some_and(|entry| entry.session.is_none()) {
             say(4, format!("{} of {rc} stays without a holder", change.key));
@@ -67,7 +67,7 @@ fn nothing_left(deed: &Deed<'_>, say: Say<'_>) {
 }
 
 /// Whether an owner must let a record go.
-fn relabelled(deed: &Deed<'_>, picture: &Picture, facts: &Facts) {
+fn relabelled(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts) {
     for (item, _) in &deed.changes {
         let Item::RcLabels(rc) = item else { continue };
         let owner = picture.owners.get(rc).and_then(|session| facts.sessions.get(session));
@@ -79,7 +79,7 @@ fn relabelled(deed: &Deed<'_>, picture: &Picture, facts: &Facts) {
 }
 
 /// Whoever gets a lock may have it.
-fn new_owners(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+fn new_owners(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     for (item, change) in &deed.changes {
         let Item::Owner(rc) = item else { continue };
         let Some(session) = change.after.as_ref().and_then(|entry| entry.session.as_ref()) else {

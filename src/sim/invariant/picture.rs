@@ -7,17 +7,17 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::VIEW;
-use crate::embedded::{Change, Tables};
+use crate::embedded::{KvChange, Tables};
 use crate::farm::NODE_GRACE;
 use crate::ids::{FarmName, NodeName, RcId, SessionId};
 use crate::labels::{Labels, decode_labels};
 use crate::manifest::Resources;
 use crate::node::Health;
 use crate::node::record::{NodeRecord, NodeState};
-use crate::rc::plan::Place;
+use crate::rc::plan::PodRef;
 use crate::rc::spec::{RC_ID, RcSpec};
 use crate::rc::status::RcStatus;
-use crate::schedule::capacity::{Allocations, Room};
+use crate::schedule::capacity::{Allocations, NodeCapacity};
 use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Index};
 
@@ -30,9 +30,9 @@ pub enum Item {
     Status(RcId),
     Owner(RcId),
     OtherLock(RcId),
-    Pod(Place),
-    Intent(Place),
-    Health(Place),
+    Pod(PodRef),
+    Intent(PodRef),
+    Health(PodRef),
     NodeLabels(NodeName),
     Node(NodeName),
     Allocations(NodeName),
@@ -52,7 +52,7 @@ impl Item {
         let pods = key::labels(LabelKind::Pod);
         let place = |prefix| {
             let (node, pod) = key::node_and_pod(prefix, text)?;
-            Some(Place { node, pod })
+            Some(PodRef { node, pod })
         };
         if let Some(tail) = key::rcs().tail(text) {
             Some(Item::Record(tail.parse().ok()?))
@@ -66,7 +66,7 @@ impl Item {
             Some(Item::Audit(tail.parse().ok()?))
         } else if key::healths().tail(text).is_some() {
             let (pod, node) = key::pod_and_node(&key::healths(), text)?;
-            Some(Item::Health(Place { node, pod }))
+            Some(Item::Health(PodRef { node, pod }))
         } else if let Some(tail) = key::rc_locks().tail(text) {
             match key::split_lock(&key::rc_locks(), tail) {
                 (id, None) => Some(Item::Owner(id.parse().ok()?)),
@@ -114,26 +114,26 @@ impl<T: Clone + PartialEq> Timeline<T> {
 
 /// A pod's labels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PodSeen {
+pub struct PicturePod {
     /// Whose it is.
     pub rc: Option<RcId>,
     /// CreateIndex of its labels: its age.
     pub created: Index,
 }
 
-impl PodSeen {
+impl PicturePod {
     /// From an entry.
     #[must_use]
-    pub fn of(entry: &Entry) -> PodSeen {
+    pub fn of(entry: &Entry) -> PicturePod {
         let labels = decode_labels(&entry.value).unwrap_or_default();
         let rc = labels.get(RC_ID).and_then(|id| id.parse().ok());
-        PodSeen { rc, created: entry.create_index }
+        PicturePod { rc, created: entry.create_index }
     }
 }
 
 /// What a node says of itself, as far as placement goes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Said {
+pub struct ReportedStatus {
     /// It shall become empty.
     pub draining: bool,
     /// Its agent's session does not hold its record.
@@ -173,24 +173,24 @@ pub struct Picture {
     /// Whose session holds each farm's name.
     pub present: BTreeMap<FarmName, SessionId>,
     /// Pods by place.
-    pub pods: BTreeMap<Place, PodSeen>,
+    pub pods: BTreeMap<PodRef, PicturePod>,
     /// Pods by owner.
-    pub by_rc: BTreeMap<RcId, BTreeSet<Place>>,
+    pub by_rc: BTreeMap<RcId, BTreeSet<PodRef>>,
     /// Places with an intent.
-    pub intents: BTreeSet<Place>,
+    pub intents: BTreeSet<PodRef>,
     /// Health by place.
-    pub health: BTreeMap<Place, Timeline<Health>>,
+    pub health: BTreeMap<PodRef, Timeline<Health>>,
     /// Labels of nodes; `None`: none, or unreadable.
     pub node_labels: BTreeMap<NodeName, Timeline<Option<Labels>>>,
     /// What nodes say of themselves; `None`: nothing.
-    pub nodes: BTreeMap<NodeName, Timeline<Option<Said>>>,
+    pub nodes: BTreeMap<NodeName, Timeline<Option<ReportedStatus>>>,
     /// What is promised on nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
 }
 
 impl Picture {
     /// Takes a change in; what kind of key it was.
-    pub fn apply(&mut self, at: Duration, change: &Change) -> Item {
+    pub fn apply(&mut self, at: Duration, change: &KvChange) -> Item {
         self.set(at, &change.key, change.after.clone())
     }
 
@@ -234,7 +234,7 @@ impl Picture {
                     None => drop(self.present.remove(farm)),
                 }
             }
-            (Item::Pod(place), entry) => self.set_pod(place, entry.as_deref().map(PodSeen::of)),
+            (Item::Pod(place), entry) => self.set_pod(place, entry.as_deref().map(PicturePod::of)),
             (Item::Intent(place), Some(_)) => _ = self.intents.insert(place.clone()),
             (Item::Intent(place), None) => _ = self.intents.remove(place),
             (Item::Health(place), entry) => {
@@ -270,7 +270,7 @@ impl Picture {
         item
     }
 
-    fn set_pod(&mut self, place: &Place, seen: Option<PodSeen>) {
+    fn set_pod(&mut self, place: &PodRef, seen: Option<PicturePod>) {
         if let Some(rc) = self.pods.remove(place).and_then(|pod| pod.rc)
             && let Some(places) = self.by_rc.get_mut(&rc)
         {
@@ -285,7 +285,7 @@ impl Picture {
 
     /// The places of an RC's pods.
     #[must_use]
-    pub fn places(&self, rc: RcId) -> BTreeSet<Place> {
+    pub fn places(&self, rc: RcId) -> BTreeSet<PodRef> {
         self.by_rc.get(&rc).cloned().unwrap_or_default()
     }
 
@@ -319,9 +319,9 @@ impl Picture {
         if !self.node_labels.get(node).is_some_and(|t| t.ever(from, false, matches)) {
             return Some(Unfit::Labels);
         }
-        let ready = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.draining);
+        let ready = |said: &Option<ReportedStatus>| said.as_ref().is_none_or(|said| !said.draining);
         // A node whose agent is gone stays as fit as it was for a grace; a drain may end meanwhile.
-        let here = |said: &Option<Said>| said.as_ref().is_none_or(|said| !said.gone);
+        let here = |said: &Option<ReportedStatus>| said.as_ref().is_none_or(|said| !said.gone);
         let seen_since = from.saturating_sub(NODE_GRACE);
         let said = self.nodes.get(node)?;
         match (said.ever(seen_since, true, here), said.ever(from, true, ready)) {
@@ -346,13 +346,14 @@ impl Picture {
     #[must_use]
     pub fn maybe_leaving(&self, node: &NodeName, now: Duration) -> bool {
         let from = self.oldest_view(now);
-        let leaving = |said: &Option<Said>| said.as_ref().is_some_and(|s| s.draining || s.gone);
+        let leaving =
+            |said: &Option<ReportedStatus>| said.as_ref().is_some_and(|s| s.draining || s.gone);
         self.nodes.get(node).is_some_and(|t| t.ever(from, false, leaving))
     }
 
     /// Whether a pod may have looked healthy lately.
     #[must_use]
-    pub fn maybe_passing(&self, place: &Place, now: Duration) -> bool {
+    pub fn maybe_passing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
         let passing = |health: &Health| *health == Health::Passing;
         self.health.get(place).is_some_and(|t| t.ever(from, false, passing))
@@ -360,7 +361,7 @@ impl Picture {
 
     /// Whether a pod looked healthy all the time.
     #[must_use]
-    pub fn surely_passing(&self, place: &Place, now: Duration) -> bool {
+    pub fn surely_passing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
         let ailing = |health: &Health| *health != Health::Passing;
         let well = self.health.get(place).is_some_and(|t| !t.ever(from, true, ailing));
@@ -369,7 +370,7 @@ impl Picture {
 
     /// Whether a pod ailed all the time.
     #[must_use]
-    pub fn surely_ailing(&self, place: &Place, now: Duration) -> bool {
+    pub fn surely_ailing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
         let well = |health: &Health| matches!(health, Health::Passing | Health::Absent);
         self.health.get(place).is_some_and(|t| !t.ever(from, true, well))
@@ -377,7 +378,7 @@ impl Picture {
 
     /// Whether a pod's place was promised all that its record asks for, if it asks for anything.
     #[must_use]
-    pub fn is_promised(&self, spec: &RcSpec, place: &Place) -> bool {
+    pub fn is_promised(&self, spec: &RcSpec, place: &PodRef) -> bool {
         was_promised(spec, place, self.allocations.get(&place.node))
     }
 
@@ -387,7 +388,7 @@ impl Picture {
         let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
         let capacity = said.map(|said| said.capacity.clone()).unwrap_or_default();
         let promised = self.allocations.get(node).cloned().unwrap_or_default();
-        let room = Room { capacity, promised, ..Room::default() };
+        let room = NodeCapacity { capacity, promised, ..NodeCapacity::default() };
         room.lack(spec.manifest.id(), spec.resources()).is_none()
     }
 
@@ -409,7 +410,7 @@ impl Picture {
 
 /// Whether a pod's place is promised all that its record asks for, by what its node has promised.
 #[must_use]
-pub fn was_promised(spec: &RcSpec, place: &Place, promised: Option<&Allocations>) -> bool {
+pub fn was_promised(spec: &RcSpec, place: &PodRef, promised: Option<&Allocations>) -> bool {
     let allocation = promised.and_then(|all| all.pods.get(&place.pod));
     match allocation.filter(|allocation| allocation.owner == spec.promisee()) {
         Some(allocation) => allocation.amounts() == *spec.resources(),
@@ -417,9 +418,9 @@ pub fn was_promised(spec: &RcSpec, place: &Place, promised: Option<&Allocations>
     }
 }
 
-fn said(entry: &Entry) -> Option<Said> {
+fn said(entry: &Entry) -> Option<ReportedStatus> {
     let record = NodeRecord::decode(&entry.value).ok()?;
     let gone = record.session.is_some() && entry.session.is_none();
     let draining = record.state == NodeState::Draining;
-    Some(Said { draining, gone, capacity: record.capacity })
+    Some(ReportedStatus { draining, gone, capacity: record.capacity })
 }

@@ -3,28 +3,28 @@
 use std::collections::BTreeSet;
 
 use super::picture::was_promised;
-use super::{Deed, Facts, Item, Picture, PodSeen, Say, Unfit, VIEW};
+use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say, Unfit, VIEW};
 use crate::farm::NODE_GRACE;
 use crate::ids::{NodeName, RcId};
-use crate::rc::plan::Place;
-use crate::rc::spec::{RcSpec, Strategy};
+use crate::rc::plan::PodRef;
+use crate::rc::spec::{RcSpec, RcStrategy};
 use crate::schedule::capacity::Allocations;
 use crate::sim::reached::{Occasion, met, met_if};
 use crate::store::Index;
 
 /// What a transaction did to one RC's pods.
 struct Moves {
-    added: BTreeSet<Place>,
-    removed: BTreeSet<Place>,
+    added: BTreeSet<PodRef>,
+    removed: BTreeSet<PodRef>,
 }
 
 impl Moves {
-    fn of(deed: &Deed<'_>, rc: RcId) -> Moves {
+    fn of(deed: &AppliedWrite<'_>, rc: RcId) -> Moves {
         let mut moves = Moves { added: BTreeSet::new(), removed: BTreeSet::new() };
         for (item, change) in &deed.changes {
             let Item::Pod(place) = item else { continue };
             let owner = |side: &Option<std::sync::Arc<crate::store::Entry>>| {
-                side.as_ref().and_then(|entry| PodSeen::of(entry).rc)
+                side.as_ref().and_then(|entry| PicturePod::of(entry).rc)
             };
             match (owner(&change.before) == Some(rc), owner(&change.after) == Some(rc)) {
                 (true, false) => _ = moves.removed.insert(place.clone()),
@@ -35,24 +35,24 @@ impl Moves {
         moves
     }
 
-    fn nodes(places: &BTreeSet<Place>) -> BTreeSet<&NodeName> {
+    fn nodes(places: &BTreeSet<PodRef>) -> BTreeSet<&NodeName> {
         places.iter().map(|place| &place.node).collect()
     }
 
     /// Places that were left for good: not those whose pod only got another name on the same node.
-    fn left(&self) -> impl Iterator<Item = &Place> {
+    fn left(&self) -> impl Iterator<Item = &PodRef> {
         let stay = Self::nodes(&self.added);
         self.removed.iter().filter(move |place| !stay.contains(&place.node))
     }
 
-    fn newly(&self) -> impl Iterator<Item = &Place> {
+    fn newly(&self) -> impl Iterator<Item = &PodRef> {
         let were = Self::nodes(&self.removed);
         self.added.iter().filter(move |place| !were.contains(&place.node))
     }
 }
 
 /// After one deed.
-pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
     promises(deed, picture, say);
     if deed.process().is_none() {
         amiss(deed, picture);
@@ -96,20 +96,20 @@ pub fn check(deed: &Deed<'_>, picture: &Picture, facts: &Facts, say: Say<'_>) {
 }
 
 /// 8 and 9: a pod is changed whole, with its record's status, and only by its own record.
-fn whole_and_own(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
+fn whole_and_own(deed: &AppliedWrite<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
     if !deed.changes.iter().any(|(item, _)| *item == Item::Status(rc)) {
         say(8, format!("pods of {rc} were changed without its status"));
     }
-    let label_before = |place: &Place| {
+    let label_before = |place: &PodRef| {
         let changed = deed.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
         match changed {
-            Some((_, change)) => change.before.as_deref().map(PodSeen::of),
+            Some((_, change)) => change.before.as_deref().map(PicturePod::of),
             None => picture.pods.get(place).cloned(),
         }
     };
     for (item, change) in &deed.changes {
         let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
-        let Place { node, pod } = place;
+        let PodRef { node, pod } = place;
         if picture.pods.contains_key(place) != picture.intents.contains(place) {
             say(8, format!("{pod} on {node} is left with labels or an intent, and not both"));
         }
@@ -137,20 +137,20 @@ fn counts(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
 
 /// 7: one pod per node, on fit nodes.
 fn places(
-    deed: &Deed<'_>,
+    deed: &AppliedWrite<'_>,
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     spec: &RcSpec,
     moves: &Moves,
     say: Say<'_>,
 ) {
     let all = picture.places(spec.id);
-    for Place { node, .. } in &moves.added {
+    for PodRef { node, .. } in &moves.added {
         if all.iter().filter(|place| place.node == *node).count() > 1 {
             say(7, format!("{} has two pods on {node}", spec.id));
         }
     }
-    for Place { node, .. } in moves.newly() {
+    for PodRef { node, .. } in moves.newly() {
         if let Some(why) = unfit(deed, picture, facts, spec, node) {
             let id = spec.id;
             say(7, format!("{id} got a pod on {node}, which has not been fit for long: {why:?}"));
@@ -163,9 +163,9 @@ fn places(
 
 /// Why a node cannot have looked fit. Since when an agent has been gone only those know who were there.
 fn unfit(
-    deed: &Deed<'_>,
+    deed: &AppliedWrite<'_>,
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     spec: &RcSpec,
     node: &NodeName,
 ) -> Option<Unfit> {
@@ -177,14 +177,14 @@ fn unfit(
 
 /// Nodes that were free when a pod was placed, and not fit.
 fn passed_over(
-    deed: &Deed<'_>,
+    deed: &AppliedWrite<'_>,
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     spec: &RcSpec,
-    all: &BTreeSet<Place>,
+    all: &BTreeSet<PodRef>,
 ) {
     for node in picture.node_labels.keys() {
-        let place = Place { node: node.clone(), pod: spec.manifest.id().clone() };
+        let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
         let taken = all.iter().any(|place| place.node == *node)
             || picture.pods.contains_key(&place)
             || picture.intents.contains(&place);
@@ -201,10 +201,16 @@ fn passed_over(
 }
 
 /// 11 and 13: the healthy stay above the minimum; a pod moves only away from a node that it should leave.
-fn removals(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+fn removals(
+    deed: &AppliedWrite<'_>,
+    picture: &Picture,
+    spec: &RcSpec,
+    moves: &Moves,
+    say: Say<'_>,
+) {
     let moved = moves.newly().next().is_some();
     met_if(moved && moves.left().next().is_some(), Occasion::MovedOff);
-    for Place { node, .. } in moves.left().filter(|_| moved) {
+    for PodRef { node, .. } in moves.left().filter(|_| moved) {
         if !picture.maybe_unfit(spec, node, deed.at) {
             say(13, format!("{} moved a pod off {node}, which was fit all the time", spec.id));
         }
@@ -224,21 +230,21 @@ fn removals(deed: &Deed<'_>, picture: &Picture, spec: &RcSpec, moves: &Moves, sa
 enum Worth {
     OnUnfitNode,
     Ailing,
-    Well(std::cmp::Reverse<Index>, Place),
+    Well(std::cmp::Reverse<Index>, PodRef),
 }
 
 fn worth(
-    deed: &Deed<'_>,
+    deed: &AppliedWrite<'_>,
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     spec: &RcSpec,
-    place: &Place,
+    place: &PodRef,
 ) -> Option<Worth> {
     if unfit(deed, picture, facts, spec, &place.node).is_some() {
         return Some(Worth::OnUnfitNode);
     }
     let removed = deed.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
-    let before = removed.and_then(|(_, change)| change.before.as_deref().map(PodSeen::of));
+    let before = removed.and_then(|(_, change)| change.before.as_deref().map(PicturePod::of));
     let pod = before.or_else(|| picture.pods.get(place).cloned())?;
     // A pod without its promise may have to leave, too.
     let of_node = Item::Allocations(place.node.clone());
@@ -262,9 +268,9 @@ fn worth(
 
 /// 11: those go first that are of the least use: on unfit nodes, then ailing ones, then the newest.
 fn order(
-    deed: &Deed<'_>,
+    deed: &AppliedWrite<'_>,
     picture: &Picture,
-    facts: &Facts,
+    facts: &CheckFacts,
     spec: &RcSpec,
     moves: &Moves,
     say: Say<'_>,
@@ -296,7 +302,7 @@ fn whole_promises(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>)
     for place in moves.newly().filter(|place| !picture.is_promised(spec, place)) {
         say(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
     }
-    for Place { node, pod } in moves.left() {
+    for PodRef { node, pod } in moves.left() {
         let promised = picture.allocations.get(node).and_then(|all| all.pods.get(pod));
         if promised.is_some_and(|promised| promised.owner == spec.promisee()) {
             say(14, format!("{} left {node}, which still promises {pod} something", spec.id));
@@ -305,7 +311,7 @@ fn whole_promises(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>)
 }
 
 /// Whether a disabled record has too many pods or too few, now that a person has written it.
-fn amiss(deed: &Deed<'_>, picture: &Picture) {
+fn amiss(deed: &AppliedWrite<'_>, picture: &Picture) {
     for (item, _) in &deed.changes {
         let Item::Record(rc) = item else { continue };
         let disabled = picture.spec(*rc).filter(|spec| spec.disabled);
@@ -315,15 +321,15 @@ fn amiss(deed: &Deed<'_>, picture: &Picture) {
 }
 
 /// Whether a healthy pod should move, and must not yet.
-fn waits_to_move(deed: &Deed<'_>, picture: &Picture, rc: RcId) {
-    let Some(spec) = picture.spec(rc).filter(|spec| spec.strategy == Strategy::Dynamic) else {
+fn waits_to_move(deed: &AppliedWrite<'_>, picture: &Picture, rc: RcId) {
+    let Some(spec) = picture.spec(rc).filter(|spec| spec.strategy == RcStrategy::Dynamic) else {
         return;
     };
     let places = picture.places(rc);
-    let moves = |place: &Place| {
+    let moves = |place: &PodRef| {
         picture.surely_passing(place, deed.at) && !picture.maybe_fit(spec, &place.node, deed.at)
     };
-    let ails = |place: &Place| !picture.maybe_passing(place, deed.at);
+    let ails = |place: &PodRef| !picture.maybe_passing(place, deed.at);
     met_if(places.iter().any(moves) && places.iter().any(ails), Occasion::MoveWhileOthersAil);
 }
 
@@ -334,7 +340,7 @@ fn spec_minimum(picture: &Picture, spec: &RcSpec) -> usize {
 }
 
 /// 11: a transfer of a healthy pod begins only while the others are healthy, or while enough are.
-fn transfer_begins(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
+fn transfer_begins(deed: &AppliedWrite<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
     let before = deed.record.as_ref().and_then(|(_, status)| status.transfer.as_ref());
     let after = picture.statuses.get(&rc).and_then(|status| status.transfer.as_ref());
     let (None, Some(transfer), Some(spec)) = (before, after, picture.spec(rc)) else { return };
@@ -354,7 +360,7 @@ fn transfer_begins(deed: &Deed<'_>, picture: &Picture, rc: RcId, say: Say<'_>) {
 }
 
 /// 14: what is promised on a node is there.
-fn promises(deed: &Deed<'_>, picture: &Picture, say: Say<'_>) {
+fn promises(deed: &AppliedWrite<'_>, picture: &Picture, say: Say<'_>) {
     for (item, _) in &deed.changes {
         let Item::Allocations(node) = item else { continue };
         let Some(promised) = picture.allocations.get(node) else { continue };

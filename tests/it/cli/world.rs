@@ -7,11 +7,11 @@ use std::sync::Arc;
 use rcfarm::embedded::Embedded;
 use rcfarm::embedded::serve::{CONSULS_CONNECTIONS, serve};
 use rcfarm::farm::kinds::by_labels;
-use rcfarm::farm::{Farm, FarmSettings, Ground, SessionSettings};
+use rcfarm::farm::{Env, Farm, FarmSettings, SessionSettings};
 use rcfarm::labels::Selector;
 use rcfarm::schedule::NoDiscovery;
 use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Key, Limits, NewSession, PutMode, Query, Reader, Store};
+use rcfarm::store::{Key, NewSession, PutMode, Query, Reader, Store, TxnLimits};
 use rcfarm::time::{IdSource, SystemClock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -185,10 +185,10 @@ impl World {
             name: name.parse().unwrap(),
             selector: selector.parse::<Selector>().unwrap(),
             session: SessionSettings::default(),
-            limits: Limits::default(),
+            limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let ground = Ground {
+        let ground = Env {
             store: Arc::new(self.consul.clone()),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),

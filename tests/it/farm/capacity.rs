@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rcfarm::embedded::{Fate, Outcome, Request as Asked};
+use rcfarm::embedded::{Fate, FaultOutcome, Request as Asked};
 use rcfarm::ids::NodeName;
 use rcfarm::manifest::Resources;
-use rcfarm::rc::status::{ConditionType, Reason};
-use rcfarm::schedule::capacity::{Allocations, Room};
+use rcfarm::rc::status::{RcConditionType, RcReason};
+use rcfarm::schedule::capacity::{Allocations, NodeCapacity};
 use rcfarm::store::{Query, Reader, StoreError, key};
 use serde_json::json;
 
@@ -64,7 +64,8 @@ fn check_books(cluster: &Cluster, each: &str) {
                     "{name}: {owner}: {text}"
                 );
             }
-            let room = Room { capacity: capacity(each), promised, ..Room::default() };
+            let room =
+                NodeCapacity { capacity: capacity(each), promised, ..NodeCapacity::default() };
             assert!(room.faults().is_empty(), "{name}: {:?}", room.faults());
         }
     });
@@ -87,7 +88,11 @@ fn devices(cluster: &Cluster) -> usize {
     })
 }
 
-async fn condition(cluster: &Cluster, n: u128, kind: ConditionType) -> Option<(Reason, String)> {
+async fn condition(
+    cluster: &Cluster,
+    n: u128,
+    kind: RcConditionType,
+) -> Option<(RcReason, String)> {
     let status = cluster.status(n).await?;
     status.condition(kind).map(|condition| (condition.reason, condition.message.clone()))
 }
@@ -97,7 +102,7 @@ async fn has_pods(cluster: &Cluster, n: u128, count: usize) {
     within(20 * SECOND, &what, || async { cluster.nodes_of(n).await.len() == count }).await;
 }
 
-async fn says(cluster: &Cluster, n: u128, kind: ConditionType, reason: Reason) -> String {
+async fn says(cluster: &Cluster, n: u128, kind: RcConditionType, reason: RcReason) -> String {
     let what = format!("{n} says {reason}");
     within(20 * SECOND, &what, || async {
         condition(cluster, n, kind).await.is_some_and(|(found, _)| found == reason)
@@ -122,7 +127,7 @@ async fn pods_go_where_there_is_room_and_get_devices_of_their_own() {
         assert_eq!(pods[&pod_id(1)].owner.to_string(), format!("rc/{}", rc_id(1)));
     }
     create(&cluster, 3, 1, "gpu: 1").await;
-    let why = says(&cluster, 3, ConditionType::Scheduled, Reason::InsufficientCapacity).await;
+    let why = says(&cluster, 3, RcConditionType::Scheduled, RcReason::InsufficientCapacity).await;
     assert!(why.contains("0 of 1") && why.contains("n0000: gpu: 1 wanted, 0 of 2 free"), "{why}");
     assert!(why.contains("n0001: gpu: 1 wanted, 0 of 0 free"), "{why}");
     check_books(&cluster, "cpu=4,memory=8Gi,gpu=2");
@@ -139,9 +144,9 @@ async fn a_part_is_scheduled_and_the_rest_when_a_node_comes_or_grows() {
     let farm = cluster.start("a");
     create(&cluster, 1, 4, "cpu: 1").await;
     has_pods(&cluster, 1, 2).await;
-    says(&cluster, 1, ConditionType::Scheduled, Reason::InsufficientNodes).await;
+    says(&cluster, 1, RcConditionType::Scheduled, RcReason::InsufficientNodes).await;
     cluster.label_node(&node(2), json!({"pool": "web"})).await;
-    let why = says(&cluster, 1, ConditionType::Scheduled, Reason::InsufficientCapacity).await;
+    let why = says(&cluster, 1, RcConditionType::Scheduled, RcReason::InsufficientCapacity).await;
     assert!(why.contains("n0002: it does not say what it has"), "{why}");
     give(&cluster, 2, "cpu=2,memory=1Gi").await;
     has_pods(&cluster, 1, 3).await;
@@ -180,7 +185,7 @@ async fn a_label_chooses_between_spreading_and_packing() {
     assert!(cluster.nodes_of(3).await.is_subset(&full), "packed");
     let label = json!({"rcfarm/packing": "tight"}).to_string();
     cluster.put(key::rc_labels(rc_id(3)).as_str(), label).await;
-    let why = says(&cluster, 3, ConditionType::Valid, Reason::InvalidRecord).await;
+    let why = says(&cluster, 3, RcConditionType::Valid, RcReason::InvalidRecord).await;
     assert!(why.contains("rcfarm/packing") && why.contains("spread or bin-pack"), "{why}");
     farm.stop().await;
 }
@@ -230,7 +235,7 @@ async fn what_a_farm_promised_before_it_died_or_lost_an_answer_is_promised_once(
                 .any(|op| op.verb.writes() && op.key.starts_with("rcfarm/allocations/"))
                 && !lost.swap(true, std::sync::atomic::Ordering::SeqCst) =>
         {
-            Fate::of(Outcome::LoseReply)
+            Fate::of(FaultOutcome::LoseReply)
         }
         _ => Fate::DELIVER,
     });
@@ -268,7 +273,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     cluster.write_rc(2, &other).await;
     has_pods(&cluster, 2, 1).await;
     create(&cluster, 1, 1, "cpu: 3").await;
-    let why = says(&cluster, 1, ConditionType::Placed, Reason::InsufficientCapacity).await;
+    let why = says(&cluster, 1, RcConditionType::Placed, RcReason::InsufficientCapacity).await;
     assert!(why.contains(home.as_str()), "{why}");
     assert!(cluster.intent(&home, 1).await.unwrap().contains("cpu: 2"), "left as it is");
     // A dynamic one moves to where there is.
@@ -366,7 +371,7 @@ async fn books_that_cannot_be_read_or_written_harm_nothing_else() {
     tokio::time::sleep(5 * SECOND).await;
     create(&cluster, 2, 2, "cpu: 1").await;
     has_pods(&cluster, 2, 1).await;
-    let why = says(&cluster, 2, ConditionType::Scheduled, Reason::InsufficientCapacity).await;
+    let why = says(&cluster, 2, RcConditionType::Scheduled, RcReason::InsufficientCapacity).await;
     assert!(why.contains("n0000: the record of its promises cannot be read"), "{why}");
     assert_eq!(cluster.nodes_of(1).await.len(), 2, "who is there stays");
     create(&cluster, 1, 0, "cpu: 1").await;
@@ -381,7 +386,7 @@ async fn a_farm_without_rights_on_the_books_does_not_start() {
     let cluster = cluster(1, "cpu=4,memory=8Gi").await;
     let farm = cluster.start_faulty("a", |asked| match asked {
         Asked::Get(key) if key.starts_with("rcfarm/allocations/") => {
-            Fate::of(Outcome::Fail(StoreError::Forbidden { what: "books".to_owned() }))
+            Fate::of(FaultOutcome::Fail(StoreError::Forbidden { what: "books".to_owned() }))
         }
         _ => Fate::DELIVER,
     });

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use rcfarm::embedded::{Embedded, Settings};
 use rcfarm::embedded::{Fate, Faults, Request};
 use rcfarm::farm::kinds::{MakeScheduler, by_labels};
-use rcfarm::farm::records::Presence;
-use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings, Ground, SessionSettings};
+use rcfarm::farm::records::FarmPresence;
+use rcfarm::farm::{Env, Farm, FarmError, FarmReport, FarmSettings, SessionSettings};
 use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler};
-use rcfarm::store::{DeleteMode, Limits, PutMode, Query, Reader, Store, key};
+use rcfarm::store::{DeleteMode, PutMode, Query, Reader, Store, TxnLimits, key};
 use rcfarm::time::{Clock, IdSource, Timestamp};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -116,14 +116,11 @@ impl Cluster {
             name: name.parse::<FarmName>().unwrap(),
             selector: selector.parse().unwrap(),
             session: SessionSettings::default(),
-            limits: Limits::default(),
+            limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let ground = Ground {
-            store: store.clone(),
-            clock: self.clock.clone(),
-            ids: Arc::new(self.ids.fork()),
-        };
+        let ground =
+            Env { store: store.clone(), clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) };
         let scheduler = self.scheduler.clone();
         let scheduler: MakeScheduler = match scheduler {
             Some(scheduler) => Box::new(move |_| scheduler),
@@ -209,7 +206,7 @@ impl Cluster {
         self.put(key.as_str(), value.to_string()).await;
     }
 
-    pub async fn presence(&self, farm: &str) -> Option<Presence> {
+    pub async fn presence(&self, farm: &str) -> Option<FarmPresence> {
         let key = key::farm(&farm.parse().unwrap());
         let entry = self.store.get(&key, Query::PLAIN).await.unwrap().value?;
         Some(serde_json::from_slice(&entry.value).unwrap())

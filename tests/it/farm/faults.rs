@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
-use rcfarm::embedded::{Fate, Outcome, Request, Verb};
-use rcfarm::rc::status::Reason;
+use rcfarm::embedded::{Fate, FaultOutcome, Request, Verb};
+use rcfarm::rc::status::RcReason;
 use rcfarm::store::{Behavior, NewSession, PutMode, Store, StoreError, key};
 use serde_json::json;
 use tokio::time::Instant;
@@ -30,7 +30,9 @@ async fn a_farm_that_cannot_read_the_pods_adds_none() {
     let cluster = pods_of_p2().await;
     let start = Instant::now();
     let farm = cluster.start_faulty("a", move |request| match request {
-        Request::List("labels/pod/") if start.elapsed() < 5 * SECOND => Fate::of(Outcome::Lose),
+        Request::List("labels/pod/") if start.elapsed() < 5 * SECOND => {
+            Fate::of(FaultOutcome::Lose)
+        }
         _ => Fate::DELIVER,
     });
     within(20 * SECOND, "looked at", || async { cluster.status(1).await.is_some() }).await;
@@ -49,9 +51,9 @@ async fn pods_that_may_not_be_seen_any_more_are_not_replaced() {
     let now = revoked.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
         _ if !now.load(Ordering::SeqCst) => Fate::DELIVER,
-        Request::List("labels/pod/") => Fate::of(Outcome::Short(0)),
+        Request::List("labels/pod/") => Fate::of(FaultOutcome::Short(0)),
         Request::Get(key) if key.starts_with("labels/pod/") => {
-            Fate::of(Outcome::Fail(StoreError::Forbidden { what: (*key).to_owned() }))
+            Fate::of(FaultOutcome::Fail(StoreError::Forbidden { what: (*key).to_owned() }))
         }
         _ => Fate::DELIVER,
     });
@@ -82,7 +84,7 @@ async fn a_transaction_that_is_always_refused_is_tried_ever_more_rarely() {
     let farm = cluster.start_faulty("a", move |request| {
         count.fetch_add(1, Ordering::SeqCst);
         match request {
-            Request::List("labels/pod/" | "intent/") => Fate::of(Outcome::Short(0)),
+            Request::List("labels/pod/" | "intent/") => Fate::of(FaultOutcome::Short(0)),
             _ => Fate::DELIVER,
         }
     });
@@ -125,8 +127,8 @@ async fn a_session_that_could_not_be_closed_is_closed_before_the_next_begins() {
     let now = deaf.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
         _ if !now.load(Ordering::SeqCst) => Fate::DELIVER,
-        Request::BeatCheck(_) => Fate::of(Outcome::LoseReply),
-        Request::DestroySession(_) => Fate::of(Outcome::Lose),
+        Request::BeatCheck(_) => Fate::of(FaultOutcome::LoseReply),
+        Request::DestroySession(_) => Fate::of(FaultOutcome::Lose),
         _ => Fate::DELIVER,
     });
     within(3 * SECOND, "claimed", || async { farm.claims() == 1 }).await;
@@ -226,8 +228,8 @@ async fn a_record_whose_labels_cannot_be_read_changes_nothing() {
     cluster.create_rc(1, 1).await;
     tokio::time::sleep(5 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await.len(), 3, "its minimum may be anything");
-    let valid = rcfarm::rc::status::ConditionType::Valid;
+    let valid = rcfarm::rc::status::RcConditionType::Valid;
     let status = cluster.status(1).await.unwrap();
-    assert_eq!(status.condition(valid).unwrap().reason, Reason::InvalidRecord);
+    assert_eq!(status.condition(valid).unwrap().reason, RcReason::InvalidRecord);
     farm.stop().await;
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::SECOND;
 use super::cluster::{Cluster, within};
 use rcfarm::audit::Details;
-use rcfarm::embedded::{Fate, KvOp, Outcome, Request};
+use rcfarm::embedded::{Fate, FaultOutcome, KvOp, Request};
 use rcfarm::ids::{Namespaced, NodeName, PodId};
 use rcfarm::job::machine::JobPhase;
 use rcfarm::job::status::JobStatus;
-use rcfarm::node::status::{LastExit, Phase, PodStatus, ProcessStatus};
+use rcfarm::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm::store::{Query, Reader, key};
 use rcfarm::time::Timestamp;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ fn note(started: &Mutex<Vec<(String, Value)>>, pod: &PodId, mark: Value) {
 }
 
 async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, code: Option<i32>) {
-    let phase = if code.is_some() { Phase::Ended } else { Phase::Running };
+    let phase = if code.is_some() { NodePodPhase::Ended } else { NodePodPhase::Running };
     let last_exit =
         code.map(|exit_code| LastExit { time: Timestamp::UNIX_EPOCH, exit_code, exit_status: 0 });
     let processes = vec![ProcessStatus { phase, last_exit, ..ProcessStatus::default() }];
@@ -362,7 +362,7 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
         Request::List("status/pods/") | Request::Keys("status/pods/")
             if deaf.load(Ordering::SeqCst) =>
         {
-            Fate::of(Outcome::Lose)
+            Fate::of(FaultOutcome::Lose)
         }
         _ => Fate::DELIVER,
     });
@@ -509,7 +509,7 @@ async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
         Request::List("rcfarm/jobs/") | Request::Keys("rcfarm/jobs/")
             if blind.load(std::sync::atomic::Ordering::SeqCst) =>
         {
-            Fate::of(Outcome::Short(0))
+            Fate::of(FaultOutcome::Short(0))
         }
         _ => Fate::DELIVER,
     });
@@ -669,11 +669,11 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
         let is_blind = blind.load(std::sync::atomic::Ordering::SeqCst);
         match request {
             Request::List("reality/") | Request::Keys("reality/") if is_blind => {
-                Fate::of(Outcome::Short(0))
+                Fate::of(FaultOutcome::Short(0))
             }
             Request::Get(key) if is_blind && key.starts_with("reality/") => {
                 let what = "simulated".to_owned();
-                Fate::of(Outcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+                Fate::of(FaultOutcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
             }
             _ => Fate::DELIVER,
         }
@@ -725,7 +725,7 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
         let one_less = |left: usize| left.checked_sub(1);
         match request {
             Request::Txn(_) if lives.fetch_update(SeqCst, SeqCst, one_less).is_err() => {
-                Fate::of(Outcome::Lose)
+                Fate::of(FaultOutcome::Lose)
             }
             _ => Fate::DELIVER,
         }

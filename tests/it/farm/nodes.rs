@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::SECOND;
 use super::cluster::{Cluster, node, rc_id, within};
 use async_trait::async_trait;
-use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::embedded::{Fate, FaultOutcome, Request};
 use rcfarm::ids::{NodeName, PodId};
-use rcfarm::rc::status::{ConditionType, Reason};
+use rcfarm::rc::status::{RcConditionType, RcReason};
 use rcfarm::schedule::Discovery;
 use rcfarm::store::{Behavior, NewSession, PutMode, Store, StoreError, key};
 use serde_json::json;
@@ -17,8 +17,8 @@ fn names(nodes: &[usize]) -> BTreeSet<String> {
     nodes.iter().map(|n| node(*n).to_string()).collect()
 }
 
-async fn placed(cluster: &Cluster, n: u128) -> Option<Reason> {
-    Some(cluster.status(n).await?.condition(ConditionType::Placed)?.reason)
+async fn placed(cluster: &Cluster, n: u128) -> Option<RcReason> {
+    Some(cluster.status(n).await?.condition(RcConditionType::Placed)?.reason)
 }
 
 /// An agent's record, held by a session of its own.
@@ -110,12 +110,12 @@ async fn a_dead_nodes_pods_are_replaced_when_dynamic_and_reported_when_static() 
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]), "not before the grace has passed");
     within(3 * SECOND, "replaced", || async { cluster.nodes_of(1).await == names(&[1, 2]) }).await;
     within(3 * SECOND, "reported", || async {
-        placed(&cluster, 2).await == Some(Reason::NodeDown)
+        placed(&cluster, 2).await == Some(RcReason::NodeDown)
     })
     .await;
     assert_eq!(cluster.nodes_of(2).await, names(&[0, 1]));
     agent(&cluster, 0).await;
-    within(3 * SECOND, "back", || async { placed(&cluster, 2).await == Some(Reason::AsDesired) })
+    within(3 * SECOND, "back", || async { placed(&cluster, 2).await == Some(RcReason::AsDesired) })
         .await;
     farm.stop().await;
 }
@@ -189,7 +189,7 @@ fn late(prefix: &'static str) -> impl Fn(&Request<'_>) -> Fate + Send + Sync + '
     let start = tokio::time::Instant::now();
     move |request: &Request<'_>| match request {
         Request::List(asked) if *asked == prefix && start.elapsed() < 10 * SECOND => {
-            Fate::of(Outcome::Lose)
+            Fate::of(FaultOutcome::Lose)
         }
         _ => Fate::DELIVER,
     }
@@ -244,7 +244,7 @@ async fn a_bell_brings_the_health_of_its_pods_at_once_however_seldom_the_tree_is
     let farm = cluster.start_faulty("a", move |request: &Request<'_>| match request {
         // The watch of the whole tree hears nothing after the first seconds.
         Request::List(prefix) if *prefix == "health/" && start.elapsed() > 5 * SECOND => {
-            Fate::of(Outcome::Lose)
+            Fate::of(FaultOutcome::Lose)
         }
         _ => Fate::DELIVER,
     });
@@ -316,7 +316,7 @@ async fn a_node_that_cannot_start_pods_of_many_records_is_avoided_by_all() {
     within(3 * SECOND, "one is missing", || is_on(11, 1)).await;
     tokio::time::sleep(SECOND).await;
     let status = cluster.status(11).await.unwrap();
-    let scheduled = status.condition(ConditionType::Scheduled).unwrap();
+    let scheduled = status.condition(RcConditionType::Scheduled).unwrap();
     assert!(scheduled.message.contains("1 of them avoided"), "{scheduled:?}");
     assert_eq!(cluster.nodes_of(3).await, names(&[0]), "what runs there stays");
 
@@ -340,7 +340,7 @@ async fn a_pod_that_must_move_and_cannot_waits_without_a_write() {
     tokio::time::sleep(5 * SECOND).await;
     cluster.label_node(&node(0), json!({"pool": "db"})).await;
     within(5 * SECOND, "said so", || async {
-        placed(&cluster, 1).await == Some(Reason::InsufficientNodes)
+        placed(&cluster, 1).await == Some(RcReason::InsufficientNodes)
     })
     .await;
     let revision = cluster.status(1).await.unwrap().revision;
@@ -404,7 +404,7 @@ async fn a_pod_that_no_node_can_start_is_reported_and_stays_and_is_repaired() {
     }
     for n in [1, 2] {
         within(3 * SECOND, "said", || async {
-            placed(&cluster, n).await == Some(Reason::CannotStart)
+            placed(&cluster, n).await == Some(RcReason::CannotStart)
         })
         .await;
     }

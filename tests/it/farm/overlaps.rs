@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcfarm::embedded::{Embedded, Fate, Outcome, Request, Settings};
-use rcfarm::farm::tree::{Digest, Seen, Tree};
-use rcfarm::store::watch::Pace;
+use rcfarm::embedded::{Embedded, Fate, FaultOutcome, Request, Settings};
+use rcfarm::farm::cache::{Cache, CacheIndex, Snapshot};
+use rcfarm::store::watch::PollPolicy;
 use rcfarm::store::{Entry, Key, Prefix, PutMode, Store as _, StoreError};
 use rcfarm::time::IdSource;
 use tokio::time::sleep;
@@ -20,7 +20,7 @@ const TREE: &str = "some/";
 #[derive(Debug, Default)]
 struct Names(BTreeSet<String>);
 
-impl Digest for Names {
+impl CacheIndex for Names {
     fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
         Names(entries.into_iter().map(|entry| entry.key).collect())
     }
@@ -34,7 +34,7 @@ impl Digest for Names {
 /// whether it was trusted all the time.
 struct Watched {
     consul: Embedded,
-    tree: Arc<Tree<Names>>,
+    tree: Arc<Cache<Names>>,
     slow: Arc<AtomicBool>,
     hidden: Arc<AtomicBool>,
     told: Arc<Mutex<Vec<(usize, bool)>>>,
@@ -49,19 +49,19 @@ impl Watched {
         let faulty = consul.with_faults(Arc::new(move |request: &Request<'_>| {
             let after = Duration::from_secs(if slow_.load(Ordering::SeqCst) { 2 } else { 0 });
             let outcome = match (hidden_.load(Ordering::SeqCst), request) {
-                (true, Request::List(_)) => Outcome::Short(0),
-                (true, _) => Outcome::Fail(StoreError::Forbidden { what: TREE.to_owned() }),
-                (false, _) => Outcome::Deliver,
+                (true, Request::List(_)) => FaultOutcome::Short(0),
+                (true, _) => FaultOutcome::Fail(StoreError::Forbidden { what: TREE.to_owned() }),
+                (false, _) => FaultOutcome::Deliver,
             };
             Fate { after, ..Fate::of(outcome) }
         }));
-        let tree = Tree::new(Arc::new(faulty), Prefix::parse(TREE).unwrap(), Pace::PROMPT);
+        let tree = Cache::new(Arc::new(faulty), Prefix::parse(TREE).unwrap(), PollPolicy::PROMPT);
         let watched = Watched { consul, tree, slow, hidden, told: Arc::default() };
         for name in names {
             watched.put(name).await;
         }
         let told = watched.told.clone();
-        let tell = move |old: &Seen<Names>, new: &Seen<Names>| {
+        let tell = move |old: &Snapshot<Names>, new: &Snapshot<Names>| {
             told.lock().unwrap().push((new.value.0.len(), new.is_trusted_as(old)));
         };
         tokio::spawn(watched.tree.clone().watch(ids, tell));

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rcfarm::embedded::{Fate, Outcome, Request, Tables};
+use rcfarm::embedded::{Fate, FaultOutcome, Request, Tables};
 use rcfarm::ids::QueueName;
 use rcfarm::manifest::Resources;
 use rcfarm::pod_group::spec::{GroupId, PodGroupSpec};
-use rcfarm::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use rcfarm::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus};
 use rcfarm::queue::amounts::Amounts;
 use rcfarm::queue::status::{Counters, QueueState, QueueStatus};
-use rcfarm::schedule::capacity::{Allocations, Room};
+use rcfarm::schedule::capacity::{Allocations, NodeCapacity};
 use rcfarm::store::{PutMode, Query, Reader, Store, key};
 use serde_json::{Value, json};
 
@@ -62,7 +62,7 @@ async fn queue_status(cluster: &Cluster, name: &str) -> QueueStatus {
     entry.map(|entry| QueueStatus::decode(&entry.value).unwrap()).unwrap_or_default()
 }
 
-async fn is(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) -> bool {
+async fn is(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: PodGroupReason) -> bool {
     check(cluster);
     status(cluster, name).await.is_some_and(|s| (s.phase, s.reason) == (phase, reason))
 }
@@ -99,7 +99,7 @@ async fn statuses_that_somebody_deleted_leave_no_counter_wrong_and_nothing_promi
     farm.stop().await;
 }
 
-async fn becomes(cluster: &Cluster, name: &str, phase: Phase, reason: Reason) {
+async fn becomes(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: PodGroupReason) {
     let what = format!("{name} is {phase} ({reason})");
     within(20 * SECOND, &what, || is(cluster, name, phase, reason)).await;
 }
@@ -114,16 +114,16 @@ async fn bound(cluster: &Cluster, name: &str) -> bool {
 /// What must hold between any two transactions: promises and capacities, gangs whole, counters equal to a recount.
 fn check(cluster: &Cluster) {
     cluster.store.inspect(|state| {
-        let mut counters: BTreeMap<QueueName, Vec<Phase>> = BTreeMap::new();
+        let mut counters: BTreeMap<QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
         let mut charged: BTreeMap<QueueName, Amounts> = BTreeMap::new();
         let mut promised: BTreeSet<(String, String)> = BTreeSet::new();
         let capacity: Resources = EACH.parse().unwrap();
         for entry in state.kv.list("rcfarm/allocations/") {
             let node = key::allocations().tail(&entry.key).unwrap().to_owned();
-            let room = Room {
+            let room = NodeCapacity {
                 capacity: capacity.clone(),
                 promised: Allocations::decode(&entry.value).unwrap(),
-                ..Room::default()
+                ..NodeCapacity::default()
             };
             assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
             promised.extend(room.promised.pods.keys().map(|pod| (node.clone(), pod.to_string())));
@@ -179,7 +179,7 @@ async fn the_default_queue_is_made_and_a_gang_goes_from_submission_to_its_end() 
     .await;
     let record = json!({"spec": {"tasks": workers(8, "2")}, "members": {"succeeded": 8}});
     cluster.put(key::pod_group(&id("g")).as_str(), record.to_string()).await;
-    becomes(&cluster, "g", Phase::Completed, Reason::AsDesired).await;
+    becomes(&cluster, "g", PodGroupPhase::Completed, PodGroupReason::AsDesired).await;
     assert_eq!(queue_status(&cluster, "default").await.groups.completed, 1);
     cluster.delete(key::pod_group(&id("g")).as_str()).await;
     within(5 * SECOND, "forgotten", || async { status(&cluster, "g").await.is_none() }).await;
@@ -208,19 +208,19 @@ async fn strict_and_best_effort_queues_side_by_side() {
             .await;
     }
     let farm = cluster.start("a");
-    becomes(&cluster, "strict-2", Phase::Pending, Reason::QueueFull).await;
-    becomes(&cluster, "strict-3", Phase::Pending, Reason::BehindInQueue).await;
-    becomes(&cluster, "loose-2", Phase::Pending, Reason::QueueFull).await;
-    becomes(&cluster, "loose-3", Phase::Inqueue, Reason::AsDesired).await;
+    becomes(&cluster, "strict-2", PodGroupPhase::Pending, PodGroupReason::QueueFull).await;
+    becomes(&cluster, "strict-3", PodGroupPhase::Pending, PodGroupReason::BehindInQueue).await;
+    becomes(&cluster, "loose-2", PodGroupPhase::Pending, PodGroupReason::QueueFull).await;
+    becomes(&cluster, "loose-3", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     within(5 * SECOND, "positions", || async {
         let waiting = queue_status(&cluster, "strict").await.waiting;
         let told: Vec<_> = waiting.iter().map(|w| (w.position, w.reason)).collect();
-        told == [(1, Reason::QueueFull), (2, Reason::BehindInQueue)]
+        told == [(1, PodGroupReason::QueueFull), (2, PodGroupReason::BehindInQueue)]
     })
     .await;
     cluster.delete(key::pod_group(&id("strict-1")).as_str()).await;
-    becomes(&cluster, "strict-2", Phase::Inqueue, Reason::AsDesired).await;
-    becomes(&cluster, "strict-3", Phase::Inqueue, Reason::AsDesired).await;
+    becomes(&cluster, "strict-2", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
+    becomes(&cluster, "strict-3", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     farm.stop().await;
 }
 
@@ -231,7 +231,7 @@ async fn a_queue_closes_when_what_it_admitted_has_ended_and_opens_again() {
     put_queue(&cluster, "q", json!({"parent": "top"})).await;
     put_group(&cluster, "a", json!({"queue": "q", "tasks": workers(1, "1")})).await;
     let farm = cluster.start("a");
-    becomes(&cluster, "a", Phase::Inqueue, Reason::AsDesired).await;
+    becomes(&cluster, "a", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     put_queue(&cluster, "top", json!({"state": "Closed"})).await;
     let state = |wanted: QueueState| {
         let cluster = &cluster;
@@ -239,13 +239,13 @@ async fn a_queue_closes_when_what_it_admitted_has_ended_and_opens_again() {
     };
     within(5 * SECOND, "closing", state(QueueState::Closing)).await;
     put_group(&cluster, "b", json!({"queue": "q", "tasks": workers(1, "1")})).await;
-    becomes(&cluster, "b", Phase::Pending, Reason::QueueClosed).await;
+    becomes(&cluster, "b", PodGroupPhase::Pending, PodGroupReason::QueueClosed).await;
     cluster.delete(key::pod_group(&id("a")).as_str()).await;
     within(5 * SECOND, "closed although one waits", state(QueueState::Closed)).await;
     assert_eq!(queue_status(&cluster, "top").await.state, Some(QueueState::Closed));
     put_queue(&cluster, "top", json!({})).await;
     within(5 * SECOND, "open again", state(QueueState::Open)).await;
-    becomes(&cluster, "b", Phase::Inqueue, Reason::AsDesired).await;
+    becomes(&cluster, "b", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     cluster.put(key::queue(&queue("q")).as_str(), r#"{"spec":{"weight":"x"}}"#).await;
     within(5 * SECOND, "unreadable", state(QueueState::Unknown)).await;
     let told = queue_status(&cluster, "q").await.message;
@@ -325,7 +325,7 @@ async fn what_is_promised_to_a_group_that_is_not_there_is_given_back() {
 fn mortal(
     cluster: &Cluster,
     deadly: usize,
-    fate: Outcome,
+    fate: FaultOutcome,
 ) -> (super::cluster::RunningFarm, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counter = made.clone();
@@ -337,7 +337,7 @@ fn mortal(
         match counter.fetch_add(1, Ordering::SeqCst) {
             n if n < deadly => Fate::DELIVER,
             n if n == deadly => Fate::of(fate.clone()),
-            _ => Fate::of(Outcome::Lose),
+            _ => Fate::of(FaultOutcome::Lose),
         }
     });
     (farm, made)
@@ -345,7 +345,7 @@ fn mortal(
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_transaction_of_a_large_gang_leaves_all_or_none() {
-    for fate in [Outcome::Lose, Outcome::LoseReply] {
+    for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for deadly in 0..9 {
             let cluster = cluster(150).await;
             put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
@@ -371,7 +371,7 @@ async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
     for deadly in 0..7 {
         let cluster = cluster(150).await;
         put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
-        let (farm, made) = mortal(&cluster, deadly, Outcome::LoseReply);
+        let (farm, made) = mortal(&cluster, deadly, FaultOutcome::LoseReply);
         within(20 * SECOND, "its last transaction", || async {
             made.load(Ordering::SeqCst) > deadly || bound(&cluster, "g").await
         })
@@ -424,11 +424,11 @@ async fn records_that_vanish_behind_lost_rights_cost_no_place() {
         let hides = hide.load(Ordering::SeqCst) == 1;
         match request {
             Request::List(prefix) if hides && prefix.starts_with("rcfarm/pod_groups/") => {
-                Fate::of(Outcome::Short(0))
+                Fate::of(FaultOutcome::Short(0))
             }
             Request::Get(key) if hides && key.starts_with("rcfarm/pod_groups/") => {
                 let what = (*key).to_owned();
-                Fate::of(Outcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+                Fate::of(FaultOutcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
             }
             _ => Fate::DELIVER,
         }
@@ -443,7 +443,7 @@ async fn records_that_vanish_behind_lost_rights_cost_no_place() {
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(queue_status(&cluster, "default").await.groups.inqueue, 8);
     hidden.store(0, Ordering::SeqCst);
-    becomes(&cluster, "g8", Phase::Pending, Reason::InsufficientCapacity).await;
+    becomes(&cluster, "g8", PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity).await;
     farm.stop().await;
 }
 
@@ -464,7 +464,7 @@ async fn a_status_changed_by_hand_is_looked_at_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
-    for fate in [Outcome::Deliver, Outcome::Lose, Outcome::LoseReply] {
+    for fate in [FaultOutcome::Deliver, FaultOutcome::Lose, FaultOutcome::LoseReply] {
         let cluster = cluster(1).await;
         put_queue(&cluster, "q", json!({"weight": 3})).await;
         let (tried, dying) = (Arc::new(AtomicUsize::new(0)), fate.clone());
@@ -475,7 +475,7 @@ async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
             match counter.fetch_add(usize::from(is_last), Ordering::SeqCst) {
                 0 if is_last => Fate::of(dying.clone()),
                 0 => Fate::DELIVER,
-                _ => Fate::of(Outcome::Lose),
+                _ => Fate::of(FaultOutcome::Lose),
             }
         });
         let command = |n: u128, action: &str| {

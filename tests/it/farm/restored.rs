@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use super::SECOND;
 use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
 use rcfarm::embedded::{Applied, Fate, Request, Tables};
-use rcfarm::farm::tree::Tree;
-use rcfarm::rc::world::NodeTree;
+use rcfarm::farm::cache::Cache;
+use rcfarm::rc::cluster_view::NodeIndex;
 use rcfarm::store::key::LabelKind;
-use rcfarm::store::watch::Pace;
+use rcfarm::store::watch::PollPolicy;
 use rcfarm::store::{NewSession, PutMode, Store, key};
 use serde_json::json;
 
@@ -42,7 +42,7 @@ async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
 async fn a_large_tree_shows_with_the_next_write_all_that_a_restored_snapshot_brought_back() {
     let cluster = Cluster::new(100).await;
     let labels = key::labels(LabelKind::Node);
-    let tree = Tree::<NodeTree>::new(Arc::new(cluster.store.clone()), labels, Pace::PROMPT);
+    let tree = Cache::<NodeIndex>::new(Arc::new(cluster.store.clone()), labels, PollPolicy::PROMPT);
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
     let snapshot = cluster.store.snapshot();

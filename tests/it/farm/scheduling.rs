@@ -2,11 +2,11 @@
 
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
-use rcfarm::rc::status::{ConditionType, Reason};
+use rcfarm::rc::status::{RcConditionType, RcReason};
 use rcfarm::store::key;
 use serde_json::json;
 
-async fn reason(cluster: &Cluster, n: u128, kind: ConditionType) -> Option<Reason> {
+async fn reason(cluster: &Cluster, n: u128, kind: RcConditionType) -> Option<RcReason> {
     Some(cluster.status(n).await?.condition(kind)?.reason)
 }
 
@@ -31,7 +31,7 @@ async fn cant_schedule_without_nodes_and_says_so() {
     cluster.create_rc(1, 1).await;
     let farm = cluster.start("a");
     within(2 * SECOND, "said so", || async {
-        reason(&cluster, 1, ConditionType::Scheduled).await == Some(Reason::NoEligibleNodes)
+        reason(&cluster, 1, RcConditionType::Scheduled).await == Some(RcReason::NoEligibleNodes)
     })
     .await;
     assert!(cluster.audit().await.is_empty());
@@ -66,8 +66,8 @@ async fn schedule_partial_then_the_rest() {
     let farm = cluster.start("a");
     within(2 * SECOND, "one", || async {
         cluster.nodes_of(1).await.len() == 1
-            && reason(&cluster, 1, ConditionType::Scheduled).await
-                == Some(Reason::InsufficientNodes)
+            && reason(&cluster, 1, RcConditionType::Scheduled).await
+                == Some(RcReason::InsufficientNodes)
     })
     .await;
     cluster.label_node(&node(1), json!({"pool": "web"})).await;
@@ -86,13 +86,13 @@ async fn counts_that_make_no_sense_change_nothing() {
         record["replicas_desired"] = bad.clone();
         cluster.write_rc(1, &record).await;
         within(2 * SECOND, "refused", || async {
-            reason(&cluster, 1, ConditionType::Valid).await == Some(Reason::InvalidRecord)
+            reason(&cluster, 1, RcConditionType::Valid).await == Some(RcReason::InvalidRecord)
         })
         .await;
         assert_eq!(cluster.nodes_of(1).await.len(), 2, "{bad}");
         cluster.create_rc(1, 2).await;
         within(2 * SECOND, "mended", || async {
-            reason(&cluster, 1, ConditionType::Valid).await == Some(Reason::AsDesired)
+            reason(&cluster, 1, RcConditionType::Valid).await == Some(RcReason::AsDesired)
         })
         .await;
     }
@@ -192,7 +192,7 @@ async fn an_rc_does_not_fix_its_membership_when_static() {
     within(2 * SECOND, "scheduled", || async { cluster.nodes_of(1).await == names(&[0]) }).await;
     cluster.label_node(&node(0), json!({"pool": "elsewhere"})).await;
     within(3 * SECOND, "said so", || async {
-        reason(&cluster, 1, ConditionType::Placed).await == Some(Reason::IneligibleNodes)
+        reason(&cluster, 1, RcConditionType::Placed).await == Some(RcReason::IneligibleNodes)
     })
     .await;
     tokio::time::sleep(30 * SECOND).await;
@@ -212,7 +212,7 @@ async fn a_disabled_rc_changes_nothing() {
         cluster.write_rc(1, &record).await;
         tokio::time::sleep(5 * SECOND).await;
         assert_eq!(cluster.nodes_of(1).await.len(), 3);
-        assert_eq!(reason(&cluster, 1, ConditionType::Scheduled).await, Some(Reason::Disabled));
+        assert_eq!(reason(&cluster, 1, RcConditionType::Scheduled).await, Some(RcReason::Disabled));
     }
     farm.stop().await;
 }
@@ -247,7 +247,7 @@ async fn a_place_taken_by_somebody_else_is_left_alone() {
     let farm = cluster.start("a");
     within(3 * SECOND, "the free one", || async {
         cluster.nodes_of(1).await == names(&[2])
-            && reason(&cluster, 1, ConditionType::Scheduled).await == Some(Reason::PlaceTaken)
+            && reason(&cluster, 1, RcConditionType::Scheduled).await == Some(RcReason::PlaceTaken)
     })
     .await;
     assert_eq!(cluster.intent(&node(1), 1).await.unwrap(), "id: pod-1\nby: hand\n");
@@ -281,7 +281,7 @@ async fn bad_records_keys_and_labels_harm_only_themselves() {
     within(3 * SECOND, "the good one", || async { cluster.nodes_of(1).await == names(&[0, 2]) })
         .await;
     within(3 * SECOND, "said so", || async {
-        reason(&cluster, 9, ConditionType::Valid).await == Some(Reason::InvalidRecord)
+        reason(&cluster, 9, RcConditionType::Valid).await == Some(RcReason::InvalidRecord)
     })
     .await;
     assert_eq!(farm.claims(), 2);
@@ -304,7 +304,10 @@ async fn a_suddenly_empty_node_tree_removes_and_moves_nothing() {
     cluster.write_rc(1, &record).await;
     tokio::time::sleep(30 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await.len(), 3, "nothing is removed on a doubtful view");
-    assert_eq!(reason(&cluster, 1, ConditionType::Scheduled).await, Some(Reason::SuspiciousTree));
+    assert_eq!(
+        reason(&cluster, 1, RcConditionType::Scheduled).await,
+        Some(RcReason::SuspiciousTree)
+    );
     cluster.put("rcfarm/bell/confirm/a", "yes").await;
     within(5 * SECOND, "confirmed", || async { cluster.nodes_of(1).await.len() == 1 }).await;
     farm.stop().await;
@@ -320,7 +323,7 @@ struct Vicious {
 impl rcfarm::schedule::Scheduler for Vicious {
     async fn eligible_nodes(
         &self,
-        request: rcfarm::schedule::Request<'_>,
+        request: rcfarm::schedule::ScheduleRequest<'_>,
     ) -> Result<rcfarm::schedule::Nodes, rcfarm::schedule::ScheduleError> {
         if request.rc == self.victim {
             match self.how {
@@ -334,7 +337,7 @@ impl rcfarm::schedule::Scheduler for Vicious {
 
     async fn allocate_nodes(
         &self,
-        _: rcfarm::schedule::Request<'_>,
+        _: rcfarm::schedule::ScheduleRequest<'_>,
         _: &std::collections::BTreeSet<rcfarm::ids::NodeName>,
         _: usize,
         _: bool,
@@ -345,7 +348,7 @@ impl rcfarm::schedule::Scheduler for Vicious {
 
     async fn deallocate_nodes(
         &self,
-        _: rcfarm::schedule::Request<'_>,
+        _: rcfarm::schedule::ScheduleRequest<'_>,
         _: &[rcfarm::ids::NodeName],
         _: uuid::Uuid,
     ) -> Result<(), rcfarm::schedule::ScheduleError> {

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
 use async_trait::async_trait;
-use rcfarm::embedded::{Fate, Outcome, Request as Asked};
+use rcfarm::embedded::{Fate, FaultOutcome, Request as Asked};
 use rcfarm::ids::{NodeName, PodId};
-use rcfarm::rc::status::{ConditionType, Reason};
-use rcfarm::schedule::{Discovery, Nodes, Request, ScheduleError, Scheduler};
+use rcfarm::rc::status::{RcConditionType, RcReason};
+use rcfarm::schedule::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm::store::{PutMode, Store, StoreError, key};
 use serde_json::json;
 use uuid::Uuid;
@@ -27,13 +27,13 @@ struct Books {
 
 #[async_trait]
 impl Scheduler for Books {
-    async fn eligible_nodes(&self, _: Request<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
         Ok(Arc::new(self.eligible.lock().unwrap().clone()))
     }
 
     async fn allocate_nodes(
         &self,
-        _: Request<'_>,
+        _: ScheduleRequest<'_>,
         current: &BTreeSet<NodeName>,
         count: usize,
         _: bool,
@@ -53,7 +53,7 @@ impl Scheduler for Books {
 
     async fn deallocate_nodes(
         &self,
-        _: Request<'_>,
+        _: ScheduleRequest<'_>,
         nodes: &[NodeName],
         _: Uuid,
     ) -> Result<(), ScheduleError> {
@@ -104,8 +104,8 @@ fn names(nodes: &[usize]) -> BTreeSet<String> {
     nodes.iter().map(|n| node(*n).to_string()).collect()
 }
 
-async fn placed(cluster: &Cluster) -> Option<Reason> {
-    Some(cluster.status(1).await?.condition(ConditionType::Placed)?.reason)
+async fn placed(cluster: &Cluster) -> Option<RcReason> {
+    Some(cluster.status(1).await?.condition(RcConditionType::Placed)?.reason)
 }
 
 async fn scheduled(cluster: &Cluster) {
@@ -141,7 +141,7 @@ async fn a_static_rc_never_moves() {
     scheduled(&cluster).await;
     forbid_n0(&cluster, &books).await;
     within(3 * SECOND, "said so", || async {
-        placed(&cluster).await == Some(Reason::IneligibleNodes)
+        placed(&cluster).await == Some(RcReason::IneligibleNodes)
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
@@ -155,8 +155,10 @@ async fn not_while_another_pod_is_unhealthy_but_when_the_leaving_one_is() {
     let farm = cluster.start("a");
     scheduled(&cluster).await;
     forbid_n0(&cluster, &books).await;
-    within(3 * SECOND, "waits", || async { placed(&cluster).await == Some(Reason::PodsUnhealthy) })
-        .await;
+    within(3 * SECOND, "waits", || async {
+        placed(&cluster).await == Some(RcReason::PodsUnhealthy)
+    })
+    .await;
     cluster.set_health(&node(0), 1, "critical").await;
     within(5 * SECOND, "moves", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
     farm.stop().await;
@@ -173,8 +175,10 @@ async fn not_while_somebody_holds_a_lock_and_no_session_leaks() {
         assert!(cluster.store.put(&lock, "".into(), 0, mode).await.unwrap());
         tokio::time::sleep(SECOND).await;
         forbid_n0(&cluster, &books).await;
-        within(3 * SECOND, "waits", || async { placed(&cluster).await == Some(Reason::LockHeld) })
-            .await;
+        within(3 * SECOND, "waits", || async {
+            placed(&cluster).await == Some(RcReason::LockHeld)
+        })
+        .await;
         assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
         cluster.store.destroy_session(&session).await.unwrap();
         within(25 * SECOND, "moves", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
@@ -193,7 +197,7 @@ async fn not_while_service_discovery_is_behind() {
     scheduled(&cluster).await;
     forbid_n0(&cluster, &books).await;
     within(3 * SECOND, "waits", || async {
-        placed(&cluster).await == Some(Reason::DiscoveryNotSynced)
+        placed(&cluster).await == Some(RcReason::DiscoveryNotSynced)
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
@@ -210,7 +214,7 @@ async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
     scheduled(&cluster).await;
     forbid_n0(&cluster, &books).await;
     within(5 * SECOND, "undone", || async {
-        placed(&cluster).await == Some(Reason::TransferFailed)
+        placed(&cluster).await == Some(RcReason::TransferFailed)
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
@@ -233,7 +237,7 @@ async fn a_failed_deallocation_gives_the_new_node_back() {
     scheduled(&cluster).await;
     forbid_n0(&cluster, &books).await;
     within(120 * SECOND, "undone", || async {
-        placed(&cluster).await == Some(Reason::TransferFailed)
+        placed(&cluster).await == Some(RcReason::TransferFailed)
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
@@ -351,7 +355,7 @@ async fn a_transfer_that_is_being_undone_is_not_finished_by_the_next_owner() {
     let seen = books.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
         Asked::Txn(_) if seen.returned.lock().unwrap().contains(&node(50)) => {
-            Fate::of(Outcome::Lose)
+            Fate::of(FaultOutcome::Lose)
         }
         _ => Fate::DELIVER,
     });

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, node};
-use rcfarm::embedded::{Fate, Outcome, Request};
-use rcfarm::farm::tree::{Digest, Tree};
-use rcfarm::rc::world::{NodeTree, World};
+use rcfarm::embedded::{Fate, FaultOutcome, Request};
+use rcfarm::farm::cache::{Cache, CacheIndex};
+use rcfarm::rc::cluster_view::{ClusterView, NodeIndex};
 use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::watch::Pace;
+use rcfarm::store::watch::PollPolicy;
 use rcfarm::store::{Entry, Prefix, StoreError};
 use serde_json::json;
 
-fn names(tree: &Tree<NodeTree>) -> BTreeSet<String> {
+fn names(tree: &Cache<NodeIndex>) -> BTreeSet<String> {
     tree.seen().value.labels.nodes.keys().map(ToString::to_string).collect()
 }
 
@@ -30,7 +30,7 @@ async fn a_read_between_does_not_hide_what_a_slower_watch_brings() {
         _ => Fate::DELIVER,
     };
     let store = Arc::new(cluster.store.with_faults(Arc::new(slow)));
-    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    let tree = Cache::<NodeIndex>::new(store, key::labels(LabelKind::Node), PollPolicy::PROMPT);
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
     tokio::time::sleep(SECOND / 2).await;
@@ -52,13 +52,13 @@ async fn a_reading_that_failed_serves_nobody() {
     let faults = move |request: &Request<'_>| match request {
         Request::List("labels/pod/") => match asked.fetch_add(1, Ordering::SeqCst) {
             0 => Fate { after: SECOND, ..Fate::DELIVER },
-            1 => Fate::of(Outcome::Lose),
+            1 => Fate::of(FaultOutcome::Lose),
             _ => Fate::DELIVER,
         },
         _ => Fate::DELIVER,
     };
     cluster.put("labels/pod/n0001/web", "{}").await;
-    let world = World::new(Arc::new(cluster.store.with_faults(Arc::new(faults))), SECOND);
+    let world = ClusterView::new(Arc::new(cluster.store.with_faults(Arc::new(faults))), SECOND);
     let first = tokio::spawn({
         let world = world.clone();
         async move { world.catch_up().await }
@@ -73,9 +73,9 @@ async fn a_reading_that_failed_serves_nobody() {
 /// Lists show nothing and reads are refused, while `hidden`.
 fn without_rights(hidden: Arc<AtomicBool>) -> impl Fn(&Request<'_>) -> Fate {
     move |request| match (hidden.load(Ordering::SeqCst), request) {
-        (true, Request::List(_)) => Fate::of(Outcome::Short(0)),
+        (true, Request::List(_)) => Fate::of(FaultOutcome::Short(0)),
         (true, Request::Get(_)) => {
-            Fate::of(Outcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
+            Fate::of(FaultOutcome::Fail(StoreError::Forbidden { what: "simulated".to_owned() }))
         }
         _ => Fate::DELIVER,
     }
@@ -87,7 +87,7 @@ async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
     let cluster = Cluster::new(2).await;
     let hidden = Arc::new(AtomicBool::new(true));
     let store = Arc::new(cluster.store.with_faults(Arc::new(without_rights(hidden.clone()))));
-    let tree = Tree::<NodeTree>::guarded(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    let tree = Cache::<NodeIndex>::guarded(store, key::labels(LabelKind::Node), PollPolicy::PROMPT);
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
     for _ in 0..20 {
@@ -106,7 +106,7 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
     let cluster = Cluster::new(1).await;
     let hidden = Arc::new(AtomicBool::new(false));
     let store = Arc::new(cluster.store.with_faults(Arc::new(without_rights(hidden.clone()))));
-    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
+    let tree = Cache::<NodeIndex>::new(store, key::labels(LabelKind::Node), PollPolicy::PROMPT);
     tree.read_now().await.unwrap();
     hidden.store(true, Ordering::SeqCst);
     for _ in 0..3 {
@@ -118,7 +118,7 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
 }
 
 /// Reads at most every five seconds.
-const SLOW: Pace = Pace { floor: Duration::from_secs(5), ..Pace::RESYNC };
+const SLOW: PollPolicy = PollPolicy { floor: Duration::from_secs(5), ..PollPolicy::RESYNC };
 
 /// A deposed leader answers plain reads with the past (`consul_semantics.md` §0 #3).
 #[tokio::test(start_paused = true)]
@@ -127,11 +127,11 @@ async fn the_past_is_not_taken_for_news() {
     let deposed = Arc::new(AtomicBool::new(false));
     let now = deposed.clone();
     let faults = move |_: &Request<'_>| match now.load(Ordering::SeqCst) {
-        true => Fate::of(Outcome::Stale(1)),
+        true => Fate::of(FaultOutcome::Stale(1)),
         false => Fate::DELIVER,
     };
     let store = Arc::new(cluster.store.with_faults(Arc::new(faults)));
-    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), SLOW);
+    let tree = Cache::<NodeIndex>::new(store, key::labels(LabelKind::Node), SLOW);
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
     for n in 1..3 {
@@ -157,7 +157,7 @@ async fn the_past_is_not_taken_for_news() {
 async fn what_a_read_between_has_shown_is_still_told() {
     let cluster = Cluster::new(1).await;
     let store = Arc::new(cluster.store.clone());
-    let tree = Tree::<NodeTree>::new(store, key::labels(LabelKind::Node), SLOW);
+    let tree = Cache::<NodeIndex>::new(store, key::labels(LabelKind::Node), SLOW);
     let told = Arc::new(AtomicU64::new(0));
     let tell = told.clone();
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), move |old, new| {
@@ -180,7 +180,7 @@ static LATER_IS_IN: AtomicBool = AtomicBool::new(false);
 #[derive(Default)]
 struct Slow(usize);
 
-impl Digest for Slow {
+impl CacheIndex for Slow {
     fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
         DIGESTING.store(entries.len() == 1, Ordering::SeqCst);
         for _ in 0..100 {
@@ -202,8 +202,8 @@ impl Digest for Slow {
 async fn a_slow_digestion_does_not_overwrite_a_later_answer() {
     let cluster = Cluster::new(1).await;
     let store = Arc::new(cluster.store.clone());
-    let tree = Tree::<Slow>::new(store, key::labels(LabelKind::Node), Pace::PROMPT);
-    let read = |tree: Arc<Tree<Slow>>| async move { tree.read_now().await.map(drop).unwrap() };
+    let tree = Cache::<Slow>::new(store, key::labels(LabelKind::Node), PollPolicy::PROMPT);
+    let read = |tree: Arc<Cache<Slow>>| async move { tree.read_now().await.map(drop).unwrap() };
     let earlier = tokio::spawn(read(tree.clone()));
     while !DIGESTING.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(1)).await;

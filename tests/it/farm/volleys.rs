@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::audit::Details;
-use rcfarm::embedded::{Fate, Outcome, Request};
+use rcfarm::embedded::{Fate, FaultOutcome, Request};
 use rcfarm::ids::Namespaced;
 use rcfarm::job::machine::JobPhase;
 use rcfarm::job::status::JobStatus;
@@ -29,7 +29,7 @@ fn job() -> Namespaced {
 fn farm(
     cluster: &Cluster,
     nth: usize,
-    fate: Outcome,
+    fate: FaultOutcome,
     dies: bool,
 ) -> (RunningFarm, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
@@ -42,7 +42,7 @@ fn farm(
         }
         match made.fetch_add(1, Ordering::SeqCst) {
             n if n == nth => Fate::of(fate.clone()),
-            n if n > nth && dies => Fate::of(Outcome::Lose),
+            n if n > nth && dies => Fate::of(FaultOutcome::Lose),
             _ => Fate::DELIVER,
         }
     });
@@ -92,7 +92,7 @@ async fn all_once(cluster: &Cluster, what: &str) {
 #[tokio::test(start_paused = true)]
 async fn a_volley_is_some_transactions_beside_each_other_and_the_status_is_written_twice() {
     let cluster = Cluster::new(4).await;
-    let (farm, count) = farm(&cluster, usize::MAX, Outcome::Deliver, false);
+    let (farm, count) = farm(&cluster, usize::MAX, FaultOutcome::Deliver, false);
     tokio::time::sleep(5 * SECOND).await;
     submit(&cluster, false).await;
     all_once(&cluster, "nothing happens").await;
@@ -104,7 +104,7 @@ async fn a_volley_is_some_transactions_beside_each_other_and_the_status_is_writt
 
 #[tokio::test(start_paused = true)]
 async fn a_farm_that_dies_in_a_volley_is_followed_by_one_that_ends_it() {
-    for fate in [Outcome::Lose, Outcome::LoseReply] {
+    for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for nth in 0..TRANSACTIONS {
             let what = format!("{fate:?} of the {nth}th");
             let cluster = Cluster::new(4).await;
@@ -124,8 +124,9 @@ async fn a_farm_that_dies_in_a_volley_is_followed_by_one_that_ends_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_farm_looks_again_when_a_transaction_of_its_volley_has_no_answer() {
-    let late = [1, 20, 60, 120, 3_000].map(std::time::Duration::from_millis).map(Outcome::Late);
-    for fate in [Outcome::Lose, Outcome::LoseReply].into_iter().chain(late) {
+    let late =
+        [1, 20, 60, 120, 3_000].map(std::time::Duration::from_millis).map(FaultOutcome::Late);
+    for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply].into_iter().chain(late) {
         for nth in 0..TRANSACTIONS {
             let cluster = Cluster::new(4).await;
             let (farm, _) = farm(&cluster, nth, fate.clone(), false);
@@ -142,7 +143,7 @@ async fn a_volley_of_a_job_that_is_wanted_no_more_is_taken_back() {
         for nth in 1..TRANSACTIONS {
             let what = format!("deleted {deleted}, after the {nth}th");
             let cluster = Cluster::new(4).await;
-            let (farm, count) = farm(&cluster, nth, Outcome::Lose, true);
+            let (farm, count) = farm(&cluster, nth, FaultOutcome::Lose, true);
             submit(&cluster, false).await;
             within(20 * SECOND, "its last transaction", || async {
                 count.load(Ordering::SeqCst) > nth || intents(&cluster).await == MEMBERS

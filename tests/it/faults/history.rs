@@ -9,7 +9,7 @@ use bytes::Bytes;
 use rcfarm::ids::{RcId, SessionId};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Consistency, Entry, Index, Prefix, Query, Store, Wait};
+use rcfarm::store::{BlockingWait, Consistency, Entry, Index, Prefix, Query, Store};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -160,7 +160,7 @@ async fn watch(tree: Tree, stores: Vec<Arc<dyn Store>>, seen: Arc<Seen>) {
     let (mut at, mut after) = (0, Index::ZERO);
     loop {
         let newest = Index(seen.newest.load(Ordering::SeqCst));
-        let wait = (after > Index::ZERO).then_some(Wait { after, at_most: WAIT });
+        let wait = (after > Index::ZERO).then_some(BlockingWait { after, at_most: WAIT });
         let query = Query { consistency: Consistency::Consistent, wait };
         let asked = timeout(WAIT * 4, stores[at].list(&tree.prefix(), query)).await;
         let Ok(Ok(answer)) = asked else {

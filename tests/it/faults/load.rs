@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rcfarm::audit::{self, Actor, AuditRecord, ControllerChange, Details, LabelsChange};
 use rcfarm::ids::{NodeName, RcId};
 use rcfarm::labels::{Labels, decode_labels, encode_labels};
-use rcfarm::rc::spec::{RcRecord, Strategy};
+use rcfarm::rc::spec::{RcRecord, RcStrategy};
 use rcfarm::rc::status::RcStatus;
 use rcfarm::store::key::{self, LabelKind};
 use rcfarm::store::{Entry, Index, Key, Op, Prefix, Query, Store, StoreError, Txn, TxnOutcome};
@@ -144,7 +144,8 @@ impl User {
 
     async fn create(&mut self) -> Result<(), StoreError> {
         let id = RcId(self.ids.uuid());
-        let strategy = if self.ids.below(2) == 0 { Strategy::Static } else { Strategy::Dynamic };
+        let strategy =
+            if self.ids.below(2) == 0 { RcStrategy::Static } else { RcStrategy::Dynamic };
         let record = RcRecord {
             id,
             // Of its own, so that no two controllers want the same place.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rcfarm::node::status::Phase;
+use rcfarm::node::status::NodePodPhase;
 use rcfarm::store::key;
 
 use super::host::{Host, id, is_alive};
@@ -18,7 +18,7 @@ async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
     }
     let mut pids = BTreeMap::new();
     for pod in &pods {
-        let status = host.until(pod, |status| status.phase == Phase::Running).await;
+        let status = host.until(pod, |status| status.phase == NodePodPhase::Running).await;
         pids.insert(pod.clone(), status.processes[0].pid);
     }
     let before = host.record().await.unwrap().0.session;
@@ -33,7 +33,11 @@ async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
         })
         .await;
         let status = host.status(pod).await.unwrap();
-        assert_eq!((status.phase, status.processes[0].pid), (Phase::Running, pids[pod]), "{pod}");
+        assert_eq!(
+            (status.phase, status.processes[0].pid),
+            (NodePodPhase::Running, pids[pod]),
+            "{pod}"
+        );
         assert_eq!(status.processes[0].restarts, 0, "{pod}");
     }
     host.end().await;
@@ -46,13 +50,13 @@ async fn what_ended_while_no_agent_ran_is_learnt_from_its_shim() {
     host.start();
     let wait = "while ! [ -e go ]; do sleep 0.05; done; exit 42";
     host.intend_script("job", wait, "    restart: never\n").await;
-    host.until("job", |status| status.phase == Phase::Running).await;
+    host.until("job", |status| status.phase == NodePodPhase::Running).await;
     host.kill().await;
     let home = host.settings.data_dir.join("pods/job");
     std::fs::write(home.join("go"), "").unwrap();
     eventually("the exit record", || home.join("main/exit.json").exists()).await;
     host.start();
-    let status = host.until("job", |status| status.phase == Phase::Ended).await;
+    let status = host.until("job", |status| status.phase == NodePodPhase::Ended).await;
     assert_eq!(status.processes[0].last_exit.as_ref().unwrap().exit_code, 42);
     host.end().await;
 }
@@ -62,7 +66,7 @@ async fn an_intent_that_went_while_no_agent_ran_ends_its_pod() {
     let mut host = Host::new();
     host.start();
     host.intend_script("old", "exec sleep 600", "").await;
-    let status = host.until("old", |status| status.phase == Phase::Running).await;
+    let status = host.until("old", |status| status.phase == NodePodPhase::Running).await;
     host.kill().await;
     host.unintend("old").await;
     host.start();
@@ -76,15 +80,15 @@ async fn a_pod_whose_shim_was_killed_runs_on_and_its_end_is_seen() {
     let mut host = Host::new();
     host.start();
     host.intend_script("web", "exec sleep 600", "    restart: never\n").await;
-    let status = host.until("web", |status| status.phase == Phase::Running).await;
+    let status = host.until("web", |status| status.phase == NodePodPhase::Running).await;
     let path = host.settings.data_dir.join("pods/web/main/running.json");
-    let running: rcfarm::node::agent::driver::Running =
+    let running: rcfarm::node::agent::driver::RunningProcess =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     kill(running.shim);
     eventually("the shim's end", || !is_alive(running.shim)).await;
     assert!(is_alive(status.processes[0].pid.unwrap()));
     kill(running.pid);
-    let status = host.until("web", |status| status.phase == Phase::Ended).await;
+    let status = host.until("web", |status| status.phase == NodePodPhase::Ended).await;
     assert!(status.message.contains("its shim was killed"), "{}", status.message);
     host.end().await;
 }

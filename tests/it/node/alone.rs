@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rcfarm::ids::NodeName;
-use rcfarm::node::status::Phase;
+use rcfarm::node::status::NodePodPhase;
 use rcfarm::store::{Op, Store, TxnOutcome, key};
 
 use super::host::{Host, id, is_alive, manifest};
@@ -44,11 +44,11 @@ async fn a_single_instance_that_is_moved_to_and_fro_is_never_alive_twice() {
     second.start();
     let manifest = single(shared.path());
     first.intend("one", &manifest).await;
-    first.until("one", |status| status.phase == Phase::Running).await;
+    first.until("one", |status| status.phase == NodePodPhase::Running).await;
     for _ in 0..3 {
         for (from, to) in [(&first, &second), (&second, &first)] {
             moved(from, &from.node(), &to.node(), &manifest).await;
-            to.until("one", |status| status.phase == Phase::Running).await;
+            to.until("one", |status| status.phase == NodePodPhase::Running).await;
         }
     }
     // Moved back before the other one has begun, and faster than it stops.
@@ -57,7 +57,7 @@ async fn a_single_instance_that_is_moved_to_and_fro_is_never_alive_twice() {
         tokio::time::sleep(Duration::from_millis(30)).await;
         moved(&first, &second.node(), &first.node(), &manifest).await;
     }
-    first.until("one", |status| status.phase == Phase::Running).await;
+    first.until("one", |status| status.phase == NodePodPhase::Running).await;
     assert!(!shared.path().join("twice").exists());
     first.end().await;
     second.end().await;
@@ -70,12 +70,12 @@ async fn a_single_instance_waits_for_the_lease_of_a_node_whose_agent_died() {
     second.start();
     let manifest = single(shared.path());
     first.intend("one", &manifest).await;
-    let old = first.until("one", |status| status.phase == Phase::Running).await;
+    let old = first.until("one", |status| status.phase == NodePodPhase::Running).await;
     let old = old.processes[0].pid.unwrap();
     first.kill().await;
     moved(&first, &first.node(), &second.node(), &manifest).await;
     second.until("one", |status| status.message.contains("until it has ended on n1")).await;
-    second.until("one", |status| status.phase == Phase::Running).await;
+    second.until("one", |status| status.phase == NodePodPhase::Running).await;
     assert!(!is_alive(old));
     assert!(!shared.path().join("twice").exists());
     first.end().await;
@@ -87,7 +87,7 @@ async fn an_agent_whose_session_an_operator_ended_has_another_at_once() {
     let mut host = Host::new();
     host.start();
     host.intend("one", &(manifest("one", "exec sleep 600", "") + "single_instance: true\n")).await;
-    let before = host.until("one", |status| status.phase == Phase::Running).await;
+    let before = host.until("one", |status| status.phase == NodePodPhase::Running).await;
     let (record, entry) = host.record().await.unwrap();
     assert_eq!(record.lease_ms, Some(10_000));
     let ended = std::time::Instant::now();
@@ -99,7 +99,7 @@ async fn an_agent_whose_session_an_operator_ended_has_another_at_once() {
     .await;
     // A farm waits for the lease before it calls the node down; a look every ten seconds would be too late.
     assert!(ended.elapsed() < Duration::from_millis(record.lease_ms.unwrap()));
-    let after = host.until("one", |status| status.phase == Phase::Running).await;
+    let after = host.until("one", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(after.processes[0].pid, before.processes[0].pid);
     host.end().await;
 }
@@ -113,7 +113,7 @@ async fn replicas_of_a_single_instance_do_not_wait_for_each_other() {
     first.intend("one", &manifest).await;
     second.intend("one", &manifest).await;
     for host in [&first, &second] {
-        host.until("one", |status| status.phase == Phase::Running).await;
+        host.until("one", |status| status.phase == NodePodPhase::Running).await;
     }
     first.end().await;
     second.end().await;
@@ -127,14 +127,14 @@ async fn a_node_that_comes_back_stops_what_was_moved_away_meanwhile() {
     let manifest = single(shared.path());
     first.intend("one", &manifest).await;
     first.intend_script("stays", "exec sleep 600", "").await;
-    first.until("one", |status| status.phase == Phase::Running).await;
-    let stays = first.until("stays", |status| status.phase == Phase::Running).await;
+    first.until("one", |status| status.phase == NodePodPhase::Running).await;
+    let stays = first.until("stays", |status| status.phase == NodePodPhase::Running).await;
     first.kill().await;
     moved(&first, &first.node(), &second.node(), &manifest).await;
     first.start();
-    second.until("one", |status| status.phase == Phase::Running).await;
+    second.until("one", |status| status.phase == NodePodPhase::Running).await;
     first.until_gone("one").await;
-    let again = first.until("stays", |status| status.phase == Phase::Running).await;
+    let again = first.until("stays", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(again.processes[0].pid, stays.processes[0].pid);
     eventually("one alone", || !shared.path().join("twice").exists()).await;
     first.end().await;

@@ -1,6 +1,6 @@
 //! Devices: a pod runs on those that it was promised, and on no others.
 
-use rcfarm::node::status::{Phase, PodStatus};
+use rcfarm::node::status::{NodePodPhase, PodStatus};
 use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::{DeleteMode, Store, key};
 
@@ -17,7 +17,8 @@ async fn promise(host: &Host, pod: &str, gpu: u32) {
 }
 
 async fn running(host: &Host, pod: &str, devices: &[&str]) -> PodStatus {
-    host.until(pod, |status| status.phase == Phase::Running && status.devices == devices).await
+    host.until(pod, |status| status.phase == NodePodPhase::Running && status.devices == devices)
+        .await
 }
 
 /// Another pod, so that the agent looks.

@@ -1,7 +1,7 @@
 //! Health checks of pods that run.
 
 use rcfarm::node::Health;
-use rcfarm::node::status::Phase;
+use rcfarm::node::status::NodePodPhase;
 
 use super::host::Host;
 
@@ -13,10 +13,10 @@ async fn a_check_turns_a_running_pod_passing_and_critical() {
                  interval: 100ms, critical_after: 2}\n";
     host.intend_script("web", "touch well; exec sleep 600", check).await;
     let status = host.until("web", |status| status.health == Health::Passing).await;
-    assert_eq!(status.phase, Phase::Running);
+    assert_eq!(status.phase, NodePodPhase::Running);
     std::fs::remove_file(host.settings.data_dir.join("pods/web/well")).unwrap();
     let status = host.until("web", |status| status.health == Health::Critical).await;
-    assert_eq!(status.phase, Phase::Running, "a check restarts nothing");
+    assert_eq!(status.phase, NodePodPhase::Running, "a check restarts nothing");
     assert!(status.message.contains("exit status: 2"), "{}", status.message);
     host.end().await;
 }

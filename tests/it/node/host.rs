@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rcfarm::embedded::Embedded;
-use rcfarm::farm::{Ground, SessionSettings};
+use rcfarm::farm::{Env, SessionSettings};
 use rcfarm::ids::{NodeName, PodId, RcId};
 use rcfarm::node::agent::process::ProcessDriver;
 use rcfarm::node::agent::state::DataDir;
@@ -60,7 +60,7 @@ impl Host {
 
     /// Starts the agent, on `store` if it is not to be the plain one.
     pub fn start_on(&mut self, store: Embedded) {
-        let ground = Ground {
+        let ground = Env {
             store: Arc::new(store),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),

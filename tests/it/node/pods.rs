@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::embedded::{Fate, Request};
 use rcfarm::ids::RcId;
-use rcfarm::node::status::Phase;
-use rcfarm::node::{Health, Told};
+use rcfarm::node::status::NodePodPhase;
+use rcfarm::node::{Health, HealthReport};
 use rcfarm::schedule::capacity::{Allocation, Allocations};
 use rcfarm::store::key;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
     let rc = RcId(Uuid::from_u128(7));
     host.own("web", rc).await;
     host.intend_script("web", "echo port $NODE_PORT pod $RCFARM_POD; exec sleep 600", "").await;
-    let status = host.until("web", |status| status.phase == Phase::Running).await;
+    let status = host.until("web", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!((status.owner, status.health), (Some(rc), Health::Passing));
     let pid = status.processes[0].pid.unwrap();
     assert!(is_alive(pid));
@@ -55,7 +55,7 @@ async fn a_node_without_labels_is_known_to_farms_all_the_same() {
     host.settings.labels.clear();
     host.start();
     host.intend_script("web", "exec sleep 600", "").await;
-    host.until("web", |status| status.phase == Phase::Running).await;
+    host.until("web", |status| status.phase == NodePodPhase::Running).await;
     let labels = host.get(&key::node_labels(&host.node())).await.unwrap();
     assert_eq!(labels.value, "{}");
     host.end().await;
@@ -89,7 +89,7 @@ async fn a_pod_that_flaps_costs_few_writes_and_one_that_cannot_be_started_says_s
     let why = status.cannot_start.unwrap();
     assert!(why.contains("main: /no/such cannot be started"), "{why}");
     let health = host.get(&key::health(&id("missing"), &host.node())).await.unwrap();
-    assert_eq!(Told::decode(&health.value).cannot_start.as_deref(), Some(why.as_str()));
+    assert_eq!(HealthReport::decode(&health.value).cannot_start.as_deref(), Some(why.as_str()));
     host.end().await;
 }
 
@@ -100,22 +100,22 @@ async fn a_log_that_cannot_be_written_is_said_and_a_lost_record_is_written_later
     let log = host.settings.data_dir.join("pods/web/main.log");
     std::fs::create_dir_all(&log).unwrap();
     host.intend_script("web", "exec sleep 600", "").await;
-    let status = host.until("web", |status| status.phase == Phase::Backoff).await;
+    let status = host.until("web", |status| status.phase == NodePodPhase::Backoff).await;
     assert!(status.message.contains("the log file"), "{}", status.message);
     std::fs::remove_dir(&log).unwrap();
-    host.until("web", |status| status.phase == Phase::Running).await;
+    host.until("web", |status| status.phase == NodePodPhase::Running).await;
 
     // As when the disk is full while the process starts: the shim cannot write what the next agent needs.
     let record = host.settings.data_dir.join("pods/late/main/running.json");
     std::fs::create_dir_all(&record).unwrap();
     std::fs::write(record.join("full"), "").unwrap();
     host.intend_script("late", "exec sleep 600", "").await;
-    let first = host.until("late", |status| status.phase == Phase::Running).await;
+    let first = host.until("late", |status| status.phase == NodePodPhase::Running).await;
     std::fs::remove_dir_all(&record).unwrap();
     eventually("the record", || record.is_file()).await;
     host.kill().await;
     host.start();
-    let again = host.until("late", |status| status.phase == Phase::Running).await;
+    let again = host.until("late", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(again.processes[0].pid, first.processes[0].pid);
     host.end().await;
 }
@@ -135,23 +135,23 @@ async fn bad_pods_say_what_is_wrong_and_hurt_no_other() {
     host.intend_script("cwd", "true", "    cwd: /no/such/dir\n").await;
     host.intend_script("good", "exec sleep 600", "").await;
     for (pod, phase, words) in [
-        ("yaml", Phase::Unfit, "manifest is not valid"),
-        ("other", Phase::Unfit, "the intent is for other"),
-        ("empty", Phase::Unfit, "no launchables"),
-        ("docker", Phase::Unfit, "\"docker\" cannot be run"),
-        ("missing", Phase::Backoff, "/no/such cannot be started"),
-        ("user", Phase::Backoff, "nobody-at-all"),
-        ("cwd", Phase::Backoff, "/no/such/dir does not exist"),
+        ("yaml", NodePodPhase::Unfit, "manifest is not valid"),
+        ("other", NodePodPhase::Unfit, "the intent is for other"),
+        ("empty", NodePodPhase::Unfit, "no launchables"),
+        ("docker", NodePodPhase::Unfit, "\"docker\" cannot be run"),
+        ("missing", NodePodPhase::Backoff, "/no/such cannot be started"),
+        ("user", NodePodPhase::Backoff, "nobody-at-all"),
+        ("cwd", NodePodPhase::Backoff, "/no/such/dir does not exist"),
     ] {
         let status = host.until(pod, |status| status.message.contains(words)).await;
         assert_eq!((status.phase, status.status.as_str()), (phase, "failed"), "{pod}");
         assert_eq!(host.get(&key::reality(&host.node(), &id(pod))).await, None, "{pod}");
     }
-    host.until("good", |status| status.phase == Phase::Running).await;
+    host.until("good", |status| status.phase == NodePodPhase::Running).await;
     host.unintend("yaml").await;
     host.until_gone("yaml").await;
     host.intend_script("docker", "exec sleep 600", "").await;
-    host.until("docker", |status| status.phase == Phase::Running).await;
+    host.until("docker", |status| status.phase == NodePodPhase::Running).await;
     host.end().await;
 }
 
@@ -163,7 +163,7 @@ async fn a_process_that_ends_is_started_again_as_its_policy_says() {
     host.intend_script("once", "exit 0", "    restart: on_failure\n").await;
     let status = host.until("always", |s| s.processes[0].restarts >= 2).await;
     assert_eq!(status.processes[0].last_exit.as_ref().unwrap().exit_code, 3);
-    let status = host.until("once", |status| status.phase == Phase::Ended).await;
+    let status = host.until("once", |status| status.phase == NodePodPhase::Ended).await;
     assert_eq!(status.message, "main: exited with 0");
     assert_eq!((status.health, status.processes[0].restarts), (Health::Critical, 0));
     host.end().await;
@@ -175,13 +175,13 @@ async fn a_changed_manifest_replaces_the_process_and_a_stubborn_one_is_killed_wi
     host.start();
     let stubborn = "trap '' TERM; sleep 600 & echo $!; while :; do sleep 0.1; done";
     host.intend_script("web", stubborn, "    grace: 200ms\n").await;
-    let first = host.until("web", |status| status.phase == Phase::Running).await;
+    let first = host.until("web", |status| status.phase == NodePodPhase::Running).await;
     eventually("the child", || host.log("web").ends_with('\n')).await;
     let child: i32 = host.log("web").trim().parse().unwrap();
     host.intend_script("web", "exec sleep 601", "").await;
     let pid = first.processes[0].pid;
     let second =
-        host.until("web", |s| s.phase == Phase::Running && s.processes[0].pid != pid).await;
+        host.until("web", |s| s.phase == NodePodPhase::Running && s.processes[0].pid != pid).await;
     assert!(!is_alive(pid.unwrap()) && !is_alive(child));
     assert!(is_alive(second.processes[0].pid.unwrap()));
     host.end().await;
@@ -200,7 +200,7 @@ async fn a_pod_finds_its_configuration_and_its_devices_and_not_the_agents_enviro
                   ${CARGO_MANIFEST_DIR-none}; exec sleep 600";
     let more = "config: {greeting: hello}\nresources: {gpu: 2}\n";
     host.intend("train", &manifest("train", script, more)).await;
-    let status = host.until("train", |status| status.phase == Phase::Running).await;
+    let status = host.until("train", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(status.devices, ["gpu:0", "gpu:1"]);
     let wanted = "greeting: hello\ngpu:0,gpu:1 0,1 none\n";
     eventually(&format!("{wanted:?}"), || host.log("train") == wanted).await;

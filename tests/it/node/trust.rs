@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rcfarm::ids::RcId;
 use rcfarm::node::agent::AtShutdown;
-use rcfarm::node::status::Phase;
+use rcfarm::node::status::NodePodPhase;
 use rcfarm::store::{Prefix, Store, key};
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ async fn six(host: &mut Host) -> Vec<i32> {
         let pod = format!("p{n}");
         host.own(&pod, RcId(Uuid::from_u128(n))).await;
         host.intend_script(&pod, "exec sleep 600", "").await;
-        let status = host.until(&pod, |status| status.phase == Phase::Running).await;
+        let status = host.until(&pod, |status| status.phase == NodePodPhase::Running).await;
         pids.push(status.processes[0].pid.unwrap());
     }
     pids
@@ -55,7 +55,7 @@ async fn a_second_agent_of_the_name_starts_nothing() {
     let mut first = Host::new();
     first.start();
     first.intend_script("web", "exec sleep 600", "").await;
-    first.until("web", |status| status.phase == Phase::Running).await;
+    first.until("web", |status| status.phase == NodePodPhase::Running).await;
     let mut second = Host::new();
     second.start_on(first.store.clone());
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -72,8 +72,8 @@ async fn a_single_instance_ends_with_the_lease_even_without_an_agent_and_others_
     let single = super::host::manifest("single", "exec sleep 600", "") + "single_instance: true\n";
     host.intend("single", &single).await;
     host.intend_script("other", "exec sleep 600", "").await;
-    let single = host.until("single", |status| status.phase == Phase::Running).await;
-    let other = host.until("other", |status| status.phase == Phase::Running).await;
+    let single = host.until("single", |status| status.phase == NodePodPhase::Running).await;
+    let other = host.until("other", |status| status.phase == NodePodPhase::Running).await;
     let [single, other] = [single, other].map(|status| status.processes[0].pid.unwrap());
     host.kill().await;
     // The store knows the session until its check has not been beaten for its whole TTL.
@@ -91,13 +91,13 @@ async fn a_data_directory_that_cannot_be_written_is_said_in_the_pods_status() {
     let mut host = Host::new();
     host.start();
     host.intend_script("first", "exec sleep 600", "").await;
-    host.until("first", |status| status.phase == Phase::Running).await;
+    host.until("first", |status| status.phase == NodePodPhase::Running).await;
     // A file where the pod's directory would be: as good as a full disk, for root, too.
     std::fs::write(host.settings.data_dir.join("pods/second"), "").unwrap();
     host.intend_script("second", "exec sleep 600", "").await;
-    let status = host.until("second", |status| status.phase == Phase::Backoff).await;
+    let status = host.until("second", |status| status.phase == NodePodPhase::Backoff).await;
     assert!(status.message.contains("cannot keep the pod"), "{}", status.message);
     std::fs::remove_file(host.settings.data_dir.join("pods/second")).unwrap();
-    host.until("second", |status| status.phase == Phase::Running).await;
+    host.until("second", |status| status.phase == NodePodPhase::Running).await;
     host.end().await;
 }

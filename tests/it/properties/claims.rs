@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rcfarm::farm::kind::RecordId;
-use rcfarm::farm::plan::{ClaimPlan, GRACE, Observed, plan};
-use rcfarm::farm::records::{Locks, Peer, Peers, Record, RecordLabels, RecordLocks, Records};
+use rcfarm::farm::plan::{ClaimPlan, ClaimsObserved, GRACE, plan};
+use rcfarm::farm::records::{Locks, PeerFarm, Peers, Record, RecordLabels, RecordLocks, Records};
 use rcfarm::ids::{FarmName, SessionId};
 use rcfarm::labels::Selector;
 use rcfarm::store::Index;
@@ -106,7 +106,7 @@ impl World {
             now,
         };
         for (n, (_, leaving, seen_for)) in self.farms.iter().enumerate() {
-            let peer = Peer {
+            let peer = PeerFarm {
                 session: session(n),
                 selector: view.selectors[n].clone(),
                 leaving: *leaving,
@@ -159,7 +159,7 @@ impl View {
     }
 
     fn plan(&self, me: usize) -> ClaimPlan {
-        plan(&Observed {
+        plan(&ClaimsObserved {
             records: &self.records,
             labels: &self.labels,
             locks: &self.locks,

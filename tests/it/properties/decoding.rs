@@ -6,8 +6,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use rcfarm::audit::{AuditRecord, Logged, fold};
 use rcfarm::embedded::{Embedded, Tables, serve::respond};
-use rcfarm::farm::records::{Bells, Locks, Peers, RecordLabels, Records};
-use rcfarm::farm::tree::Digest;
+use rcfarm::farm::cache::CacheIndex;
+use rcfarm::farm::records::{Doorbells, Locks, Peers, RecordLabels, Records};
 use rcfarm::ids::SessionId;
 use rcfarm::labels::{decode_labels, encode_labels};
 use rcfarm::manifest::Manifest;
@@ -171,7 +171,7 @@ proptest! {
         let peers = Peers::digest(&Peers::default(), &farms, one(&farms));
         prop_assert!(peers.0.keys().all(|name| name.as_str() == tail));
         prop_assert_eq!(Records::digest(&Records::default(), &rcs, one(&rcs)).0.len(), 1);
-        prop_assert!(Bells::digest(&Bells::default(), &bells, one(&bells)).0.len() <= 1);
+        prop_assert!(Doorbells::digest(&Doorbells::default(), &bells, one(&bells)).0.len() <= 1);
         prop_assert!(Locks::digest(&Locks::default(), &key::rc_locks(), one(&key::rc_locks())).0.len() <= 1);
         prop_assert!(RecordLabels::digest(&RecordLabels::default(), &labels, one(&labels)).0.len() <= 1);
     }

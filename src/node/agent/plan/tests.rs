@@ -8,72 +8,78 @@ fn id(n: u8) -> PodId {
     format!("p{n}").parse().unwrap()
 }
 
-fn pod(hash: u64, states: &[State]) -> PodSeen {
+fn pod(hash: u64, states: &[AgentPodState]) -> AgentPod {
     let processes = states.iter().enumerate().map(|(n, state)| (n.to_string(), *state));
-    PodSeen { hash, alone: Alone::NotNeeded, processes: processes.collect() }
+    AgentPod { hash, alone: SingleInstance::NotNeeded, processes: processes.collect() }
 }
 
 fn decide(
     intents: Option<&[(u8, u64)]>,
     doubted: &[u8],
-    pods: &[(u8, PodSeen)],
+    pods: &[(u8, AgentPod)],
     has_lease: bool,
     now: Instant,
-) -> Plan {
+) -> AgentPlan {
     let intents: Option<BTreeMap<PodId, u64>> =
         intents.map(|intents| intents.iter().map(|(n, hash)| (id(*n), *hash)).collect());
     let doubted = doubted.iter().map(|n| id(*n)).collect();
     let pods = pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
     let intents = intents.as_ref();
-    plan(Seen { intents, doubted: &doubted, pods: &pods, has_lease, now })
+    plan(AgentObserved { intents, doubted: &doubted, pods: &pods, has_lease, now })
 }
 
 #[test]
 fn what_is_intended_is_taken_started_stopped_and_forgotten() {
-    use Action::{Forget, Start, Stop, Take};
+    use AgentAction::{Forget, Start, Stop, Take};
     let now = Instant::now();
-    let due = State::Waiting(now);
+    let due = AgentPodState::Waiting(now);
     let first = || "0".to_owned();
     let actions =
         |intents, doubted: &[u8], pod| decide(intents, doubted, &[(1, pod)], true, now).actions;
     assert_eq!(decide(Some(&[(1, 7)]), &[], &[], true, now).actions, [Take(id(1))]);
     assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[due])), [Start(id(1), first())]);
-    assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[State::Running])), []);
+    assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[AgentPodState::Running])), []);
     let gone = "it is no longer intended here";
-    assert_eq!(actions(Some(&[]), &[], pod(7, &[State::Running])), [Stop(id(1), first(), gone)]);
-    assert_eq!(actions(Some(&[]), &[], pod(7, &[State::Stopping])), []);
-    assert_eq!(actions(Some(&[]), &[], pod(7, &[due, State::Ended])), [Forget(id(1))]);
+    assert_eq!(
+        actions(Some(&[]), &[], pod(7, &[AgentPodState::Running])),
+        [Stop(id(1), first(), gone)]
+    );
+    assert_eq!(actions(Some(&[]), &[], pod(7, &[AgentPodState::Stopping])), []);
+    assert_eq!(actions(Some(&[]), &[], pod(7, &[due, AgentPodState::Ended])), [Forget(id(1))]);
     let changed = "its manifest or its devices have changed";
     assert_eq!(
-        actions(Some(&[(1, 8)]), &[], pod(7, &[State::Running, State::Ended])),
+        actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Running, AgentPodState::Ended])),
         [Stop(id(1), first(), changed)]
     );
-    assert_eq!(actions(Some(&[(1, 8)]), &[], pod(7, &[State::Unfit])), [Take(id(1))]);
+    assert_eq!(actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Unfit])), [Take(id(1))]);
     // Nothing was read, or what was read is not believed: nothing stops, and what ended is started again.
-    assert_eq!(actions(None, &[], pod(7, &[State::Running, due])), [Start(id(1), "1".into())]);
-    assert_eq!(actions(Some(&[]), &[1], pod(7, &[State::Running])), []);
+    assert_eq!(
+        actions(None, &[], pod(7, &[AgentPodState::Running, due])),
+        [Start(id(1), "1".into())]
+    );
+    assert_eq!(actions(Some(&[]), &[1], pod(7, &[AgentPodState::Running])), []);
 }
 
 #[test]
 fn pauses_are_waited_for_and_single_instances_need_a_lease() {
     let now = Instant::now();
     let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
-    let waiting = pod(7, &[State::Waiting(later), State::Waiting(soon)]);
+    let waiting = pod(7, &[AgentPodState::Waiting(later), AgentPodState::Waiting(soon)]);
     let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
     assert_eq!((plan.actions, plan.again_at), (vec![], Some(soon)));
-    let due = [State::Waiting(now), State::Waiting(now)];
+    let due = [AgentPodState::Waiting(now), AgentPodState::Waiting(now)];
     let actions = |alone, has_lease| {
-        let pods = [(1, PodSeen { alone, ..pod(7, &due) })];
+        let pods = [(1, AgentPod { alone, ..pod(7, &due) })];
         decide(Some(&[(1, 7)]), &[], &pods, has_lease, now).actions
     };
-    let start = |n: &str| Action::Start(id(1), n.to_owned());
-    for alone in [Alone::Unasked, Alone::Asked, Alone::Sure] {
+    let start = |n: &str| AgentAction::Start(id(1), n.to_owned());
+    for alone in [SingleInstance::Unasked, SingleInstance::Asked, SingleInstance::Sure] {
         assert_eq!(actions(alone, false), [], "{alone:?}");
     }
-    assert_eq!(actions(Alone::Unasked, true), [Action::Ask(id(1))], "once for both");
-    assert_eq!(actions(Alone::Asked, true), []);
-    assert_eq!(actions(Alone::Sure, true), [start("0"), start("1")]);
-    assert_eq!(actions(Alone::NotNeeded, false), [start("0"), start("1")]);
+    assert_eq!(actions(SingleInstance::Unasked, true), [AgentAction::Ask(id(1))], "once for both");
+    assert_eq!(actions(SingleInstance::Asked, true), []);
+    assert_eq!(actions(SingleInstance::Sure, true), [start("0"), start("1")]);
+    assert_eq!(actions(SingleInstance::NotNeeded, false), [start("0"), start("1")]);
 }
 
 proptest! {
@@ -91,13 +97,13 @@ proptest! {
     ) {
         let now = Instant::now();
         let states = [
-            State::Waiting(now), State::Starting, State::Running, State::Stopping,
-            State::Ended, State::Unfit,
+            AgentPodState::Waiting(now), AgentPodState::Starting, AgentPodState::Running, AgentPodState::Stopping,
+            AgentPodState::Ended, AgentPodState::Unfit,
         ];
-        let pods: Vec<(u8, PodSeen)> = pods
+        let pods: Vec<(u8, AgentPod)> = pods
             .into_iter()
             .map(|(n, (hash, picks))| {
-                let picked: Vec<State> = picks.iter().map(|pick| states[*pick]).collect();
+                let picked: Vec<AgentPodState> = picks.iter().map(|pick| states[*pick]).collect();
                 (n, pod(hash, &picked))
             })
             .collect();
@@ -105,7 +111,7 @@ proptest! {
             intents.as_ref().map(|intents| intents.iter().map(|(n, h)| (*n, *h)).collect());
         let unsure: Vec<u8> = doubted.iter().copied().collect();
         let plan = decide(read.as_deref(), &unsure, &pods, has_lease, now);
-        let known: BTreeMap<PodId, PodSeen> =
+        let known: BTreeMap<PodId, AgentPod> =
             pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
         let hash_of = |wanted: &PodId| {
             let intents = intents.as_ref()?;
@@ -113,18 +119,18 @@ proptest! {
         };
         for action in &plan.actions {
             match action {
-                Action::Stop(pod, ..) | Action::Forget(pod) => {
+                AgentAction::Stop(pod, ..) | AgentAction::Forget(pod) => {
                     prop_assert!(intents.is_some());
                     prop_assert!(!doubted.iter().any(|n| id(*n) == *pod));
                     prop_assert_ne!(hash_of(pod), Some(known[pod].hash));
                 }
-                Action::Take(pod) => prop_assert!(hash_of(pod).is_some()),
-                Action::Ask(_) => prop_assert!(false, "nobody asked for it"),
-                Action::Start(pod, name) => {
-                    prop_assert_eq!(known[pod].processes[name], State::Waiting(now));
+                AgentAction::Take(pod) => prop_assert!(hash_of(pod).is_some()),
+                AgentAction::Ask(_) => prop_assert!(false, "nobody asked for it"),
+                AgentAction::Start(pod, name) => {
+                    prop_assert_eq!(known[pod].processes[name], AgentPodState::Waiting(now));
                 }
             }
-            if let Action::Forget(pod) = action {
+            if let AgentAction::Forget(pod) = action {
                 prop_assert!(!known[pod].processes.values().any(|state| state.is_alive()));
             }
         }

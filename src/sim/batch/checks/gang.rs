@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::board::{Board, Deed, Seen};
+use super::super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use crate::pod_group::spec::PodGroupSpec;
 use crate::pod_group::status::{PlacementState, PodGroupStatus};
 use crate::sim::batch::machines;
@@ -10,8 +10,9 @@ use crate::sim::invariant::Say;
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
-pub fn check(deed: &Deed, board: &Board, say: Say<'_>) {
-    let orders = |seen: &Seen| matches!(seen, Seen::GroupStatus(..) | Seen::Allocations);
+pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
+    let orders =
+        |seen: &ModelEvent| matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations);
     if deed.changes.iter().any(orders) {
         promises(board, say);
         whole(deed, board, say);
@@ -23,7 +24,7 @@ pub fn check(deed: &Deed, board: &Board, say: Say<'_>) {
 
 /// What is promised is promised to members that have their place there, and no node promises more than it has; all
 /// members of a bound gang are promised what they ask for.
-fn promises(board: &Board, say: Say<'_>) {
+fn promises(board: &BatchModel, say: Say<'_>) {
     let mut promised = BTreeSet::new();
     let capacity = machines::capacity();
     for (node, allocations) in &board.allocations {
@@ -54,12 +55,12 @@ fn promises(board: &Board, say: Say<'_>) {
 }
 
 /// A gang that may start from now on has a place for all that it needs.
-fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
+fn whole(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
     if deed.process().is_none() {
         return;
     }
     for seen in &deed.changes {
-        let Seen::GroupStatus(id, (before, Some(after))) = seen else { continue };
+        let ModelEvent::GroupStatus(id, (before, Some(after))) = seen else { continue };
         let state = |status: &PodGroupStatus| status.placement.as_ref().map(|place| place.state);
         let was = before.as_ref().and_then(|before| state(before));
         let is = state(after).filter(|is| was != Some(*is));
@@ -91,9 +92,9 @@ fn whole(deed: &Deed, board: &Board, say: Say<'_>) {
 }
 
 /// A member starts where its gang has its place for it, and only once the whole has.
-fn starts(deed: &Deed, board: &Board, say: Say<'_>) {
+fn starts(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
     for seen in &deed.changes {
-        let Seen::Intent(place, (_, Some(mark))) = seen else { continue };
+        let ModelEvent::Intent(place, (_, Some(mark))) = seen else { continue };
         let id = &mark.job;
         let record = board.groups.get(id).and_then(|group| group.record.as_ref());
         let status = board.group_statuses.get(id);

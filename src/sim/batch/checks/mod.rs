@@ -18,15 +18,15 @@ mod steps;
 
 use std::collections::BTreeSet;
 
-use super::board::{Board, Deed, Seen};
+use super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use crate::ids::Namespaced;
-use crate::job::manifest::Mark;
-use crate::rc::plan::Place;
-use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::job::manifest::PodIdentity;
+use crate::rc::plan::PodRef;
+use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::time::Timestamp;
 
 /// Looks at one deed; the board is what it left.
-pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
     gang::check(deed, board, say);
     queue::check(deed, board, facts, say);
     pods::starts_on_nodes(deed, board, say);
@@ -37,17 +37,27 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
 }
 
 /// 1: whoever changes a job, or what orders the queues, holds its lock.
-fn owners(deed: &Deed, board: &Board, process: u32, facts: &Facts, say: Say<'_>) {
+fn owners(
+    deed: &AppliedBatchWrite,
+    board: &BatchModel,
+    process: u32,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
     let mut jobs: BTreeSet<&Namespaced> = BTreeSet::new();
     let mut orders = false;
     for seen in &deed.changes {
         match seen {
-            Seen::Job(id, _) | Seen::JobStatus(id, _) | Seen::Group(id) => _ = jobs.insert(id),
-            Seen::Pod(pair) | Seen::Intent(_, pair) => jobs.extend(marks(pair).map(|m| &m.job)),
-            Seen::GroupStatus(..)
-            | Seen::QueueStatus
-            | Seen::SchedulerStatus
-            | Seen::Allocations => orders = true,
+            ModelEvent::Job(id, _) | ModelEvent::JobStatus(id, _) | ModelEvent::Group(id) => {
+                _ = jobs.insert(id)
+            }
+            ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair) => {
+                jobs.extend(marks(pair).map(|m| &m.job))
+            }
+            ModelEvent::GroupStatus(..)
+            | ModelEvent::QueueStatus
+            | ModelEvent::SchedulerStatus
+            | ModelEvent::Allocations => orders = true,
             _ => {}
         }
     }
@@ -65,23 +75,23 @@ fn owners(deed: &Deed, board: &Board, process: u32, facts: &Facts, say: Say<'_>)
 }
 
 /// The marks before and after.
-fn marks(pair: &super::board::Pair<Mark>) -> impl Iterator<Item = &Mark> {
+fn marks(pair: &super::model::Pair<PodIdentity>) -> impl Iterator<Item = &PodIdentity> {
     pair.0.iter().chain(&pair.1).map(|mark| &**mark)
 }
 
 /// The latest time that the clock of the process has shown which did it. A deed is decided first and written then, and
 /// the clock may have jumped back in between.
-fn clock(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
+fn clock(deed: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
     facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().max()
 }
 
 /// The earliest that it has shown, for it may have jumped ahead.
-fn clock_before(deed: &Deed, facts: &Facts) -> Option<Timestamp> {
+fn clock_before(deed: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
     facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().min()
 }
 
 /// Whether a node may have looked down within [`VIEW`].
-pub fn maybe_down(board: &Board, place: &Place, deed: &Deed) -> bool {
+pub fn maybe_down(board: &BatchModel, place: &PodRef, deed: &AppliedBatchWrite) -> bool {
     let from = deed.write.at.saturating_sub(VIEW);
     let gone = board.nodes.get(&place.node).is_some_and(|node| node.gone);
     let absences = board.history.absences.get(&place.node);

@@ -2,49 +2,56 @@
 
 use std::sync::Arc;
 
-use super::super::board::{Board, Deed, Seen};
 use super::super::history::Try;
+use super::super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use super::{clock, maybe_down};
 use crate::audit::Details;
 use crate::command::Target;
 use crate::ids::Namespaced;
 use crate::job::machine::JobPhase;
-use crate::job::manifest::Mark;
+use crate::job::manifest::PodIdentity;
 use crate::job::spec::Slot;
 use crate::job::status::JobStatus;
-use crate::rc::plan::Place;
-use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::rc::plan::PodRef;
+use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed of a process.
-pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
     for seen in &deed.changes {
         match seen {
-            Seen::Intent(place, (before, Some(mark))) if before.as_ref() != Some(mark) => {
+            ModelEvent::Intent(place, (before, Some(mark))) if before.as_ref() != Some(mark) => {
                 if before.is_some() {
                     say(20, format!("{}/{} was overwritten", place.node, place.pod));
                 }
                 made(deed, place, mark, board, facts, say);
             }
-            Seen::Intent(place, (Some(mark), None)) => removed(deed, place, mark, board, say),
+            ModelEvent::Intent(place, (Some(mark), None)) => removed(deed, place, mark, board, say),
             _ => {}
         }
     }
 }
 
 fn status_of<'d>(
-    deed: &'d Deed,
+    deed: &'d AppliedBatchWrite,
     id: &Namespaced,
 ) -> Option<(Option<&'d JobStatus>, Option<&'d JobStatus>)> {
     deed.changes.iter().find_map(|seen| match seen {
-        Seen::JobStatus(of, (before, after)) if of == id => {
+        ModelEvent::JobStatus(of, (before, after)) if of == id => {
             Some((before.as_deref(), after.as_deref()))
         }
         _ => None,
     })
 }
 
-fn made(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, facts: &Facts, say: Say<'_>) {
+fn made(
+    deed: &AppliedBatchWrite,
+    place: &PodRef,
+    mark: &Arc<PodIdentity>,
+    board: &BatchModel,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
     let (id, name) = (&mark.job, &place.pod);
     if board.pods.get(place) != Some(mark) {
         say(8, format!("{name} on {} has not the labels of its intent", place.node));
@@ -97,7 +104,13 @@ fn made(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, facts: &Fac
 }
 
 /// 20: no two pods of a member, and none of an older attempt beside one of a newer.
-fn beside(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, say: Say<'_>) {
+fn beside(
+    deed: &AppliedBatchWrite,
+    place: &PodRef,
+    mark: &Arc<PodIdentity>,
+    board: &BatchModel,
+    say: Say<'_>,
+) {
     let id = &mark.job;
     for (other, of) in board.pods.iter().filter(|(at, of)| of.job == *id && *at != place) {
         if of.uid == mark.uid && (of.slot == mark.slot || of.version != mark.version) {
@@ -113,7 +126,13 @@ fn beside(deed: &Deed, place: &Place, mark: &Arc<Mark>, board: &Board, say: Say<
     real_beside(deed, place, mark, board, say);
 }
 
-fn real_beside(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>) {
+fn real_beside(
+    deed: &AppliedBatchWrite,
+    place: &PodRef,
+    mark: &PodIdentity,
+    board: &BatchModel,
+    say: Say<'_>,
+) {
     for (other, of) in board.real_of(&mark.job) {
         let older = of.uid == mark.uid
             && (of.slot == mark.slot && of.attempt != mark.attempt || of.version != mark.version);
@@ -131,12 +150,12 @@ fn real_beside(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<
 }
 
 /// 20, as nodes see it: whatever the store says, tries do not run beside each other.
-pub fn starts_on_nodes(deed: &Deed, board: &Board, say: Say<'_>) {
+pub fn starts_on_nodes(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
     if board.restored_at.is_some() {
         return;
     }
     for seen in &deed.changes {
-        if let Seen::Reality(place, (None, Some(mark))) = seen
+        if let ModelEvent::Reality(place, (None, Some(mark))) = seen
             && !maybe_down(board, place, deed)
         {
             real_beside(deed, place, mark, board, say);
@@ -145,7 +164,7 @@ pub fn starts_on_nodes(deed: &Deed, board: &Board, say: Say<'_>) {
 }
 
 /// 23: what it depends on was so, lately.
-fn depends(deed: &Deed, mark: &Mark, board: &Board, say: Say<'_>) {
+fn depends(deed: &AppliedBatchWrite, mark: &PodIdentity, board: &BatchModel, say: Say<'_>) {
     let Some((uid, spec)) = board.spec(&mark.job) else { return };
     let Some(task) = spec.task(&mark.slot.task) else {
         say(20, format!("{} has no task {}", mark.job, mark.slot.task));
@@ -168,7 +187,13 @@ fn depends(deed: &Deed, mark: &Mark, board: &Board, say: Say<'_>) {
     }
 }
 
-fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>) {
+fn removed(
+    deed: &AppliedBatchWrite,
+    place: &PodRef,
+    mark: &PodIdentity,
+    board: &BatchModel,
+    say: Say<'_>,
+) {
     let id = &mark.job;
     if board.pods.contains_key(place) {
         say(8, format!("{} on {} went, and its labels stay", place.pod, place.node));
@@ -177,7 +202,7 @@ fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>)
         say(25, format!("{} of the newer {id} was removed for the older", place.pod));
     }
     let step = deed.changes.iter().find_map(|seen| match seen {
-        Seen::Audit(details) => match &**details {
+        ModelEvent::Audit(details) => match &**details {
             Details::JobStep(step) if step.job == *id => Some(step),
             _ => None,
         },
@@ -214,9 +239,9 @@ fn removed(deed: &Deed, place: &Place, mark: &Mark, board: &Board, say: Say<'_>)
 }
 
 /// Whether the command that is consumed names the member.
-fn named(deed: &Deed, slot: &Slot, asked: Option<&str>) -> bool {
+fn named(deed: &AppliedBatchWrite, slot: &Slot, asked: Option<&str>) -> bool {
     deed.changes.iter().any(|seen| match seen {
-        Seen::Command(_, (Some(command), None)) => match &command.target {
+        ModelEvent::Command(_, (Some(command), None)) => match &command.target {
             Target::Job { task: Some(task), index, .. } => {
                 let whole = asked == Some("RestartTask");
                 *task == slot.task && (whole || index.is_none_or(|index| index == slot.index))

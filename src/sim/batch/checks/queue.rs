@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::board::{Board, Deed, Seen};
+use super::super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use crate::ids::QueueName;
 use crate::pod_group::spec::GroupId;
-use crate::pod_group::status::{Phase, PlacementState, PodGroupStatus, Reason};
+use crate::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus};
 use crate::queue::amounts::Amounts;
-use crate::queue::spec::{Desired, QueueSpec, Strategy};
+use crate::queue::spec::{Desired, QueueSpec, QueueStrategy};
 use crate::queue::status::Counters;
-use crate::sim::invariant::{Facts, Say, VIEW};
+use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
-pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
-    let counts = |seen: &Seen| matches!(seen, Seen::GroupStatus(..) | Seen::QueueStatus);
+pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
+    let counts =
+        |seen: &ModelEvent| matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::QueueStatus);
     if deed.changes.iter().any(counts) {
         recount(board, say);
         lower_waits(deed, board, facts);
@@ -24,7 +25,7 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
         return;
     }
     for seen in &deed.changes {
-        let Seen::GroupStatus(id, (before, after)) = seen else { continue };
+        let ModelEvent::GroupStatus(id, (before, after)) = seen else { continue };
         edge(id, before.as_deref(), after.as_deref(), say);
         if let Some(before) = before {
             put_out(id, before, after.as_deref(), board, say);
@@ -47,8 +48,8 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
 }
 
 /// Counters and charges of every queue equal a recount of the groups.
-fn recount(board: &Board, say: Say<'_>) {
-    let mut phases: BTreeMap<&QueueName, Vec<Phase>> = BTreeMap::new();
+fn recount(board: &BatchModel, say: Say<'_>) {
+    let mut phases: BTreeMap<&QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
     for status in board.group_statuses.values() {
         if let Some(queue) = &status.queue {
             phases.entry(queue).or_default().push(status.phase);
@@ -69,14 +70,14 @@ fn recount(board: &Board, say: Say<'_>) {
     }
 }
 
-fn used(board: &Board, counts: impl Fn(&QueueName) -> bool) -> Amounts {
+fn used(board: &BatchModel, counts: impl Fn(&QueueName) -> bool) -> Amounts {
     let admitted = board.group_statuses.values().filter(|s| s.phase.is_admitted());
     let mine = admitted.filter(|s| s.queue.as_ref().is_some_and(&counts));
     Amounts::sum(mine.map(|status| &status.charged))
 }
 
 /// A queue and those above it, the nearest first.
-fn chain<'b>(board: &'b Board, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
+fn chain<'b>(board: &'b BatchModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
     let (mut chain, mut at) = (Vec::new(), Some(name));
     while let Some(name) = at.filter(|_| chain.len() < 9) {
         let Some((name, Some(spec))) = board.queues.get_key_value(name) else { break };
@@ -88,7 +89,7 @@ fn chain<'b>(board: &'b Board, name: &'b QueueName) -> Vec<(&'b QueueName, &'b Q
 
 /// What is charged more than before stays within what the queue and those above may use, and leaves their siblings what
 /// they are guaranteed.
-fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &Board, say: Say<'_>) {
+fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &BatchModel, say: Say<'_>) {
     let Some(queue) = &after.queue else {
         say(17, format!("{id} was admitted without a queue"));
         return;
@@ -121,7 +122,7 @@ fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &Board, s
 }
 
 /// A closed queue admits nothing.
-fn open(id: &GroupId, after: &PodGroupStatus, board: &Board, say: Say<'_>) {
+fn open(id: &GroupId, after: &PodGroupStatus, board: &BatchModel, say: Say<'_>) {
     let Some(queue) = &after.queue else { return };
     let chain = chain(board, queue);
     if chain.is_empty() {
@@ -134,15 +135,15 @@ fn open(id: &GroupId, after: &PodGroupStatus, board: &Board, say: Say<'_>) {
 
 /// 18: in a strict queue nothing goes before what is higher, waits, and may go.
 fn order(
-    deed: &Deed,
+    deed: &AppliedBatchWrite,
     id: &GroupId,
     after: &PodGroupStatus,
-    board: &Board,
-    facts: &Facts,
+    board: &BatchModel,
+    facts: &CheckFacts,
     say: Say<'_>,
 ) {
     let Some(queue) = &after.queue else { return };
-    let strict = |spec: &QueueSpec| spec.dequeue_strategy == Strategy::Fifo;
+    let strict = |spec: &QueueSpec| spec.dequeue_strategy == QueueStrategy::Fifo;
     if !board.queues.get(queue).and_then(Option::as_ref).is_some_and(strict) {
         return;
     }
@@ -162,7 +163,7 @@ fn order(
 
 /// Whether a group asks for more than its queue may use, or those above it, had `admitted` not just been admitted: then it
 /// holds up nobody.
-fn exceeds(board: &Board, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
+fn exceeds(board: &BatchModel, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
     let group = board.groups.get(id).and_then(|group| group.record.as_ref());
     let Some(least) = group.map(|record| record.spec.charge(&record.spec.least())) else {
         return false;
@@ -179,16 +180,16 @@ fn exceeds(board: &Board, admitted: &GroupId, id: &GroupId, queue: &QueueName) -
 
 /// Groups that have waited in a queue for longer than a view is old, and may go; each with its priority.
 fn waiting<'b>(
-    deed: &'b Deed,
-    board: &'b Board,
-    facts: &Facts,
+    deed: &'b AppliedBatchWrite,
+    board: &'b BatchModel,
+    facts: &CheckFacts,
     queue: &'b QueueName,
 ) -> impl Iterator<Item = (&'b GroupId, i64, &'b PodGroupStatus)> {
     let (now, since) = (super::clock_before(deed, facts), deed.write.at.saturating_sub(VIEW));
     board.group_statuses.iter().filter_map(move |(other, status)| {
         let group = board.groups.get(other)?;
         let record = group.record.as_ref()?;
-        let waits = status.phase == Phase::Pending
+        let waits = status.phase == PodGroupPhase::Pending
             && status.queue.as_ref() == Some(queue)
             && record.spec.queue == *queue
             && status.of == group.created
@@ -198,22 +199,25 @@ fn waiting<'b>(
             && board.restored_at.is_none();
         let barred = record.spec.hold.is_some()
             || status.not_before.is_some_and(|at| now.is_none_or(|now| at > now))
-            || matches!(status.reason, Reason::ExceedsCapability | Reason::InvalidRecord);
+            || matches!(
+                status.reason,
+                PodGroupReason::ExceedsCapability | PodGroupReason::InvalidRecord
+            );
         (waits && !barred).then_some((other, record.spec.priority, &**status))
     })
 }
 
 /// Whether in a strict queue a lower group that asks for less waits behind a higher one.
-fn lower_waits(deed: &Deed, board: &Board, facts: &Facts) {
+fn lower_waits(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts) {
     let strict = |spec: &Option<QueueSpec>| {
-        spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == Strategy::Fifo)
+        spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == QueueStrategy::Fifo)
     };
     for queue in board.queues.iter().filter(|(_, spec)| strict(spec)).map(|(queue, _)| queue) {
         for (_, priority, first) in waiting(deed, board, facts, queue) {
             let behind = board.groups.iter().any(|(id, group)| {
                 let record = group.record.as_ref().filter(|record| record.spec.queue == *queue);
                 let status = board.group_statuses.get(id);
-                let pending = status.is_none_or(|status| status.phase == Phase::Pending);
+                let pending = status.is_none_or(|status| status.phase == PodGroupPhase::Pending);
                 let since = status.map_or(group.created, |status| status.since);
                 record.is_some_and(|record| {
                     let rank = (record.spec.priority, std::cmp::Reverse(since));
@@ -228,7 +232,7 @@ fn lower_waits(deed: &Deed, board: &Board, facts: &Facts) {
 }
 
 /// Whether a group's queue and those above are open, and use no more than they may.
-fn would_admit(board: &Board, status: &PodGroupStatus) -> bool {
+fn would_admit(board: &BatchModel, status: &PodGroupStatus) -> bool {
     let Some(queue) = &status.queue else { return false };
     let chain = chain(board, queue);
     let links = chain.iter();
@@ -237,7 +241,7 @@ fn would_admit(board: &Board, status: &PodGroupStatus) -> bool {
     !chain.is_empty() && links.all(|fits| fits)
 }
 
-fn within(board: &Board, link: &QueueName, spec: &QueueSpec) -> bool {
+fn within(board: &BatchModel, link: &QueueName, spec: &QueueSpec) -> bool {
     let below = |name: &QueueName| chain(board, name).iter().any(|(above, _)| *above == link);
     spec.capability.exceeded_by(&used(board, below)).is_none()
 }
@@ -247,7 +251,7 @@ fn put_out(
     id: &GroupId,
     before: &PodGroupStatus,
     after: Option<&PodGroupStatus>,
-    board: &Board,
+    board: &BatchModel,
     say: Say<'_>,
 ) {
     let bound = |status: &PodGroupStatus| {
@@ -279,7 +283,7 @@ fn edge(
     after: Option<&PodGroupStatus>,
     say: Say<'_>,
 ) {
-    use Phase as P;
+    use PodGroupPhase as P;
     let Some(after) = after else { return };
     let before = before.filter(|before| before.of == after.of);
     let from = before.map_or(P::Pending, |before| before.phase);

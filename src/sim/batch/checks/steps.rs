@@ -3,37 +3,37 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::board::{Board, Deed, Pair, Seen};
+use super::super::model::{AppliedBatchWrite, BatchModel, ModelEvent, Pair};
 use super::{clock, marks};
 use crate::audit::{Details, JobStep};
-use crate::command::{Action, Command, Target};
+use crate::command::{Command, CommandAction, Target};
 use crate::ids::Namespaced;
 use crate::job::machine::JobPhase;
 use crate::job::spec::{JobSpec, JobUid};
-use crate::job::status::{ConditionType, JobStatus, holds};
+use crate::job::status::{JobConditionType, JobStatus, holds};
 use crate::queue::spec::Desired;
-use crate::sim::invariant::{Facts, Say};
+use crate::sim::invariant::{CheckFacts, Say};
 use crate::sim::reached::{Occasion, met, met_if};
 use crate::time::Timestamp;
 
 /// After one deed of a process.
-pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
+pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
     for seen in &deed.changes {
         match seen {
-            Seen::JobStatus(id, (before, Some(after))) => {
+            ModelEvent::JobStatus(id, (before, Some(after))) => {
                 status(deed, id, (before, after), board, facts, say);
             }
-            Seen::Job(id, (Some(record), None)) => gone(deed, id, record, board, facts, say),
-            Seen::Command(id, (Some(command), None)) => {
+            ModelEvent::Job(id, (Some(record), None)) => gone(deed, id, record, board, facts, say),
+            ModelEvent::Command(id, (Some(command), None)) => {
                 consumed(deed, *id, command, board, facts, say)
             }
             _ => {}
         }
     }
     for seen in &deed.changes {
-        let (Seen::Pod(pair) | Seen::Intent(_, pair)) = seen else { continue };
+        let (ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair)) = seen else { continue };
         let told = |id: &Namespaced| {
-            let of = |seen: &Seen| matches!(seen, Seen::JobStatus(of, _) if of == id);
+            let of = |seen: &ModelEvent| matches!(seen, ModelEvent::JobStatus(of, _) if of == id);
             // What a job left whose record is gone is swept away.
             deed.changes.iter().any(of) || !board.jobs.contains_key(id)
         };
@@ -47,15 +47,15 @@ pub fn check(deed: &Deed, board: &Board, facts: &Facts, say: Say<'_>) {
 }
 
 /// 15: transactions that make pods and leave the status as it is stand in the log with them.
-fn volleys(deed: &Deed, board: &Board, say: Say<'_>) {
-    let status_of = |seen: &Seen| match seen {
-        Seen::JobStatus(id, _) => Some(id.clone()),
+fn volleys(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
+    let status_of = |seen: &ModelEvent| match seen {
+        ModelEvent::JobStatus(id, _) => Some(id.clone()),
         _ => None,
     };
     let told: BTreeSet<Namespaced> = deed.changes.iter().filter_map(status_of).collect();
     let mut added: BTreeMap<&Namespaced, BTreeSet<String>> = BTreeMap::new();
     for seen in &deed.changes {
-        if let Seen::Intent(place, (_, Some(mark))) = seen
+        if let ModelEvent::Intent(place, (_, Some(mark))) = seen
             && !told.contains(&mark.job)
         {
             added.entry(&mark.job).or_default().insert(format!("{}@{}", mark.slot, place.node));
@@ -77,9 +77,12 @@ fn volleys(deed: &Deed, board: &Board, say: Say<'_>) {
     }
 }
 
-fn logged<'d>(deed: &'d Deed, id: &'d Namespaced) -> impl Iterator<Item = &'d JobStep> {
+fn logged<'d>(
+    deed: &'d AppliedBatchWrite,
+    id: &'d Namespaced,
+) -> impl Iterator<Item = &'d JobStep> {
     let steps = deed.changes.iter().filter_map(|seen| match seen {
-        Seen::Audit(details) => match &**details {
+        ModelEvent::Audit(details) => match &**details {
             Details::JobStep(step) => Some(step),
             _ => None,
         },
@@ -89,11 +92,11 @@ fn logged<'d>(deed: &'d Deed, id: &'d Namespaced) -> impl Iterator<Item = &'d Jo
 }
 
 fn status(
-    deed: &Deed,
+    deed: &AppliedBatchWrite,
     id: &Namespaced,
     (before, after): (&Option<Arc<JobStatus>>, &Arc<JobStatus>),
-    board: &Board,
-    facts: &Facts,
+    board: &BatchModel,
+    facts: &CheckFacts,
     say: Say<'_>,
 ) {
     let revision = before.as_ref().map_or(0, |before| before.revision);
@@ -146,7 +149,7 @@ fn status(
 }
 
 /// Whether a job has its place, and members of it wait for others.
-fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: &Board) {
+fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: &BatchModel) {
     let made = |task: &str| {
         board.intents.values().any(|(mark, _)| mark.job == *id && mark.slot.task == task)
     };
@@ -160,7 +163,7 @@ fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: 
 
 /// Tries of a job that ended, and not well.
 pub fn failures<'b>(
-    board: &'b Board,
+    board: &'b BatchModel,
     id: &'b Namespaced,
     uid: JobUid,
 ) -> impl Iterator<Item = (&'b super::super::history::Try, Option<i32>)> {
@@ -170,7 +173,7 @@ pub fn failures<'b>(
 
 /// 21: exactly one of Succeeded and Failed once it has ended, none before; not both Running and Restarting.
 fn conditions(id: &Namespaced, status: &JobStatus, say: Say<'_>) {
-    use ConditionType as C;
+    use JobConditionType as C;
     let [good, bad, runs, restarts] = [C::Succeeded, C::Failed, C::Running, C::Restarting]
         .map(|kind| holds(&status.conditions, kind));
     let phase = status.state.phase;
@@ -231,18 +234,24 @@ fn listed(from: JobPhase, to: JobPhase) -> bool {
 }
 
 /// 15: what was done stands in the log, once, in the same transaction.
-fn log(deed: &Deed, id: &Namespaced, before: &JobStatus, after: &JobStatus, say: Say<'_>) {
+fn log(
+    deed: &AppliedBatchWrite,
+    id: &Namespaced,
+    before: &JobStatus,
+    after: &JobStatus,
+    say: Say<'_>,
+) {
     let steps: Vec<&JobStep> = logged(deed, id).collect();
     let mut added: BTreeSet<String> = BTreeSet::new();
     let mut moved = false;
     let mut command = None;
     for seen in &deed.changes {
         match seen {
-            Seen::Intent(place, (_, Some(mark))) if mark.job == *id => {
+            ModelEvent::Intent(place, (_, Some(mark))) if mark.job == *id => {
                 _ = added.insert(format!("{}@{}", mark.slot, place.node))
             }
-            Seen::Intent(_, (Some(mark), None)) if mark.job == *id => moved = true,
-            Seen::Command(of, (Some(asked), None)) => {
+            ModelEvent::Intent(_, (Some(mark), None)) if mark.job == *id => moved = true,
+            ModelEvent::Command(of, (Some(asked), None)) => {
                 if matches!(&asked.target, Target::Job { job, .. } if job == id) {
                     command = Some(*of);
                 }
@@ -272,11 +281,11 @@ fn log(deed: &Deed, id: &Namespaced, before: &JobStatus, after: &JobStatus, say:
 /// 22: counters grow by one with the restart that they count, and never beyond what happened or their limit; 20:
 /// nothing but a restart of the whole begins a new attempt of the whole.
 fn counters(
-    deed: &Deed,
+    deed: &AppliedBatchWrite,
     id: &Namespaced,
     (before, after): (&JobStatus, &JobStatus),
     spec: &JobSpec,
-    board: &Board,
+    board: &BatchModel,
     say: Say<'_>,
 ) {
     let asked = logged(deed, id).find_map(|step| step.asked.as_deref()).unwrap_or("nothing");
@@ -340,11 +349,11 @@ fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
 
 /// 25: a record goes when a person says so or when its time is up, and nothing of it stays.
 fn gone(
-    deed: &Deed,
+    deed: &AppliedBatchWrite,
     id: &Namespaced,
-    record: &super::super::board::JobSeen,
-    board: &Board,
-    facts: &Facts,
+    record: &super::super::model::JobSeen,
+    board: &BatchModel,
+    facts: &CheckFacts,
     say: Say<'_>,
 ) {
     met(if record.deleting { Occasion::Farewell } else { Occasion::TimeUp });
@@ -352,7 +361,7 @@ fn gone(
         say(25, format!("{id} was deleted, and nobody can read what it says"));
     }
     let status = deed.changes.iter().find_map(|seen| match seen {
-        Seen::JobStatus(of, (before, None)) if of == id => before.as_deref(),
+        ModelEvent::JobStatus(of, (before, None)) if of == id => before.as_deref(),
         _ => None,
     });
     if let Some(spec) = record.spec.as_ref().filter(|_| !record.deleting) {
@@ -375,11 +384,11 @@ fn gone(
 /// A command is consumed in the transaction that carries it out.
 /// Of a job that goes, because a person says so or because its time is up (25), it goes with the job.
 fn consumed(
-    deed: &Deed,
+    deed: &AppliedBatchWrite,
     command_id: uuid::Uuid,
     command: &Command,
-    board: &Board,
-    facts: &Facts,
+    board: &BatchModel,
+    facts: &CheckFacts,
     say: Say<'_>,
 ) {
     if board.history.consumed.contains(&command_id) {
@@ -392,7 +401,7 @@ fn consumed(
         return;
     }
     let pair: Option<&Pair<JobStatus>> = deed.changes.iter().find_map(|seen| match seen {
-        Seen::JobStatus(id, pair) if id == job => Some(pair),
+        ModelEvent::JobStatus(id, pair) if id == job => Some(pair),
         _ => None,
     });
     let Some((before, after)) = pair else {
@@ -421,12 +430,14 @@ fn consumed(
     let at_work = matches!(from, P::Pending | P::Running | P::Restarting);
     let stopped = matches!(from, P::Aborting | P::Aborted);
     let wanted = match command.action {
-        Action::AbortJob if at_work => P::Aborting,
-        Action::TerminateJob if at_work || stopped => P::Terminating,
-        Action::CompleteJob if at_work => P::Completing,
-        Action::RestartJob if at_work => P::Restarting,
-        Action::RestartTask | Action::RestartPod if at_work && members => P::Restarting,
-        Action::ResumeJob if stopped => P::Restarting,
+        CommandAction::AbortJob if at_work => P::Aborting,
+        CommandAction::TerminateJob if at_work || stopped => P::Terminating,
+        CommandAction::CompleteJob if at_work => P::Completing,
+        CommandAction::RestartJob if at_work => P::Restarting,
+        CommandAction::RestartTask | CommandAction::RestartPod if at_work && members => {
+            P::Restarting
+        }
+        CommandAction::ResumeJob if stopped => P::Restarting,
         _ => return,
     };
     met(Occasion::CommandCarriedOut);
@@ -436,11 +447,11 @@ fn consumed(
     }
 }
 
-fn queues(command: &Command, board: &Board, say: Say<'_>) {
+fn queues(command: &Command, board: &BatchModel, say: Say<'_>) {
     let Target::Queue { queue } = &command.target else { return };
     let wanted = match command.action {
-        Action::OpenQueue => Desired::Open,
-        Action::CloseQueue => Desired::Closed,
+        CommandAction::OpenQueue => Desired::Open,
+        CommandAction::CloseQueue => Desired::Closed,
         _ => return,
     };
     let state = board.queues.get(queue).and_then(|spec| Some(spec.as_ref()?.state));

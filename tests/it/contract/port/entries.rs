@@ -1,7 +1,7 @@
 //! Keys and prefixes.
 
 use bytes::Bytes;
-use rcfarm::store::{Consistency, DeleteMode, Index, PutMode, Query, StoreError, Verdict};
+use rcfarm::store::{Consistency, DeleteMode, Index, PutMode, Query, RetryVerdict, StoreError};
 
 use super::super::cases;
 use super::{Case, Port, key, prefix, text};
@@ -83,7 +83,7 @@ async fn too_large(p: Port) {
     let more = Bytes::from(vec![b'x'; 512 * 1024 + 1]);
     let error = p.store.put(&key("b"), more, 0, PutMode::Set).await.unwrap_err();
     assert!(matches!(error, StoreError::TooLarge { .. }), "{error:?}");
-    assert_eq!(error.verdict(), Verdict::NotApplied);
+    assert_eq!(error.verdict(), RetryVerdict::NotApplied);
     assert!(!p.exists("b").await);
 }
 

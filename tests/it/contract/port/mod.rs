@@ -18,7 +18,7 @@ use rcfarm::consul::{Consul, ConsulConfig};
 use rcfarm::embedded::Embedded;
 use rcfarm::ids::SessionId;
 use rcfarm::store::{
-    Answer, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Rooted, Store, StoreError,
+    Answer, Entry, Index, Key, NewSession, Op, Prefix, Prefixed, PutMode, Query, Store, StoreError,
     TtlService,
 };
 use tokio::task::JoinHandle;
@@ -50,7 +50,7 @@ impl Port {
     pub fn new(store: Arc<dyn Store>, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let own = format!("{case}-{}", CASES.fetch_add(1, Ordering::Relaxed));
-        let store = Rooted::new(store, Prefix::parse(&own).unwrap());
+        let store = Prefixed::new(store, Prefix::parse(&own).unwrap());
         Port { store, own }
     }
 

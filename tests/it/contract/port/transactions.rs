@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use rcfarm::ids::SessionId;
 use rcfarm::store::{
-    DeleteMode, Entry, Index, Limits, NewSession, Op, PutMode, Question, StoreError, Txn,
+    DeleteMode, Entry, Index, NewSession, Op, PutMode, Question, StoreError, Txn, TxnLimits,
     TxnOutcome,
 };
 
@@ -321,7 +321,7 @@ async fn fits(p: Port) {
         let mut txn = Txn::by_user();
         for n in 0.. {
             let op = set(&format!("{name}{n}"), &value);
-            if !txn.fits(std::slice::from_ref(&op), Limits::default()) {
+            if !txn.fits(std::slice::from_ref(&op), TxnLimits::default()) {
                 break;
             }
             txn.push(op);

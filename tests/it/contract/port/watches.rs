@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rcfarm::store::watch::TreeWatch;
-use rcfarm::store::{Consistency, DeleteMode, Index, PutMode, Query, Wait};
+use rcfarm::store::{BlockingWait, Consistency, DeleteMode, Index, PutMode, Query};
 
 use super::super::cases;
 use super::{Case, MOMENT, Port, key, prefix, set, text, wait};
@@ -252,8 +252,10 @@ async fn consistencies(p: Port) {
         [Consistency::Leader, Consistency::Consistent, Consistency::Stale].into_iter().enumerate()
     {
         let after = p.read("a").await.index;
-        let query =
-            Query { consistency, wait: Some(Wait { after, at_most: Duration::from_secs(60) }) };
+        let query = Query {
+            consistency,
+            wait: Some(BlockingWait { after, at_most: Duration::from_secs(60) }),
+        };
         let watch = {
             let p = p.clone();
             tokio::spawn(async move { p.store.get(&key("a"), query).await.unwrap() })

@@ -1,0 +1,262 @@
+//! What every command works with: the store, the output, and the way to change something.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::failure::failure;
+use super::output::Output;
+use crate::audit::{self, Actor, AuditRecord, Details};
+use crate::ids::RcId;
+use crate::store::{
+    Entry, Index, Key, Op, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome, key,
+};
+use crate::time::{Clock, IdSource, SystemClock, Timestamp, backoff};
+
+/// How often a change is sent while its outcome is unknown, or Consul asks for patience.
+const ATTEMPTS: u32 = 5;
+
+/// The store and the output of a command.
+pub(super) struct CommandContext {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) out: Output,
+    pub(super) ids: IdSource,
+    pub(super) limits: TxnLimits,
+    user: String,
+}
+
+/// What became of a change.
+#[derive(Debug)]
+pub(super) enum Committed {
+    /// It was applied at this index.
+    Applied(Index),
+    /// Something that it relied on has changed meanwhile; nothing was applied.
+    Refused(Vec<Refusal>),
+}
+
+impl CommandContext {
+    pub(super) fn new(store: Arc<dyn Store>, out: Output) -> Self {
+        let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+        CommandContext {
+            store,
+            out,
+            ids: IdSource::from_entropy(),
+            limits: TxnLimits::default(),
+            user: user.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned()),
+        }
+    }
+
+    /// Who runs the command, for the audit log.
+    pub(super) fn actor(&self) -> Actor {
+        Actor::User { name: self.user.clone() }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        SystemClock.wall()
+    }
+
+    /// Reads one key.
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+        Ok(self.store.get(key, Query::PLAIN).await?.value)
+    }
+
+    /// Reads many single keys in few requests; absent ones are left out.
+    pub(super) async fn get_many(
+        &self,
+        keys: impl IntoIterator<Item = Key>,
+    ) -> Result<BTreeMap<String, Entry>, StoreError> {
+        let ops: Vec<Op> = keys.into_iter().map(|key| Op::Get { key }).collect();
+        let mut found = BTreeMap::new();
+        for ops in ops.chunks(self.limits.ops) {
+            let mut ops = ops.to_vec();
+            while !ops.is_empty() {
+                match self.store.txn(&ops).await? {
+                    TxnOutcome::Committed { entries, .. } => {
+                        found.extend(entries.into_iter().map(|entry| (entry.key.clone(), entry)));
+                        break;
+                    }
+                    // An absent key fails the transaction; all of them are named.
+                    TxnOutcome::Refused(refusals) => {
+                        let absent: BTreeSet<usize> = refusals.iter().map(|r| r.op).collect();
+                        if absent.is_empty() {
+                            let what = "a refused read that names no operation".to_owned();
+                            let detail = "no OpIndex in Errors".to_owned();
+                            return Err(StoreError::Decode { what, detail });
+                        }
+                        let rest = ops.iter().enumerate().filter(|(at, _)| !absent.contains(at));
+                        ops = rest.map(|(_, op)| op.clone()).collect();
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Commits a change with its audit record, whose id makes the change one that can be sent again: if an
+    /// earlier sending was applied after all, the later one is refused for the record's sake.
+    ///
+    /// `bell` is rung in the same transaction.
+    pub(super) async fn commit(
+        &self,
+        ops: impl IntoIterator<Item = Op>,
+        details: &Details,
+        bell: Option<RcId>,
+    ) -> anyhow::Result<Committed> {
+        let id = self.ids.ordered_uuid(self.now());
+        let mut txn = Txn::by_user();
+        txn.extend(ops);
+        if let Some(rc) = bell {
+            let value = id.to_string().into(); // new each time: an equal value wakes nobody
+            txn.push(Op::Set { key: key::rc_bell(rc), value, flags: 0 });
+        }
+        txn.push(audit::op(id, &AuditRecord::new(details, self.now())));
+        self.send(id, txn.ops()).await
+    }
+
+    async fn send(&self, id: Uuid, ops: &[Op]) -> anyhow::Result<Committed> {
+        let mut may_be_applied = false;
+        for attempt in 0.. {
+            match self.store.txn(ops).await {
+                Ok(TxnOutcome::Committed { index, .. }) => return Ok(Committed::Applied(index)),
+                Ok(TxnOutcome::Refused(refusals)) => {
+                    return Ok(match may_be_applied.then(|| self.applied_at(id)) {
+                        Some(look) => match look.await? {
+                            Some(index) => Committed::Applied(index),
+                            None => Committed::Refused(refusals),
+                        },
+                        None => Committed::Refused(refusals),
+                    });
+                }
+                Err(error) => {
+                    may_be_applied |= error.outcome_unknown();
+                    let is_hopeless =
+                        !error.is_retryable() || matches!(error, StoreError::Unreachable { .. });
+                    if attempt + 1 == ATTEMPTS || (is_hopeless && !may_be_applied) {
+                        return Err(unknown_or(error, id, may_be_applied));
+                    }
+                }
+            }
+            let pause = backoff(Duration::from_millis(100), Duration::from_secs(2), attempt);
+            tokio::time::sleep(self.ids.jitter(pause, 0.5)).await;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Where the change with this audit record was applied, if it was.
+    async fn applied_at(&self, id: Uuid) -> Result<Option<Index>, StoreError> {
+        let entry = self.store.get(&key::audit_log(id), Query::CONSISTENT).await?.value;
+        Ok(entry.map(|entry| entry.create_index))
+    }
+}
+
+fn unknown_or(error: StoreError, id: Uuid, may_be_applied: bool) -> anyhow::Error {
+    if !may_be_applied {
+        return error.into();
+    }
+    let hint = format!(
+        "if `consul kv get {}` finds something, the change was made; else run the command again",
+        key::audit_log(id)
+    );
+    failure(format!("it is not known whether the change was made: {error}"), hint)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::audit::LabelsChange;
+    use crate::cli::output::Format;
+    use crate::embedded::{Embedded, Fate, FaultOutcome, Request};
+    use crate::labels::Labels;
+    use crate::store::Reader;
+
+    /// A console whose first write transactions meet these fates.
+    pub(in crate::cli) fn console(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
+        let next = AtomicUsize::new(0);
+        let faults = move |request: &Request<'_>| match request {
+            Request::Txn(_) if request.writes() => {
+                let fate = fates.get(next.fetch_add(1, Ordering::SeqCst)).cloned();
+                Fate::of(fate.unwrap_or(FaultOutcome::Deliver))
+            }
+            _ => Fate::DELIVER,
+        };
+        let store = Arc::new(consul.with_faults(Arc::new(faults)));
+        CommandContext::new(store, Output { format: Format::Json, is_coloured: false })
+    }
+
+    async fn commit(console: &CommandContext) -> anyhow::Result<Committed> {
+        let details = Details::LabelsChanged(LabelsChange {
+            kind: "node".to_owned(),
+            id: "n1".to_owned(),
+            actor: console.actor(),
+            reason: "Requested".to_owned(),
+            set: Labels::new(),
+            removed: Labels::new(),
+        });
+        let key = Key::parse("labels/node/n1").unwrap();
+        let op = Op::Cas { key, value: "{}".into(), flags: 0, index: Index::ZERO };
+        console.commit([op], &details, None).await
+    }
+
+    async fn log_length(consul: &Embedded) -> usize {
+        consul.keys(&key::audit_logs(), None, Query::PLAIN).await.unwrap().value.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_whose_answer_was_lost_is_made_once_and_known_to_be() {
+        for lost in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
+            let consul = Embedded::default();
+            let console = console(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
+            let Committed::Applied(index) = commit(&console).await.unwrap() else {
+                panic!("{lost:?}: refused");
+            };
+            let entry = console.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
+            assert_eq!(entry.modify_index, index, "{lost:?}");
+            assert_eq!(log_length(&consul).await, 1, "{lost:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_may_have_been_made_says_so_and_how_to_find_out() {
+        let consul = Embedded::default();
+        let console = console(&consul, vec![FaultOutcome::Lose; 5]);
+        let error = commit(&console).await.unwrap_err();
+        assert!(error.to_string().contains("not known whether the change was made"), "{error}");
+        assert_eq!(log_length(&consul).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_was_not_made_is_tried_again_when_that_may_help() {
+        let consul = Embedded::default();
+        let no_leader = FaultOutcome::Fail(StoreError::NoLeader);
+        let patient = console(&consul, vec![no_leader.clone(), no_leader.clone()]);
+        assert!(matches!(commit(&patient).await.unwrap(), Committed::Applied(_)));
+
+        let consul = Embedded::default();
+        let hopeless = console(&consul, vec![no_leader; 5]);
+        let error = commit(&hopeless).await.unwrap_err();
+        assert_eq!(error.to_string(), StoreError::NoLeader.to_string());
+
+        let forbidden = FaultOutcome::Fail(StoreError::Forbidden { what: "x".to_owned() });
+        let refused = console(&consul, vec![forbidden]);
+        assert!(commit(&refused).await.is_err(), "asking again does not help");
+        assert_eq!(log_length(&consul).await, 0);
+    }
+
+    #[tokio::test]
+    async fn many_keys_are_read_in_few_requests_and_absent_ones_left_out() {
+        let consul = Embedded::default();
+        let key = |n: usize| Key::parse(&format!("k/{n:03}")).unwrap();
+        for n in (0..200).filter(|n| n % 3 != 0) {
+            let mode = crate::store::PutMode::Set;
+            assert!(consul.put(&key(n), n.to_string().into(), 0, mode).await.unwrap());
+        }
+        let console = console(&consul, Vec::new());
+        let found = console.get_many((0..200).map(key)).await.unwrap();
+        assert_eq!(found.len(), (0..200).filter(|n| n % 3 != 0).count());
+        assert_eq!(found["k/199"].value, "199");
+    }
+}

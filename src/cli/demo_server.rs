@@ -1,0 +1,60 @@
+//! `rcfarm hello`: a page that says where it runs, so that there is something to run.
+
+use anyhow::Context;
+use axum::Router;
+use axum::http::{Method, Uri};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::failure::{CliExit, failure};
+use super::farm_run::stop_on_signal;
+
+/// Where it listens.
+#[derive(clap::Args)]
+pub struct DemoServerArgs {
+    /// Serve on this address
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
+    listen: String,
+}
+
+/// What the pod's configuration may say.
+#[derive(Deserialize)]
+struct Config {
+    greeting: Option<String>,
+}
+
+/// Serves until SIGTERM or SIGINT. What is asked for is logged to standard output.
+pub(super) async fn run(args: DemoServerArgs) -> anyhow::Result<CliExit> {
+    let page = page(&greeting()?);
+    let listener = TcpListener::bind(&args.listen).await.map_err(|error| {
+        failure(format!("cannot listen on {}: {error}", args.listen), "choose another --listen")
+    })?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let shutdown = CancellationToken::new();
+    tokio::spawn(stop_on_signal(shutdown.clone()));
+    let answer = move |method: Method, uri: Uri| async move {
+        println!("{method} {uri}");
+        page
+    };
+    let app = Router::new().fallback(answer);
+    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await?;
+    println!("stopped");
+    Ok(CliExit::Ok)
+}
+
+/// From the file that a pod's configuration is written to.
+fn greeting() -> anyhow::Result<String> {
+    let Some(path) = std::env::var_os("CONFIG_PATH") else { return Ok("Hello".to_owned()) };
+    let shown = path.to_string_lossy().into_owned();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let config: Config = serde_saphyr::from_str(&text)
+        .map_err(|error| anyhow::anyhow!("{shown}: {}", error.without_snippet()))?;
+    Ok(config.greeting.unwrap_or_else(|| "Hello".to_owned()))
+}
+
+fn page(greeting: &str) -> String {
+    let told = |name: &str| std::env::var(name).unwrap_or_else(|_| "nowhere".to_owned());
+    let (pod, node) = (told("RCFARM_POD"), told("RCFARM_NODE"));
+    format!("{greeting} from pod {pod} on {node}, process {}\n", std::process::id())
+}

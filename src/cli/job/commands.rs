@@ -1,0 +1,233 @@
+//! What is asked of a job: commands, and `suspend` in its record.
+
+use serde_json::{Value, json};
+
+use super::find::{FoundJob, find};
+use crate::audit::{Details, JobChange};
+use crate::cli::context::{CommandContext, Committed};
+use crate::cli::failure::{CliExit, failure};
+use crate::command::{Command, CommandAction, Target};
+use crate::ids::Namespaced;
+use crate::job::machine::JobPhase;
+use crate::job::spec::Framework;
+use crate::job::status::JobReason;
+use crate::store::{Index, Op, key};
+
+/// Of which job, and why.
+#[derive(clap::Args)]
+pub struct CommandArgs {
+    /// The job: its name, or <namespace>/<name>
+    #[arg(value_name = "JOB")]
+    job: Namespaced,
+    /// Why, for the status and the audit log
+    #[arg(long, default_value = "")]
+    reason: String,
+}
+
+/// Of which task.
+#[derive(clap::Args)]
+pub struct TaskArgs {
+    #[command(flatten)]
+    ask: CommandArgs,
+    /// The task
+    task: String,
+}
+
+/// Of which pod.
+#[derive(clap::Args)]
+pub struct PodArgs {
+    #[command(flatten)]
+    ask: CommandArgs,
+    /// The task
+    task: String,
+    /// The pod's number in it, from 0
+    index: u32,
+}
+
+pub(super) async fn run(
+    console: &CommandContext,
+    args: &CommandArgs,
+    action: CommandAction,
+) -> anyhow::Result<CliExit> {
+    let found = find(console, &args.job).await?;
+    issue(console, &found, &args.reason, action, None, None).await
+}
+
+pub(super) async fn restart_task(
+    console: &CommandContext,
+    args: &TaskArgs,
+) -> anyhow::Result<CliExit> {
+    let found = find(console, &args.ask.job).await?;
+    let task = task_of(&found, &args.task)?;
+    issue(console, &found, &args.ask.reason, CommandAction::RestartTask, Some(task.0), None).await
+}
+
+pub(super) async fn restart_pod(
+    console: &CommandContext,
+    args: &PodArgs,
+) -> anyhow::Result<CliExit> {
+    let found = find(console, &args.ask.job).await?;
+    let (task, replicas) = task_of(&found, &args.task)?;
+    if args.index >= replicas {
+        let why = format!("task {task} of {} has {replicas} pods", found.id);
+        return Err(failure(why, "their numbers begin at 0"));
+    }
+    let action = CommandAction::RestartPod;
+    issue(console, &found, &args.ask.reason, action, Some(task), Some(args.index)).await
+}
+
+fn task_of(found: &FoundJob, name: &str) -> anyhow::Result<(String, u32)> {
+    let spec = found.read.as_ref().ok().map(|read| &read.spec);
+    match spec.and_then(|spec| spec.role(name)) {
+        Some(task) => Ok((task.name.clone(), task.replicas)),
+        None => {
+            let hint = format!("see its tasks: rcfarm job tree {}", found.id);
+            Err(failure(format!("{} has no task {name:?}", found.id), hint))
+        }
+    }
+}
+
+/// Leaves a command for the job's owner, who carries it out once.
+async fn issue(
+    console: &CommandContext,
+    found: &FoundJob,
+    reason: &str,
+    action: CommandAction,
+    task: Option<String>,
+    index: Option<u32>,
+) -> anyhow::Result<CliExit> {
+    may_ask(found, Some(action))?;
+    let id = console.ids.ordered_uuid(console.now());
+    let job = found.id.clone();
+    let target = Target::Job { job: job.clone(), uid: Some(found.uid()), task, index };
+    let issued_by = console.actor().to_string();
+    let command = Command { action, target, reason: reason.to_owned(), issued_by };
+    let change = JobChange {
+        job,
+        actor: console.actor(),
+        action: action.to_string(),
+        reason: reason.to_owned(),
+        command: Some(id),
+    };
+    let op =
+        Op::Cas { key: key::command(id), value: command.encode(), flags: 0, index: Index::ZERO };
+    let guard = Op::CheckIndex { key: key::job(&found.id), index: found.entry.modify_index };
+    match console.commit([guard, op], &Details::JobChanged(change), None).await? {
+        Committed::Applied(_) => {}
+        Committed::Refused(_) => return Err(changed_meanwhile(&found.id)),
+    }
+    let shown = json!({"job": found.id, "command": id, "action": action});
+    console.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
+    Ok(CliExit::Ok)
+}
+
+/// Whether the job's owner would do anything about it; `None`: about a suspension.
+fn may_ask(found: &FoundJob, action: Option<CommandAction>) -> anyhow::Result<()> {
+    if let Err(problems) = &found.read {
+        let why = format!("no farm can work on {}: {}", found.id, problems[0]);
+        return Err(failure(why, "mend the record first"));
+    }
+    let Some(status) = &found.status else { return Ok(()) };
+    let phase = status.state.phase;
+    let is = |why: &str| format!("{} is {phase}: {why}", found.id);
+    if phase.is_final() {
+        return Err(failure(is("nothing leads on from there"), "delete it and apply it again"));
+    }
+    let has_seen = status.observed_index == found.entry.modify_index;
+    if has_seen && status.state.reason == JobReason::ShapeChanged.to_string() {
+        let why = format!("nobody works on {}: {}", found.id, status.state.message);
+        return Err(failure(why, format!("see it: rcfarm job get {}", found.id)));
+    }
+    let goes_on = [CommandAction::AbortJob, CommandAction::ResumeJob, CommandAction::TerminateJob];
+    match phase {
+        JobPhase::Aborting | JobPhase::Aborted
+            if action.is_some_and(|action| !goes_on.contains(&action)) =>
+        {
+            let hint = format!("have it go on first: rcfarm job resume {}", found.id);
+            Err(failure(is("nothing is restarted or completed"), hint))
+        }
+        JobPhase::Completing | JobPhase::Terminating => {
+            Err(failure(is("nothing changes that any more"), "wait until it has ended"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
+    let why = format!("{id}: somebody changed the record meanwhile; nothing was done");
+    failure(why, "look at it, then try again")
+}
+
+/// The scheduling gate that suspends a pod.
+const SUSPENDED_GATE: &str = "suspended";
+
+pub(super) async fn suspend(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
+    let found = find(console, id).await?;
+    set_suspend(console, &found, true).await
+}
+
+/// A job that its record suspends goes on when that no longer says so; an aborted one on a command.
+pub(super) async fn resume(
+    console: &CommandContext,
+    args: &CommandArgs,
+) -> anyhow::Result<CliExit> {
+    let found = find(console, &args.job).await?;
+    if found.read.as_ref().is_ok_and(|read| read.spec.suspend) {
+        return set_suspend(console, &found, false).await;
+    }
+    let phase = found.status.as_ref().map(|status| status.state.phase);
+    if !matches!(phase, Some(JobPhase::Aborted | JobPhase::Aborting)) {
+        let why = format!("{} is neither suspended nor aborted", found.id);
+        return Err(failure(why, format!("see how it is: rcfarm job get {}", found.id)));
+    }
+    issue(console, &found, &args.reason, CommandAction::ResumeJob, None, None).await
+}
+
+async fn set_suspend(
+    console: &CommandContext,
+    found: &FoundJob,
+    suspend: bool,
+) -> anyhow::Result<CliExit> {
+    may_ask(found, None)?;
+    let framework = found.read.as_ref().map_or(Framework::Volcano, |read| read.spec.framework);
+    let mut document = found.document.clone();
+    let in_policy = document.pointer("/spec/runPolicy/suspend").is_some();
+    let spec = &mut document["spec"];
+    match framework {
+        Framework::Pod if suspend => spec["schedulingGates"] = json!([{"name": SUSPENDED_GATE}]),
+        Framework::Pod => spec["schedulingGates"] = json!([]),
+        Framework::Volcano if !in_policy => spec["suspend"] = Value::Bool(suspend),
+        _ => spec["runPolicy"]["suspend"] = Value::Bool(suspend),
+    }
+    let word = if suspend { "Suspended" } else { "Resumed" };
+    write(console, found, &document, word).await?;
+    let shown = json!({"job": found.id, "suspend": suspend});
+    console.out.show(&shown, || format!("{}: {}", found.id, word.to_lowercase()))?;
+    Ok(CliExit::Ok)
+}
+
+/// Writes a job's record anew, if it is still as it was seen.
+pub(super) async fn write(
+    console: &CommandContext,
+    found: &FoundJob,
+    document: &Value,
+    action: &str,
+) -> anyhow::Result<()> {
+    let change = JobChange {
+        job: found.id.clone(),
+        actor: console.actor(),
+        action: action.to_owned(),
+        reason: String::new(),
+        command: None,
+    };
+    let op = Op::Cas {
+        key: key::job(&found.id),
+        value: document.to_string().into(),
+        flags: found.entry.flags,
+        index: found.entry.modify_index,
+    };
+    match console.commit([op], &Details::JobChanged(change), None).await? {
+        Committed::Applied(_) => Ok(()),
+        Committed::Refused(_) => Err(changed_meanwhile(&found.id)),
+    }
+}

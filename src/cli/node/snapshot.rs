@@ -1,0 +1,340 @@
+//! Reads what is known of nodes: `rcfarm/nodes/` and `labels/node/`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cli::context::CommandContext;
+use crate::cli::failure::failure;
+use crate::ids::{NodeName, SessionId};
+use crate::labels::{Labels, Selector, decode_labels};
+use crate::manifest::Resources;
+use crate::node::record::{NodeRecord, NodeState};
+use crate::rc::plan::NodeReadiness;
+use crate::schedule::capacity::{Allocations, NodeCapacities, NodeCapacity};
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Index, Key, Prefix, Query};
+
+/// A node's state in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum NodeListState {
+    /// Its agent runs, and pods may be added.
+    Ready,
+    /// It is being emptied, or is empty and stays so.
+    Draining,
+    /// Its agent is gone.
+    Down,
+    /// It is known by its labels or its pods alone, as p2's nodes are, and takes pods like a ready one.
+    NoAgent,
+    /// Its record breaks a rule; farms pass over the record, so the node takes pods like a ready one.
+    Unreadable,
+}
+
+impl fmt::Display for NodeListState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            NodeListState::Ready => "ready",
+            NodeListState::Draining => "draining",
+            NodeListState::Down => "down",
+            NodeListState::NoAgent => "no agent",
+            NodeListState::Unreadable => "unreadable",
+        })
+    }
+}
+
+/// A field of a record that breaks a rule.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct NodeFieldIssue {
+    pub(super) field: String,
+    pub(super) why: String,
+}
+
+/// A node as stored.
+pub(super) struct NodeSnapshot {
+    pub(super) name: NodeName,
+    pub(super) entry: Option<Entry>,
+    pub(super) record: Result<NodeRecord, NodeFieldIssue>,
+    pub(super) label_entry: Option<Entry>,
+    pub(super) labels: Result<Labels, NodeFieldIssue>,
+}
+
+impl NodeSnapshot {
+    fn of(name: NodeName, entry: Option<Entry>, label_entry: Option<Entry>) -> NodeSnapshot {
+        let record = entry.as_ref().map(|entry| decode(&entry.value));
+        let bad_labels =
+            |error| NodeFieldIssue { field: WHOLE.to_owned(), why: format!("{error}") };
+        let labels = label_entry.as_ref().map(|entry| decode_labels(&entry.value));
+        NodeSnapshot {
+            name,
+            record: record.unwrap_or_else(|| Ok(NodeRecord::default())),
+            labels: labels.unwrap_or_else(|| Ok(Labels::new())).map_err(bad_labels),
+            entry,
+            label_entry,
+        }
+    }
+
+    /// Reads one node; one of which there is nothing, too.
+    pub(super) async fn read(
+        console: &CommandContext,
+        name: &NodeName,
+    ) -> anyhow::Result<NodeSnapshot> {
+        let (record, labels) = (key::node(name), key::node_labels(name));
+        let mut read = console.get_many([record.clone(), labels.clone()]).await?;
+        Ok(NodeSnapshot::of(
+            name.clone(),
+            read.remove(record.as_str()),
+            read.remove(labels.as_str()),
+        ))
+    }
+
+    /// Whether it has a record or labels.
+    pub(super) fn is_known(&self) -> bool {
+        self.entry.is_some() || self.label_entry.is_some()
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.record.as_ref().is_ok_and(|record| record.state == NodeState::Draining)
+    }
+
+    /// The session of the agent that runs.
+    pub(super) fn agent(&self) -> Option<&SessionId> {
+        self.entry.as_ref().and_then(|entry| entry.session.as_ref())
+    }
+
+    pub(super) fn standing(&self) -> NodeReadiness {
+        match (&self.record, &self.entry) {
+            (Ok(record), Some(entry)) => standing_of(record, entry),
+            _ => NodeReadiness::Ready,
+        }
+    }
+
+    pub(super) fn state(&self) -> NodeListState {
+        match (&self.record, self.standing()) {
+            (Err(_), _) => NodeListState::Unreadable,
+            (Ok(_), NodeReadiness::Down) => NodeListState::Down,
+            (Ok(_), NodeReadiness::Draining) => NodeListState::Draining,
+            // Which nodes a farm passes over, it says itself (`farm list`), and so do the statuses of controllers.
+            (Ok(_), NodeReadiness::Ready | NodeReadiness::Suspect | NodeReadiness::Quarantined) => {
+                match self.agent() {
+                    Some(_) => NodeListState::Ready,
+                    None => NodeListState::NoAgent,
+                }
+            }
+        }
+    }
+
+    /// The state for people: a node may be down while it drains.
+    pub(super) fn state_words(&self) -> String {
+        match self.state() {
+            NodeListState::Down if self.is_draining() => "down, draining".to_owned(),
+            state => state.to_string(),
+        }
+    }
+
+    /// What of the node cannot be read, with its key.
+    pub(super) fn invalid(&self) -> Vec<String> {
+        let words =
+            |key: Key, bad: &NodeFieldIssue| format!("{key}: field {}: {}", bad.field, bad.why);
+        let record = self.record.as_ref().err().map(|bad| words(key::node(&self.name), bad));
+        let labels = self.labels.as_ref().err().map(|bad| words(key::node_labels(&self.name), bad));
+        record.into_iter().chain(labels).collect()
+    }
+}
+
+const WHOLE: &str = "(whole value)";
+
+/// Decodes a record; what is wrong is said of the field, which serde does not tell.
+fn decode(value: &[u8]) -> Result<NodeRecord, NodeFieldIssue> {
+    NodeRecord::decode(value).map_err(|error| {
+        let fields = match serde_json::from_slice(value) {
+            Ok(Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let alone = |(field, value): (String, Value)| {
+            let bad = NodeRecord::decode(json!({&field: value}).to_string().as_bytes()).err()?;
+            let text = bad.to_string();
+            let why = text.split(" at line ").next().unwrap_or_default().to_owned();
+            Some(NodeFieldIssue { field, why })
+        };
+        let whole = NodeFieldIssue { field: WHOLE.to_owned(), why: error.to_string() };
+        fields.into_iter().find_map(alone).unwrap_or(whole)
+    })
+}
+
+/// What a node is fit for. An agent that is gone counts as down at once here: how long it has been gone, only a farm
+/// that watched it knows.
+fn standing_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
+    match (record.session.is_some() && entry.session.is_none(), record.state) {
+        (true, _) => NodeReadiness::Down,
+        (false, NodeState::Draining) => NodeReadiness::Draining,
+        (false, NodeState::Ready) => NodeReadiness::Ready,
+    }
+}
+
+/// What nodes are fit for, besides their labels.
+pub(in crate::cli) struct Fitness {
+    /// Those that are not ready.
+    pub(in crate::cli) standings: BTreeMap<NodeName, NodeReadiness>,
+    /// What they have, and what of it is promised.
+    pub(in crate::cli) rooms: NodeCapacities,
+}
+
+/// Reads `rcfarm/nodes/` and `rcfarm/allocations/`.
+pub(in crate::cli) async fn fitness(console: &CommandContext) -> anyhow::Result<Fitness> {
+    let (nodes, promises) = (key::nodes(), key::allocations());
+    let records = by_node(&nodes, console.store.list(&nodes, Query::PLAIN).await?.value);
+    let promises = by_node(&promises, console.store.list(&promises, Query::PLAIN).await?.value);
+    Ok(fitness_of(&records, &promises))
+}
+
+/// The same of what was read.
+pub(in crate::cli) fn fitness_of(
+    records: &BTreeMap<NodeName, Entry>,
+    promises: &BTreeMap<NodeName, Entry>,
+) -> Fitness {
+    let mut standings = BTreeMap::new();
+    let mut capacities: BTreeMap<NodeName, Resources> = BTreeMap::new();
+    for (name, entry) in records {
+        let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
+        let standing = standing_of(&record, entry);
+        if standing != NodeReadiness::Ready {
+            standings.insert(name.clone(), standing);
+        }
+        capacities.insert(name.clone(), record.capacity);
+    }
+    let names: BTreeSet<&NodeName> = capacities.keys().chain(promises.keys()).collect();
+    let room = |name: &NodeName| {
+        let entry = promises.get(name);
+        let record =
+            entry.map_or_else(|| Ok(Allocations::default()), |e| Allocations::decode(&e.value));
+        Arc::new(NodeCapacity {
+            capacity: capacities.get(name).cloned().unwrap_or_default(),
+            is_unreadable: record.is_err(),
+            promised: record.unwrap_or_default(),
+            index: entry.map_or(Index::ZERO, |entry| entry.modify_index),
+        })
+    };
+    let rooms = names.into_iter().map(|name| (name.clone(), room(name))).collect();
+    Fitness { standings, rooms }
+}
+
+/// Every node that has a record or labels.
+pub(super) async fn all(
+    console: &CommandContext,
+) -> anyhow::Result<BTreeMap<NodeName, NodeSnapshot>> {
+    let (records, labels) = (key::nodes(), key::labels(LabelKind::Node));
+    let mut entries = by_node(&records, console.store.list(&records, Query::PLAIN).await?.value);
+    let labelled = by_node(&labels, console.store.list(&labels, Query::PLAIN).await?.value);
+    let mut nodes: BTreeMap<NodeName, NodeSnapshot> = labelled
+        .into_iter()
+        .map(|(name, labels)| {
+            let entry = entries.remove(&name);
+            (name.clone(), NodeSnapshot::of(name, entry, Some(labels)))
+        })
+        .collect();
+    let unlabelled = entries.into_iter();
+    nodes.extend(
+        unlabelled.map(|(name, entry)| (name.clone(), NodeSnapshot::of(name, Some(entry), None))),
+    );
+    Ok(nodes)
+}
+
+pub(in crate::cli) fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
+    let named = |entry: Entry| Some((prefix.tail(&entry.key)?.parse().ok()?, entry));
+    entries.into_iter().filter_map(named).collect()
+}
+
+/// A node of which nothing is known but its name, perhaps by its pods.
+pub(super) fn unknown(name: NodeName) -> NodeSnapshot {
+    NodeSnapshot::of(name, None, None)
+}
+
+/// One or several nodes.
+#[derive(clap::Args)]
+pub(super) struct Which {
+    /// The nodes
+    #[arg(value_name = "NODE", required_unless_present = "selector")]
+    nodes: Vec<NodeName>,
+    /// All nodes whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "nodes")]
+    selector: Option<Selector>,
+}
+
+impl Which {
+    /// The nodes that are meant. Each is known and has a readable record, so that a mistake changes no node at all.
+    pub(super) async fn find(&self, console: &CommandContext) -> anyhow::Result<Vec<NodeSnapshot>> {
+        let mut nodes = Vec::new();
+        if let Some(selector) = &self.selector {
+            let matches =
+                |node: &NodeSnapshot| node.labels.as_ref().is_ok_and(|l| selector.matches(l));
+            nodes.extend(all(console).await?.into_values().filter(matches));
+            if nodes.is_empty() {
+                return Err(failure(
+                    format!("no node matches {selector}"),
+                    "see which nodes there are, with their labels: rcfarm node list",
+                ));
+            }
+        }
+        for name in &self.nodes {
+            nodes.push(find(console, name).await?);
+        }
+        nodes.iter().try_for_each(check_readable)?;
+        Ok(nodes)
+    }
+}
+
+/// A node that has a record, labels or pods: the name is no slip.
+pub(super) async fn find(
+    console: &CommandContext,
+    name: &NodeName,
+) -> anyhow::Result<NodeSnapshot> {
+    let node = NodeSnapshot::read(console, name).await?;
+    let has_intents = async {
+        let keys = console.store.keys(&key::node_intents(name), None, Query::PLAIN).await?;
+        anyhow::Ok(!keys.value.is_empty())
+    };
+    if node.is_known() || has_intents.await? {
+        return Ok(node);
+    }
+    Err(failure(
+        format!("there is no node {name}: it has no record, no labels and no pods"),
+        "see which there are: rcfarm node list",
+    ))
+}
+
+/// A record that cannot be read is not rewritten.
+pub(super) fn check_readable(node: &NodeSnapshot) -> anyhow::Result<()> {
+    let Err(bad) = &node.record else { return Ok(()) };
+    let key = key::node(&node.name);
+    Err(failure(
+        format!("{key}: field {}: {}; nothing was changed", bad.field, bad.why),
+        format!(
+            "mend the field (consul kv get {key}), or forget the node: rcfarm node remove {}",
+            node.name
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_that_breaks_a_rule_is_named() {
+        for (value, field) in [
+            (r#"{"rack":7,"state":"sleepy"}"#, "state"),
+            (r#"{"capacity":{"cpu_milli":-1}}"#, "capacity"),
+            (r#"{"drain_deadline":"soon","state":"draining"}"#, "drain_deadline"),
+            ("[]", WHOLE),
+            ("{", WHOLE),
+        ] {
+            let bad = decode(value.as_bytes()).unwrap_err();
+            assert_eq!(bad.field, field, "{value}");
+            assert!(!bad.why.is_empty());
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Queues, groups and their statuses, as a command reads them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::cli::context::CommandContext;
+use crate::cli::failure::failure;
+use crate::ids::QueueName;
+use crate::ordering::placing::{StoredGroup, StoredGroups, VersionedStatus};
+use crate::ordering::plan::{GroupStatuses, positions};
+use crate::ordering::queues::{Queue, Queues, StoredQueue, StoredQueues, Usage};
+use crate::pod_group::spec::GroupId;
+use crate::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
+use crate::queue::spec::{QueueRecord, QueueSpec};
+use crate::queue::status::QueueStatus;
+use crate::store::{Entry, Query, key};
+
+/// Everything about queues.
+pub(super) struct QueueSnapshot {
+    pub(super) entries: BTreeMap<QueueName, Entry>,
+    pub(super) queues: Queues,
+    pub(super) statuses: BTreeMap<QueueName, QueueStatus>,
+    pub(super) groups: StoredGroups,
+    pub(super) book: GroupStatuses,
+    pub(super) usage: Usage,
+    pub(super) positions: BTreeMap<QueueName, Vec<GroupId>>,
+}
+
+/// Reads it all.
+pub(super) async fn look(console: &CommandContext) -> anyhow::Result<QueueSnapshot> {
+    let list = async |prefix| console.store.list(&prefix, Query::PLAIN).await;
+    let mut entries = BTreeMap::new();
+    for entry in list(key::queues()).await?.value {
+        match key::queues().tail(&entry.key).map(str::parse::<QueueName>) {
+            Some(Ok(name)) => drop(entries.insert(name, entry)),
+            _ => console.out.note(&format!("{} stands among the queues and names none", entry.key)),
+        }
+    }
+    let stored: StoredQueues = entries
+        .iter()
+        .map(|(name, entry)| {
+            let record = QueueRecord::decode(&entry.value);
+            let (index, created) = (entry.modify_index, entry.create_index);
+            (name.clone(), Arc::new(StoredQueue { index, created, record }))
+        })
+        .collect();
+    let queues = Queues::of(&stored);
+    let status = |entry: Entry| {
+        let name = key::queue_statuses().tail(&entry.key)?.parse().ok()?;
+        Some((name, QueueStatus::decode(&entry.value).ok()?))
+    };
+    let statuses =
+        list(key::queue_statuses()).await?.value.into_iter().filter_map(status).collect();
+    let group = |entry: Entry| {
+        let id = key::namespaced(&key::pod_groups(), &entry.key)?;
+        let group = StoredGroup::read(&id, &entry.value, entry.modify_index, entry.create_index);
+        Some((id, Arc::new(group)))
+    };
+    let groups: StoredGroups =
+        list(key::pod_groups()).await?.value.into_iter().filter_map(group).collect();
+    let known = |entry: Entry| {
+        let id = key::namespaced(&key::pod_group_statuses(), &entry.key)?;
+        let status = Arc::new(PodGroupStatus::decode(&entry.value).ok()?);
+        Some((id, VersionedStatus { index: entry.modify_index, status }))
+    };
+    let book: GroupStatuses =
+        list(key::pod_group_statuses()).await?.value.into_iter().filter_map(known).collect();
+    let mut usage = Usage::default();
+    for known in book.values().filter(|known| known.status.phase.is_admitted()) {
+        if let Some(queue) = &known.status.queue {
+            usage.charge(&queues, queue, &known.status.charged);
+        }
+    }
+    let positions = positions(&queues, &groups, &book);
+    Ok(QueueSnapshot { entries, queues, statuses, groups, book, usage, positions })
+}
+
+impl QueueSnapshot {
+    /// A queue that must be there.
+    pub(super) fn queue(&self, name: &QueueName) -> anyhow::Result<&Queue> {
+        self.queues.0.get(name).ok_or_else(|| {
+            failure(format!("there is no queue {name}"), "see which there are: rcfarm queue list")
+        })
+    }
+
+    /// What all readable queues want.
+    pub(super) fn specs(&self) -> BTreeMap<QueueName, QueueSpec> {
+        let specs = self.queues.0.iter();
+        specs.map(|(name, queue)| (name.clone(), queue.spec.clone())).collect()
+    }
+
+    /// Groups that were admitted and have not ended.
+    pub(super) fn admitted(&self, name: &QueueName) -> Vec<(&GroupId, &PodGroupStatus)> {
+        let counted = |known: &VersionedStatus| {
+            known.status.phase.is_admitted() && known.status.queue.as_ref() == Some(name)
+        };
+        let all = self.book.iter().filter(|(_, known)| counted(known));
+        all.map(|(id, known)| (id, &*known.status)).collect()
+    }
+
+    /// Why a group waits: what its queue says now, else what the scheduler said last. `None`: nobody has looked yet.
+    pub(super) fn why(&self, name: &QueueName, id: &GroupId) -> (Option<PodGroupReason>, String) {
+        let hold = self.groups.get(id).and_then(|group| {
+            let hold = group.record.as_ref().ok()?.spec.hold.as_ref()?;
+            Some((hold.reason, hold.message.clone()))
+        });
+        let status = self.book.get(id).map(|known| &known.status);
+        let said = status
+            .filter(|s| s.phase == PodGroupPhase::Pending && s.reason != PodGroupReason::AsDesired);
+        match hold.or_else(|| self.queues.refusal(name)) {
+            Some((reason, message)) => (Some(reason), message),
+            None => match said {
+                Some(status) => (Some(status.reason), status.message.clone()),
+                None => (None, "the scheduler has yet to say why".to_owned()),
+            },
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What nodes have promised, read at one moment, and what of it no pod has any more.
+
+use super::snapshot::places;
+use crate::cli::context::CommandContext;
+use crate::cli::node::snapshot::{by_node, fitness_of};
+use crate::rc::plan::PodRef;
+use crate::schedule::capacity::{NodeCapacities, OrphanedAllocation, orphaned_allocations};
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Op, Prefix, StoreError, TxnOutcome};
+
+/// The promises of all nodes.
+pub(in crate::cli) struct Promises {
+    pub(in crate::cli) rooms: NodeCapacities,
+    /// Those without their pods.
+    pub(in crate::cli) leaks: Vec<OrphanedAllocation>,
+}
+
+/// The trees that tell.
+pub(in crate::cli) fn trees() -> [Prefix; 3] {
+    [key::allocations(), key::labels(LabelKind::Pod), key::nodes()]
+}
+
+/// Reads them. In one transaction: read one after the other they would differ while a farm works.
+pub(in crate::cli) async fn promises(console: &CommandContext) -> Result<Promises, StoreError> {
+    Ok(promises_of(&snapshot(console, trees()).await?))
+}
+
+/// The same of entries that were read at one moment, those of other trees among them.
+pub(in crate::cli) fn promises_of(entries: &[Entry]) -> Promises {
+    let under = |prefix: &Prefix| -> Vec<Entry> {
+        let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
+        entries.cloned().collect()
+    };
+    let [allocations, pods, nodes] = trees();
+    let records = by_node(&nodes, under(&nodes));
+    let rooms = fitness_of(&records, &by_node(&allocations, under(&allocations))).rooms;
+    let pods = places(&under(&pods));
+    let leaks = orphaned_allocations(rooms.iter(), |node, pod| {
+        let pod = pods.get(&PodRef { node: node.clone(), pod: pod.clone() })?;
+        Some((pod.entry.modify_index, pod.rc))
+    });
+    Promises { rooms, leaks }
+}
+
+impl Promises {
+    /// What else is wrong, in words: records that cannot be read, more promised than there is, devices twice. Of a
+    /// node that does not say what it has nothing can be told.
+    pub(in crate::cli) fn faults(&self) -> Vec<String> {
+        let faults = self.rooms.iter().flat_map(|(node, room)| {
+            let faults = match (room.is_unreadable, room.capacity.is_zero()) {
+                (true, _) => vec!["the record cannot be read".to_owned()],
+                (false, true) => Vec::new(),
+                (false, false) => room.faults(),
+            };
+            faults.into_iter().map(move |fault| format!("{}: {fault}", key::allocation(node)))
+        });
+        faults.collect()
+    }
+
+    /// How much is promised, as pods and nodes.
+    pub(in crate::cli) fn count(&self) -> (usize, usize) {
+        let promised = self.rooms.iter().map(|(_, room)| room.promised.pods.len());
+        promised.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
+    }
+}
+
+/// Whole trees at one moment.
+pub(in crate::cli) async fn snapshot(
+    console: &CommandContext,
+    trees: impl IntoIterator<Item = Prefix>,
+) -> Result<Vec<Entry>, StoreError> {
+    let ops: Vec<Op> = trees.into_iter().map(|prefix| Op::GetTree { prefix }).collect();
+    match console.store.txn(&ops).await? {
+        TxnOutcome::Committed { entries, .. } => Ok(entries),
+        TxnOutcome::Refused(refusals) => Err(StoreError::Forbidden {
+            what: refusals.into_iter().map(|refusal| refusal.what).collect::<Vec<_>>().join("; "),
+        }),
+    }
+}
+
+/// A leak for people.
+pub(in crate::cli) fn words(leak: &OrphanedAllocation) -> String {
+    let OrphanedAllocation { node, pod, owner, .. } = leak;
+    format!("{node} has promised something to pod {pod} of {owner}, which is not there")
+}

@@ -1,0 +1,260 @@
+//! Reads what a farm would look at for one controller, for the same pure plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::find::Found;
+use crate::cli::context::CommandContext;
+use crate::cli::node::snapshot::{Fitness, fitness};
+use crate::farm::records::FarmPresence;
+use crate::ids::{NodeName, PodId, RcId};
+use crate::labels::{Labels, decode_labels};
+use crate::node::{Health, HealthReport};
+use crate::rc::plan::{
+    AllowedActions, Intent, NodeReadiness, PodRef, RcPod, ReplicationObserved, ReplicationPlan,
+    SlotState, TransferConditions, plan,
+};
+use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
+use crate::rc::status::{Quarantine, RcStatus};
+use crate::schedule::capacity::NodeCapacities;
+use crate::schedule::{RemoteScheduler, ScheduleError, Scheduler};
+use crate::store::key::{self, LabelKind};
+use crate::store::{Entry, Query};
+
+/// What was read.
+pub(super) struct RcSnapshot {
+    /// The labels of all nodes.
+    pub(super) nodes: BTreeMap<NodeName, Labels>,
+    /// Nodes that the owner's scheduler calls eligible, or that the selector matches; none when the record cannot be
+    /// read.
+    pub(super) eligible: BTreeSet<NodeName>,
+    /// Who was asked for them.
+    pub(super) asked: AskedScheduler,
+    /// The controller's pods.
+    pub(super) pods: BTreeMap<PodRef, RcPod>,
+    /// Who stands where on the eligible nodes that have no pod of its own.
+    pub(super) occupants: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
+    /// What the owner said last.
+    pub(super) status: Option<RcStatus>,
+    /// Somebody holds the record's mutation or transfer lock.
+    pub(super) lock_held: bool,
+    /// Nodes that cannot start the controller's pod, or could not a while ago, in words.
+    pub(super) quarantined: BTreeMap<NodeName, String>,
+    /// Nodes that could not start pods of several records: the owner adds none there for a while.
+    suspects: BTreeSet<NodeName>,
+    /// What nodes are fit for, besides their labels.
+    fitness: Fitness,
+    /// The controller's own labels, which declare its minimum health.
+    labels: Option<Entry>,
+}
+
+/// Who says which nodes are eligible.
+pub(super) enum AskedScheduler {
+    /// The built-in scheduler, which goes by labels.
+    Labels,
+    /// The owner's scheduler over HTTP, which answered.
+    Server(String),
+    /// The same, and it gave no answer: labels had to do.
+    Silent {
+        /// Where it is.
+        address: String,
+        /// Why not.
+        why: ScheduleError,
+    },
+}
+
+/// What the farm that owns the controller says of itself.
+async fn owner(console: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
+    let lock = console.get(&key::rc_lock(id)).await?;
+    let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
+    let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
+    Ok(owner.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+}
+
+/// Asks the owner's scheduler at `address`, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
+async fn eligible(
+    address: Option<String>,
+    spec: Option<&RcSpec>,
+    by_labels: BTreeSet<NodeName>,
+) -> (BTreeSet<NodeName>, AskedScheduler) {
+    let (Some(spec), Some(address)) = (spec, address) else {
+        return (by_labels, AskedScheduler::Labels);
+    };
+    let answer = match RemoteScheduler::new(&address) {
+        Ok(scheduler) => scheduler.eligible_nodes(spec.request()).await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(nodes) => (nodes.as_ref().clone(), AskedScheduler::Server(address)),
+        Err(why) => (by_labels, AskedScheduler::Silent { address, why }),
+    }
+}
+
+/// Reads everything about a controller.
+pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::Result<RcSnapshot> {
+    let store = &console.store;
+    let nodes = node_labels(&store.list(&key::labels(LabelKind::Node), Query::PLAIN).await?.value);
+    let labelled = store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+    let places = places(&labelled);
+    let spec = found.spec().ok();
+    let selector = spec.as_ref().map(|spec| &spec.node_selector);
+    let eligible: BTreeSet<NodeName> = nodes
+        .iter()
+        .filter(|(_, labels)| selector.is_some_and(|selector| selector.matches(labels)))
+        .map(|(node, _)| node.clone())
+        .collect();
+    let owner = owner(console, found.id).await?;
+    let (scheduler, suspects) =
+        owner.map(|owner| (owner.scheduler, owner.suspect_nodes)).unwrap_or_default();
+    let (eligible, asked) = self::eligible(scheduler, spec.as_ref(), eligible).await;
+    let own: BTreeMap<&PodRef, &PodLabels> =
+        places.iter().filter(|(_, pod)| pod.rc == Some(found.id)).collect();
+    let free: Vec<PodRef> = spec
+        .iter()
+        .flat_map(|spec| eligible.iter().map(|node| place(node, spec.manifest.id())))
+        .filter(|place| !own.keys().any(|own| own.node == place.node))
+        .collect();
+    let interesting = own.keys().copied().chain(&free);
+    let intents =
+        console.get_many(interesting.map(|place| key::intent(&place.node, &place.pod))).await?;
+    let healths =
+        console.get_many(own.keys().map(|place| key::health(&place.pod, &place.node))).await?;
+    let manifest = spec.as_ref().map(|spec| spec.manifest.text().as_bytes());
+    let intent = |place: &PodRef| match intents.get(key::intent(&place.node, &place.pod).as_str()) {
+        None => Intent::Missing,
+        Some(entry) if Some(&*entry.value) == manifest => Intent::Same(entry.modify_index),
+        Some(entry) => Intent::Differs(entry.modify_index),
+    };
+    let pod = |(place, labelled): (&&PodRef, &&PodLabels)| {
+        let health = healths.get(key::health(&place.pod, &place.node).as_str());
+        let pod = RcPod {
+            label_index: labelled.entry.modify_index,
+            created: labelled.entry.create_index,
+            labels: labelled.labels.clone().unwrap_or_default(),
+            intent: intent(place),
+            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+        };
+        ((*place).clone(), pod)
+    };
+    let occupant = |place: &PodRef| match (places.get(place), intent(place)) {
+        (Some(pod), _) => (SlotState::Other, pod.rc),
+        (None, Intent::Missing) => (SlotState::Nobody, None),
+        (None, Intent::Same(index)) => (SlotState::Ours(index), None),
+        (None, Intent::Differs(_)) => (SlotState::Other, None),
+    };
+    let locks =
+        console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
+    let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
+    let status = console.get(&key::rc_status(found.id)).await?;
+    let status = status.and_then(|entry| RcStatus::decode(&entry.value).ok());
+    let cannot_start = |place: &PodRef| {
+        let health = healths.get(key::health(&place.pod, &place.node).as_str())?;
+        let why = HealthReport::decode(&health.value).cannot_start?;
+        Some((place.node.clone(), format!("cannot start it: {why}")))
+    };
+    let (index, now) = (found.entry.modify_index, console.now());
+    let shunned = |node: &NodeName| {
+        let entry = status.as_ref()?.quarantine(node, index, now)?;
+        let Quarantine { why, failures, until, .. } = entry;
+        let words = format!("is passed over until {until:.0}: it could not start it ({why})");
+        let again = if *failures > 1 { format!(", {failures} times") } else { String::new() };
+        Some((node.clone(), words + &again))
+    };
+    let named = status.iter().flat_map(|status| status.quarantined_nodes.keys());
+    let quarantined: BTreeMap<NodeName, String> =
+        named.filter_map(shunned).chain(own.keys().filter_map(|p| cannot_start(p))).collect();
+    Ok(RcSnapshot {
+        quarantined,
+        suspects,
+        labels: console.get(&key::rc_labels(found.id)).await?,
+        fitness: fitness(console).await?,
+        occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
+        pods: own.iter().map(pod).collect(),
+        status,
+        lock_held,
+        nodes,
+        eligible,
+        asked,
+    })
+}
+
+impl RcSnapshot {
+    /// What a node is fit for, besides its labels.
+    pub(super) fn standing(&self, node: &NodeName) -> NodeReadiness {
+        match self.fitness.standings.get(node) {
+            Some(standing) => *standing,
+            None if self.quarantined.contains_key(node) => NodeReadiness::Quarantined,
+            None if self.suspects.contains(node) => NodeReadiness::Suspect,
+            None => NodeReadiness::Ready,
+        }
+    }
+
+    /// What the nodes have, and what of it is promised.
+    pub(super) fn rooms(&self) -> &NodeCapacities {
+        &self.fitness.rooms
+    }
+
+    /// `spec` with what the controller's own labels declare.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the label, or all of them when they cannot be read.
+    pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, BadRecord> {
+        let none = Ok(Labels::new());
+        let labels = self.labels.as_ref().map_or(none, |entry| decode_labels(&entry.value));
+        spec.with_labels(labels.ok().as_ref())
+    }
+
+    /// What the owner would do about `spec`, if it saw what was read here.
+    pub(super) fn plan(&self, spec: &RcSpec) -> ReplicationPlan {
+        let occupant = |node: &NodeName| {
+            self.occupants.get(node).map_or(SlotState::Nobody, |(occupant, _)| *occupant)
+        };
+        plan(&ReplicationObserved {
+            spec,
+            pods: &self.pods,
+            eligible: &self.eligible,
+            standing: &|node| self.standing(node),
+            occupant: &occupant,
+            rooms: self.rooms(),
+            trust: AllowedActions::Full,
+            transfer: TransferConditions {
+                under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),
+                lock_held: self.lock_held,
+                discovery_synced: true,
+                only_eligible: matches!(self.asked, AskedScheduler::Labels),
+            },
+        })
+    }
+}
+
+/// A pod's labels as stored.
+pub(in crate::cli) struct PodLabels {
+    pub(in crate::cli) entry: Entry,
+    pub(in crate::cli) labels: Option<Labels>,
+    pub(in crate::cli) rc: Option<RcId>,
+}
+
+/// The pods of `labels/pod/`, by place.
+pub(in crate::cli) fn places(labelled: &[Entry]) -> BTreeMap<PodRef, PodLabels> {
+    let prefix = key::labels(LabelKind::Pod);
+    let pod = |entry: &Entry| {
+        let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
+        let labels = decode_labels(&entry.value).ok();
+        let rc = labels.as_ref().and_then(|labels| labels.get(RC_ID)?.parse().ok());
+        Some((PodRef { node, pod }, PodLabels { entry: entry.clone(), labels, rc }))
+    };
+    labelled.iter().filter_map(pod).collect()
+}
+
+/// The nodes of `labels/node/`; one whose labels cannot be read matches nothing.
+fn node_labels(entries: &[Entry]) -> BTreeMap<NodeName, Labels> {
+    let prefix = key::labels(LabelKind::Node);
+    let node = |entry: &Entry| {
+        Some((prefix.tail(&entry.key)?.parse().ok()?, decode_labels(&entry.value).ok()?))
+    };
+    entries.iter().filter_map(node).collect()
+}
+
+fn place(node: &NodeName, pod: &PodId) -> PodRef {
+    PodRef { node: node.clone(), pod: pod.clone() }
+}

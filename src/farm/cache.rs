@@ -1,0 +1,453 @@
+//! One watched tree: read by one blocking query, digested once, shared by all who need it.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::kind::RecordId;
+use super::mass_deletion_guard::{UntrustedReason, emptied, judge};
+use super::preflight::may_read;
+use crate::store::watch::{Budget, PollPolicy, Transferred, TreeWatch};
+use crate::store::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
+use crate::time::{IdSource, backoff};
+
+/// What a tree means to us.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "a length is only ever compared with the one before"
+)]
+pub trait CacheIndex: Default + Send + Sync + 'static {
+    /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
+    /// decoded again.
+    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
+
+    /// Entries in it, for noticing that it became suddenly much smaller.
+    fn len(&self) -> usize;
+}
+
+/// A tree as it was when read.
+#[derive(Debug, Default)]
+pub struct Snapshot<T> {
+    /// Its meaning.
+    pub value: Arc<T>,
+    /// The answer's index.
+    pub index: Index,
+    /// When the read was sent; `None` before the first.
+    pub asked: Option<Instant>,
+    /// How many reads had been sent when this one was answered.
+    sent_by_then: u64,
+    /// Why it is not to be trusted.
+    pub suspicion: Option<UntrustedReason>,
+    /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
+    doubts: u32,
+    /// The size it had when it was last trusted.
+    trusted_len: usize,
+    /// The size of the answer.
+    entries: usize,
+    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index promises, and a snapshot
+    /// that is restored takes that away under the same index.
+    indexes: u64,
+}
+
+impl<T> Clone for Snapshot<T> {
+    fn clone(&self) -> Self {
+        Snapshot { value: self.value.clone(), ..*self }
+    }
+}
+
+impl<T> Snapshot<T> {
+    /// Whether it has been read at all.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
+    fn says_the_same_as(&self, then: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
+        same && then.is_read() && self.is_trusted_as(then)
+    }
+
+    /// Whether it is trusted as it was `then`, and was all the time.
+    #[must_use]
+    pub fn is_trusted_as(&self, then: &Self) -> bool {
+        (self.suspicion, self.doubts) == (then.suspicion, then.doubts)
+    }
+}
+
+/// A read that was sent: when, and as which.
+#[derive(Debug, Clone, Copy)]
+struct SentRead {
+    at: Instant,
+    number: u64,
+}
+
+/// A watched tree.
+pub struct Cache<T> {
+    reader: Arc<dyn Reader>,
+    prefix: Prefix,
+    pace: PollPolicy,
+    guarded: bool,
+    seen: Mutex<Arc<Snapshot<T>>>,
+    /// Reads that were sent.
+    sent: AtomicU64,
+    /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
+    taking: Mutex<()>,
+    read_at_once: Notify,
+    doubted: Notify,
+    first: Notify,
+    listeners: Mutex<Vec<Listener<T>>>,
+}
+
+/// Is told what the watch of a tree is told: what was told last, and what is.
+type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
+
+/// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
+const EMPTY_PAUSE: Duration = Duration::from_millis(500);
+
+/// A tree that is not believed is read again this often.
+const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
+
+/// At least this often a tree is read anew, whatever its watch says.
+const FULL_EVERY: Duration = Duration::from_secs(300);
+
+impl<T: CacheIndex> Cache<T> {
+    /// A tree to be watched at `pace`.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, pace: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, pace, false)
+    }
+
+    /// A tree that is not trusted when it becomes suddenly much smaller.
+    #[must_use]
+    pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, pace: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, pace, true)
+    }
+
+    fn build(
+        reader: Arc<dyn Reader>,
+        prefix: Prefix,
+        pace: PollPolicy,
+        guarded: bool,
+    ) -> Arc<Self> {
+        Arc::new(Cache {
+            reader,
+            prefix,
+            pace,
+            guarded,
+            seen: Mutex::default(),
+            sent: AtomicU64::new(0),
+            taking: Mutex::default(),
+            read_at_once: Notify::new(),
+            doubted: Notify::new(),
+            first: Notify::new(),
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// The prefix.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// The tree as last read.
+    #[must_use]
+    pub fn seen(&self) -> Arc<Snapshot<T>> {
+        self.lock().clone()
+    }
+
+    /// Reads the tree now. What comes back was read after this call began, and confirmed by the leader.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_now(&self) -> Result<Arc<Snapshot<T>>, StoreError> {
+        loop {
+            let ask = self.ask();
+            let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
+            let (answer, _) = self.believed(answer, true).await?;
+            let before = self.seen().index;
+            if !self.take(answer, ask, true) {
+                continue;
+            }
+            let seen = self.seen();
+            if seen.suspicion.is_some() || seen.index < before {
+                self.doubted.notify_one();
+            }
+            return Ok(seen);
+        }
+    }
+
+    fn ask(&self) -> SentRead {
+        SentRead { at: Instant::now(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
+    }
+
+    /// Resolves when the tree has been read once.
+    pub async fn first_read(&self) {
+        loop {
+            let notified = self.first.notified();
+            if self.seen().is_read() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// A person says that the tree is meant to be as small as it is.
+    pub fn confirm(&self) {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.lock();
+        let trusted_len = seen.value.len();
+        *seen = Arc::new(Snapshot { suspicion: None, trusted_len, ..(**seen).clone() });
+    }
+
+    /// Ends the pause between two reads, if one is going on.
+    pub fn hurry(&self) {
+        self.read_at_once.notify_one();
+    }
+
+    /// Has `listener` told what changes, besides whoever watches: a tree is watched once, and may concern several kinds.
+    pub fn listen(&self, listener: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(Box::new(listener));
+    }
+
+    /// Watches for ever; `changed` is called with what was told last and what is, when something has changed,
+    /// whoever read it.
+    pub async fn watch(
+        self: Arc<Self>,
+        ids: IdSource,
+        changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send,
+    ) {
+        let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
+        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.pace.reading);
+        let mut told = Arc::new(Snapshot::default());
+        let (mut debt, mut last_read) = (Budget::default(), Instant::now());
+        let mut failures = 0;
+        loop {
+            let ask = self.ask();
+            let next = tokio::select! {
+                biased;
+                next = watch.next() => next,
+                // Another read found it suspicious, or found an older state, which a snapshot brought back. This one
+                // would block until something else changes.
+                () = self.doubted.notified() => {
+                    watch.reset();
+                    tokio::time::sleep(DOUBTFUL_PAUSE).await;
+                    continue;
+                }
+            };
+            let answer = match next {
+                Ok(answer) => self.believed(answer, watch.is_confirmed()).await,
+                Err(error) => Err(error),
+            };
+            let pause = match answer {
+                Ok((answer, confirmed)) => {
+                    if failures > 0 {
+                        info!(tree = %self.prefix, failures, "the tree can be read again");
+                    }
+                    failures = 0;
+                    let before = self.seen();
+                    let woken = Instant::now();
+                    if !self.take(answer, ask, confirmed) {
+                        watch.reset();
+                    }
+                    let seen = self.seen();
+                    if !seen.says_the_same_as(&told) {
+                        changed(&told, &seen);
+                        let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+                        all.iter().for_each(|listener| listener(&told, &seen));
+                    }
+                    let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
+                    told = seen;
+                    let rested = woken.duration_since(last_read);
+                    let cost = cost(&before, watch.transferred(), ask.at, woken);
+                    debt = debt.after_read(self.pace, rested, cost);
+                    last_read = Instant::now();
+                    let pause = debt.pause(self.pace);
+                    if doubtful {
+                        // Rights that come back change no index: no watch would wake for them.
+                        watch.reset();
+                        pause.max(DOUBTFUL_PAUSE)
+                    } else if empty {
+                        pause.max(EMPTY_PAUSE)
+                    } else {
+                        pause
+                    }
+                }
+                Err(error) => {
+                    watch.reset();
+                    failures += 1;
+                    if failures == 1 || failures % 20 == 0 {
+                        warn!(tree = %self.prefix, failures, %error, "cannot read the tree");
+                    }
+                    let base = Duration::from_millis(100);
+                    let pause = backoff(base, Duration::from_secs(5), failures - 1);
+                    ids.jitter(pause, 0.5)
+                }
+            };
+            if pause > Duration::ZERO {
+                tokio::select! {
+                    biased;
+                    () = self.read_at_once.notified() => watch.reset(),
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
+        }
+    }
+
+    /// Looks twice at a tree that shrank suspiciously, or that is empty and was not so or was never seen otherwise: without
+    /// rights a list is cut silently, while a read of one key is refused; with rights, what a list then shows is true.
+    /// Whether the leader confirmed it is passed on.
+    async fn believed(
+        &self,
+        mut answer: Answer<Vec<Entry>>,
+        confirmed: bool,
+    ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
+        let seen = self.seen();
+        let never_trusted = !seen.is_read() || seen.suspicion.is_some() && seen.trusted_len == 0;
+        let is_blank = answer.value.is_empty()
+            && (never_trusted || emptied(seen.entries, seen.suspicion.as_ref()));
+        if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
+            return Ok((answer, confirmed));
+        }
+        if may_read(self.reader.as_ref(), &self.prefix).await? {
+            return Ok((self.reader.list(&self.prefix, Query::CONSISTENT).await?, true));
+        }
+        answer.filtered = true;
+        Ok((answer, confirmed))
+    }
+
+    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one, and that
+    /// may be the past: nobody confirmed it, and a deposed leader remembers such a state; or it was under way when the
+    /// last one was answered, and which of them is of the later time nothing tells.
+    fn take(&self, answer: Answer<Vec<Entry>>, ask: SentRead, confirmed: bool) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.seen();
+        // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
+        // earlier and shows nothing newer was overtaken.
+        if old.asked.is_some_and(|then| then > ask.at) && answer.index <= old.index {
+            return true;
+        }
+        if answer.index < old.index && !(confirmed && ask.number > old.sent_by_then) {
+            return false;
+        }
+        let asked = Some(old.asked.map_or(ask.at, |then| then.max(ask.at)));
+        let sent_by_then = self.sent.load(Ordering::SeqCst);
+        let (first, entries) = (!old.is_read(), answer.value.len());
+        let indexes = answer.value.iter().fold(0, |sum: u64, e| sum.wrapping_add(e.modify_index.0));
+        // Rights that come or go change what is shown, and no index.
+        let same = (answer.index, entries, indexes) == (old.index, old.entries, old.indexes)
+            && !answer.filtered;
+        if !first && same && old.suspicion.is_none() {
+            *self.lock() = Arc::new(Snapshot { asked, sent_by_then, ..(*old).clone() });
+            return true;
+        }
+        let mut news = answer.value;
+        news.retain(|entry| !self.prefix.is_sentinel(&entry.key));
+        let value = T::digest(&old.value, &self.prefix, news);
+        let suspicion = if self.guarded {
+            judge(old.trusted_len, value.len(), answer.filtered)
+        } else {
+            answer.filtered.then_some(UntrustedReason::Filtered)
+        };
+        match (&old.suspicion, &suspicion) {
+            (None, Some(why)) => warn!(
+                alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
+                %why, "the tree became suspiciously small: nothing is removed or moved until it \
+                is back, or `rcfarm farm confirm` says that it is meant so"
+            ),
+            (Some(_), None) => info!(tree = %self.prefix, "the tree can be trusted again"),
+            _ => {}
+        }
+        let begins = old.suspicion.is_none() && suspicion.is_some();
+        let doubts = old.doubts.wrapping_add(u32::from(begins));
+        let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
+        let value = Arc::new(value);
+        *self.lock() = Arc::new(Snapshot {
+            value,
+            index: answer.index,
+            asked,
+            sent_by_then,
+            suspicion,
+            doubts,
+            trusted_len,
+            entries,
+            indexes,
+        });
+        if first {
+            self.first.notify_waiters();
+        }
+        true
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Snapshot<T>>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the last read cost. Of a read that blocked, only the digestion is known; what was transferred stands in for the
+/// rest.
+fn cost<T>(
+    before: &Snapshot<T>,
+    transferred: Transferred,
+    asked: Instant,
+    woken: Instant,
+) -> Duration {
+    let digestion = woken.elapsed();
+    let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // Names are listed twice, whole and by parts.
+    let names = Duration::from_micros(2) * times(transferred.names);
+    let by_size = Duration::from_micros(8) * times(transferred.entries) + names;
+    let waited = woken.duration_since(asked);
+    if before.is_read() { digestion + by_size } else { digestion + waited }
+}
+
+/// What the trees tell the farm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FarmEvent {
+    /// Records, their labels or their locks changed: claims may have to be planned anew.
+    Claims,
+    /// These records' worlds changed.
+    Changed(BTreeSet<RecordId>),
+    /// Something that concerns every record changed.
+    All,
+    /// A doorbell rang.
+    Doorbells,
+}
+
+/// Where the trees leave their events for the farm; also how a farm waits.
+#[derive(Default)]
+pub struct WakeQueue {
+    events: Mutex<Vec<FarmEvent>>,
+    arrived: Notify,
+}
+
+impl WakeQueue {
+    /// Leaves an event.
+    pub fn post(&self, event: FarmEvent) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if !events.contains(&event) {
+            events.push(event);
+        }
+        drop(events);
+        self.arrived.notify_one();
+    }
+
+    /// Waits until there is an event, and takes all there are.
+    pub async fn take(&self) -> Vec<FarmEvent> {
+        loop {
+            let events =
+                std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+            if !events.is_empty() {
+                return events;
+            }
+            self.arrived.notified().await;
+        }
+    }
+}

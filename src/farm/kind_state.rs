@@ -1,0 +1,195 @@
+//! One kind of record in a farm: its trees, its running tasks, and the books that planning claims needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::cache::{Cache, Snapshot};
+use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
+use super::kind::{Kind, RecordId};
+use super::record_task::TaskHandle;
+use super::records::{Locks, RecordLabels, Records};
+use crate::ids::{FarmName, SessionId};
+use crate::store::watch::PollPolicy;
+use crate::store::{Claim, Index, Op, Reader};
+use crate::time::backoff;
+
+/// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
+const AT_WORK: usize = 64;
+
+/// A kind with its trees and its tasks.
+pub(super) struct KindState {
+    pub(super) kind: Arc<dyn Kind>,
+    pub(super) records: Arc<Cache<Records>>,
+    pub(super) labels: Arc<Cache<RecordLabels>>,
+    pub(super) locks: Arc<Cache<Locks>>,
+    /// Cancelled when there has been a record: then its locks are watched, and what else its controllers need.
+    pub(super) begun: CancellationToken,
+    /// Cancelled when somebody looks at the records' labels: then they are watched.
+    pub(super) labelled: CancellationToken,
+    pub(super) children: BTreeMap<RecordId, RunningRecord>,
+    /// For [`super::record_task::RecordTask::turns`].
+    pub(super) turns: Arc<Semaphore>,
+    pub(super) claiming: BTreeSet<RecordId>,
+    pub(super) barred: BTreeMap<RecordId, Instant>,
+    /// How often each record without an owner has been refused us in a row.
+    pub(super) refused: BTreeMap<RecordId, u32>,
+    /// Records that have been seen with an owner, so that something may be known of them in the store.
+    pub(super) had_owner: BTreeSet<RecordId>,
+    pub(super) unowned_since: BTreeMap<RecordId, Instant>,
+    pub(super) unusable: BTreeSet<RecordId>,
+    /// Its locks and labels are being read anew, because Consul refused what followed from them.
+    pub(super) is_doubted: bool,
+    /// What the books were last made from.
+    stock: Option<Stock>,
+}
+
+type Stock = (Arc<Snapshot<Records>>, Arc<Snapshot<Locks>>);
+
+pub(super) struct RunningRecord {
+    pub(super) leash: Arc<TaskHandle>,
+    pub(super) claim: Claim,
+    pub(super) parting: Option<LockRelease>,
+}
+
+/// What happens to the lock once the task has stopped. Where the record's labels are the reason, a guard comes with
+/// it: two farms that saw different ones would pass the record to and fro.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LockRelease {
+    Release(Option<Op>),
+    HandOver(FarmName, SessionId, Option<Op>),
+    Drop,
+}
+
+impl KindState {
+    pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
+        let tree = if kind.is_guarded() { Cache::guarded } else { Cache::new };
+        KindState {
+            records: tree(reader.clone(), kind.records(), kind.pace()),
+            labels: Cache::new(reader.clone(), kind.labels(), kind.pace()),
+            locks: Cache::new(
+                reader.clone(),
+                kind.locks(),
+                PollPolicy { reading: PollPolicy::LOCKS.reading, ..kind.pace() },
+            ),
+            begun: CancellationToken::new(),
+            labelled: CancellationToken::new(),
+            kind,
+            children: BTreeMap::new(),
+            turns: Arc::new(Semaphore::new(AT_WORK)),
+            claiming: BTreeSet::new(),
+            barred: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            had_owner: BTreeSet::new(),
+            unowned_since: BTreeMap::new(),
+            unusable: BTreeSet::new(),
+            is_doubted: false,
+            stock: None,
+        }
+    }
+
+    /// Whether everything that planning claims needs has been read.
+    pub(super) fn is_read(&self) -> bool {
+        let locks = !self.begun.is_cancelled() || self.locks.seen().is_read();
+        let labels = !self.labelled.is_cancelled() || self.labels.seen().is_read();
+        self.records.seen().is_read() && locks && labels
+    }
+
+    /// Begins to watch what is needed from now on. `by_labels`: some farm selects by them.
+    pub(super) fn wake_watches(&self, by_labels: bool) {
+        if !self.records.seen().value.0.is_empty() || self.kind.is_wanted() {
+            self.begun.cancel();
+        }
+        if by_labels || self.kind.needs_labels() {
+            self.labelled.cancel();
+        }
+    }
+
+    /// Bars a record that was refused us, for longer each time.
+    pub(super) fn bar(&mut self, id: RecordId, now: Instant) {
+        let times = self.refused.entry(id.clone()).or_default();
+        let pause = backoff(BUSY_PAUSE, LONGEST_BUSY_PAUSE, *times);
+        *times = times.saturating_add(1);
+        self.barred.insert(id, now + pause);
+    }
+
+    /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
+    /// `left_behind` have no record, and are claimed all the same.
+    pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Instant) {
+        self.barred.retain(|_, until| *until > now);
+        let seen = (self.records.seen(), self.locks.seen());
+        let stocked =
+            |(records, locks): &Stock| Arc::ptr_eq(&seen.0, records) && Arc::ptr_eq(&seen.1, locks);
+        if !self.stock.as_ref().is_some_and(stocked) {
+            self.count(&seen.0.value, &seen.1.value, left_behind, now);
+            self.stock = Some(seen);
+        }
+        let locks = self.locks.seen();
+        let is_owned = |id: &RecordId| locks.value.0.get(id).is_some_and(|of| of.owner.is_some());
+        for id in left_behind.iter().filter(|id| !is_owned(id)) {
+            self.unowned_since.entry(id.clone()).or_insert(now);
+        }
+        let never = now + Duration::from_secs(3600);
+        self.barred.extend(self.unusable.iter().map(|id| (id.clone(), never)));
+    }
+
+    fn count(
+        &mut self,
+        records: &Records,
+        locks: &Locks,
+        left_behind: &BTreeSet<RecordId>,
+        now: Instant,
+    ) {
+        let owned = |id: &RecordId| locks.0.get(id).is_some_and(|locks| locks.owner.is_some());
+        self.unowned_since
+            .retain(|id, _| (records.0.contains_key(id) || left_behind.contains(id)) && !owned(id));
+        self.refused.retain(|id, _| records.0.contains_key(id) && !owned(id));
+        self.unusable.retain(|id| records.0.contains_key(id));
+        self.had_owner.retain(|id| records.0.contains_key(id));
+        for id in records.0.keys() {
+            if owned(id) {
+                if !self.had_owner.contains(id) {
+                    self.had_owner.insert(id.clone());
+                }
+                continue;
+            }
+            self.unowned_since.entry(id.clone()).or_insert(now);
+            let Err(why) = self.kind.check_name(id.as_str()) else { continue };
+            if self.unusable.insert(id.clone()) {
+                warn!(
+                    alert = true,
+                    key = format!("{}{id}", self.kind.records()),
+                    why,
+                    "a key that names no record stands among the records; it is left alone"
+                );
+            }
+        }
+    }
+}
+
+impl RunningRecord {
+    pub(super) fn wake(&self) {
+        self.leash.wake.notify_one();
+    }
+}
+
+impl KindState {
+    /// Whether the bell is ours to answer, or nobody's any more.
+    pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
+        if let Some(running) = self.children.get(id) {
+            if self.records.seen().index < rung {
+                self.records.hurry();
+            }
+            self.kind.rung(id);
+            running.wake();
+            return true;
+        }
+        let records = self.records.seen();
+        records.is_read() && records.index >= rung && !records.value.0.contains_key(id)
+    }
+}

@@ -1,0 +1,182 @@
+//! The task of one claimed record: calls its controller, waits, contains its failures.
+//!
+//! A failure of the store is nobody's fault and is waited out. A record that keeps failing, or a controller that
+//! panics, is quarantined: said so in its status, retried rarely, and no other record notices.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::kind::{Action, ClaimedRecord, Controller, Kind, ReconcileError};
+use crate::failpoints::{Failpoint, enabled};
+use crate::time::{IdSource, backoff};
+
+/// Every record is looked at again after this long (and up to half as much more), whatever the watches say.
+const RESYNC: Duration = Duration::from_secs(300);
+/// So many failures in a row and the record is quarantined.
+const PATIENCE: u32 = 3;
+
+/// Why a child has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskExit {
+    /// It was told to.
+    Stopped,
+    /// Its claim does not hold any more.
+    ClaimLost,
+}
+
+/// The farm's end of a child.
+pub struct TaskHandle {
+    /// Look again.
+    pub wake: Arc<Notify>,
+    /// Stop.
+    pub stop: CancellationToken,
+}
+
+/// What a child needs.
+pub struct RecordTask {
+    /// The record's kind.
+    pub kind: Arc<dyn Kind>,
+    /// Its claim and its trees.
+    pub post: ClaimedRecord,
+    /// The farm's end.
+    pub leash: Arc<TaskHandle>,
+    /// The right to be at work, of which a kind's children have a few together. Ten thousand at once would hold
+    /// up the heartbeats of the session that they all write under.
+    pub turns: Arc<Semaphore>,
+    /// Jitter.
+    pub ids: IdSource,
+}
+
+/// How an attempt ended.
+enum Attempt {
+    Done(Action),
+    Failed(ReconcileError),
+    Panicked(String),
+}
+
+impl RecordTask {
+    /// Runs until it is told to stop or the claim is lost. Dropping an attempt in the middle is safe: whatever
+    /// it had sent stands under the fence.
+    pub async fn run(self) -> TaskExit {
+        let mut controller = self.kind.controller(self.post.clone());
+        let (mut failures, mut store_failures) = (0, 0);
+        loop {
+            let attempt = tokio::select! {
+                biased;
+                () = self.leash.stop.cancelled() => return TaskExit::Stopped,
+                () = self.post.claim.lost() => return TaskExit::ClaimLost,
+                attempt = self.attempt(controller.as_mut()) => attempt,
+            };
+            let (hold, wait) = match attempt {
+                Attempt::Done(next) => {
+                    (failures, store_failures) = (0, 0);
+                    let resync = self.ids.jitter(RESYNC, 0.5);
+                    match next {
+                        Action::AwaitChange => (Duration::ZERO, resync),
+                        Action::RequeueAfter(pause) => (Duration::ZERO, pause.min(resync)),
+                    }
+                }
+                Attempt::Failed(ReconcileError::ClaimLost) => return TaskExit::ClaimLost,
+                Attempt::Failed(ReconcileError::Store(error)) => {
+                    store_failures += 1;
+                    if store_failures == 1 {
+                        info!(record = %self.post.id, %error, "will try again");
+                    }
+                    let base = Duration::from_millis(50);
+                    let pause = backoff(base, Duration::from_secs(5), store_failures - 1);
+                    (self.ids.jitter(pause, 0.5), Duration::ZERO)
+                }
+                Attempt::Failed(ReconcileError::Elsewhere(why)) => {
+                    store_failures += 1;
+                    if store_failures == 1 {
+                        warn!(record = %self.post.id, why, "will try again");
+                    }
+                    let base = Duration::from_millis(500);
+                    let pause = backoff(base, Duration::from_secs(30), store_failures - 1);
+                    (self.ids.jitter(pause, 0.5), Duration::ZERO)
+                }
+                Attempt::Failed(ReconcileError::Record(why)) => {
+                    failures += 1;
+                    self.contain(controller.as_mut(), failures, &why).await
+                }
+                Attempt::Panicked(why) => {
+                    failures += 1;
+                    controller = self.kind.controller(self.post.clone());
+                    let why = format!("internal error: {why}");
+                    self.contain(controller.as_mut(), failures.max(PATIENCE), &why).await
+                }
+            };
+            if let Some(exit) = self.wait(hold, wait).await {
+                return exit;
+            }
+        }
+    }
+
+    /// Waits `hold` in any case, and then `wait` or until woken.
+    async fn wait(&self, hold: Duration, wait: Duration) -> Option<TaskExit> {
+        tokio::select! {
+            biased;
+            () = self.leash.stop.cancelled() => Some(TaskExit::Stopped),
+            () = self.post.claim.lost() => Some(TaskExit::ClaimLost),
+            () = async {
+                sleep(hold).await;
+                tokio::select! {
+                    biased;
+                    () = self.leash.wake.notified() => {}
+                    () = sleep(wait) => {}
+                }
+            } => None,
+        }
+    }
+
+    /// Backs off from a record that fails; from [`PATIENCE`] on, says so in its status.
+    async fn contain(
+        &self,
+        controller: &mut dyn Controller,
+        failures: u32,
+        why: &str,
+    ) -> (Duration, Duration) {
+        if failures < PATIENCE || enabled(Failpoint::NoQuarantine) {
+            warn!(record = %self.post.id, failures, why, "the record fails");
+            return (self.ids.jitter(Duration::from_millis(500), 0.5), Duration::ZERO);
+        }
+        let base = Duration::from_secs(10);
+        let pause = backoff(base, Duration::from_secs(300), failures - PATIENCE);
+        let pause = self.ids.jitter(pause, 0.2);
+        error!(alert = true, record = %self.post.id, failures, why, ?pause, "quarantined");
+        let report = AssertUnwindSafe(controller.report_quarantine(why, pause)).catch_unwind();
+        tokio::select! {
+            biased;
+            () = self.leash.stop.cancelled() => {}
+            () = self.post.claim.lost() => {}
+            reported = report => if let Ok(Err(error)) = reported {
+                warn!(record = %self.post.id, %error, "the quarantine could not be reported");
+            }
+        }
+        // A change of the record may be the cure, so a wake ends the pause after a moment.
+        (Duration::from_secs(1), pause)
+    }
+
+    async fn attempt(&self, controller: &mut dyn Controller) -> Attempt {
+        let _turn = self.turns.acquire().await;
+        match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
+            Ok(Ok(next)) => Attempt::Done(next),
+            Ok(Err(error)) => Attempt::Failed(error),
+            Err(panic) if enabled(Failpoint::PanicEscapes) => std::panic::resume_unwind(panic),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned());
+                Attempt::Panicked(text.unwrap_or_else(|| "a panic without a message".to_owned()))
+            }
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! One epoch of a farm, from its first claim to the end of its last task: the loop that owns every map.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument, debug, error, error_span, info, warn};
+
+use super::cache::{Cache, FarmEvent, WakeQueue};
+use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round};
+use super::doorbells::{Answering, Rung};
+use super::kind::{ClaimedRecord, Kind, RecordId, lock_key};
+use super::kind_state::{KindState, LockRelease, RunningRecord};
+use super::plan::{ClaimPlan, ClaimsObserved, plan};
+use super::presence::Announced;
+use super::record_task::{RecordTask, TaskExit, TaskHandle};
+use super::records::{Doorbells, FarmPresence, Locks, Peers, RecordLabels, Records};
+use super::run::Farm;
+use super::session::{Keeper, KeptSession};
+use crate::failpoints;
+use crate::ids::{FarmName, SessionId};
+use crate::store::{Claim, DeleteMode, Epoch, Index, Op, Store, TxnOutcome, key};
+use crate::time::{Timestamp, backoff};
+
+/// Reading anew is tried again after pauses from the first to the second of these.
+const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// While something is left of records that are gone, claims are planned this often.
+const TIDYING: Duration = Duration::from_secs(2);
+/// A task that was told to stop is waited for this long.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What finished beside the loop.
+pub(super) enum Done {
+    Claimed(usize, Round),
+    /// Locks were given up or handed over.
+    Parted(usize, Parted),
+    /// The locks and the labels of a kind were read anew.
+    Read(usize),
+    /// The farm has said this of itself; `None`: it could not be written.
+    Announced(Option<FarmPresence>),
+    /// Bells were taken down, but for these.
+    Quiet(Vec<Rung>),
+}
+
+/// What lives longer than an epoch.
+pub(super) struct FarmLoop<'f> {
+    pub(super) farm: &'f Farm,
+    pub(super) inbox: Arc<WakeQueue>,
+    pub(super) peers: Arc<Cache<Peers>>,
+    pub(super) bells: Arc<Cache<Doorbells>>,
+    pub(super) lots: Vec<KindState>,
+    /// Since when each farm has been seen, and the CreateIndex of its presence: a new one is a new farm.
+    pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
+}
+
+/// What lives as long as an epoch.
+pub(super) struct SessionState {
+    pub(super) epoch: Epoch,
+    claims: Claims,
+    tasks: JoinSet<(usize, RecordId, TaskExit)>,
+    pub(super) beside: FuturesUnordered<BoxFuture<'static, Done>>,
+    parted: Vec<(usize, RecordId, LockRelease)>,
+    pub(super) since: Timestamp,
+    pub(super) announced: Announced,
+    answering: Answering,
+}
+
+impl FarmLoop<'_> {
+    /// One session from its first claim to its end; when it returns, no task runs any more.
+    pub(super) async fn epoch(
+        &mut self,
+        keeper: &Arc<Keeper>,
+        kept: &Arc<KeptSession>,
+        shutdown: &CancellationToken,
+    ) {
+        let span = error_span!("session", id = %kept.epoch().session());
+        // A task of its own: however busy the work is, the heart beats. When the keeper ends the epoch, the work
+        // sees it and stops its tasks before it returns.
+        let keeping = {
+            let (keeper, kept) = (keeper.clone(), kept.clone());
+            async move { keeper.keep(&kept).await }.instrument(span.clone())
+        };
+        let keeping = AbortOnDropHandle::new(tokio::spawn(failpoints::task(keeping)));
+        self.work(kept.epoch(), shutdown).instrument(span).await;
+        drop(keeping);
+    }
+
+    async fn work(&mut self, epoch: &Epoch, shutdown: &CancellationToken) {
+        let farm = &self.farm.settings;
+        let store = self.farm.ground.store.clone();
+        let claims = Claims::new(store, farm.name.clone(), epoch.clone(), farm.limits);
+        let mut e = SessionState {
+            epoch: epoch.clone(),
+            claims,
+            tasks: JoinSet::new(),
+            beside: FuturesUnordered::new(),
+            parted: Vec::new(),
+            since: self.farm.ground.clock.wall(),
+            announced: Announced::default(),
+            answering: Answering::default(),
+        };
+        self.farm.note(|report| report.session = Some(epoch.session().to_string()));
+        let named = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => false,
+            () = epoch.ended() => false,
+            () = self.take_name(&mut e) => true,
+        };
+        if named {
+            self.serve(&mut e, shutdown).await;
+        }
+        self.stop_all(&mut e).await;
+        self.farm.note(|report| {
+            report.session = None;
+            report.claims.clear();
+        });
+    }
+
+    /// The loop.
+    async fn serve(&mut self, e: &mut SessionState, shutdown: &CancellationToken) {
+        let mut again_at = Some(Instant::now());
+        loop {
+            let inbox = self.inbox.clone();
+            let mut replan = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = e.epoch.ended() => return,
+                Some(joined) = e.tasks.join_next() => {
+                    self.task_ended(e, joined);
+                    while let Some(Some(joined)) = e.tasks.join_next().now_or_never() {
+                        self.task_ended(e, joined);
+                    }
+                    self.part(e);
+                    true
+                }
+                Some(done) = e.beside.next() => {
+                    match done {
+                        Done::Claimed(n, round) => {
+                            self.claimed(e, n, round);
+                            true
+                        }
+                        Done::Parted(n, Parted::Refused) => {
+                            self.doubt(e, n);
+                            false
+                        }
+                        Done::Read(n) => {
+                            self.lots[n].is_doubted = false;
+                            true
+                        }
+                        // Whatever became of the locks, they are planned for anew.
+                        Done::Parted(_, Parted::Unknown) => true,
+                        Done::Parted(_, Parted::AsPlanned) => false,
+                        Done::Announced(presence) => {
+                            e.announced.said = presence;
+                            false
+                        }
+                        Done::Quiet(standing) => {
+                            e.answering.still_hang(standing, Instant::now());
+                            false
+                        }
+                    }
+                }
+                events = inbox.take() => self.heard(e, events),
+                () = wait_until(again_at) => true,
+            };
+            // The first plan waits for every tree; a half-read world would look like unowned records.
+            let by_labels = self.is_selected_by_labels();
+            self.lots.iter().for_each(|lot| lot.wake_watches(by_labels));
+            replan &= self.lots.iter().all(KindState::is_read) && self.peers.seen().is_read();
+            if replan {
+                again_at = self.plan_claims(e);
+            } else if again_at.is_some_and(|at| at <= Instant::now()) {
+                again_at = Some(Instant::now() + Duration::from_millis(50));
+            }
+            let due = [self.announce_again(e), self.take_bells_down(e)];
+            again_at = due.into_iter().chain([again_at]).flatten().min();
+        }
+    }
+
+    /// Whether any live farm claims some records only.
+    fn is_selected_by_labels(&self) -> bool {
+        let peers = self.peers.seen();
+        let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
+        !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
+    }
+
+    /// Passes events on; whether claims are to be planned.
+    fn heard(&mut self, e: &mut SessionState, events: Vec<FarmEvent>) -> bool {
+        let mut replan = false;
+        for event in events {
+            match event {
+                FarmEvent::Claims => replan = true,
+                FarmEvent::Changed(ids) => {
+                    for lot in &self.lots {
+                        ids.iter()
+                            .filter_map(|id| lot.children.get(id))
+                            .for_each(RunningRecord::wake);
+                    }
+                }
+                FarmEvent::All => {
+                    self.lots
+                        .iter()
+                        .flat_map(|lot| lot.children.values())
+                        .for_each(RunningRecord::wake);
+                }
+                FarmEvent::Doorbells => self.answer_bells(e),
+            }
+        }
+        replan
+    }
+
+    /// Answers the doorbells of our records: their trees are read at once, and their tasks look again.
+    fn answer_bells(&self, e: &mut SessionState) {
+        let bells = self.bells.seen();
+        e.answering.forget_all_but(&bells.value);
+        for (bell, index) in &bells.value.0 {
+            if e.answering.is_answered(bell, *index) {
+                continue;
+            }
+            let (kind, id) = bell;
+            let confirmed = kind == "confirm" && id.as_str() == self.farm.settings.name.as_str();
+            if confirmed {
+                self.confirm();
+            }
+            let lot = self.lots.iter().find(|lot| lot.kind.name() == kind);
+            if confirmed || lot.is_some_and(|lot| lot.answer_bell(id, *index)) {
+                e.answering.answered(bell.clone(), *index, Instant::now());
+            }
+        }
+    }
+
+    /// Takes the answered bells down when their time has come, but for those that were rung anew; when it will.
+    fn take_bells_down(&self, e: &mut SessionState) -> Option<Instant> {
+        let now = Instant::now();
+        if let Some(at) = e.answering.due().filter(|at| *at > now) {
+            return Some(at);
+        }
+        for bells in e.answering.take(self.farm.settings.limits.ops) {
+            e.beside.push(Box::pin(quieten(self.farm.ground.store.clone(), bells)));
+        }
+        None
+    }
+
+    /// A person says that the trees are meant to be as small as they are.
+    fn confirm(&self) {
+        warn!("a person confirms that the trees are meant to be as small as they are");
+        for lot in &self.lots {
+            lot.records.confirm();
+            lot.kind.confirm();
+            lot.children.values().for_each(RunningRecord::wake);
+        }
+        self.inbox.post(FarmEvent::Claims);
+    }
+
+    fn plan_claims(&mut self, e: &mut SessionState) -> Option<Instant> {
+        let now = Instant::now();
+        let peers = self.peers.seen();
+        self.peers_since.retain(|farm, _| peers.value.0.contains_key(farm));
+        for (farm, peer) in &peers.value.0 {
+            let seen = self.peers_since.entry(farm.clone()).or_insert((now, peer.created));
+            if seen.1 != peer.created {
+                *seen = (now, peer.created);
+            }
+        }
+        let since = self.peers_since.iter().map(|(farm, (at, _))| (farm.clone(), *at)).collect();
+        let mut again_at: Option<Instant> = None;
+        for n in 0..self.lots.len() {
+            let lot = &mut self.lots[n];
+            let (records, labels) = (lot.records.seen(), lot.labels.seen());
+            let left_behind = match records.suspicion {
+                None => lot.kind.left_behind(&records.value),
+                Some(_) => BTreeSet::new(),
+            };
+            if !left_behind.is_empty() {
+                // When nothing is left nobody says so.
+                again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
+            }
+            lot.take_stock(&left_behind, now);
+            let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
+            let decided = plan(&ClaimsObserved {
+                records: &records.value,
+                left_behind: &left_behind,
+                labels: &labels.value,
+                locks: &lot.locks.seen().value,
+                peers: &peers.value,
+                peers_since: &since,
+                me: &self.farm.settings.name,
+                session: e.epoch.session(),
+                selector: &self.farm.settings.selector,
+                held: &held,
+                barred: &lot.barred,
+                unowned_since: &lot.unowned_since,
+                doubtful: lot.is_doubted,
+                suspicious: records.suspicion.is_some(),
+                now,
+            });
+            again_at = [again_at, decided.again_at].into_iter().flatten().min();
+            self.carry_out(e, n, decided, &labels.value);
+        }
+        let suspicions = self.suspicions();
+        self.farm.note(|report| {
+            report.suspicions = suspicions;
+            for lot in &self.lots {
+                report.claims.insert(lot.kind.name().to_owned(), lot.children.len());
+            }
+        });
+        again_at
+    }
+
+    /// `labels` are what the plan was made from.
+    fn carry_out(
+        &mut self,
+        e: &mut SessionState,
+        n: usize,
+        plan: ClaimPlan,
+        labels: &RecordLabels,
+    ) {
+        let peers = self.peers.seen();
+        let lot = &mut self.lots[n];
+        if !plan.claim.is_empty() || !plan.adopt.is_empty() {
+            lot.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
+            let new =
+                plan.adopt.is_empty() && plan.claim.iter().all(|id| !lot.had_owner.contains(id));
+            e.beside.push(Box::pin(claim_round(
+                e.claims.clone(),
+                n,
+                lot.kind.clone(),
+                lot.records.clone(),
+                plan.claim,
+                plan.adopt,
+                new,
+            )));
+        }
+        for (id, lock) in plan.stray {
+            info!(kind = lot.kind.name(), record = %id, lock, "a lock left behind is given up");
+            lot.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            let (claims, kind) = (e.claims.clone(), lot.kind.clone());
+            e.beside.push(Box::pin(async move {
+                Done::Parted(n, claims.release_stray(kind.as_ref(), &id, &lock).await)
+            }));
+        }
+        let guard = |id: &RecordId| labels.guard(&lot.kind.labels(), id);
+        let release = plan.release.into_iter().map(|id| {
+            let is_there = lot.records.seen().value.0.contains_key(&id);
+            let guard = is_there.then(|| guard(&id)).flatten();
+            (id, LockRelease::Release(guard))
+        });
+        let drop = plan.drop.into_iter().map(|id| (id, LockRelease::Drop));
+        let hand_over = plan.hand_over.into_iter().map(|(id, farm, to)| {
+            let takes_all =
+                |farm| peers.value.0.get(farm).is_some_and(|peer| peer.selector.is_everything());
+            let guard = if takes_all(&farm) { None } else { guard(&id) };
+            (id, LockRelease::HandOver(farm, to, guard))
+        });
+        let mut dropped = false;
+        let partings: Vec<_> = release.chain(drop).chain(hand_over).collect();
+        for (id, parting) in partings {
+            match lot.children.get_mut(&id) {
+                Some(running) if running.parting.is_none() => {
+                    dropped |= parting == LockRelease::Drop;
+                    running.parting = Some(parting);
+                    running.leash.stop.cancel();
+                }
+                Some(_) => {}
+                None if !lot.claiming.contains(&id) => e.parted.push((n, id, parting)),
+                None => {}
+            }
+        }
+        if dropped {
+            self.doubt(e, n);
+        }
+        self.part(e);
+    }
+
+    /// Starts the tasks of records just claimed.
+    fn claimed(&mut self, e: &mut SessionState, n: usize, round: Round) {
+        let lot = &mut self.lots[n];
+        let now = Instant::now();
+        for id in round.busy.into_iter().chain(round.unknown) {
+            lot.claiming.remove(&id);
+            lot.bar(id, now);
+        }
+        if !round.won.is_empty() {
+            info!(kind = lot.kind.name(), records = round.won.len(), "claimed");
+        }
+        for id in round.won {
+            lot.claiming.remove(&id);
+            lot.refused.remove(&id);
+            lot.unowned_since.insert(id.clone(), now);
+            let Some(lock) = lock_key(lot.kind.as_ref(), &id) else { continue };
+            let claim = Claim::new(lock, e.epoch.clone());
+            let leash = Arc::new(TaskHandle {
+                wake: Arc::new(Notify::new()),
+                stop: CancellationToken::new(),
+            });
+            let post = ClaimedRecord {
+                id: id.clone(),
+                claim: claim.clone(),
+                records: lot.records.clone(),
+                labels: lot.labels.clone(),
+                locks: lot.locks.clone(),
+            };
+            let child = RecordTask {
+                kind: lot.kind.clone(),
+                post,
+                leash: leash.clone(),
+                turns: lot.turns.clone(),
+                ids: self.farm.ground.ids.fork(),
+            };
+            let name = id.clone();
+            let task = async move { (n, name, child.run().await) };
+            e.tasks.spawn(failpoints::task(task.instrument(tracing::Span::current())));
+            lot.children.insert(id, RunningRecord { leash, claim, parting: None });
+        }
+    }
+
+    fn task_ended(
+        &mut self,
+        e: &mut SessionState,
+        joined: Result<(usize, RecordId, TaskExit), tokio::task::JoinError>,
+    ) {
+        let (n, id, exit) = match joined {
+            Ok(ended) => ended,
+            Err(error) => {
+                // A child contains its controller's panics, so this is a fault of the farm itself. The record
+                // stays claimed and idle until the next epoch; ending the epoch is the cure.
+                error!(alert = true, %error, "a task ended badly: the epoch is given up");
+                e.epoch.end();
+                return;
+            }
+        };
+        let lot = &mut self.lots[n];
+        let Some(running) = lot.children.remove(&id) else { return };
+        match (running.parting, exit) {
+            (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
+            (_, TaskExit::ClaimLost) if e.epoch.is_live() => {
+                warn!(kind = lot.kind.name(), record = %id, "the claim is lost");
+                lot.barred.insert(id, Instant::now() + BUSY_PAUSE);
+                self.farm.note(|report| report.claims_lost += 1);
+                // Its tree may say for a long time that the lock is ours, and the record would be taken up again.
+                self.doubt(e, n);
+            }
+            _ => {}
+        }
+    }
+
+    /// Consul has refused what followed from the locks or the labels of a kind: they are read anew, once for all who
+    /// doubt.
+    fn doubt(&mut self, e: &mut SessionState, n: usize) {
+        let lot = &mut self.lots[n];
+        if std::mem::replace(&mut lot.is_doubted, true) {
+            return;
+        }
+        // Labels that nobody has looked at stay unread: once read, they would count as up to date.
+        let labels = lot.labelled.is_cancelled().then(|| lot.labels.clone());
+        e.beside.push(Box::pin(read_anew(n, lot.locks.clone(), labels)));
+    }
+
+    /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
+    fn part(&mut self, e: &mut SessionState) {
+        let stopping = self.lots.iter().flat_map(|lot| lot.children.values());
+        let stopping = stopping.filter(|running| running.parting.is_some()).count();
+        if e.parted.is_empty() || (stopping > 0 && e.parted.len() < 30) {
+            return;
+        }
+        let mut releases: BTreeMap<usize, Vec<Guarded>> = BTreeMap::new();
+        let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
+        for (n, id, parting) in e.parted.drain(..) {
+            // Until the lock tree shows the new owner, the record must not look like one to adopt.
+            self.lots[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            match parting {
+                LockRelease::Release(guard) => releases.entry(n).or_default().push((id, guard)),
+                LockRelease::HandOver(farm, to, guard) => {
+                    hand_overs.entry((n, farm, to)).or_default().push((id, guard));
+                }
+                LockRelease::Drop => {}
+            }
+        }
+        for (n, ids) in releases {
+            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            info!(kind = kind.name(), records = ids.len(), "released");
+            e.beside.push(Box::pin(async move {
+                Done::Parted(n, claims.release(kind.as_ref(), &ids).await)
+            }));
+        }
+        for ((n, farm, to), ids) in hand_overs {
+            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            info!(kind = kind.name(), records = ids.len(), to = %farm, "handed over");
+            e.beside.push(Box::pin(async move {
+                Done::Parted(n, claims.hand_over(kind.as_ref(), &ids, &farm, &to).await)
+            }));
+        }
+    }
+
+    /// Stops every task and waits for it. The locks go with the session.
+    async fn stop_all(&mut self, e: &mut SessionState) {
+        let running: usize = self.lots.iter().map(|lot| lot.children.len()).sum();
+        for lot in &mut self.lots {
+            lot.children.values().for_each(|running| running.leash.stop.cancel());
+            lot.children.clear();
+            lot.claiming.clear();
+            lot.barred.clear();
+            lot.is_doubted = false;
+        }
+        if running > 0 {
+            info!(records = running, "stopping the tasks");
+        }
+        let all = async { while e.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+            warn!("some tasks do not stop; they are aborted");
+        }
+        e.tasks.shutdown().await;
+    }
+}
+
+/// Takes bells down, each unless it was rung anew.
+async fn quieten(store: Arc<dyn Store>, bells: Vec<Rung>) -> Done {
+    let down = |((kind, id), index): &Rung| {
+        let key = key::bells().key_of(&format!("{kind}/{id}"))?;
+        Some(Op::DeleteCas { key, index: *index })
+    };
+    let ops: Vec<Op> = bells.iter().filter_map(down).collect();
+    let mut standing = Vec::new();
+    if !matches!(store.txn(&ops).await, Ok(TxnOutcome::Committed { .. })) {
+        for (bell, index) in bells {
+            let (kind, id) = &bell;
+            let Some(down) = key::bells().key_of(&format!("{kind}/{id}")) else { continue };
+            if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
+                warn!(%error, bell = %down, "an answered bell cannot be taken down yet");
+                standing.push((bell, index));
+            }
+        }
+    }
+    Done::Quiet(standing)
+}
+
+async fn wait_until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reads the locks and the labels of a kind until it succeeds. Their watches alone would not do: after a restored
+/// snapshot they wait for indexes that are far off.
+async fn read_anew(
+    n: usize,
+    locks: Arc<Cache<Locks>>,
+    labels: Option<Arc<Cache<RecordLabels>>>,
+) -> Done {
+    let mut failures = 0;
+    while let Err(error) = async {
+        locks.read_now().await?;
+        match &labels {
+            Some(labels) => labels.read_now().await.map(drop),
+            None => Ok(()),
+        }
+    }
+    .await
+    {
+        debug!(%error, "locks and labels cannot be read anew yet");
+        sleep(backoff(READ_AGAIN.0, READ_AGAIN.1, failures)).await;
+        failures += 1;
+    }
+    Done::Read(n)
+}
+
+/// Claims what is free, then brings the kind up to date once for all that are ours now. `new`: none of them was
+/// ever seen with an owner.
+async fn claim_round(
+    claims: Claims,
+    n: usize,
+    kind: Arc<dyn Kind>,
+    records: Arc<Cache<Records>>,
+    free: Vec<RecordId>,
+    adopted: Vec<RecordId>,
+    new: bool,
+) -> Done {
+    let mut round = claims.take(kind.clone(), free).await;
+    round.won.extend(adopted);
+    let seen = records.seen();
+    // What has no record is claimed for what is left of it.
+    let created = |id| seen.value.0.get(id).filter(|_| new).map(|record| record.created);
+    let oldest = round.won.iter().map(|id| created(id).unwrap_or(Index::ZERO)).min();
+    if let Some(oldest) = oldest
+        && let Err(error) = kind.prepare(oldest).await
+    {
+        warn!(%error, "the trees could not be read after claiming; each task reads for itself");
+    }
+    Done::Claimed(n, round)
+}

@@ -1,0 +1,89 @@
+//! What is left of a job whose record is gone: deleted by hand, or while no farm ran. Pure.
+//!
+//! First its pods go, then, when their nodes have stopped them, the group with its place, then the status and the
+//! commands that nobody carries out any more. Each transaction is guarded by the absence of the record: a look at a
+//! tree that was cut short removes nothing, and a job that is made meanwhile looks after its name itself.
+
+use super::caches::{Page, Pods};
+use super::events;
+use super::manifest::PodIdentity;
+use super::status::JobStatus;
+use super::writes::remove_ops;
+use crate::audit::{AuditRecord, Details, JobStep};
+use crate::command::Pending;
+use crate::farm::kind::ControllerContext;
+use crate::ids::Namespaced;
+use crate::rc::plan::PodRef;
+use crate::store::{Op, key};
+
+/// The next thing to do.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct OrphanCollection {
+    /// Operations, beside the fence, the guard and the audit record.
+    pub ops: Vec<Op>,
+    /// Pods that go.
+    pub pods: Vec<(PodRef, PodIdentity)>,
+    /// The group goes.
+    pub group: bool,
+    /// Nothing is left after it.
+    pub is_last: bool,
+}
+
+/// Decides; `room`: so many operations fit.
+pub fn sweep(
+    id: &Namespaced,
+    page: &Page,
+    pods: &Pods,
+    commands: &[Pending],
+    room: usize,
+) -> OrphanCollection {
+    let mut sweep = OrphanCollection::default();
+    for (place, (labelled, intent)) in pods.intents.iter().chain(&pods.orphans) {
+        let ops = remove_ops(place, labelled.index, intent.map(|(index, _)| index));
+        if sweep.ops.len() + ops.len() > room {
+            return sweep;
+        }
+        sweep.ops.extend(ops);
+        sweep.pods.push((place.clone(), labelled.mark.clone()));
+    }
+    if !sweep.pods.is_empty() || !pods.leaving.is_empty() {
+        return sweep;
+    }
+    let (group_index, group) = &page.group;
+    let owner = group.as_ref().and_then(|group| group.spec.owner.as_ref());
+    if owner.is_some_and(|owner| owner.kind == "Job" && owner.name == id.name.as_str()) {
+        sweep.group = true;
+        sweep.ops.push(Op::DeleteCas { key: key::pod_group(id), index: *group_index });
+    }
+    let (status_index, _) = &page.status;
+    if status_index.0 > 0 {
+        sweep.ops.push(Op::DeleteCas { key: key::job_status(id), index: *status_index });
+    }
+    let left = room.saturating_sub(sweep.ops.len());
+    let consumed = commands.iter().take(left);
+    sweep
+        .ops
+        .extend(consumed.map(|one| Op::DeleteCas { key: key::command(one.id), index: one.index }));
+    sweep.is_last = true;
+    sweep
+}
+
+/// What the audit log says of it.
+pub fn audited(
+    site: &ControllerContext,
+    id: &Namespaced,
+    status: &JobStatus,
+    sweep: &OrphanCollection,
+) -> AuditRecord {
+    let phase = if sweep.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
+    let removed = sweep.pods.iter().map(|(place, mark)| format!("{}@{}", mark.slot, place.node));
+    let details = JobStep {
+        phase,
+        reason: "RecordGone".to_owned(),
+        message: "its record was deleted".to_owned(),
+        pods_removed: removed.collect(),
+        ..events::unasked(site, id, status)
+    };
+    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+}

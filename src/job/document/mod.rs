@@ -1,0 +1,430 @@
+//! Reads a job's document: Volcano's `Job`, Kubeflow's `TFJob`, `PyTorchJob`, `MPIJob` and `XGBoostJob`, or a `Pod` by
+//! itself, as they are.
+//!
+//! Every field is honoured, passed over with a warning that names it, or refused with its path; none is ignored in
+//! silence. The same function serves the commands and the daemon, because nothing stands in front of Consul.
+
+mod fields;
+mod kubeflow;
+mod pod;
+mod template;
+mod volcano;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+pub use fields::{FieldIssue, FieldIssues};
+pub use kubeflow::{container_of, field_of};
+
+use super::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
+use super::validate::validate;
+use crate::ids::{DEFAULT_NAMESPACE, Namespaced};
+use crate::manifest::Resources;
+use crate::pod_group::spec::MOST_MEMBERS;
+use fields::FieldReader;
+
+/// What is said of a field that is known and acted upon by nobody.
+const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
+
+/// A document that was understood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Read {
+    /// What it means.
+    pub spec: JobSpec,
+    /// The job's labels, from its metadata.
+    pub labels: BTreeMap<String, String>,
+    /// What of it is not honoured.
+    pub warnings: Vec<FieldIssue>,
+}
+
+/// Which kind a document is of.
+///
+/// # Errors
+/// What is wrong with `kind` and `apiVersion`.
+pub fn framework(document: &Value) -> Result<Framework, FieldIssue> {
+    let of = |field: &str| document.get(field).and_then(Value::as_str);
+    let wrong = |field: &str, why: String| FieldIssue { field: field.to_owned(), why };
+    let version = of("apiVersion");
+    let framework = match of("kind") {
+        None | Some("Job") => Framework::Volcano,
+        Some("TFJob") => Framework::TensorFlow,
+        Some("PyTorchJob") => Framework::PyTorch,
+        Some("MPIJob") => Framework::Mpi,
+        Some("XGBoostJob") => Framework::XgBoost,
+        Some("Pod") => Framework::Pod,
+        Some(other) => {
+            let why = format!(
+                "{other:?} is no kind of job; there are Job, TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod"
+            );
+            return Err(wrong("kind", why));
+        }
+    };
+    let wanted = match framework {
+        Framework::Volcano => "batch.volcano.sh/v1alpha1",
+        Framework::Pod => "v1",
+        _ => "kubeflow.org/v1",
+    };
+    match version {
+        Some(version) if version != wanted => {
+            let why = format!("a {} is of {wanted}, not of {version:?}", framework.kind());
+            Err(wrong("apiVersion", why))
+        }
+        _ => Ok(framework),
+    }
+}
+
+/// The name that a document gives itself.
+///
+/// # Errors
+/// What is wrong with its metadata.
+pub fn name(document: &Value) -> Result<Namespaced, FieldIssue> {
+    let of = |field: &str| document.get("metadata")?.get(field)?.as_str();
+    let wrong = |field: &str, why: String| FieldIssue { field: format!("metadata.{field}"), why };
+    let Some(name) = of("name") else {
+        return Err(wrong("name", "the job has no name".to_owned()));
+    };
+    let namespace = of("namespace").unwrap_or(DEFAULT_NAMESPACE);
+    Ok(Namespaced {
+        namespace: namespace.parse().map_err(|e| wrong("namespace", format!("{e}")))?,
+        name: name.parse().map_err(|e| wrong("name", format!("{e}")))?,
+    })
+}
+
+/// Reads a document that stands, or is to stand, under the name `id`.
+///
+/// # Errors
+/// All that is wrong with it, by field.
+pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldIssue>> {
+    let mut remarks = FieldIssues::default();
+    let framework = framework(document).map_err(|remark| vec![remark])?;
+    let mut top = FieldReader::of("", document, &mut remarks);
+    top.take("apiVersion");
+    top.take("kind");
+    // What another cluster said of it.
+    top.take("status");
+    let (labels, deleting) = metadata(id, framework, &mut top, &mut remarks);
+    let mut spec = top.object("spec", &mut remarks);
+    if spec.is_empty() {
+        remarks.problem("spec", "there is no spec");
+    }
+    top.finish(&mut remarks);
+    let mut job = match framework {
+        Framework::Volcano => volcano::job(&mut spec, &mut remarks),
+        Framework::Pod => pod::job(document, &labels, &mut spec, &mut remarks),
+        other => kubeflow::job(other, &mut spec, &mut remarks),
+    };
+    if framework != Framework::Pod {
+        spec.finish(&mut remarks);
+    }
+    job.deleting = deleting;
+    validate(id, &job, &mut remarks);
+    if remarks.problems.is_empty() {
+        Ok(Read { spec: job, labels, warnings: remarks.warnings })
+    } else {
+        Err(remarks.problems)
+    }
+}
+
+/// Reads a stored record: the document, and what it means.
+///
+/// # Errors
+/// As [`read`].
+pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldIssue>> {
+    let document: Value = serde_json::from_slice(value).map_err(|error| {
+        vec![FieldIssue { field: "the record".to_owned(), why: format!("it is no JSON: {error}") }]
+    })?;
+    let read = read(id, &document)?;
+    Ok((document, read))
+}
+
+/// What a record means that breaks a rule and is being deleted: nothing but that. `None`: nobody deletes it.
+#[must_use]
+pub fn farewell(value: &[u8]) -> Option<(Value, Read)> {
+    let document: Value = serde_json::from_slice(value).ok()?;
+    document.pointer("/metadata/deletionTimestamp")?.as_str()?;
+    let spec =
+        base(framework(&document).unwrap_or(Framework::Volcano), Vec::new(), Defaults::Volcano);
+    let spec = JobSpec { deleting: true, ..spec };
+    Some((document, Read { spec, labels: BTreeMap::new(), warnings: Vec::new() }))
+}
+
+/// Turns YAML, or JSON, into a document.
+///
+/// # Errors
+/// The parser's words, with line and column.
+pub fn from_yaml(text: &str) -> Result<Value, String> {
+    serde_saphyr::from_str::<Value>(text).map_err(|error| error.without_snippet().to_string())
+}
+
+fn metadata(
+    id: &Namespaced,
+    framework: Framework,
+    top: &mut FieldReader<'_>,
+    remarks: &mut FieldIssues,
+) -> (BTreeMap<String, String>, bool) {
+    let mut metadata = top.object("metadata", remarks);
+    for (field, own) in [("name", id.name.as_str()), ("namespace", id.namespace.as_str())] {
+        let said = metadata.text(field, remarks);
+        if said.is_some_and(|said| said != own) {
+            let why = format!("the record stands under {id}, so it must be {own:?}");
+            remarks.problem(metadata.at(field), why);
+        }
+    }
+    let mut labels = BTreeMap::new();
+    for (path, name, value) in metadata.entries("labels", remarks) {
+        match value.as_str() {
+            Some(value) => drop(labels.insert(name.to_owned(), value.to_owned())),
+            None => remarks.problem(path, "it must be a text; put quotes around it"),
+        }
+    }
+    let deleting = metadata.text("deletionTimestamp", remarks).is_some();
+    let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
+    annotations(&mut metadata, honoured, remarks);
+    // Of another cluster.
+    for passed in [
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "managedFields",
+        "selfLink",
+        "deletionGracePeriodSeconds",
+    ] {
+        metadata.take(passed);
+    }
+    metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, remarks);
+    metadata.finish(remarks);
+    (labels, deleting)
+}
+
+/// Annotations are for other programs, but for those by which Volcano's parts are told something (`volcano.md` §1.7).
+fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], remarks: &mut FieldIssues) {
+    for (path, name, _) in metadata.entries("annotations", remarks) {
+        let is_volcanos = VOLCANOS.iter().any(|prefix| name.starts_with(prefix));
+        if is_volcanos && !honoured.contains(&name) {
+            remarks.warning(path, NOBODY_READS);
+        }
+    }
+}
+
+/// Beginnings of the annotations that Volcano's parts read.
+const VOLCANOS: [&str; 3] = ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/"];
+
+/// How many members: more than a group may have are a slip of the hand.
+fn replicas(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Option<u32> {
+    let count = fields.count("replicas", remarks)?;
+    if u64::from(count) > MOST_MEMBERS {
+        let why = format!("{count} members are absurd: at most {MOST_MEMBERS}");
+        remarks.problem(fields.at("replicas"), why);
+        return None;
+    }
+    Some(count)
+}
+
+/// Where a document of this kind names its queue.
+#[must_use]
+pub fn queue_field(framework: Framework) -> &'static str {
+    match framework {
+        Framework::Volcano => "spec.queue",
+        Framework::Pod => "metadata.annotations.scheduling.volcano.sh/queue-name",
+        _ => "spec.runPolicy.schedulingPolicy.queue",
+    }
+}
+
+/// A priority class is honoured where it is a number: there is no list of classes here.
+fn priority_class(
+    fields: &mut FieldReader<'_>,
+    name: &'static str,
+    remarks: &mut FieldIssues,
+) -> Option<String> {
+    let class = fields.text(name, remarks)?;
+    if class.parse::<i64>().is_err() {
+        let why =
+            format!("{class:?} is no number, so the priority is 0; write one, as in \"1000\"");
+        remarks.warning(fields.at(name), why);
+    }
+    Some(class.to_owned())
+}
+
+/// Whose defaults hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Defaults {
+    Volcano,
+    Kubeflow,
+}
+
+fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpec {
+    JobSpec {
+        framework,
+        tasks,
+        min_available: 0,
+        min_success: None,
+        max_retry: volcano::MAX_RETRY,
+        policies: Vec::new(),
+        plugins: BTreeMap::new(),
+        queue: "default".to_owned(),
+        priority_class: None,
+        min_resources: None,
+        schedule_timeout: None,
+        clean_pods: match defaults {
+            Defaults::Volcano => CleanPods::Running,
+            Defaults::Kubeflow => CleanPods::None,
+        },
+        ttl: None,
+        active_deadline: None,
+        backoff_limit: None,
+        suspend: false,
+        restart_delay: RestartDelay::default(),
+        deleting: false,
+        all_workers_must_succeed: false,
+        dynamic_workers: false,
+        processes_per_node: None,
+        elastic: None,
+        slots_per_worker: 1,
+    }
+}
+
+/// Kubeflow's run policy, under `runPolicy`. Older records have its fields in the spec itself.
+fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+    let mut policy = spec.object("runPolicy", remarks);
+    let own = policy.take("managedBy").and_then(Value::as_str).map(str::to_owned);
+    if own.is_some_and(|own| own != "kubeflow.org/training-operator") {
+        let why = "another program shall work on it; leave it out";
+        remarks.problem(policy.at("managedBy"), why);
+    }
+    for fields in [&mut policy, spec] {
+        let words =
+            [("None", CleanPods::None), ("Running", CleanPods::Running), ("All", CleanPods::All)];
+        if let Some(clean) = fields.word("cleanPodPolicy", &words, remarks) {
+            job.clean_pods = clean;
+        }
+        let seconds = |n: u32| Duration::from_secs(n.into());
+        if let Some(ttl) = fields.count("ttlSecondsAfterFinished", remarks) {
+            job.ttl = Some(seconds(ttl));
+        }
+        if let Some(limit) = fields.count("activeDeadlineSeconds", remarks) {
+            job.active_deadline = Some(seconds(limit));
+        }
+        if let Some(limit) = fields.count("backoffLimit", remarks) {
+            job.backoff_limit = Some(limit);
+        }
+        if let Some(suspend) = fields.flag("suspend", remarks) {
+            job.suspend = suspend;
+        }
+        restart_delay(job, fields, remarks);
+    }
+    let mut scheduling = policy.object("schedulingPolicy", remarks);
+    if let Some(min) = scheduling.count("minAvailable", remarks) {
+        job.min_available = min;
+    }
+    if let Some(queue) = scheduling.text("queue", remarks) {
+        job.queue = queue.to_owned();
+    }
+    if let Some(class) = priority_class(&mut scheduling, "priorityClass", remarks) {
+        job.priority_class = Some(class);
+    }
+    if let Some(seconds) = scheduling.count("scheduleTimeoutSeconds", remarks) {
+        job.schedule_timeout = Some(Duration::from_secs(seconds.into()));
+    }
+    min_resources(job, &mut scheduling, remarks);
+    scheduling.finish(remarks);
+    policy.finish(remarks);
+}
+
+fn restart_delay(job: &mut JobSpec, fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+    let mut delay = fields.object("restartDelay", remarks);
+    if let Some(first) = delay.duration("first", remarks) {
+        job.restart_delay.first = first;
+    }
+    if let Some(longest) = delay.duration("longest", remarks) {
+        job.restart_delay.longest = longest;
+    }
+    delay.finish(remarks);
+}
+
+fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+    let mut wanted = Resources::default();
+    let entries = scheduling.entries("minResources", remarks);
+    for (path, name, value) in &entries {
+        let amount = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let what = name.rsplit('/').next().unwrap_or(name);
+        if let Err(error) = wanted.set(what, &amount) {
+            remarks.problem(path.clone(), error.to_string());
+        }
+    }
+    if !entries.is_empty() {
+        let why = "a job waits until its members have a place, and is charged what they ask for; it is passed over";
+        remarks.warning(scheduling.at("minResources"), why);
+        job.min_resources = Some(wanted);
+    }
+}
+
+/// A number that changes when something of a document does that may not change once its job runs: only counts, the
+/// priority, and what says when it runs may (`volcano.md` §6). It is of the document, not of what this program
+/// makes of it, so that it stays the same in the next version.
+#[must_use]
+pub fn shape(document: &Value) -> u64 {
+    let mut spec = document.get("spec").cloned().unwrap_or_default();
+    let may_change = [
+        "minAvailable",
+        "priorityClassName",
+        "suspend",
+        "ttlSecondsAfterFinished",
+        "activeDeadlineSeconds",
+        "cleanPodPolicy",
+        "restartDelay",
+        "schedulingGates",
+    ];
+    let drop_from = |map: &mut Map<String, Value>| {
+        may_change.iter().for_each(|name| {
+            map.remove(*name);
+        })
+    };
+    if let Some(map) = spec.as_object_mut() {
+        drop_from(map);
+        if let Some(policy) = map.get_mut("runPolicy").and_then(Value::as_object_mut) {
+            drop_from(policy);
+            let scheduling = policy.get_mut("schedulingPolicy").and_then(Value::as_object_mut);
+            if let Some(scheduling) = scheduling {
+                for name in ["minAvailable", "priorityClass"] {
+                    scheduling.remove(name);
+                }
+                if scheduling.is_empty() {
+                    policy.remove("schedulingPolicy");
+                }
+            }
+        }
+        map.retain(|name, value| {
+            name != "runPolicy" || value.as_object().is_some_and(|m| !m.is_empty())
+        });
+        for (_, value) in map.iter_mut() {
+            for member in members_of(value) {
+                for name in ["replicas", "minAvailable"] {
+                    member.remove(name);
+                }
+            }
+        }
+    }
+    let kind = document.get("kind").and_then(Value::as_str).unwrap_or("Job");
+    let mut shape = format!("{kind} {spec}");
+    if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {
+        shape.push_str(queue);
+    }
+    crate::manifest::content_hash(shape.as_bytes())
+}
+
+/// Tasks in a list, or replica specs by type.
+fn members_of(value: &mut Value) -> Vec<&mut Map<String, Value>> {
+    let all: Vec<&mut Value> = match value {
+        Value::Array(list) => list.iter_mut().collect(),
+        Value::Object(map) => map.iter_mut().map(|(_, value)| value).collect(),
+        _ => Vec::new(),
+    };
+    let members = all.into_iter().filter_map(Value::as_object_mut);
+    members.filter(|member| member.contains_key("template")).collect()
+}
+
+#[cfg(test)]
+mod tests;

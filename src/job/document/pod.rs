@@ -1,0 +1,93 @@
+//! A pod by itself, Kubernetes' `Pod`: a job of one member. So it waits in a queue and has its PodGroup, as Volcano's
+//! controller makes one for it (`volcano.md` §3.4): with one member, what the pod requests, the queue that an
+//! annotation names, and the pod's own priority class.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::fields::{FieldIssues, FieldReader};
+use super::template::template;
+use super::{Defaults, base, priority_class};
+use crate::job::spec::{Framework, JobSpec, JobTask, Restart};
+
+/// The one task of such a job.
+const TASK: &str = "pod";
+
+/// Annotations that name the queue.
+pub(super) const QUEUE: [&str; 2] = ["scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"];
+
+/// Annotations that make a pod one of several in a group that somebody else wrote.
+const GROUP: [&str; 2] = ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"];
+
+/// The annotation that says how many make a group.
+const GROUP_SIZE: &str = "scheduling.volcano.sh/group-min-member";
+
+/// The queue that a pod's annotations name.
+pub(super) fn queue(document: &Value) -> Option<&str> {
+    QUEUE.iter().find_map(|name| annotation(document, name)?.as_str())
+}
+
+fn annotation<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
+    document.get("metadata")?.get("annotations")?.get(name)
+}
+
+pub(super) fn job(
+    document: &Value,
+    labels: &BTreeMap<String, String>,
+    spec: &mut FieldReader<'_>,
+    remarks: &mut FieldIssues,
+) -> JobSpec {
+    check_annotations(document, remarks);
+    let priority_class = priority_class(spec, "priorityClassName", remarks);
+    let active_deadline = spec.count("activeDeadlineSeconds", remarks);
+    let suspend = !spec.list("schedulingGates", remarks).is_empty();
+    let mut rest = document.get("spec").cloned().unwrap_or_default();
+    if let Some(fields) = rest.as_object_mut() {
+        for own in ["priorityClassName", "activeDeadlineSeconds", "schedulingGates"] {
+            fields.remove(own);
+        }
+    }
+    let (mut template, restart) = template(String::new(), Some(&json!({"spec": rest})), remarks);
+    template.labels.clone_from(labels);
+    let task = JobTask {
+        name: TASK.to_owned(),
+        replicas: 1,
+        min_available: None,
+        restart: restart.unwrap_or(Restart::Always),
+        max_retry: None,
+        depends_on: Vec::new(),
+        any_dependency: false,
+        policies: Vec::new(),
+        template,
+    };
+    let mut job = base(Framework::Pod, vec![task], Defaults::Volcano);
+    job.min_available = 1;
+    if let Some(queue) = queue(document) {
+        job.queue = queue.to_owned();
+    }
+    job.priority_class = priority_class;
+    job.active_deadline = active_deadline.map(|seconds| Duration::from_secs(seconds.into()));
+    job.suspend = suspend;
+    job
+}
+
+fn check_annotations(document: &Value, remarks: &mut FieldIssues) {
+    let field = |name: &str| format!("metadata.annotations.{name}");
+    for name in QUEUE {
+        if annotation(document, name).is_some_and(|queue| !queue.is_string()) {
+            remarks.problem(field(name), "it must be a text; put quotes around it");
+        }
+    }
+    let together = "pods that start together are members of one job: make them tasks of a Job";
+    for name in GROUP {
+        if annotation(document, name).is_some() {
+            remarks.problem(field(name), together);
+        }
+    }
+    let alone = |size: &Value| size.as_str().is_some_and(|size| size == "1");
+    if annotation(document, GROUP_SIZE).is_some_and(|size| !alone(size)) {
+        remarks.problem(field(GROUP_SIZE), together);
+    }
+}

@@ -1,0 +1,206 @@
+//! Volcano's `Job`, with the fields of Kubeflow's run policy besides.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::fields::{FieldIssues, FieldReader};
+use super::template::template;
+use super::{Defaults, base, priority_class, run_policy};
+use crate::command::CommandAction;
+use crate::job::spec::{
+    Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart,
+};
+
+const RESTARTS: [(&str, Restart); 4] = [
+    ("Always", Restart::Always),
+    ("OnFailure", Restart::OnFailure),
+    ("Never", Restart::Never),
+    ("ExitCode", Restart::ExitCode),
+];
+
+/// The default of a job's and of a task's `maxRetry` (`volcano.md` §1.1).
+pub const MAX_RETRY: u32 = 3;
+
+pub(super) fn job(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> JobSpec {
+    let tasks: Vec<JobTask> = spec
+        .list("tasks", remarks)
+        .into_iter()
+        .enumerate()
+        .map(|(n, (path, value))| task(n, path, value, remarks))
+        .collect();
+    let min_available = spec.count("minAvailable", remarks);
+    // Kubernetes leaves out zeros when it writes a record down.
+    let needed = tasks.iter().map(JobTask::needed).fold(0, u32::saturating_add);
+    let mut job = base(Framework::Volcano, tasks, Defaults::Volcano);
+    job.min_available = min_available.unwrap_or(needed);
+    job.min_success = spec.number("minSuccess", 1, remarks).and_then(|n| u32::try_from(n).ok());
+    job.max_retry = spec.count("maxRetry", remarks).unwrap_or(MAX_RETRY);
+    job.policies = policies(spec, remarks);
+    if let Some(queue) = spec.text("queue", remarks) {
+        job.queue = queue.to_owned();
+    }
+    job.priority_class = priority_class(spec, "priorityClassName", remarks);
+    plugins(&mut job, spec, remarks);
+    if let Some(ttl) = spec.count("ttlSecondsAfterFinished", remarks) {
+        job.ttl = Some(Duration::from_secs(ttl.into()));
+    }
+    run_policy(&mut job, spec, remarks);
+    spec.refuse(
+        &["volumes"],
+        "processes have no claims of volumes; put the data on the nodes",
+        remarks,
+    );
+    spec.refuse(
+        &["networkTopology"],
+        "places are chosen by labels and room; use nodeSelector to stay in one part of a network",
+        remarks,
+    );
+    spec.pass_over(&["schedulerName", "runningEstimate"], super::NOBODY_READS, remarks);
+    job
+}
+
+fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+    for (path, name, value) in spec.entries("plugins", remarks) {
+        let Some((_, plugin)) = Plugin::ALL.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<&str> = Plugin::ALL.iter().map(|(name, _)| *name).collect();
+            let why = format!("unable to find job plugin {name:?}; there are {}", known.join(", "));
+            remarks.problem(path, why);
+            continue;
+        };
+        job.plugins.insert(*plugin, arguments(path, *plugin, value, remarks));
+    }
+}
+
+/// The arguments of a plugin that are honoured, and those that mean nothing to processes.
+fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'static str]) {
+    match plugin {
+        Plugin::Env => (&[], &[]),
+        Plugin::Svc => {
+            (&["inject-hosts-env"], &["publish-not-ready-addresses", "disable-network-policy"])
+        }
+        Plugin::PyTorch => (
+            &["master", "worker", "port"],
+            &["wait-master-enabled", "wait-master-timeout", "wait-master-image"],
+        ),
+        Plugin::TensorFlow => (&["ps", "worker", "chief", "evaluator", "port"], &[]),
+        Plugin::Mpi => (&["master", "worker"], &["port"]),
+    }
+}
+
+fn arguments(
+    path: String,
+    plugin: Plugin,
+    value: &Value,
+    remarks: &mut FieldIssues,
+) -> Vec<String> {
+    let (honoured, idle) = known_arguments(plugin);
+    let listed = match value {
+        Value::Null => &[][..],
+        Value::Array(listed) => listed,
+        _ => {
+            remarks.problem(path, "it must be a list of arguments, as in [--port=2222]");
+            return Vec::new();
+        }
+    };
+    let mut arguments = Vec::new();
+    for (n, value) in listed.iter().enumerate() {
+        let here = format!("{path}[{n}]");
+        let Some(text) = value.as_str() else {
+            remarks.problem(here, "it must be a text; put quotes around it");
+            continue;
+        };
+        let (name, given) = match text.trim_start_matches('-').split_once('=') {
+            Some((name, given)) => (name, Some(given)),
+            None => (text.trim_start_matches('-'), None),
+        };
+        match given {
+            _ if idle.contains(&name) => remarks.warning(here, super::NOBODY_READS),
+            _ if !honoured.contains(&name) => {
+                let known: Vec<&str> = honoured.iter().chain(idle).copied().collect();
+                let why = format!("there is no argument {name:?}; there are: {}", known.join(", "));
+                remarks.problem(here, why);
+            }
+            None | Some("") => remarks.problem(here, format!("write it as --{name}=VALUE")),
+            Some(port) if name == "port" && !port.parse::<u16>().is_ok_and(|port| port > 0) => {
+                remarks.problem(here, format!("{port:?} is no port: write a number up to 65535"));
+            }
+            Some(_) => arguments.push(text.to_owned()),
+        }
+    }
+    arguments
+}
+
+fn task(n: usize, path: String, value: &Value, remarks: &mut FieldIssues) -> JobTask {
+    let mut fields = FieldReader::of(path, value, remarks);
+    let name = fields.text("name", remarks).map_or_else(|| format!("default{n}"), str::to_owned);
+    let replicas = super::replicas(&mut fields, remarks).unwrap_or(0);
+    let min_available = fields.count("minAvailable", remarks);
+    let policies = policies(&mut fields, remarks);
+    let max_retry = match fields.number("maxRetry", -1, remarks) {
+        Some(-1) => None,
+        None | Some(0) => Some(MAX_RETRY),
+        Some(n) => u32::try_from(n).ok(),
+    };
+    let mut depends_on = fields.object("dependsOn", remarks);
+    let names = depends_on.texts("name", remarks);
+    let any = depends_on.word("iteration", &[("any", true), ("all", false)], remarks);
+    depends_on.finish(remarks);
+    let own_restart = fields.word("restartPolicy", &RESTARTS, remarks);
+    let (template, restart) = template(fields.at("template"), fields.take("template"), remarks);
+    if fields.text("topologyPolicy", remarks).is_some_and(|policy| policy != "none") {
+        let why = "nodes do not tell their NUMA cells; leave it out or write none";
+        remarks.problem(fields.at("topologyPolicy"), why);
+    }
+    fields.refuse(&["partitionPolicy"], "tasks are not divided; make several tasks", remarks);
+    fields.finish(remarks);
+    JobTask {
+        name,
+        replicas,
+        min_available,
+        restart: own_restart.or(restart).unwrap_or(Restart::Always),
+        max_retry,
+        depends_on: names,
+        any_dependency: any.unwrap_or(false),
+        policies,
+        template,
+    }
+}
+
+/// Policies as they stand; [`crate::job::validate`] judges them together.
+fn policies(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Vec<LifecyclePolicy> {
+    let listed = fields.list("policies", remarks);
+    listed.into_iter().filter_map(|(path, value)| policy(path, value, remarks)).collect()
+}
+
+fn policy(path: String, value: &Value, remarks: &mut FieldIssues) -> Option<LifecyclePolicy> {
+    let mut fields = FieldReader::of(path, value, remarks);
+    let words = CommandAction::OF_JOBS.map(|action| (action.as_str(), action));
+    let before = remarks.problems.len();
+    let action = fields.word("action", &words, remarks);
+    if action.is_none() && remarks.problems.len() == before {
+        remarks.problem(fields.at("action"), "a policy needs an action");
+    }
+    let mut events: std::collections::BTreeSet<PolicyEvent> =
+        fields.word("event", &PolicyEvent::ALL, remarks).into_iter().collect();
+    for (path, value) in fields.list("events", remarks) {
+        let name = value.as_str().unwrap_or_default();
+        match PolicyEvent::ALL.iter().find(|(known, _)| *known == name) {
+            Some((_, event)) => drop(events.insert(*event)),
+            None => {
+                let known: Vec<&str> = PolicyEvent::ALL.iter().map(|(name, _)| *name).collect();
+                let why = format!("{value} is not known; write one of {}", known.join(", "));
+                remarks.problem(path, why);
+            }
+        }
+    }
+    let exit_code = fields.number("exitCode", i64::from(i32::MIN), remarks);
+    let timeout = fields.duration("timeout", remarks);
+    fields.finish(remarks);
+    Some(LifecyclePolicy {
+        action: action?,
+        events,
+        exit_code: exit_code.and_then(|code| i32::try_from(code).ok()),
+        timeout,
+    })
+}

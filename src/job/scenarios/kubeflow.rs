@@ -1,0 +1,260 @@
+//! What was measured of Kubeflow's engine (`kubeflow_common.md` §1), with its defects mended.
+
+use super::*;
+use JobPhase as P;
+
+#[test]
+fn suspend_is_declared_and_takes_everything_back() {
+    let mut life = tf(&[("Worker", 2, "Never")], json!({"runPolicy": {"suspend": true}}));
+    assert_eq!(life.settle(), P::Aborted);
+    assert!(life.made.is_empty() && life.status.start_time.is_none());
+    let shown = |life: &Scenario| {
+        let one = |c: &crate::job::status::JobCondition| (c.kind, c.status);
+        life.status.conditions.iter().map(one).collect::<Vec<_>>()
+    };
+    use JobConditionType as C;
+    assert_eq!(shown(&life), [(C::Created, true), (C::Suspended, true)]);
+    life.document["spec"]["runPolicy"]["suspend"] = json!(false);
+    assert_eq!(life.run(), P::Running);
+    let first_start = life.status.start_time;
+    assert_eq!(shown(&life), [(C::Created, true), (C::Suspended, false), (C::Running, true)]);
+    life.end("Worker", 1, 0);
+    life.document["spec"]["runPolicy"]["suspend"] = json!(true);
+    assert_eq!(life.wait(5), P::Aborted);
+    assert!(life.pods.is_empty(), "whatever cleanPodPolicy says");
+    assert_eq!((life.status.start_time, life.status.members.running), (first_start, 0));
+    assert_eq!(life.command(CommandAction::ResumeJob, None, None), P::Aborted, "the record counts");
+    life.document["spec"]["runPolicy"]["suspend"] = json!(false);
+    life.wait(5);
+    assert_eq!(life.run(), P::Running);
+    assert!(life.status.start_time > first_start, "its time begins anew");
+}
+
+/// They would find an empty `MASTER_ADDR`.
+#[test]
+fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
+    let member = |n: u32| {
+        json!({"replicas": n, "template": {"spec": {"containers": [
+            {"name": "pytorch", "command": ["t"]}]}}})
+    };
+    let mut life = Scenario::new(json!({"kind": "PyTorchJob", "spec": {
+        "runPolicy": {"schedulingPolicy": {"minAvailable": 1}},
+        "pytorchReplicaSpecs": {"Master": member(1), "Worker": member(2)}}}));
+    life.homeless = Some(Slot::new("Master", 0));
+    life.settle();
+    assert!(life.made.is_empty());
+    life.homeless = Some(Slot::new("Worker", 1));
+    life.settle();
+    assert_eq!(life.slots(), ["master-0", "worker-0"]);
+    life.run();
+    life.end("Master", 0, 0);
+    assert_eq!(life.status.state.phase, P::Completed);
+}
+
+/// `kubeflow_common.md` §1.5, by what the pods were when the job ended.
+#[test]
+fn the_table_of_clean_pod_policies() {
+    for (clean, left) in [
+        (json!({"cleanPodPolicy": "None"}), vec!["chief-0", "worker-0", "worker-1"]),
+        (json!({}), vec!["chief-0", "worker-0", "worker-1"]),
+        (json!({"cleanPodPolicy": "Running"}), vec!["chief-0", "worker-0"]),
+        (json!({"cleanPodPolicy": "All"}), vec![]),
+    ] {
+        let run_policy = json!({"runPolicy": clean});
+        let mut life = tf(&[("Chief", 1, "Never"), ("Worker", 2, "Never")], run_policy);
+        life.run();
+        life.end("Worker", 0, 0);
+        assert_eq!(life.end("Chief", 0, 0), P::Completed);
+        assert_eq!(life.slots(), left, "{clean}");
+        let running = u32::from(left.len() == 3);
+        assert_eq!(life.status.replica_statuses["Worker"].active, running, "D16");
+        assert_eq!(life.group.exists, running > 0, "what runs keeps its place");
+    }
+}
+
+#[test]
+fn members_of_kubeflows_jobs_are_started_again_as_their_policy_says() {
+    for (restart, code, then) in [
+        ("OnFailure", 1, P::Running),
+        ("Always", 1, P::Running),
+        ("Never", 1, P::Failed),
+        ("ExitCode", 1, P::Failed),
+        ("ExitCode", 137, P::Running),
+    ] {
+        let mut life = tf(&[("Worker", 2, restart)], json!({}));
+        life.run();
+        life.end("Worker", 1, code);
+        life.wait(10);
+        assert_eq!(life.run(), then, "{restart} {code}");
+        let made = if then == P::Running { 3 } else { 2 };
+        assert_eq!(life.made.len(), made, "{restart} {code}: and the other one is left alone");
+    }
+}
+
+/// D6, D7: what is counted stands in the record, whatever becomes of the pods.
+#[test]
+fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
+    let mut life = tf(&[("Worker", 2, "ExitCode")], json!({"runPolicy": {"backoffLimit": 3}}));
+    for _ in 0..2 {
+        life.run();
+        life.end("Worker", 0, 137);
+        life.wait(600);
+    }
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(life.end("Worker", 0, 137), P::Failed);
+    assert_eq!(life.status.state.reason, "BackoffLimitExceeded");
+    assert_eq!(life.slots(), ["worker-0"], "what runs is stopped, what failed stays");
+
+    let mut lost = tf(&[("Worker", 1, "ExitCode")], json!({"runPolicy": {"backoffLimit": 0}}));
+    lost.run();
+    let pod = lost.pod("Worker", 0);
+    (pod.phase, pod.exit_code) = (PodPhase::Failed, None);
+    lost.settle();
+    lost.wait(600);
+    assert_eq!(lost.run(), P::Running, "no fault of its own");
+}
+
+/// `kubeflow_common.md` §1.7
+#[test]
+fn the_table_of_backoff_limits() {
+    use crate::job::members::{past_backoff_limit, restarts_in_place};
+    for (limit, restarts, past) in
+        [(3, 3, true), (3, 2, false), (0, 0, false), (0, 1, true), (1, 0, false), (1, 1, true)]
+    {
+        assert_eq!(past_backoff_limit(limit, restarts), past, "{limit} {restarts}");
+    }
+    for (restart, phase, counted) in [
+        ("OnFailure", PodPhase::Running, 3),
+        ("Always", PodPhase::Running, 3),
+        ("ExitCode", PodPhase::Running, 3),
+        ("Never", PodPhase::Running, 0),
+        ("OnFailure", PodPhase::Pending, 0),
+        ("OnFailure", PodPhase::Failed, 0),
+        ("OnFailure", PodPhase::Succeeded, 0),
+        ("OnFailure", PodPhase::Unknown, 0),
+    ] {
+        let job = tf(&[("Worker", 1, restart)], json!({})).job();
+        let mut one = pod(Slot::new("Worker", 0), "n1".parse().unwrap(), 0, 0);
+        (one.phase, one.restarts) = (phase, 3);
+        let members = BTreeMap::from([(one.slot.clone(), &one)]);
+        assert_eq!(restarts_in_place(&job, &members), counted, "{restart} {phase:?}");
+    }
+    let mut life = tf(
+        &[("PS", 1, "Always"), ("Worker", 1, "Never")],
+        json!({"runPolicy": {"backoffLimit": 3}}),
+    );
+    life.run();
+    life.pod("Worker", 0).restarts = 9;
+    life.pod("PS", 0).restarts = 2;
+    assert_eq!(life.settle(), P::Running);
+    life.pod("PS", 0).restarts = 3;
+    assert_eq!(life.settle(), P::Failed);
+}
+
+/// `kubeflow_common.md` §1.8 and §1.6; what is negative there cannot be written here.
+#[test]
+fn the_tables_of_deadlines_and_times_to_live() {
+    use crate::job::triggers::past_deadline;
+    let now = Timestamp::from_second(1_000).unwrap();
+    for (limit, start, past) in
+        [(0, 1_000, true), (2, 1_000, false), (10, 990, true), (11, 990, false), (0, 1_010, false)]
+    {
+        let start = Timestamp::from_second(start).unwrap();
+        assert_eq!(past_deadline(start, Duration::from_secs(limit), now), past, "{limit} {start}");
+    }
+    let mut life = volcano(&[task("a", 1)], json!({"activeDeadlineSeconds": 100}));
+    life.admitted = false;
+    assert_eq!(life.wait(1000), P::Pending, "it does not run yet");
+    life.admitted = true;
+    life.run();
+    assert_eq!(life.wait(99), P::Running);
+    assert_eq!(life.wait(1), P::Failed);
+    assert_eq!(life.status.state.reason, "DeadlineExceeded");
+
+    let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 3}));
+    life.run();
+    assert_eq!(life.wait(1_000), P::Running);
+    assert!(!life.finished, "it has not ended");
+    assert_eq!(life.end("a", 0, 0), P::Completed);
+    life.wait(2);
+    assert!(!life.finished);
+    life.wait(1);
+    assert!(life.finished && life.pods.is_empty());
+
+    let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 3}));
+    life.run();
+    life.command(CommandAction::AbortJob, None, None);
+    life.wait(3);
+    assert!(life.finished, "an aborted job goes, too");
+
+    let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 3, "suspend": true}));
+    life.settle();
+    life.wait(1_000);
+    assert!(!life.finished, "a suspended one does not");
+}
+
+/// `kubeflow_common.md` §4.2: what becomes of pods that nobody made for the job.
+#[test]
+fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_them() {
+    let free = |index: u32, node: &str, is_intended: bool| FreePod {
+        slot: Slot::new("Worker", index),
+        node: node.parse().unwrap(),
+        is_intended,
+    };
+    let mut life = tf(&[("Worker", 3, "Never")], json!({}));
+    life.free = vec![free(1, "n7", true), free(2, "n8", false), free(9, "n9", true)];
+    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.slots(), ["worker-0", "worker-1", "worker-2"]);
+    assert_eq!(life.pod("Worker", 1).node.as_str(), "n7");
+    let made: Vec<u32> = life.made.iter().map(|(slot, ..)| slot.index).collect();
+    assert_eq!(made, [0, 2], "what is adopted is not made, what is on its way out is");
+    assert_eq!(life.run(), P::Running);
+    life.pods.retain(|pod| pod.slot.index != 1);
+    life.settle();
+    assert_eq!(life.made.last().unwrap().0.index, 1, "it is missed as if it had been made");
+
+    let mut life = tf(&[("Worker", 1, "Never")], json!({}));
+    life.run();
+    life.free = vec![free(0, "n7", true)];
+    life.settle();
+    assert_eq!(life.slots(), ["worker-0"], "D2: of two the one that has come furthest stays");
+    assert_eq!(life.pod("Worker", 0).node.as_str(), "n1");
+
+    let mut life = tf(&[("Worker", 1, "Never")], json!({}));
+    life.run();
+    life.free = vec![free(0, "n7", true)];
+    life.document["metadata"] = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    life.settle();
+    assert!(life.finished && life.free.len() == 1, "a job that goes adopts nobody");
+}
+
+/// `kubeflow_common.md` §1.3, as D1 to D3 require it: made is what is missing in the range, removed is everything else.
+#[test]
+fn the_table_of_slots() {
+    for (existing, replicas, made, removed) in [
+        (&[][..], 0, &[][..], &[][..]),
+        (&[0], 0, &[], &[0]),
+        (&[], 1, &[0], &[]),
+        (&[0, 1, 2], 4, &[3], &[]),
+        (&[0, 1, 2], 1, &[], &[1, 2]),
+        (&[0, 4], 3, &[1, 2], &[4]),
+        (&[0, 0, 1], 3, &[2], &[0]),
+    ] {
+        let mut life = volcano(&[task("a", replicas)], json!({"minAvailable": 0}));
+        life.settle();
+        life.pods.clear();
+        life.made.clear();
+        life.status.memory("a").started = Default::default();
+        life.status.memory("a").attempts.clear();
+        for (n, index) in (0u64..).zip(existing) {
+            let mut one = pod(Slot::new("a", *index), format!("n{n}").parse().unwrap(), 0, 0);
+            one.label_index = Index(n + 1);
+            life.pods.push(one);
+        }
+        life.look();
+        let indexes = |slots: Vec<&Slot>| slots.iter().map(|slot| slot.index).collect::<Vec<_>>();
+        let new = indexes(life.made.iter().map(|(slot, ..)| slot).collect());
+        let out = indexes(life.leaving.iter().map(|pod| &pod.slot).collect());
+        assert_eq!((&new[..], &out[..]), (made, removed), "{existing:?} of {replicas}");
+    }
+}

@@ -1,0 +1,360 @@
+//! What is asked of a job now: by a command, its record, its limits, something put off, or something that happened. Pure.
+
+use std::collections::BTreeMap;
+
+use super::machine::JobRequest;
+use super::members::{MemberPod, past_backoff_limit, restarts_in_place};
+use super::operator::{AfterFailure, after_failure};
+use super::policies::{JobEvent, PolicyDecision, answer};
+use super::spec::{JobSpec, JobUid, PolicyEvent, Slot};
+use super::status::{Delayed, JobReason, JobStatus, PodPhase};
+use crate::command::{CommandAction, Pending, Target};
+use crate::time::Timestamp;
+
+/// What is asked, why, and of which members.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trigger {
+    /// What.
+    pub ask: JobRequest,
+    /// Why, as a fixed token.
+    pub reason: JobReason,
+    /// Why, for people.
+    pub message: String,
+    /// The members that it is about; empty for the whole job.
+    pub targets: Vec<Slot>,
+    /// Whether a person asks: then it is neither counted nor delayed.
+    pub by_person: bool,
+    /// Whether it is a member's own restart, which counts towards `backoffLimit` and not towards `maxRetry`.
+    pub by_member: bool,
+    /// The command that is consumed with it.
+    pub command: Option<Pending>,
+}
+
+impl Trigger {
+    fn new(ask: JobRequest, reason: JobReason, message: impl Into<String>) -> Trigger {
+        let (targets, message) = (Vec::new(), message.into());
+        Trigger { ask, reason, message, targets, by_person: false, by_member: false, command: None }
+    }
+
+    /// Whether a person asks something of the whole job: what was put off is done with (`volcano.md` §2.2).
+    #[must_use]
+    pub fn is_of_the_whole(&self) -> bool {
+        match self.ask {
+            JobRequest::Suspend => true,
+            JobRequest::Do(CommandAction::RestartTask | CommandAction::RestartPod) => false,
+            JobRequest::Do(_) => self.by_person,
+            JobRequest::Sync | JobRequest::Fail => false,
+        }
+    }
+}
+
+/// What there is to go by.
+pub struct TriggerInput<'a> {
+    /// The job.
+    pub job: &'a JobSpec,
+    /// Which of its name.
+    pub uid: JobUid,
+    /// Its members' pods.
+    pub members: &'a BTreeMap<Slot, &'a MemberPod>,
+    /// Members whose pods were lost since the last look.
+    pub lost: &'a [Slot],
+    /// Commands that were not carried out.
+    pub commands: &'a [Pending],
+    /// Whether the group lost members and has no place for them.
+    pub group_unknown: bool,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Finds what is asked. What was reacted to is noted in `status`, so that it is reacted to once.
+pub fn cause(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
+    if let Some(command) = seen.commands.first() {
+        return by_command(seen, command);
+    }
+    let phase = status.state.phase;
+    if phase.is_final() {
+        return sync();
+    }
+    if seen.job.suspend {
+        let stopped =
+            matches!(phase, super::machine::JobPhase::Aborting | super::machine::JobPhase::Aborted);
+        let reason = JobReason::Suspended;
+        let ask = if stopped { JobRequest::Sync } else { JobRequest::Suspend };
+        return Trigger::new(ask, reason, "its record says so");
+    }
+    if status.suspended {
+        let mut resumed = Trigger::new(
+            JobRequest::Do(CommandAction::ResumeJob),
+            JobReason::CommandIssued,
+            "no longer suspended",
+        );
+        resumed.by_person = true;
+        return resumed;
+    }
+    forget_what_mended(seen, status);
+    if let Some(limit) = limits(seen, status) {
+        return limit;
+    }
+    if is_stopping(status) {
+        return sync();
+    }
+    if let Some(due) = status.delayed.iter().position(|delayed| delayed.due <= seen.now) {
+        let delayed = status.delayed.remove(due);
+        let message = format!("{} after {}", delayed.action, delayed.event);
+        let mut cause =
+            Trigger::new(JobRequest::Do(delayed.action), JobReason::PolicyAction, message);
+        cause.targets = targets(seen.job, delayed.action, delayed.slot.as_ref());
+        return cause;
+    }
+    if !phase.starts_members() {
+        return sync();
+    }
+    happenings(seen, status).unwrap_or_else(|| own_restarts(seen, status))
+}
+
+fn sync() -> Trigger {
+    Trigger::new(JobRequest::Sync, JobReason::Starting, "")
+}
+
+fn by_command(seen: &TriggerInput<'_>, pending: &Pending) -> Trigger {
+    let command = &pending.command;
+    let by = match (&*command.issued_by, &*command.reason) {
+        ("", "") => command.action.to_string(),
+        (by, "") => format!("{} by {by}", command.action),
+        (by, why) => format!("{} by {by}: {why}", command.action),
+    };
+    let mut cause = Trigger::new(JobRequest::Do(command.action), JobReason::CommandIssued, by);
+    cause.by_person = true;
+    cause.command = Some(pending.clone());
+    let Target::Job { uid, task, index, .. } = &command.target else { return cause };
+    // One that was given before the job was there was meant for another, or for nobody.
+    let of_another = uid.is_some_and(|uid| JobUid(uid) != seen.uid) || pending.index < seen.uid.0;
+    cause.targets = match (task, index) {
+        (Some(task), Some(index)) => vec![Slot::new(task, *index)],
+        (Some(task), None) => slots_of(seen.job, task),
+        (None, _) => Vec::new(),
+    };
+    let nobody = matches!(command.action, CommandAction::RestartTask | CommandAction::RestartPod)
+        && !cause.targets.iter().any(|slot| exists(seen.job, slot));
+    let no_action_of_jobs = !CommandAction::OF_JOBS.contains(&command.action);
+    if of_another || nobody || no_action_of_jobs {
+        // Nothing, and no error (F-J23); it is consumed all the same.
+        cause.ask = JobRequest::Sync;
+    }
+    cause
+}
+
+fn exists(job: &JobSpec, slot: &Slot) -> bool {
+    job.task(&slot.task).is_some_and(|task| slot.index < task.replicas)
+}
+
+fn slots_of(job: &JobSpec, task: &str) -> Vec<Slot> {
+    let replicas = job.task(task).map_or(0, |task| task.replicas);
+    (0..replicas).map(|index| Slot::new(task, index)).collect()
+}
+
+fn targets(job: &JobSpec, action: CommandAction, slot: Option<&Slot>) -> Vec<Slot> {
+    match (action, slot) {
+        (CommandAction::RestartTask, Some(slot)) => slots_of(job, &slot.task),
+        (CommandAction::RestartPod, Some(slot)) => vec![slot.clone()],
+        _ => Vec::new(),
+    }
+}
+
+/// Drops what was put off about members that are well again, and about older attempts (`volcano.md` §2.2).
+fn forget_what_mended(seen: &TriggerInput<'_>, status: &mut JobStatus) {
+    let version = status.version;
+    status.delayed.retain(|delayed| {
+        let pod = delayed.slot.as_ref().and_then(|slot| seen.members.get(slot));
+        let mended = match (delayed.event, pod) {
+            (PolicyEvent::PodPending, pod) => pod.is_none_or(|pod| pod.phase != PodPhase::Pending),
+            (PolicyEvent::PodFailed | PolicyEvent::PodEvicted, Some(pod)) => {
+                pod.phase == PodPhase::Running
+            }
+            (PolicyEvent::Unknown, _) => !seen.group_unknown,
+            _ => false,
+        };
+        delayed.version == version && !mended
+    });
+    if !seen.group_unknown {
+        status.group_unknown = false;
+    }
+}
+
+/// The deadline, and Kubeflow's limit of restarts.
+fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
+    if let (Some(limit), Some(start)) = (seen.job.active_deadline, status.start_time)
+        && past_deadline(start, limit, seen.now)
+        && !is_stopping(status)
+    {
+        let message = format!("it ran longer than {} s", limit.as_secs());
+        return Some(Trigger::new(JobRequest::Fail, JobReason::DeadlineExceeded, message));
+    }
+    let limit = seen.job.backoff_limit?;
+    let restarts = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
+    (status.state.phase.starts_members() && past_backoff_limit(limit, restarts)).then(|| {
+        let message = format!("members were restarted {restarts} times, {limit} is the limit");
+        Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message)
+    })
+}
+
+fn is_stopping(status: &JobStatus) -> bool {
+    use super::machine::JobPhase as P;
+    matches!(status.state.phase, P::Aborting | P::Aborted | P::Completing | P::Terminating)
+}
+
+/// Whether a job that began at `start` has run too long (`kubeflow_common.md` §1.8).
+#[must_use]
+pub fn past_deadline(start: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
+    now >= start.checked_add(limit).unwrap_or(Timestamp::MAX)
+}
+
+fn failures(status: &JobStatus) -> u32 {
+    status.tasks.values().map(|memory| memory.failures).fold(0, u32::saturating_add)
+}
+
+/// What happened since the last look, and what policies say about it. The first that something is to be done about now
+/// is returned; the others are looked at again after it.
+fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger> {
+    for (slot, happening) in found(seen, status) {
+        let event = happening.event?;
+        let said = answer(seen.job, &happening);
+        if said != PolicyDecision::Sync || event != PolicyEvent::PodPending {
+            note(status, slot.as_ref(), happening.task.as_deref(), event);
+        }
+        let any = happening.task.as_ref().map(|task| Slot::new(task, 0));
+        match said {
+            PolicyDecision::Sync => {}
+            PolicyDecision::Now(action) => {
+                let subject = match (&slot, &happening.task) {
+                    (Some(slot), _) => slot.to_string(),
+                    (None, Some(task)) => task.clone(),
+                    (None, None) => "the group".to_owned(),
+                };
+                let code = happening.exit_code.map(|code| format!(" with exit code {code}"));
+                let message = format!("{action}: {event} of {subject}{}", code.unwrap_or_default());
+                let mut cause =
+                    Trigger::new(JobRequest::Do(action), JobReason::PolicyAction, message);
+                cause.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
+                return Some(cause);
+            }
+            PolicyDecision::Later(action, pause) => {
+                put_off(seen, status, action, event, slot.or(any), pause);
+            }
+        }
+    }
+    None
+}
+
+fn put_off(
+    seen: &TriggerInput<'_>,
+    status: &mut JobStatus,
+    action: CommandAction,
+    event: PolicyEvent,
+    slot: Option<Slot>,
+    pause: std::time::Duration,
+) {
+    // A second one of the same keeps the first one's time.
+    if status.delayed.iter().any(|other| other.slot == slot && other.action == action) {
+        return;
+    }
+    let due = seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
+    let version = status.version;
+    status.delayed.push(Delayed { action, event, due, slot, version });
+}
+
+/// Everything that happened and was not reacted to, in a fixed order.
+fn found(seen: &TriggerInput<'_>, status: &JobStatus) -> Vec<(Option<Slot>, JobEvent)> {
+    let mut all = Vec::new();
+    let happening = |event, task: &str, exit_code| JobEvent {
+        event: Some(event),
+        exit_code,
+        task: Some(task.to_owned()),
+    };
+    let memory = |task: &str| status.tasks.get(task);
+    for task in &seen.job.tasks {
+        let name = task.name.as_str();
+        let pods = || seen.members.iter().filter(|(slot, _)| slot.task == name);
+        let done = pods().filter(|(_, pod)| pod.phase == PodPhase::Succeeded).count();
+        let all_done = task.replicas > 0 && u32::try_from(done).is_ok_and(|n| n == task.replicas);
+        if all_done && !memory(name).is_some_and(|memory| memory.completed) {
+            all.push((None, happening(PolicyEvent::TaskCompleted, name, None)));
+        }
+        for (slot, pod) in pods().filter(|(_, pod)| pod.phase == PodPhase::Failed) {
+            if !memory(name).is_some_and(|memory| memory.handled.contains(slot.index)) {
+                all.push((
+                    Some(slot.clone()),
+                    happening(PolicyEvent::PodFailed, name, pod.exit_code),
+                ));
+            }
+        }
+        for slot in seen.lost.iter().filter(|slot| slot.task == name) {
+            all.push((Some(slot.clone()), happening(PolicyEvent::PodEvicted, name, None)));
+        }
+        let live = pods().filter(|(_, pod)| !pod.phase.has_ended());
+        let restarts = live.map(|(_, pod)| pod.restarts).fold(0, u32::saturating_add);
+        if task.max_retry.is_some_and(|limit| restarts >= limit) {
+            all.push((None, happening(PolicyEvent::TaskFailed, name, None)));
+        }
+        for (slot, _) in pods().filter(|(_, pod)| pod.phase == PodPhase::Pending) {
+            all.push((Some(slot.clone()), happening(PolicyEvent::PodPending, name, None)));
+        }
+    }
+    if seen.group_unknown && !status.group_unknown {
+        // It is of the present attempt, however many there were before.
+        let happening = JobEvent { event: Some(PolicyEvent::Unknown), ..JobEvent::default() };
+        all.push((None, happening));
+    }
+    all
+}
+
+fn note(status: &mut JobStatus, slot: Option<&Slot>, task: Option<&str>, event: PolicyEvent) {
+    match (event, slot, task) {
+        (PolicyEvent::PodFailed, Some(slot), _) => {
+            status.memory(&slot.task).handled.insert(slot.index);
+        }
+        (PolicyEvent::TaskCompleted, _, Some(task)) => status.memory(task).completed = true,
+        (PolicyEvent::Unknown, ..) => status.group_unknown = true,
+        _ => {}
+    }
+}
+
+/// Members that failed and whose own policy starts them again, all in one go; or the failure of the job.
+fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
+    let mut again = Vec::new();
+    for (slot, pod) in seen.members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed) {
+        let Some(task) = seen.job.task(&slot.task) else { continue };
+        match after_failure(seen.job.framework, task.restart, pod.exit_code) {
+            AfterFailure::Stay => {}
+            AfterFailure::FailJob => {
+                let code = pod.exit_code.unwrap_or_default();
+                let message =
+                    format!("{slot} ended with exit code {code}, which is not tried again");
+                return Trigger::new(JobRequest::Fail, JobReason::MemberFailed, message);
+            }
+            AfterFailure::Restart { counts } => {
+                if counts {
+                    status.memory(&slot.task).failures += 1;
+                }
+                again.push(slot.clone());
+            }
+        }
+    }
+    let restarts = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
+    if let Some(limit) = seen.job.backoff_limit
+        && !again.is_empty()
+        && past_backoff_limit(limit, restarts)
+    {
+        let message = format!("members were restarted {restarts} times, {limit} is the limit");
+        return Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message);
+    }
+    if again.is_empty() {
+        return sync();
+    }
+    let message = format!("{} members failed and are started again", again.len());
+    let mut cause =
+        Trigger::new(JobRequest::Do(CommandAction::RestartPod), JobReason::MemberFailed, message);
+    cause.targets = again;
+    cause.by_member = true;
+    cause
+}

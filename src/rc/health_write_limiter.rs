@@ -1,0 +1,54 @@
+//! How seldom a change of health alone is written: a few at once, then one every two seconds. Pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// In the long run, changes of health alone are written at most this often, so that a flapping pod costs few writes.
+pub const HEALTH_EVERY: Duration = Duration::from_secs(2);
+/// So many are written without a pause: an exit and the start that follows must not hold the next exit up.
+const AT_ONCE: u32 = 8;
+
+/// The writes of one record.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HealthWriteLimiter {
+    /// When all that were made are paid for.
+    paid_at: Option<Instant>,
+}
+
+impl HealthWriteLimiter {
+    /// Asks for a write at `now`.
+    ///
+    /// # Errors
+    /// How long to wait for it.
+    pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let paid_at = self.paid_at.map_or(now, |at| at.max(now));
+        let debt = paid_at.duration_since(now);
+        match debt.checked_sub(HEALTH_EVERY * (AT_ONCE - 1)) {
+            Some(wait) if !wait.is_zero() => Err(wait),
+            _ => {
+                self.paid_at = Some(paid_at + HEALTH_EVERY);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_at_once_and_few_in_an_hour() {
+        let start = Instant::now();
+        let mut writes = HealthWriteLimiter::default();
+        let at_once = (0..100).filter(|_| writes.take(start).is_ok()).count();
+        assert_eq!(at_once, AT_ONCE as usize);
+        assert_eq!(writes.take(start), Err(HEALTH_EVERY));
+        assert_eq!(writes.take(start + HEALTH_EVERY), Ok(()));
+        let later = start + Duration::from_secs(3_600);
+        let tenths = (0..36_000u32).map(|n| later + Duration::from_millis(100) * n);
+        let written = tenths.filter(|now| writes.take(*now).is_ok()).count();
+        assert!((1_800..=1_810).contains(&written), "{written}");
+    }
+}

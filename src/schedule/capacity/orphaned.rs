@@ -1,0 +1,64 @@
+//! Promises that no pod has any more.
+//!
+//! What a controller's pod was promised is taken back in the transaction that removes the pod, so nothing leaks by
+//! itself. A promise is left behind when pods are removed past us: by hand, or by a farm of square/p2, which knows of no
+//! promises. The proof is the pod's label: a promise of `rc/<uuid>` stands for the pod whose label names that controller,
+//! and only for it. A promise of another kind of record is that kind's business.
+
+use super::ledger::{Booking, Ledger, NodeCapacities};
+use super::node_capacity::NodeCapacity;
+use super::record::AllocationOwner;
+use crate::ids::{NodeName, PodId, RcId};
+use crate::store::{Index, Op, key};
+
+/// A promise without its pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OrphanedAllocation {
+    /// Where.
+    pub node: NodeName,
+    /// Under which pod's id.
+    pub pod: PodId,
+    /// Whose pod that was.
+    pub owner: RcId,
+    /// ModifyIndex of the labels that stand there and name somebody else; 0: there are none.
+    pub label: Index,
+}
+
+/// Finds promises without their pods. `label` gives the index of the labels at a place and the controller that they
+/// name; it must have been read no earlier than the promises.
+pub fn orphaned_allocations<'a>(
+    rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
+    label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,
+) -> Vec<OrphanedAllocation> {
+    let mut leaks = Vec::new();
+    for (node, room) in rooms {
+        for (pod, allocation) in &room.promised.pods {
+            let AllocationOwner::Rc(owner) = allocation.owner else { continue };
+            let found = label(node, pod);
+            if found.and_then(|(_, rc)| rc) == Some(owner) {
+                continue;
+            }
+            let label = found.map_or(Index::ZERO, |(index, _)| index);
+            leaks.push(OrphanedAllocation { node: node.clone(), pod: pod.clone(), owner, label });
+        }
+    }
+    leaks
+}
+
+/// What frees them, in one transaction in which the store itself checks that their pods are gone: the guards, and one
+/// booking per node.
+#[must_use]
+pub fn freeing(rooms: &NodeCapacities, leaks: &[OrphanedAllocation]) -> (Vec<Op>, Vec<Booking>) {
+    let mut books = Ledger::on(rooms);
+    let guard = |leak: &OrphanedAllocation| {
+        let key = key::pod_labels(&leak.node, &leak.pod);
+        match leak.label {
+            Index::ZERO => Op::CheckNotExists { key },
+            index => Op::CheckIndex { key, index },
+        }
+    };
+    for leak in leaks {
+        books.release(&leak.node, &leak.pod, &AllocationOwner::Rc(leak.owner));
+    }
+    (leaks.iter().map(guard).collect(), books.bookings())
+}
