@@ -46,8 +46,8 @@ pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
         node_grace: rcfarm::farm::NODE_GRACE,
     };
     let ids = Arc::new(IdSource::from_entropy());
-    let ground = Env { store, clock: Arc::new(SystemClock), ids };
-    let farm = Farm::of_all_kinds(settings, ground, by_labels(), Arc::new(NoDiscovery));
+    let env = Env { store, clock: Arc::new(SystemClock), ids };
+    let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));
     Ok(farm.run(shutdown).await?)
 }
 

@@ -3,25 +3,25 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rcfarm::node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, RunningProcess};
+use rcfarm::node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
 use rcfarm::time::{Clock as _, SystemClock};
 
 pub struct Pretend;
 
 #[async_trait::async_trait]
 impl Driver for Pretend {
-    async fn start(&self, _: &Path, launch: &Launch) -> Result<RunningProcess, String> {
+    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, String> {
         let (attempt, started_at) = (launch.attempt, SystemClock.wall());
-        Ok(RunningProcess { attempt, pid: 0, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
+        Ok(Started { attempt, pid: 0, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
     }
 
     async fn adopt(&self, _: &Path) -> FoundProcess {
         FoundProcess::Nothing
     }
 
-    async fn exited(&self, _: &Path, _: &RunningProcess) -> ProcessExit {
+    async fn exited(&self, _: &Path, _: &Started) -> ProcessExit {
         std::future::pending().await
     }
 
-    async fn stop(&self, _: &RunningProcess, _: &str, _: Duration) {}
+    async fn stop(&self, _: &Started, _: &str, _: Duration) {}
 }

@@ -242,12 +242,12 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
         };
-        let ground = Env {
+        let env = Env {
             store: lab.store.clone(),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),
         };
-        agents.spawn(Agent::new(settings, ground, Arc::new(Pretend)).run(shutdown.clone()));
+        agents.spawn(Agent::new(settings, env, Arc::new(Pretend)).run(shutdown.clone()));
     }
     until_running(lab, AGENTS * 10).await?;
     let up = begun.elapsed();

@@ -62,13 +62,13 @@ pub struct PruneArgs {
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(
-    console: &CommandContext,
+    context: &CommandContext,
     command: AuditCommand,
 ) -> anyhow::Result<CliExit> {
     match command {
-        AuditCommand::List(args) => list(console, &args).await,
-        AuditCommand::Verify => verify(console).await,
-        AuditCommand::Prune(args) => prune(console, &args).await,
+        AuditCommand::List(args) => list(context, &args).await,
+        AuditCommand::Verify => verify(context).await,
+        AuditCommand::Prune(args) => prune(context, &args).await,
     }
 }
 
@@ -87,19 +87,19 @@ impl Filter {
     }
 }
 
-async fn list(console: &CommandContext, args: &AuditListArgs) -> anyhow::Result<CliExit> {
+async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<CliExit> {
     let since = match args.since {
-        Some(since) => Some(console.now().checked_sub(since)?),
+        Some(since) => Some(context.now().checked_sub(since)?),
         None => None,
     };
-    let filter = Filter { since, rc: controller(console, args.rc.as_deref()).await? };
-    let keys = console.store.keys(&key::audit_logs(), None, Query::PLAIN).await?;
+    let filter = Filter { since, rc: controller(context, args.rc.as_deref()).await? };
+    let keys = context.store.keys(&key::audit_logs(), None, Query::PLAIN).await?;
     let recent = keys.value.iter().filter(|key| may_be_since(key, since));
-    let mut log = read(console, recent.map(String::as_str)).await?;
+    let mut log = read(context, recent.map(String::as_str)).await?;
     log.retain(|logged| filter.wants(&logged.record));
     if !args.follow {
         let values: Vec<_> = log.iter().map(value).collect();
-        console.out.show(&values, || {
+        context.out.show(&values, || {
             if log.is_empty() {
                 return "there are no such records".to_owned();
             }
@@ -108,18 +108,18 @@ async fn list(console: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
         return Ok(CliExit::Ok);
     }
     for logged in &log {
-        print(console, logged)?;
+        print(context, logged)?;
     }
-    follow(console, &filter, keys.value, keys.index).await
+    follow(context, &filter, keys.value, keys.index).await
 }
 
 /// The controller to look for. One that is gone is named by its whole id.
-async fn controller(console: &CommandContext, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
+async fn controller(context: &CommandContext, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
     Ok(match rc {
         None => None,
         Some(rc) => Some(match rc.parse() {
             Ok(id) => id,
-            Err(_) => find::find(console, rc).await?.id,
+            Err(_) => find::find(context, rc).await?.id,
         }),
     })
 }
@@ -139,26 +139,26 @@ fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
 
 /// Reads records by their keys, in the order of their commits. What is no record is named and left out.
 async fn read<'k>(
-    console: &CommandContext,
+    context: &CommandContext,
     keys: impl Iterator<Item = &'k str>,
 ) -> anyhow::Result<Vec<Logged>> {
     let ids = keys.filter_map(|key| key::audit_logs().tail(key)?.parse().ok());
-    let entries = console.get_many(ids.map(key::audit_log)).await?;
-    Ok(logged(console, entries.values()))
+    let entries = context.get_many(ids.map(key::audit_log)).await?;
+    Ok(logged(context, entries.values()))
 }
 
-fn logged<'e>(console: &CommandContext, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
+fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
     let mut log: Vec<Logged> = entries
         .filter_map(|entry| {
             let id = key::audit_logs().tail(&entry.key)?.parse().ok();
             match (id, AuditRecord::decode(&entry.value)) {
                 (Some(id), Ok(record)) => Some(Logged { id, index: entry.create_index, record }),
                 (_, Err(error)) => {
-                    console.out.note(&format!("{}: {error}", entry.key));
+                    context.out.note(&format!("{}: {error}", entry.key));
                     None
                 }
                 (None, Ok(_)) => {
-                    console.out.note(&format!("{}: the key's name is no UUID", entry.key));
+                    context.out.note(&format!("{}: the key's name is no UUID", entry.key));
                     None
                 }
             }
@@ -170,7 +170,7 @@ fn logged<'e>(console: &CommandContext, entries: impl Iterator<Item = &'e Entry>
 
 /// Prints what is new, for ever.
 async fn follow(
-    console: &CommandContext,
+    context: &CommandContext,
     filter: &Filter,
     mut known: Vec<String>,
     mut index: Index,
@@ -179,10 +179,10 @@ async fn follow(
     loop {
         let query =
             if index == Index::ZERO { Query::PLAIN } else { Query::after(index, LONGEST_WAIT) };
-        let answer = match console.store.keys(&key::audit_logs(), None, query).await {
+        let answer = match context.store.keys(&key::audit_logs(), None, query).await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() => {
-                console.out.note(&format!("{error}; trying again"));
+                context.out.note(&format!("{error}; trying again"));
                 let pause = backoff(Duration::from_secs(1), Duration::from_secs(30), failures);
                 tokio::time::sleep(pause).await;
                 (failures, index) = (failures + 1, Index::ZERO);
@@ -194,17 +194,17 @@ async fn follow(
         index = if answer.index < index { Index::ZERO } else { answer.index };
         // Both lists are in key order.
         let new = answer.value.iter().filter(|key| known.binary_search(key).is_err());
-        for logged in &read(console, new.map(String::as_str)).await? {
+        for logged in &read(context, new.map(String::as_str)).await? {
             if filter.wants(&logged.record) {
-                print(console, logged)?;
+                print(context, logged)?;
             }
         }
         known = answer.value;
     }
 }
 
-fn print(console: &CommandContext, logged: &Logged) -> anyhow::Result<()> {
-    console.out.show_next(&value(logged), || columns(logged).join("  "))
+fn print(context: &CommandContext, logged: &Logged) -> anyhow::Result<()> {
+    context.out.show_next(&value(logged), || columns(logged).join("  "))
 }
 
 fn value(logged: &Logged) -> serde_json::Value {
@@ -322,42 +322,43 @@ fn what(record: &AuditRecord) -> String {
     }
 }
 
-async fn verify(console: &CommandContext) -> anyhow::Result<CliExit> {
+async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     // At one moment: read one after the other they would differ while a farm works.
     let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
-    let entries = allocations::snapshot(console, trees).await?;
+    let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &crate::store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
         entries.cloned().collect::<Vec<Entry>>()
     };
     let records = under(&key::rcs());
     let pods = under(&key::labels(LabelKind::Pod));
-    let log = logged(console, under(&key::audit_logs()).iter());
+    let log = logged(context, under(&key::audit_logs()).iter());
     let folded = fold(&log);
     let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
-    let leaks = allocations::promises_of(&entries).leaks;
-    let leaked = |leak: &OrphanedAllocation| json!({"node": leak.node, "pod_id": leak.pod, "replication_controller_id": leak.owner});
+    let orphaned_allocations = allocations::promises_of(&entries).orphaned_allocations;
+    let leaked = |orphaned: &OrphanedAllocation| json!({"node": orphaned.node, "pod_id": orphaned.pod, "replication_controller_id": orphaned.owner});
     let shown = json!({
         "records": log.len(),
-        "leaked_promises": leaks.iter().map(leaked).collect::<Vec<_>>(),
+        "leaked_promises": orphaned_allocations.iter().map(leaked).collect::<Vec<_>>(),
         "controllers": folded.controllers.len(),
         "differences": differences,
         "gaps": folded.gaps,
         "not_in_log": unknown,
         "records_without_controller": folded.unattributed,
     });
-    let is_clean = differences.is_empty() && folded.gaps.is_empty() && leaks.is_empty();
-    console.out.show(&shown, || {
+    let is_clean =
+        differences.is_empty() && folded.gaps.is_empty() && orphaned_allocations.is_empty();
+    context.out.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
         for gap in &folded.gaps {
             text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
         }
-        for leak in &leaks {
+        for orphaned in &orphaned_allocations {
             text.push_str(&format!(
                 "leak: {}: rcfarm rc orphans --remove\n",
-                allocations::words(leak)
+                allocations::words(orphaned)
             ));
         }
         if !unknown.is_empty() {
@@ -390,20 +391,20 @@ fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
     actual
 }
 
-async fn prune(console: &CommandContext, args: &PruneArgs) -> anyhow::Result<CliExit> {
-    let entries = console.store.list(&key::audit_logs(), Query::CONSISTENT).await?.value;
-    let log = logged(console, entries.iter());
-    let now = console.now();
-    let plan = prune_plan(&log, now.checked_sub(args.keep)?, console.ids.ordered_uuid(now));
+async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<CliExit> {
+    let entries = context.store.list(&key::audit_logs(), Query::CONSISTENT).await?.value;
+    let log = logged(context, entries.iter());
+    let now = context.now();
+    let plan = prune_plan(&log, now.checked_sub(args.keep)?, context.ids.ordered_uuid(now));
     if !args.dry_run {
         for part in &plan.checkpoints {
-            write_checkpoint(console, &AuditRecord::new(&Details::Checkpoint(part.clone()), now))
+            write_checkpoint(context, &AuditRecord::new(&Details::Checkpoint(part.clone()), now))
                 .await?;
         }
-        for ids in plan.delete.chunks(console.limits.ops) {
+        for ids in plan.delete.chunks(context.limits.ops) {
             let delete = |id: &Uuid| Op::Delete { key: key::audit_log(*id) };
             let ops: Vec<Op> = ids.iter().map(delete).collect();
-            if let TxnOutcome::Refused(refusals) = console.store.txn(&ops).await? {
+            if let TxnOutcome::Refused(refusals) = context.store.txn(&ops).await? {
                 let what =
                     refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
                 return Err(failure(
@@ -415,7 +416,7 @@ async fn prune(console: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     }
     let (deleted, kept) = (plan.delete.len(), log.len() - plan.delete.len());
     let shown = json!({"deleted": deleted, "kept": kept, "dry_run": args.dry_run});
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let would = if args.dry_run { "would delete" } else { "deleted" };
         format!("{would} {deleted} records, kept {kept}")
     })?;
@@ -423,9 +424,9 @@ async fn prune(console: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
 }
 
 /// A part of a checkpoint must be there before anything is deleted.
-async fn write_checkpoint(console: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
-    let id = console.ids.ordered_uuid(record.timestamp);
-    match console.store.txn(&[op(id, record)]).await? {
+async fn write_checkpoint(context: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
+    let id = context.ids.ordered_uuid(record.timestamp);
+    match context.store.txn(&[op(id, record)]).await? {
         TxnOutcome::Committed { .. } => Ok(()),
         TxnOutcome::Refused(refusals) => {
             let what = refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();

@@ -174,7 +174,7 @@ pub(super) mod tests {
     use crate::store::Reader;
 
     /// A console whose first write transactions meet these fates.
-    pub(in crate::cli) fn console(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
+    pub(in crate::cli) fn context(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
         let next = AtomicUsize::new(0);
         let faults = move |request: &Request<'_>| match request {
             Request::Txn(_) if request.writes() => {
@@ -187,18 +187,18 @@ pub(super) mod tests {
         CommandContext::new(store, Output { format: Format::Json, is_coloured: false })
     }
 
-    async fn commit(console: &CommandContext) -> anyhow::Result<Committed> {
+    async fn commit(context: &CommandContext) -> anyhow::Result<Committed> {
         let details = Details::LabelsChanged(LabelsChange {
             kind: "node".to_owned(),
             id: "n1".to_owned(),
-            actor: console.actor(),
+            actor: context.actor(),
             reason: "Requested".to_owned(),
             set: Labels::new(),
             removed: Labels::new(),
         });
         let key = Key::parse("labels/node/n1").unwrap();
         let op = Op::Cas { key, value: "{}".into(), flags: 0, index: Index::ZERO };
-        console.commit([op], &details, None).await
+        context.commit([op], &details, None).await
     }
 
     async fn log_length(consul: &Embedded) -> usize {
@@ -209,11 +209,11 @@ pub(super) mod tests {
     async fn a_change_whose_answer_was_lost_is_made_once_and_known_to_be() {
         for lost in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
             let consul = Embedded::default();
-            let console = console(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
-            let Committed::Applied(index) = commit(&console).await.unwrap() else {
+            let context = context(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
+            let Committed::Applied(index) = commit(&context).await.unwrap() else {
                 panic!("{lost:?}: refused");
             };
-            let entry = console.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
+            let entry = context.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
             assert_eq!(entry.modify_index, index, "{lost:?}");
             assert_eq!(log_length(&consul).await, 1, "{lost:?}");
         }
@@ -222,8 +222,8 @@ pub(super) mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_that_may_have_been_made_says_so_and_how_to_find_out() {
         let consul = Embedded::default();
-        let console = console(&consul, vec![FaultOutcome::Lose; 5]);
-        let error = commit(&console).await.unwrap_err();
+        let context = context(&consul, vec![FaultOutcome::Lose; 5]);
+        let error = commit(&context).await.unwrap_err();
         assert!(error.to_string().contains("not known whether the change was made"), "{error}");
         assert_eq!(log_length(&consul).await, 0);
     }
@@ -232,16 +232,16 @@ pub(super) mod tests {
     async fn a_change_that_was_not_made_is_tried_again_when_that_may_help() {
         let consul = Embedded::default();
         let no_leader = FaultOutcome::Fail(StoreError::NoLeader);
-        let patient = console(&consul, vec![no_leader.clone(), no_leader.clone()]);
+        let patient = context(&consul, vec![no_leader.clone(), no_leader.clone()]);
         assert!(matches!(commit(&patient).await.unwrap(), Committed::Applied(_)));
 
         let consul = Embedded::default();
-        let hopeless = console(&consul, vec![no_leader; 5]);
+        let hopeless = context(&consul, vec![no_leader; 5]);
         let error = commit(&hopeless).await.unwrap_err();
         assert_eq!(error.to_string(), StoreError::NoLeader.to_string());
 
         let forbidden = FaultOutcome::Fail(StoreError::Forbidden { what: "x".to_owned() });
-        let refused = console(&consul, vec![forbidden]);
+        let refused = context(&consul, vec![forbidden]);
         assert!(commit(&refused).await.is_err(), "asking again does not help");
         assert_eq!(log_length(&consul).await, 0);
     }
@@ -254,8 +254,8 @@ pub(super) mod tests {
             let mode = crate::store::PutMode::Set;
             assert!(consul.put(&key(n), n.to_string().into(), 0, mode).await.unwrap());
         }
-        let console = console(&consul, Vec::new());
-        let found = console.get_many((0..200).map(key)).await.unwrap();
+        let context = context(&consul, Vec::new());
+        let found = context.get_many((0..200).map(key)).await.unwrap();
         assert_eq!(found.len(), (0..200).filter(|n| n % 3 != 0).count());
         assert_eq!(found["k/199"].value, "199");
     }

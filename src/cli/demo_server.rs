@@ -1,4 +1,5 @@
-//! `rcfarm hello`: a page that says where it runs, so that there is something to run.
+//! `rcfarm demo-server`: serves a page that names its pod and node, for use as an example workload. `rcfarm hello`
+//! is its old name.
 
 use anyhow::Context;
 use axum::Router;

@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, ground, stop_on_signal};
+use super::farm_run::{LogArgs, env, stop_on_signal};
 use super::node_run::own_driver;
 use super::output::Output;
 use super::rc::create;
@@ -141,9 +141,9 @@ pub(super) async fn run(
     let pretends: simulated::Pretends = |node| node.as_str().starts_with(SIMULATED);
     let clock = Arc::new(SystemClock);
     tokio::spawn(simulated::run(shared.clone(), clock, pretends, shutdown.clone()));
-    let console = CommandContext::new(shared.clone(), out);
-    let created = make_controllers(&console, &described).await?;
-    let farm = Farm::of_all_kinds(settings(), ground(shared), by_labels(), Arc::new(NoDiscovery));
+    let context = CommandContext::new(shared.clone(), out);
+    let created = make_controllers(&context, &described).await?;
+    let farm = Farm::of_all_kinds(settings(), env(shared), by_labels(), Arc::new(NoDiscovery));
     print_welcome(&bound, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown.clone()).await?;
@@ -250,7 +250,7 @@ async fn start_agents(
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,
         };
-        let agent = Agent::new(settings, ground(store.clone()), Arc::new(own_driver()?));
+        let agent = Agent::new(settings, env(store.clone()), Arc::new(own_driver()?));
         agents.spawn(agent.run(shutdown.clone()));
     }
     Ok(agents)
@@ -278,7 +278,7 @@ async fn simulate(store: &dyn Store, count: u16) -> anyhow::Result<()> {
 }
 
 async fn make_controllers(
-    console: &CommandContext,
+    context: &CommandContext,
     described: &Described,
 ) -> anyhow::Result<Vec<(RcId, String, i64)>> {
     let mut created = Vec::new();
@@ -292,7 +292,7 @@ async fn make_controllers(
             Some("dynamic") => RcStrategy::Dynamic,
             Some(other) => anyhow::bail!("{at}.strategy: {other:?} is neither static nor dynamic"),
         };
-        let id = RcId(console.ids.uuid());
+        let id = RcId(context.ids.uuid());
         let record = RcRecord {
             id,
             manifest: rc.manifest.clone(),
@@ -304,7 +304,7 @@ async fn make_controllers(
             other: serde_json::Map::new(),
         };
         let labels = Labels::from([(POD_ID.to_owned(), manifest.id().to_string())]);
-        create::write(console, &record, &labels, &manifest).await?;
+        create::write(context, &record, &labels, &manifest).await?;
         created.push((id, manifest.id().to_string(), rc.replicas));
     }
     Ok(created)

@@ -15,7 +15,7 @@ pub enum FarmCommand {
     /// List the farms that are running
     #[command(visible_alias = "ls")]
     List,
-    /// Tell a farm that trees which became suspiciously small are meant to be so
+    /// Confirm a mass deletion that a farm's guard holds back
     Confirm(ConfirmArgs),
 }
 
@@ -34,15 +34,15 @@ struct Row {
     presence: FarmPresence,
 }
 
-pub(super) async fn run(console: &CommandContext, command: FarmCommand) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyhow::Result<CliExit> {
     match command {
-        FarmCommand::List => list(console).await,
-        FarmCommand::Confirm(args) => confirm(console, &args.name).await,
+        FarmCommand::List => list(context).await,
+        FarmCommand::Confirm(args) => confirm(context, &args.name).await,
     }
 }
 
-async fn live(console: &CommandContext) -> anyhow::Result<Vec<Row>> {
-    let entries = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
+    let entries = context.store.list(&key::farms(), Query::PLAIN).await?.value;
     let row = |entry: &crate::store::Entry| {
         entry.session.as_ref()?;
         let name = key::farms().tail(&entry.key)?.parse().ok()?;
@@ -51,13 +51,13 @@ async fn live(console: &CommandContext) -> anyhow::Result<Vec<Row>> {
     Ok(entries.iter().filter_map(row).collect())
 }
 
-async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
-    let farms = live(console).await?;
-    console.out.show(&farms, || {
+async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
+    let farms = live(context).await?;
+    context.out.show(&farms, || {
         if farms.is_empty() {
             return "no farm is running".to_owned();
         }
-        let now = console.now();
+        let now = context.now();
         let rows = farms.iter().map(|Row { name, presence }| {
             let claims: Vec<String> =
                 presence.claims.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
@@ -94,15 +94,15 @@ async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
         text
     })?;
     if farms.iter().any(|farm| !farm.presence.suspicions.is_empty()) {
-        console
+        context
             .out
             .note("if the trees are meant to be as small as they are: rcfarm farm confirm FARM");
     }
     Ok(CliExit::Ok)
 }
 
-async fn confirm(console: &CommandContext, name: &FarmName) -> anyhow::Result<CliExit> {
-    let farms = live(console).await?;
+async fn confirm(context: &CommandContext, name: &FarmName) -> anyhow::Result<CliExit> {
+    let farms = live(context).await?;
     if !farms.iter().any(|farm| farm.name == *name) {
         return Err(failure(
             format!("no farm {name} is running"),
@@ -110,9 +110,9 @@ async fn confirm(console: &CommandContext, name: &FarmName) -> anyhow::Result<Cl
         ));
     }
     // New each time: an equal value wakes nobody.
-    let value = console.ids.ordered_uuid(console.now()).to_string().into();
-    console.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
+    let value = context.ids.ordered_uuid(context.now()).to_string().into();
+    context.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
     let shown = serde_json::json!({"name": name, "confirmed": true});
-    console.out.show(&shown, || format!("{name}: told"))?;
+    context.out.show(&shown, || format!("{name}: told"))?;
     Ok(CliExit::Ok)
 }

@@ -104,7 +104,7 @@ pub(super) async fn run(
     let address = consul.address().to_owned();
     info!(farm = %settings.name, consul = address, version = env!("CARGO_PKG_VERSION"),
         selector = %settings.selector, scheduler = args.scheduler, "starting");
-    let farm = Farm::of_all_kinds(settings, ground(store), scheduler, discovery);
+    let farm = Farm::of_all_kinds(settings, env(store), scheduler, discovery);
     if let Some(address) = &args.http {
         let listener = TcpListener::bind(address)
             .await
@@ -120,7 +120,7 @@ pub(super) async fn run(
 }
 
 /// The machine's own clock and randomness under a store.
-pub(super) fn ground(store: Arc<dyn Store>) -> Env {
+pub(super) fn env(store: Arc<dyn Store>) -> Env {
     Env { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
 }
 

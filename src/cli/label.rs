@@ -89,24 +89,24 @@ enum Edit {
 const ATTEMPTS: usize = 5;
 
 pub(super) async fn run(
-    console: &CommandContext,
+    context: &CommandContext,
     command: LabelCommand,
 ) -> anyhow::Result<CliExit> {
     match command {
         LabelCommand::Set(args) => {
             let (id, pairs) = subject(args.words, args.selector.is_some())?;
             let pairs = pairs.iter().map(|pair| pair_of(pair)).collect::<anyhow::Result<_>>()?;
-            edit(console, args.kind, id, args.selector.as_ref(), &Edit::Set(pairs)).await
+            edit(context, args.kind, id, args.selector.as_ref(), &Edit::Set(pairs)).await
         }
         LabelCommand::Remove(args) => {
             let (id, keys) = subject(args.words, args.selector.is_some())?;
             for key in &keys {
                 check_label_key(key)?;
             }
-            edit(console, args.kind, id, args.selector.as_ref(), &Edit::Remove(keys)).await
+            edit(context, args.kind, id, args.selector.as_ref(), &Edit::Remove(keys)).await
         }
-        LabelCommand::Get(args) => get(console, &args).await,
-        LabelCommand::List(args) => list(console, &args).await,
+        LabelCommand::Get(args) => get(context, &args).await,
+        LabelCommand::List(args) => list(context, &args).await,
     }
 }
 
@@ -140,7 +140,7 @@ pub(super) fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 async fn edit(
-    console: &CommandContext,
+    context: &CommandContext,
     kind: LabelKind,
     id: Option<String>,
     selector: Option<&Selector>,
@@ -148,9 +148,9 @@ async fn edit(
 ) -> anyhow::Result<CliExit> {
     check_reserved(kind, edit)?;
     let targets = match (id, selector) {
-        (Some(id), _) => vec![target(console, kind, &id).await?],
+        (Some(id), _) => vec![target(context, kind, &id).await?],
         (None, Some(selector)) => {
-            let all = labelled(console, kind).await?;
+            let all = labelled(context, kind).await?;
             let matching = all.into_iter().filter(|(_, labels)| selector.matches(labels));
             matching.map(|(id, _)| parse_id(kind, &id)).collect::<anyhow::Result<_>>()?
         }
@@ -158,10 +158,10 @@ async fn edit(
     };
     let mut rows = Vec::new();
     for target in &targets {
-        let labels = change(console, kind, target, edit).await?;
+        let labels = change(context, kind, target, edit).await?;
         rows.push((target.id.clone(), labels));
     }
-    show(console, kind, &rows)
+    show(context, kind, &rows)
 }
 
 /// Ownership hangs on two labels of pods alone; taking them away loses a pod.
@@ -188,15 +188,15 @@ struct Target {
 }
 
 /// What a person means by `text`; a controller and a pod must exist.
-async fn target(console: &CommandContext, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
+async fn target(context: &CommandContext, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
     match kind {
         LabelKind::ReplicationController => {
-            let id = find::find(console, text).await?.id;
+            let id = find::find(context, text).await?.id;
             parse_id(kind, &id.to_string())
         }
         LabelKind::Pod => {
             let target = parse_id(kind, text)?;
-            if console.get(&target.key).await?.is_none() {
+            if context.get(&target.key).await?.is_none() {
                 return Err(failure(
                     format!("there is no pod {text}"),
                     "see which there are: rcfarm label list pod",
@@ -243,13 +243,13 @@ fn parse_id(kind: LabelKind, text: &str) -> anyhow::Result<Target> {
 
 /// Changes one set of labels, guarded by its index, and gives it as it is then.
 async fn change(
-    console: &CommandContext,
+    context: &CommandContext,
     kind: LabelKind,
     target: &Target,
     edit: &Edit,
 ) -> anyhow::Result<Labels> {
     for _ in 0..ATTEMPTS {
-        let entry = console.get(&target.key).await?;
+        let entry = context.get(&target.key).await?;
         let before = entry.as_ref().map(decode).transpose()?.unwrap_or_default();
         let mut after = before.clone();
         match edit {
@@ -272,7 +272,7 @@ async fn change(
         let details = Details::LabelsChanged(LabelsChange {
             kind: kind.segment().to_owned(),
             id: target.id.clone(),
-            actor: console.actor(),
+            actor: context.actor(),
             reason: "Requested".to_owned(),
             set: after.iter().filter(is_new).map(owned).collect(),
             removed: before
@@ -281,7 +281,7 @@ async fn change(
                 .map(owned)
                 .collect(),
         });
-        match console.commit([op], &details, target.rc).await? {
+        match context.commit([op], &details, target.rc).await? {
             Committed::Applied(_) => return Ok(after),
             Committed::Refused(_) => {}
         }
@@ -303,50 +303,50 @@ fn decode(entry: &Entry) -> anyhow::Result<Labels> {
 
 /// Everything of a kind that has readable labels.
 async fn labelled(
-    console: &CommandContext,
+    context: &CommandContext,
     kind: LabelKind,
 ) -> anyhow::Result<Vec<(String, Labels)>> {
     let prefix = key::labels(kind);
-    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
     let mut labelled = Vec::new();
     for entry in entries {
         match (prefix.tail(&entry.key), decode_labels(&entry.value)) {
             (Some(id), Ok(labels)) => labelled.push((id.to_owned(), labels)),
-            (_, Err(error)) => console.out.note(&format!("{}: {error}", entry.key)),
+            (_, Err(error)) => context.out.note(&format!("{}: {error}", entry.key)),
             (None, _) => {}
         }
     }
     Ok(labelled)
 }
 
-async fn get(console: &CommandContext, args: &LabelGetArgs) -> anyhow::Result<CliExit> {
+async fn get(context: &CommandContext, args: &LabelGetArgs) -> anyhow::Result<CliExit> {
     let target = match args.kind {
-        LabelKind::ReplicationController => target(console, args.kind, &args.id).await?,
+        LabelKind::ReplicationController => target(context, args.kind, &args.id).await?,
         _ => parse_id(args.kind, &args.id)?,
     };
-    let Some(entry) = console.get(&target.key).await? else {
+    let Some(entry) = context.get(&target.key).await? else {
         return Err(failure(
             format!("{} {} has no labels", args.kind.segment(), args.id),
             format!("see what has: rcfarm label list {}", args.kind.segment()),
         ));
     };
     let labels = decode(&entry)?;
-    console
+    context
         .out
         .show(&labels, || labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect())?;
     Ok(CliExit::Ok)
 }
 
-async fn list(console: &CommandContext, args: &LabelListArgs) -> anyhow::Result<CliExit> {
-    let mut rows = labelled(console, args.kind).await?;
+async fn list(context: &CommandContext, args: &LabelListArgs) -> anyhow::Result<CliExit> {
+    let mut rows = labelled(context, args.kind).await?;
     if let Some(selector) = &args.selector {
         rows.retain(|(_, labels)| selector.matches(labels));
     }
-    show(console, args.kind, &rows)
+    show(context, args.kind, &rows)
 }
 
 fn show(
-    console: &CommandContext,
+    context: &CommandContext,
     kind: LabelKind,
     rows: &[(String, Labels)],
 ) -> anyhow::Result<CliExit> {
@@ -354,7 +354,7 @@ fn show(
         .iter()
         .map(|(id, labels)| json!({"kind": kind.segment(), "id": id, "labels": labels}))
         .collect();
-    console.out.show(&values, || {
+    context.out.show(&values, || {
         if rows.is_empty() {
             return "nothing matches".to_owned();
         }

@@ -52,9 +52,9 @@ enum Command {
     Queue(queue::QueueCommand),
     #[command(subcommand)]
     Job(job::JobCommand),
-    /// Make jobs of a file, or change those that are there: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod
+    /// Create or update jobs from a file: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod
     Apply(job::apply::FileArgs),
-    /// Say what apply would change; exit code 0 nothing, 1 something, 2 an error
+    /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(job::apply::FileArgs),
     #[command(subcommand)]
     Label(label::LabelCommand),
@@ -68,9 +68,10 @@ enum Command {
     Pod(pod::PodCommand),
     /// Run a store, a farm and some nodes in this process, to try things out without Consul
     Dev(dev::DevArgs),
-    /// Serve a page that says where it runs: something for pods to be
-    Hello(demo_server::DemoServerArgs),
-    /// Look whether everything that rcfarm needs of Consul is there, and say what to do if not
+    /// Serve a page that names its pod and node, for use as an example workload
+    #[command(alias = "hello")]
+    DemoServer(demo_server::DemoServerArgs),
+    /// Check that Consul has everything rcfarm needs, and say how to fix what is missing
     Doctor,
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
     Completion {
@@ -146,38 +147,38 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
 /// A daemon has a client and a log of its own; every other command a console.
 async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     let Cli { global, command } = cli;
-    let mut console = || -> anyhow::Result<CommandContext> {
+    let mut context = || -> anyhow::Result<CommandContext> {
         let (store, reached) = global.connect()?;
         *address = Some(reached);
         Ok(CommandContext::new(store, global.output()))
     };
     match command {
-        Command::Rc(command) => rc::run(&console()?, command).await,
-        Command::Queue(command) => queue::run(&console()?, command).await,
-        Command::Job(command) => job::run(&console()?, command).await,
-        Command::Apply(args) => job::apply::apply(&console()?, &args).await,
-        Command::Plan(args) => job::apply::plan(&console()?, &args).await,
-        Command::Label(command) => label::run(&console()?, command).await,
-        Command::Audit(command) => audit::run(&console()?, command).await,
+        Command::Rc(command) => rc::run(&context()?, command).await,
+        Command::Queue(command) => queue::run(&context()?, command).await,
+        Command::Job(command) => job::run(&context()?, command).await,
+        Command::Apply(args) => job::apply::apply(&context()?, &args).await,
+        Command::Plan(args) => job::apply::plan(&context()?, &args).await,
+        Command::Label(command) => label::run(&context()?, command).await,
+        Command::Audit(command) => audit::run(&context()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {
             let (consul, root) = global.consul()?;
             *address = Some(consul.address().to_owned());
             farm_run::run(*args, consul, root).await
         }
-        Command::Farm(FarmCommand::Other(command)) => farm::run(&console()?, command).await,
+        Command::Farm(FarmCommand::Other(command)) => farm::run(&context()?, command).await,
         Command::Node(NodeCommand::Run(args)) => {
             let (consul, root) = global.consul()?;
             *address = Some(consul.address().to_owned());
             node_run::run(*args, consul, root).await
         }
         Command::Node(NodeCommand::Shim { dir }) => node_run::run_shim(&dir),
-        Command::Node(NodeCommand::Other(command)) => node::run(&console()?, command).await,
-        Command::Pod(command) => pod::run(&console()?, command).await,
+        Command::Node(NodeCommand::Other(command)) => node::run(&context()?, command).await,
+        Command::Pod(command) => pod::run(&context()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
-        Command::Hello(args) => demo_server::run(args).await,
+        Command::DemoServer(args) => demo_server::run(args).await,
         Command::Doctor => {
-            let console = console()?;
-            doctor::run(&console, address.as_deref().unwrap_or_default()).await
+            let context = context()?;
+            doctor::run(&context, address.as_deref().unwrap_or_default()).await
         }
         Command::Completion { shell } => {
             let mut script = Vec::new();

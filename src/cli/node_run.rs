@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, ground, session_settings, stop_on_signal};
+use super::farm_run::{LogArgs, env, session_settings, stop_on_signal};
 use super::output::duration;
 use crate::consul::Consul;
 use crate::ids::NodeName;
@@ -82,7 +82,7 @@ pub(super) async fn run(
         tokio::spawn(serve::serve(listener, settings.data_dir.clone(), shutdown.clone()));
     }
     let store = Prefixed::new(Arc::new(consul), root);
-    let agent = Agent::new(settings, ground(store), Arc::new(own_driver()?));
+    let agent = Agent::new(settings, env(store), Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
     match agent.run(shutdown).await {
         Ok(()) => Ok(CliExit::Ok),

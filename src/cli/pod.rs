@@ -126,39 +126,39 @@ impl Row {
     }
 }
 
-pub(super) async fn run(console: &CommandContext, command: PodCommand) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, command: PodCommand) -> anyhow::Result<CliExit> {
     match command {
-        PodCommand::List(args) => list(console, &args).await,
-        PodCommand::Get(args) => get(console, &args).await,
-        PodCommand::Logs(args) => logs(console, &args).await,
+        PodCommand::List(args) => list(context, &args).await,
+        PodCommand::Get(args) => get(context, &args).await,
+        PodCommand::Logs(args) => logs(context, &args).await,
     }
 }
 
-async fn reported(console: &CommandContext) -> anyhow::Result<Vec<Row>> {
+async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
-    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
-    let standings = fitness(console).await?.standings;
+    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
+    let readiness_by_node = fitness(context).await?.readiness_by_node;
     let row = |entry: &crate::store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
-        let node_down = standings.get(&node) == Some(&NodeReadiness::Down);
+        let node_down = readiness_by_node.get(&node) == Some(&NodeReadiness::Down);
         Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())
 }
 
-async fn list(console: &CommandContext, args: &PodListArgs) -> anyhow::Result<CliExit> {
-    let mut rows = reported(console).await?;
+async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<CliExit> {
+    let mut rows = reported(context).await?;
     rows.retain(|row| {
         args.node.as_ref().is_none_or(|node| *node == row.node)
             && args.pod.as_ref().is_none_or(|pod| *pod == row.pod)
     });
-    console.out.show(&rows, || {
+    context.out.show(&rows, || {
         if rows.is_empty() {
             return "no node reports a pod".to_owned();
         }
-        let now = console.now();
+        let now = context.now();
         let header = ["POD", "NODE", "STATE", "HEALTH", "RESTARTS", "UP", "MESSAGE"];
         table(
             &header,
@@ -182,8 +182,8 @@ async fn list(console: &CommandContext, args: &PodListArgs) -> anyhow::Result<Cl
     Ok(CliExit::Ok)
 }
 
-async fn find(console: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row> {
-    let mut rows = reported(console).await?;
+async fn find(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row> {
+    let mut rows = reported(context).await?;
     rows.retain(|row| {
         row.pod == which.pod && which.node.as_ref().is_none_or(|node| *node == row.node)
     });
@@ -201,11 +201,11 @@ async fn find(console: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row
     }
 }
 
-async fn get(console: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliExit> {
-    let row = find(console, which).await?;
-    console.out.show(&row, || {
+async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliExit> {
+    let row = find(context, which).await?;
+    context.out.show(&row, || {
         let Row { pod, node, status, .. } = &row;
-        let now = console.now();
+        let now = context.now();
         let mut text = fields([
             ("pod", pod.to_string()),
             ("node", node.to_string()),
@@ -246,9 +246,9 @@ fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<Str
     Some(format!("{how}, {} ago", age(exit.time, now)))
 }
 
-pub(super) async fn logs(console: &CommandContext, args: &PodLogsArgs) -> anyhow::Result<CliExit> {
-    let Row { pod, node, .. } = find(console, &args.which).await?;
-    let entry = console.get(&key::node(&node)).await?;
+pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow::Result<CliExit> {
+    let Row { pod, node, .. } = find(context, &args.which).await?;
+    let entry = context.get(&key::node(&node)).await?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
     let Some(address) = record.http else {
         return Err(failure(

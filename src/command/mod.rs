@@ -162,7 +162,7 @@ impl Commands {
 }
 
 impl CacheIndex for Commands {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut all = Commands { entries: entries.len(), ..Commands::default() };
         for entry in entries {
             let id = prefix.tail(&entry.key).and_then(|id| Uuid::parse_str(id).ok());
@@ -223,7 +223,7 @@ mod tests {
             entry("01890000-0000-7000-8000-000000000003", "{"),
             entry("x", abort),
         ];
-        let all = Commands::digest(&Commands::default(), &key::commands(), entries);
+        let all = Commands::build(&Commands::default(), &key::commands(), entries);
         let of_a = &all.jobs[&"default/a".parse().unwrap()];
         let actions: Vec<CommandAction> =
             of_a.iter().map(|pending| pending.command.action).collect();

@@ -24,7 +24,7 @@ use crate::time::{IdSource, backoff};
 pub trait CacheIndex: Default + Send + Sync + 'static {
     /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
     /// decoded again.
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
 
     /// Entries in it, for noticing that it became suddenly much smaller.
     fn len(&self) -> usize;
@@ -42,7 +42,7 @@ pub struct Snapshot<T> {
     /// How many reads had been sent when this one was answered.
     sent_by_then: u64,
     /// Why it is not to be trusted.
-    pub suspicion: Option<UntrustedReason>,
+    pub untrusted: Option<UntrustedReason>,
     /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
     doubts: u32,
     /// The size it had when it was last trusted.
@@ -76,7 +76,7 @@ impl<T> Snapshot<T> {
     /// Whether it is trusted as it was `then`, and was all the time.
     #[must_use]
     pub fn is_trusted_as(&self, then: &Self) -> bool {
-        (self.suspicion, self.doubts) == (then.suspicion, then.doubts)
+        (self.untrusted, self.doubts) == (then.untrusted, then.doubts)
     }
 }
 
@@ -91,7 +91,7 @@ struct SentRead {
 pub struct Cache<T> {
     reader: Arc<dyn Reader>,
     prefix: Prefix,
-    pace: PollPolicy,
+    poll_policy: PollPolicy,
     guarded: bool,
     seen: Mutex<Arc<Snapshot<T>>>,
     /// Reads that were sent.
@@ -117,28 +117,28 @@ const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
 const FULL_EVERY: Duration = Duration::from_secs(300);
 
 impl<T: CacheIndex> Cache<T> {
-    /// A tree to be watched at `pace`.
+    /// A tree to be watched at `poll_policy`.
     #[must_use]
-    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, pace: PollPolicy) -> Arc<Self> {
-        Self::build(reader, prefix, pace, false)
+    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, poll_policy, false)
     }
 
     /// A tree that is not trusted when it becomes suddenly much smaller.
     #[must_use]
-    pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, pace: PollPolicy) -> Arc<Self> {
-        Self::build(reader, prefix, pace, true)
+    pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, poll_policy, true)
     }
 
     fn build(
         reader: Arc<dyn Reader>,
         prefix: Prefix,
-        pace: PollPolicy,
+        poll_policy: PollPolicy,
         guarded: bool,
     ) -> Arc<Self> {
         Arc::new(Cache {
             reader,
             prefix,
-            pace,
+            poll_policy,
             guarded,
             seen: Mutex::default(),
             sent: AtomicU64::new(0),
@@ -158,7 +158,7 @@ impl<T: CacheIndex> Cache<T> {
 
     /// The tree as last read.
     #[must_use]
-    pub fn seen(&self) -> Arc<Snapshot<T>> {
+    pub fn snapshot(&self) -> Arc<Snapshot<T>> {
         self.lock().clone()
     }
 
@@ -170,13 +170,13 @@ impl<T: CacheIndex> Cache<T> {
         loop {
             let ask = self.ask();
             let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
-            let (answer, _) = self.believed(answer, true).await?;
-            let before = self.seen().index;
+            let (answer, _) = self.verified(answer, true).await?;
+            let before = self.snapshot().index;
             if !self.take(answer, ask, true) {
                 continue;
             }
-            let seen = self.seen();
-            if seen.suspicion.is_some() || seen.index < before {
+            let seen = self.snapshot();
+            if seen.untrusted.is_some() || seen.index < before {
                 self.doubted.notify_one();
             }
             return Ok(seen);
@@ -191,7 +191,7 @@ impl<T: CacheIndex> Cache<T> {
     pub async fn first_read(&self) {
         loop {
             let notified = self.first.notified();
-            if self.seen().is_read() {
+            if self.snapshot().is_read() {
                 return;
             }
             notified.await;
@@ -203,11 +203,11 @@ impl<T: CacheIndex> Cache<T> {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = self.lock();
         let trusted_len = seen.value.len();
-        *seen = Arc::new(Snapshot { suspicion: None, trusted_len, ..(**seen).clone() });
+        *seen = Arc::new(Snapshot { untrusted: None, trusted_len, ..(**seen).clone() });
     }
 
     /// Ends the pause between two reads, if one is going on.
-    pub fn hurry(&self) {
+    pub fn refresh_soon(&self) {
         self.read_at_once.notify_one();
     }
 
@@ -225,9 +225,9 @@ impl<T: CacheIndex> Cache<T> {
         changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send,
     ) {
         let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
-        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.pace.reading);
+        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
         let mut told = Arc::new(Snapshot::default());
-        let (mut debt, mut last_read) = (Budget::default(), Instant::now());
+        let (mut budget, mut last_read) = (Budget::default(), Instant::now());
         let mut failures = 0;
         loop {
             let ask = self.ask();
@@ -243,33 +243,33 @@ impl<T: CacheIndex> Cache<T> {
                 }
             };
             let answer = match next {
-                Ok(answer) => self.believed(answer, watch.is_confirmed()).await,
+                Ok(answer) => self.verified(answer, watch.is_confirmed()).await,
                 Err(error) => Err(error),
             };
             let pause = match answer {
                 Ok((answer, confirmed)) => {
                     if failures > 0 {
-                        info!(tree = %self.prefix, failures, "the tree can be read again");
+                        info!(tree = %self.prefix, failures, "the cache's prefix can be read again");
                     }
                     failures = 0;
-                    let before = self.seen();
+                    let before = self.snapshot();
                     let woken = Instant::now();
                     if !self.take(answer, ask, confirmed) {
                         watch.reset();
                     }
-                    let seen = self.seen();
+                    let seen = self.snapshot();
                     if !seen.says_the_same_as(&told) {
                         changed(&told, &seen);
                         let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
                         all.iter().for_each(|listener| listener(&told, &seen));
                     }
-                    let (empty, doubtful) = (seen.entries == 0, seen.suspicion.is_some());
+                    let (empty, doubtful) = (seen.entries == 0, seen.untrusted.is_some());
                     told = seen;
                     let rested = woken.duration_since(last_read);
                     let cost = cost(&before, watch.transferred(), ask.at, woken);
-                    debt = debt.after_read(self.pace, rested, cost);
+                    budget = budget.after_read(self.poll_policy, rested, cost);
                     last_read = Instant::now();
-                    let pause = debt.pause(self.pace);
+                    let pause = budget.pause(self.poll_policy);
                     if doubtful {
                         // Rights that come back change no index: no watch would wake for them.
                         watch.reset();
@@ -284,7 +284,7 @@ impl<T: CacheIndex> Cache<T> {
                     watch.reset();
                     failures += 1;
                     if failures == 1 || failures % 20 == 0 {
-                        warn!(tree = %self.prefix, failures, %error, "cannot read the tree");
+                        warn!(tree = %self.prefix, failures, %error, "cannot read the cache's prefix");
                     }
                     let base = Duration::from_millis(100);
                     let pause = backoff(base, Duration::from_secs(5), failures - 1);
@@ -304,15 +304,15 @@ impl<T: CacheIndex> Cache<T> {
     /// Looks twice at a tree that shrank suspiciously, or that is empty and was not so or was never seen otherwise: without
     /// rights a list is cut silently, while a read of one key is refused; with rights, what a list then shows is true.
     /// Whether the leader confirmed it is passed on.
-    async fn believed(
+    async fn verified(
         &self,
         mut answer: Answer<Vec<Entry>>,
         confirmed: bool,
     ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
-        let seen = self.seen();
-        let never_trusted = !seen.is_read() || seen.suspicion.is_some() && seen.trusted_len == 0;
+        let seen = self.snapshot();
+        let never_trusted = !seen.is_read() || seen.untrusted.is_some() && seen.trusted_len == 0;
         let is_blank = answer.value.is_empty()
-            && (never_trusted || emptied(seen.entries, seen.suspicion.as_ref()));
+            && (never_trusted || emptied(seen.entries, seen.untrusted.as_ref()));
         if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
             return Ok((answer, confirmed));
         }
@@ -328,7 +328,7 @@ impl<T: CacheIndex> Cache<T> {
     /// last one was answered, and which of them is of the later time nothing tells.
     fn take(&self, answer: Answer<Vec<Entry>>, ask: SentRead, confirmed: bool) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = self.seen();
+        let old = self.snapshot();
         // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
         // earlier and shows nothing newer was overtaken.
         if old.asked.is_some_and(|then| then > ask.at) && answer.index <= old.index {
@@ -344,37 +344,39 @@ impl<T: CacheIndex> Cache<T> {
         // Rights that come or go change what is shown, and no index.
         let same = (answer.index, entries, indexes) == (old.index, old.entries, old.indexes)
             && !answer.filtered;
-        if !first && same && old.suspicion.is_none() {
+        if !first && same && old.untrusted.is_none() {
             *self.lock() = Arc::new(Snapshot { asked, sent_by_then, ..(*old).clone() });
             return true;
         }
         let mut news = answer.value;
         news.retain(|entry| !self.prefix.is_sentinel(&entry.key));
-        let value = T::digest(&old.value, &self.prefix, news);
-        let suspicion = if self.guarded {
+        let value = T::build(&old.value, &self.prefix, news);
+        let untrusted = if self.guarded {
             judge(old.trusted_len, value.len(), answer.filtered)
         } else {
             answer.filtered.then_some(UntrustedReason::Filtered)
         };
-        match (&old.suspicion, &suspicion) {
+        match (&old.untrusted, &untrusted) {
             (None, Some(why)) => warn!(
                 alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
                 %why, "the tree became suspiciously small: nothing is removed or moved until it \
                 is back, or `rcfarm farm confirm` says that it is meant so"
             ),
-            (Some(_), None) => info!(tree = %self.prefix, "the tree can be trusted again"),
+            (Some(_), None) => {
+                info!(tree = %self.prefix, "the mass deletion guard no longer holds this prefix")
+            }
             _ => {}
         }
-        let begins = old.suspicion.is_none() && suspicion.is_some();
+        let begins = old.untrusted.is_none() && untrusted.is_some();
         let doubts = old.doubts.wrapping_add(u32::from(begins));
-        let trusted_len = if suspicion.is_some() { old.trusted_len } else { value.len() };
+        let trusted_len = if untrusted.is_some() { old.trusted_len } else { value.len() };
         let value = Arc::new(value);
         *self.lock() = Arc::new(Snapshot {
             value,
             index: answer.index,
             asked,
             sent_by_then,
-            suspicion,
+            untrusted,
             doubts,
             trusted_len,
             entries,
@@ -430,7 +432,7 @@ pub struct WakeQueue {
 
 impl WakeQueue {
     /// Leaves an event.
-    pub fn post(&self, event: FarmEvent) {
+    pub fn push(&self, event: FarmEvent) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if !events.contains(&event) {
             events.push(event);

@@ -161,7 +161,7 @@ impl Claims {
         for batch in locks.chunks((self.limits.ops / most).max(1)) {
             match (self.part_batch(&batch.concat()).await, batch) {
                 (Parted::Refused, many) if many.len() > 1 => {
-                    debug!(locks = many.len(), "parting refused: one by one");
+                    debug!(locks = many.len(), "release refused: releasing claims one by one");
                     for ops in many {
                         parted = parted.max(self.part_batch(ops).await);
                     }
@@ -176,12 +176,12 @@ impl Claims {
         match self.store.txn(ops).await {
             Ok(TxnOutcome::Committed { .. }) => Parted::AsPlanned,
             Ok(TxnOutcome::Refused(refusals)) => {
-                debug!(?refusals, "parting refused");
+                debug!(?refusals, "release refused");
                 Parted::Refused
             }
             Err(error) => {
                 let key = ops.first().map_or("", Op::subject);
-                warn!(%error, key, "locks could not be given up; they are tried again");
+                warn!(%error, key, "claims could not be released; will retry");
                 Parted::Unknown
             }
         }

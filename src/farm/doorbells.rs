@@ -44,8 +44,8 @@ impl Answering {
     }
 
     /// Bells that are gone need not be remembered.
-    pub(super) fn forget_all_but(&mut self, bells: &Doorbells) {
-        self.answered.retain(|bell, _| bells.0.contains_key(bell));
+    pub(super) fn forget_all_but(&mut self, doorbells: &Doorbells) {
+        self.answered.retain(|bell, _| doorbells.0.contains_key(bell));
     }
 
     /// When bells are to be taken down next.
@@ -61,10 +61,10 @@ impl Answering {
     }
 
     /// These could not be taken down: that is tried again.
-    pub(super) fn still_hang(&mut self, bells: Vec<Rung>, now: Instant) {
-        if !bells.is_empty() {
+    pub(super) fn still_hang(&mut self, doorbells: Vec<Rung>, now: Instant) {
+        if !doorbells.is_empty() {
             self.due.get_or_insert(now + AGAIN_AFTER);
-            self.hanging.extend(bells);
+            self.hanging.extend(doorbells);
         }
     }
 }

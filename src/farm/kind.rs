@@ -99,7 +99,7 @@ pub trait Kind: Send + Sync + 'static {
     }
 
     /// How its records, their labels and locks are watched.
-    fn pace(&self) -> PollPolicy {
+    fn poll_policy(&self) -> PollPolicy {
         PollPolicy::PROMPT
     }
 
@@ -129,7 +129,7 @@ pub trait Kind: Send + Sync + 'static {
     }
 
     /// The watches of the trees that its controllers look at, to be run beside the farm.
-    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>>;
+    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>>;
 
     /// Names without a record of which something is left to be tidied up. Each is claimed like a record, and its
     /// controller finds no record.
@@ -175,7 +175,7 @@ pub trait Kind: Send + Sync + 'static {
     fn rung(&self, _id: &RecordId) {}
 
     /// A controller for a claimed record.
-    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller>;
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller>;
 }
 
 /// When to look again.
@@ -187,7 +187,10 @@ pub enum Action {
     RequeueAfter(Duration),
 }
 
-/// Why a look at a record failed.
+/// What one reconciliation of a record came to.
+pub type ReconcileResult = Result<Action, ReconcileError>;
+
+/// Why a reconciliation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// The store failed; not the record's fault.

@@ -32,7 +32,7 @@ pub(super) struct KindState {
     pub(super) begun: CancellationToken,
     /// Cancelled when somebody looks at the records' labels: then they are watched.
     pub(super) labelled: CancellationToken,
-    pub(super) children: BTreeMap<RecordId, RunningRecord>,
+    pub(super) running: BTreeMap<RecordId, RunningRecord>,
     /// For [`super::record_task::RecordTask::turns`].
     pub(super) turns: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
@@ -52,7 +52,7 @@ pub(super) struct KindState {
 type Stock = (Arc<Snapshot<Records>>, Arc<Snapshot<Locks>>);
 
 pub(super) struct RunningRecord {
-    pub(super) leash: Arc<TaskHandle>,
+    pub(super) handle: Arc<TaskHandle>,
     pub(super) claim: Claim,
     pub(super) parting: Option<LockRelease>,
 }
@@ -70,17 +70,17 @@ impl KindState {
     pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
         let tree = if kind.is_guarded() { Cache::guarded } else { Cache::new };
         KindState {
-            records: tree(reader.clone(), kind.records(), kind.pace()),
-            labels: Cache::new(reader.clone(), kind.labels(), kind.pace()),
+            records: tree(reader.clone(), kind.records(), kind.poll_policy()),
+            labels: Cache::new(reader.clone(), kind.labels(), kind.poll_policy()),
             locks: Cache::new(
                 reader.clone(),
                 kind.locks(),
-                PollPolicy { reading: PollPolicy::LOCKS.reading, ..kind.pace() },
+                PollPolicy { reading: PollPolicy::LOCKS.reading, ..kind.poll_policy() },
             ),
             begun: CancellationToken::new(),
             labelled: CancellationToken::new(),
             kind,
-            children: BTreeMap::new(),
+            running: BTreeMap::new(),
             turns: Arc::new(Semaphore::new(AT_WORK)),
             claiming: BTreeSet::new(),
             barred: BTreeMap::new(),
@@ -95,14 +95,14 @@ impl KindState {
 
     /// Whether everything that planning claims needs has been read.
     pub(super) fn is_read(&self) -> bool {
-        let locks = !self.begun.is_cancelled() || self.locks.seen().is_read();
-        let labels = !self.labelled.is_cancelled() || self.labels.seen().is_read();
-        self.records.seen().is_read() && locks && labels
+        let locks = !self.begun.is_cancelled() || self.locks.snapshot().is_read();
+        let labels = !self.labelled.is_cancelled() || self.labels.snapshot().is_read();
+        self.records.snapshot().is_read() && locks && labels
     }
 
     /// Begins to watch what is needed from now on. `by_labels`: some farm selects by them.
     pub(super) fn wake_watches(&self, by_labels: bool) {
-        if !self.records.seen().value.0.is_empty() || self.kind.is_wanted() {
+        if !self.records.snapshot().value.0.is_empty() || self.kind.is_wanted() {
             self.begun.cancel();
         }
         if by_labels || self.kind.needs_labels() {
@@ -122,14 +122,14 @@ impl KindState {
     /// `left_behind` have no record, and are claimed all the same.
     pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Instant) {
         self.barred.retain(|_, until| *until > now);
-        let seen = (self.records.seen(), self.locks.seen());
+        let seen = (self.records.snapshot(), self.locks.snapshot());
         let stocked =
             |(records, locks): &Stock| Arc::ptr_eq(&seen.0, records) && Arc::ptr_eq(&seen.1, locks);
         if !self.stock.as_ref().is_some_and(stocked) {
             self.count(&seen.0.value, &seen.1.value, left_behind, now);
             self.stock = Some(seen);
         }
-        let locks = self.locks.seen();
+        let locks = self.locks.snapshot();
         let is_owned = |id: &RecordId| locks.value.0.get(id).is_some_and(|of| of.owner.is_some());
         for id in left_behind.iter().filter(|id| !is_owned(id)) {
             self.unowned_since.entry(id.clone()).or_insert(now);
@@ -174,22 +174,22 @@ impl KindState {
 
 impl RunningRecord {
     pub(super) fn wake(&self) {
-        self.leash.wake.notify_one();
+        self.handle.wake.notify_one();
     }
 }
 
 impl KindState {
     /// Whether the bell is ours to answer, or nobody's any more.
     pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
-        if let Some(running) = self.children.get(id) {
-            if self.records.seen().index < rung {
-                self.records.hurry();
+        if let Some(running) = self.running.get(id) {
+            if self.records.snapshot().index < rung {
+                self.records.refresh_soon();
             }
             self.kind.rung(id);
             running.wake();
             return true;
         }
-        let records = self.records.seen();
+        let records = self.records.snapshot();
         records.is_read() && records.index >= rung && !records.value.0.contains_key(id)
     }
 }

@@ -22,7 +22,7 @@ pub type MakeScheduler = Box<dyn FnOnce(&Arc<ClusterView>) -> Arc<dyn Scheduler>
 /// The built-in scheduler: by labels, and by room.
 #[must_use]
 pub fn by_labels() -> MakeScheduler {
-    Box::new(|world| Arc::new(SelectorScheduler::new(world.clone())))
+    Box::new(|view| Arc::new(SelectorScheduler::new(view.clone())))
 }
 
 impl Farm {
@@ -30,31 +30,32 @@ impl Farm {
     #[must_use]
     pub fn of_all_kinds(
         settings: FarmSettings,
-        ground: Env,
+        env: Env,
         scheduler: MakeScheduler,
         discovery: Arc<dyn Discovery>,
     ) -> Farm {
-        let site = ControllerContext {
+        let ctx = ControllerContext {
             farm: settings.name.clone(),
-            reader: ground.store.clone(),
-            writer: Writer::new(ground.store.clone()),
-            clock: ground.clock.clone(),
-            ids: ground.ids.clone(),
+            reader: env.store.clone(),
+            writer: Writer::new(env.store.clone()),
+            clock: env.clock.clone(),
+            ids: env.ids.clone(),
             limits: settings.limits,
         };
-        let world = ClusterView::new(ground.store.clone(), settings.node_grace);
-        let placement = PlacementSources { scheduler: scheduler(&world), discovery };
+        let view = ClusterView::new(env.store.clone(), settings.node_grace);
+        let placement = PlacementSources { scheduler: scheduler(&view), discovery };
         let commands =
-            Cache::<Commands>::new(ground.store.clone(), key::commands(), PollPolicy::PROMPT);
-        let floor = SchedulerCaches::new(ground.store.clone(), world.clone(), commands.clone());
-        let jobs = JobCaches::new(ground.store.clone(), world.clone(), commands);
+            Cache::<Commands>::new(env.store.clone(), key::commands(), PollPolicy::PROMPT);
+        let scheduler_caches =
+            SchedulerCaches::new(env.store.clone(), view.clone(), commands.clone());
+        let jobs = JobCaches::new(env.store.clone(), view.clone(), commands);
         // Jobs are many and small.
-        let together = Writer::together(ground.store.clone(), settings.limits);
+        let together = Writer::together(env.store.clone(), settings.limits);
         let kinds: Vec<Arc<dyn Kind>> = vec![
-            Arc::new(RcKind::new(site.clone(), world, placement)),
-            Arc::new(OrderingKind::new(site.clone(), floor)),
-            Arc::new(JobKind::new(ControllerContext { writer: together, ..site }, jobs)),
+            Arc::new(RcKind::new(ctx.clone(), view, placement)),
+            Arc::new(OrderingKind::new(ctx.clone(), scheduler_caches)),
+            Arc::new(JobKind::new(ControllerContext { writer: together, ..ctx }, jobs)),
         ];
-        Farm::new(settings, ground, kinds)
+        Farm::new(settings, env, kinds)
     }
 }

@@ -51,8 +51,8 @@ pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReas
 /// Whether a tree that is empty now was not so when last read, or was not believed: then it is asked whether it may be
 /// read at all. Of a single entry that is gone nothing else would show that it is only hidden.
 #[must_use]
-pub fn emptied(entries: usize, suspicion: Option<&UntrustedReason>) -> bool {
-    !enabled(Failpoint::NoEmptinessGuard) && (entries > 0 || suspicion.is_some())
+pub fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
+    !enabled(Failpoint::NoEmptinessGuard) && (entries > 0 || untrusted.is_some())
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_tree_that_loses_more_than_half_at_once_is_not_believed() {
-        for (trusted, now, believed) in [
+        for (trusted, now, is_trusted) in [
             (0, 0, true),
             (1, 0, true),
             (2, 0, false),
@@ -72,7 +72,7 @@ mod tests {
             (1000, 499, false),
             (3, 100, true),
         ] {
-            assert_eq!(judge(trusted, now, false).is_none(), believed, "{trusted} -> {now}");
+            assert_eq!(judge(trusted, now, false).is_none(), is_trusted, "{trusted} -> {now}");
         }
         assert_eq!(judge(5, 5, true), Some(UntrustedReason::Filtered));
     }

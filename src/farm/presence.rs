@@ -29,7 +29,7 @@ impl FarmLoop<'_> {
         loop {
             let presence = self.presence(e);
             let farm = &self.farm.settings.name;
-            let store = self.farm.ground.store.as_ref();
+            let store = self.farm.env.store.as_ref();
             match announce(store, farm, e.epoch.session(), &presence).await {
                 Ok(true) => {
                     e.announced = Announced { said: Some(presence), at: Some(Instant::now()) };
@@ -48,8 +48,8 @@ impl FarmLoop<'_> {
 
     fn presence(&self, e: &SessionState) -> FarmPresence {
         let settings = &self.farm.settings;
-        let unusable = self.lots.iter().flat_map(|lot| {
-            lot.unusable.iter().take(20).map(|id| format!("{}{id}", lot.kind.records()))
+        let unusable = self.states.iter().flat_map(|state| {
+            state.unusable.iter().take(20).map(|id| format!("{}{id}", state.kind.records()))
         });
         FarmPresence {
             session: e.epoch.session().clone(),
@@ -57,11 +57,11 @@ impl FarmLoop<'_> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             since: e.since,
             claims: self
-                .lots
+                .states
                 .iter()
-                .map(|lot| (lot.kind.name().to_owned(), lot.children.len()))
+                .map(|state| (state.kind.name().to_owned(), state.running.len()))
                 .collect(),
-            scheduler: self.lots.iter().find_map(|lot| lot.kind.scheduler()),
+            scheduler: self.states.iter().find_map(|state| state.kind.scheduler()),
             suspicions: self.suspicions(),
             suspect_nodes: self.suspects().into_keys().collect(),
             unusable_keys: unusable.collect(),
@@ -70,15 +70,15 @@ impl FarmLoop<'_> {
     }
 
     fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        self.lots.iter().flat_map(|lot| lot.kind.suspects()).collect()
+        self.states.iter().flat_map(|state| state.kind.suspects()).collect()
     }
 
     pub(super) fn suspicions(&self) -> Vec<String> {
-        let records = self.lots.iter().filter_map(|lot| {
-            let why = lot.records.seen().suspicion?;
-            Some(format!("{}: {why}", lot.kind.records()))
+        let records = self.states.iter().filter_map(|state| {
+            let why = state.records.snapshot().untrusted?;
+            Some(format!("{}: {why}", state.kind.records()))
         });
-        records.chain(self.lots.iter().flat_map(|lot| lot.kind.suspicions())).collect()
+        records.chain(self.states.iter().flat_map(|state| state.kind.suspicions())).collect()
     }
 
     /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
@@ -86,7 +86,7 @@ impl FarmLoop<'_> {
     pub(super) fn announce_again(&mut self, e: &mut SessionState) -> Option<Instant> {
         let presence = self.presence(e);
         let at = e.announced.at?;
-        let peers = self.peers.seen();
+        let peers = self.peers.snapshot();
         let shown = peers.value.0.get(&self.farm.settings.name);
         let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
         if e.announced.said.as_ref() == Some(&presence) && (shown || !peers.is_read()) {
@@ -96,7 +96,7 @@ impl FarmLoop<'_> {
         if Instant::now() < due {
             return Some(due);
         }
-        let (store, session) = (self.farm.ground.store.clone(), e.epoch.session().clone());
+        let (store, session) = (self.farm.env.store.clone(), e.epoch.session().clone());
         let (name, news) = (self.farm.settings.name.clone(), presence.clone());
         e.beside.push(Box::pin(async move {
             match announce(store.as_ref(), &name, &session, &news).await {

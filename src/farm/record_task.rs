@@ -44,9 +44,9 @@ pub struct RecordTask {
     /// The record's kind.
     pub kind: Arc<dyn Kind>,
     /// Its claim and its trees.
-    pub post: ClaimedRecord,
+    pub claimed: ClaimedRecord,
     /// The farm's end.
-    pub leash: Arc<TaskHandle>,
+    pub handle: Arc<TaskHandle>,
     /// The right to be at work, of which a kind's children have a few together. Ten thousand at once would hold
     /// up the heartbeats of the session that they all write under.
     pub turns: Arc<Semaphore>,
@@ -65,13 +65,13 @@ impl RecordTask {
     /// Runs until it is told to stop or the claim is lost. Dropping an attempt in the middle is safe: whatever
     /// it had sent stands under the fence.
     pub async fn run(self) -> TaskExit {
-        let mut controller = self.kind.controller(self.post.clone());
+        let mut controller = self.kind.controller(self.claimed.clone());
         let (mut failures, mut store_failures) = (0, 0);
         loop {
             let attempt = tokio::select! {
                 biased;
-                () = self.leash.stop.cancelled() => return TaskExit::Stopped,
-                () = self.post.claim.lost() => return TaskExit::ClaimLost,
+                () = self.handle.stop.cancelled() => return TaskExit::Stopped,
+                () = self.claimed.claim.lost() => return TaskExit::ClaimLost,
                 attempt = self.attempt(controller.as_mut()) => attempt,
             };
             let (hold, wait) = match attempt {
@@ -87,7 +87,7 @@ impl RecordTask {
                 Attempt::Failed(ReconcileError::Store(error)) => {
                     store_failures += 1;
                     if store_failures == 1 {
-                        info!(record = %self.post.id, %error, "will try again");
+                        info!(record = %self.claimed.id, %error, "will retry");
                     }
                     let base = Duration::from_millis(50);
                     let pause = backoff(base, Duration::from_secs(5), store_failures - 1);
@@ -96,7 +96,7 @@ impl RecordTask {
                 Attempt::Failed(ReconcileError::Elsewhere(why)) => {
                     store_failures += 1;
                     if store_failures == 1 {
-                        warn!(record = %self.post.id, why, "will try again");
+                        warn!(record = %self.claimed.id, why, "will retry");
                     }
                     let base = Duration::from_millis(500);
                     let pause = backoff(base, Duration::from_secs(30), store_failures - 1);
@@ -108,7 +108,7 @@ impl RecordTask {
                 }
                 Attempt::Panicked(why) => {
                     failures += 1;
-                    controller = self.kind.controller(self.post.clone());
+                    controller = self.kind.controller(self.claimed.clone());
                     let why = format!("internal error: {why}");
                     self.contain(controller.as_mut(), failures.max(PATIENCE), &why).await
                 }
@@ -123,13 +123,13 @@ impl RecordTask {
     async fn wait(&self, hold: Duration, wait: Duration) -> Option<TaskExit> {
         tokio::select! {
             biased;
-            () = self.leash.stop.cancelled() => Some(TaskExit::Stopped),
-            () = self.post.claim.lost() => Some(TaskExit::ClaimLost),
+            () = self.handle.stop.cancelled() => Some(TaskExit::Stopped),
+            () = self.claimed.claim.lost() => Some(TaskExit::ClaimLost),
             () = async {
                 sleep(hold).await;
                 tokio::select! {
                     biased;
-                    () = self.leash.wake.notified() => {}
+                    () = self.handle.wake.notified() => {}
                     () = sleep(wait) => {}
                 }
             } => None,
@@ -144,20 +144,20 @@ impl RecordTask {
         why: &str,
     ) -> (Duration, Duration) {
         if failures < PATIENCE || enabled(Failpoint::NoQuarantine) {
-            warn!(record = %self.post.id, failures, why, "the record fails");
+            warn!(record = %self.claimed.id, failures, why, "the record fails");
             return (self.ids.jitter(Duration::from_millis(500), 0.5), Duration::ZERO);
         }
         let base = Duration::from_secs(10);
         let pause = backoff(base, Duration::from_secs(300), failures - PATIENCE);
         let pause = self.ids.jitter(pause, 0.2);
-        error!(alert = true, record = %self.post.id, failures, why, ?pause, "quarantined");
+        error!(alert = true, record = %self.claimed.id, failures, why, ?pause, "quarantined");
         let report = AssertUnwindSafe(controller.report_quarantine(why, pause)).catch_unwind();
         tokio::select! {
             biased;
-            () = self.leash.stop.cancelled() => {}
-            () = self.post.claim.lost() => {}
+            () = self.handle.stop.cancelled() => {}
+            () = self.claimed.claim.lost() => {}
             reported = report => if let Ok(Err(error)) = reported {
-                warn!(record = %self.post.id, %error, "the quarantine could not be reported");
+                warn!(record = %self.claimed.id, %error, "the quarantine could not be reported");
             }
         }
         // A change of the record may be the cure, so a wake ends the pause after a moment.

@@ -29,7 +29,7 @@ pub struct Record {
 pub struct Records(pub BTreeMap<RecordId, Arc<Record>>);
 
 impl CacheIndex for Records {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let record = |entry: Entry| {
             let id = RecordId::from(prefix.tail(&entry.key)?);
             let same = old.0.get_key_value(&id).filter(|(_, old)| old.index == entry.modify_index);
@@ -64,7 +64,7 @@ pub struct RecordLocks {
 pub struct Locks(pub BTreeMap<RecordId, RecordLocks>);
 
 impl CacheIndex for Locks {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut locks: BTreeMap<RecordId, RecordLocks> = BTreeMap::new();
         for entry in entries {
             let Some(session) = entry.session else { continue };
@@ -130,7 +130,7 @@ impl RecordLabels {
 }
 
 impl CacheIndex for RecordLabels {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let labels = |entry: Entry| {
             let id = RecordId::from(prefix.tail(&entry.key)?);
             match old.0.get(&id) {
@@ -200,7 +200,7 @@ pub struct PeerFarm {
 pub struct Peers(pub BTreeMap<FarmName, PeerFarm>);
 
 impl CacheIndex for Peers {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let peer = |entry: Entry| {
             let name: FarmName = prefix.tail(&entry.key)?.parse().ok()?;
             let session = entry.session?;
@@ -223,7 +223,7 @@ impl CacheIndex for Peers {
 pub struct Doorbells(pub BTreeMap<(String, RecordId), Index>);
 
 impl CacheIndex for Doorbells {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let bell = |entry: Entry| {
             let (kind, id) = prefix.tail(&entry.key)?.split_once('/')?;
             Some(((kind.to_owned(), RecordId::from(id)), entry.modify_index))
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn locks_of_one_record_are_told_apart() {
-        let locks = Locks::digest(
+        let locks = Locks::build(
             &Locks::default(),
             &key::rc_locks(),
             vec![
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn malformed_labels_match_only_everything() {
-        let labels = RecordLabels::digest(
+        let labels = RecordLabels::build(
             &RecordLabels::default(),
             &key::labels(key::LabelKind::ReplicationController),
             vec![
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_presence_without_a_session_is_nobody() {
         let value = r#"{"session":"s","selector":"","version":"1","since":"2026-01-01T00:00:00Z"}"#;
-        let peers = Peers::digest(
+        let peers = Peers::build(
             &Peers::default(),
             &key::farms(),
             vec![

@@ -54,7 +54,7 @@ pub enum FarmError {
 /// A farm, set up but not yet running.
 pub struct Farm {
     pub(super) settings: FarmSettings,
-    pub(super) ground: Env,
+    pub(super) env: Env,
     kinds: Vec<Arc<dyn Kind>>,
     report: Arc<Mutex<FarmReport>>,
 }
@@ -62,8 +62,8 @@ pub struct Farm {
 impl Farm {
     /// A farm of the given kinds.
     #[must_use]
-    pub fn new(settings: FarmSettings, ground: Env, kinds: Vec<Arc<dyn Kind>>) -> Self {
-        Farm { settings, ground, kinds, report: Arc::default() }
+    pub fn new(settings: FarmSettings, env: Env, kinds: Vec<Arc<dyn Kind>>) -> Self {
+        Farm { settings, env, kinds, report: Arc::default() }
     }
 
     /// What the farm does at the moment; stays readable while it runs.
@@ -88,26 +88,32 @@ impl Farm {
             started = self.preflight() => started,
         };
         started?;
-        let reader: Arc<dyn crate::store::Reader> = self.ground.store.clone();
-        let inbox = Arc::new(WakeQueue::default());
+        let reader: Arc<dyn crate::store::Reader> = self.env.store.clone();
+        let wake_queue = Arc::new(WakeQueue::default());
         let peers = Cache::<Peers>::new(reader.clone(), key::farms(), PollPolicy::PROMPT);
-        let bells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);
-        let lots: Vec<KindState> =
+        let doorbells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);
+        let states: Vec<KindState> =
             self.kinds.iter().map(|kind| KindState::new(kind.clone(), &reader)).collect();
         let mut watches = JoinSet::new();
-        for watch in self.watches(&inbox, &peers, &bells, &lots) {
+        for watch in self.watches(&wake_queue, &peers, &doorbells, &states) {
             watches.spawn(failpoints::task(watch.instrument(tracing::Span::current())));
         }
-        let mut days =
-            FarmLoop { farm: &self, inbox, peers, bells, lots, peers_since: BTreeMap::new() };
+        let mut farm_loop = FarmLoop {
+            farm: &self,
+            wake_queue,
+            peers,
+            doorbells,
+            states,
+            peers_since: BTreeMap::new(),
+        };
         let stop = shutdown.child_token();
-        let mut living = pin!(self.live(&mut days, &stop));
+        let mut living = pin!(self.live(&mut farm_loop, &stop));
         let ended = tokio::select! {
             biased;
             () = &mut living => Ok(()),
             // A watch has no end. What it would have shown stays as it was, and nobody would know.
             Some(died) = watches.join_next() => {
-                error!(alert = true, ?died, "a watch ended: the farm stops, for it would go on with what it last saw");
+                error!(alert = true, ?died, "a watch ended: the farm stops rather than act on stale data");
                 stop.cancel();
                 living.await;
                 Err(FarmError::WatchDied)
@@ -119,10 +125,10 @@ impl Farm {
     }
 
     /// One session after the other.
-    async fn live(&self, days: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
+    async fn live(&self, farm_loop: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
-            self.ground.store.clone(),
-            FarmMember::farm(&self.settings.name, &self.ground.ids.uuid()),
+            self.env.store.clone(),
+            FarmMember::farm(&self.settings.name, &self.env.ids.uuid()),
             self.settings.session.clone(),
         ));
         let mut failures = 0;
@@ -136,7 +142,7 @@ impl Farm {
                 Ok(kept) => {
                     failures = 0;
                     let kept = Arc::new(kept);
-                    days.epoch(&keeper, &kept, shutdown).await;
+                    farm_loop.epoch(&keeper, &kept, shutdown).await;
                     keeper.close(&kept, shutdown.is_cancelled()).await;
                     if !shutdown.is_cancelled() {
                         self.note(|report| report.epochs_lost += 1);
@@ -152,7 +158,7 @@ impl Farm {
                     tokio::select! {
                         biased;
                         () = shutdown.cancelled() => break,
-                        () = sleep(self.ground.ids.jitter(pause, 0.5)) => {}
+                        () = sleep(self.env.ids.jitter(pause, 0.5)) => {}
                     }
                 }
             }
@@ -162,7 +168,7 @@ impl Farm {
     async fn preflight(&self) -> Result<(), PreflightError> {
         let mut failures = 0;
         loop {
-            match preflight::check(self.ground.store.as_ref(), &self.kinds).await {
+            match preflight::check(self.env.store.as_ref(), &self.kinds).await {
                 Err(error) if error.is_retryable() => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {
@@ -170,7 +176,7 @@ impl Farm {
                     }
                     let pause =
                         backoff(Duration::from_millis(200), Duration::from_secs(5), failures - 1);
-                    sleep(self.ground.ids.jitter(pause, 0.5)).await;
+                    sleep(self.env.ids.jitter(pause, 0.5)).await;
                 }
                 result => return result,
             }
@@ -179,58 +185,58 @@ impl Farm {
 
     fn watches(
         &self,
-        inbox: &Arc<WakeQueue>,
+        wake_queue: &Arc<WakeQueue>,
         peers: &Arc<Cache<Peers>>,
-        bells: &Arc<Cache<Doorbells>>,
-        lots: &[KindState],
+        doorbells: &Arc<Cache<Doorbells>>,
+        states: &[KindState],
     ) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.ground.ids.fork();
-        let post = |event: FarmEvent| {
-            let inbox = inbox.clone();
-            move || inbox.post(event.clone())
+        let ids = || self.env.ids.fork();
+        let push = |event: FarmEvent| {
+            let wake_queue = wake_queue.clone();
+            move || wake_queue.push(event.clone())
         };
-        let (claims, rung) = (post(FarmEvent::Claims), post(FarmEvent::Doorbells));
+        let (claims, rung) = (push(FarmEvent::Claims), push(FarmEvent::Doorbells));
         let mut all: Vec<BoxFuture<'static, ()>> = vec![
             Box::pin(peers.clone().watch(ids(), move |old, new| {
                 if old.value != new.value {
                     claims();
                 }
             })),
-            Box::pin(bells.clone().watch(ids(), move |_, _| rung())),
+            Box::pin(doorbells.clone().watch(ids(), move |_, _| rung())),
         ];
-        for lot in lots {
-            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
-            all.push(Box::pin(lot.records.clone().watch(ids(), move |old, new| {
+        for state in states {
+            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
+            all.push(Box::pin(state.records.clone().watch(ids(), move |old, new| {
                 let (old_len, changed) =
                     (old.value.0.len(), changed_records(&old.value, &new.value));
                 // A record that came or went; a mere edit wakes its own task alone.
                 let moved = old_len != new.value.0.len()
                     || changed.iter().any(|id| !old.value.0.contains_key(id));
-                inbox_.post(FarmEvent::Changed(changed));
+                queue.push(FarmEvent::Changed(changed));
                 if moved || !new.is_trusted_as(old) {
                     claims();
                 }
             })));
-            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
-            let labels = lot.labels.clone().watch(ids(), move |old, new| {
-                inbox_.post(FarmEvent::Changed(RecordLabels::touched(&old.value, &new.value)));
+            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
+            let labels = state.labels.clone().watch(ids(), move |old, new| {
+                queue.push(FarmEvent::Changed(RecordLabels::touched(&old.value, &new.value)));
                 claims();
             });
-            all.push(from(&lot.labelled, labels));
-            let (claims, inbox_) = (post(FarmEvent::Claims), inbox.clone());
-            let locks = lot.locks.clone().watch(ids(), move |old, new| {
+            all.push(from(&state.labelled, labels));
+            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
+            let locks = state.locks.clone().watch(ids(), move |old, new| {
                 let other = |locks: &Locks, id| {
                     locks.0.get(id).map(|l| l.others.clone()).unwrap_or_default()
                 };
                 let ids = old.value.0.keys().chain(new.value.0.keys());
                 let touched = ids.filter(|id| other(&old.value, id) != other(&new.value, id));
-                inbox_.post(FarmEvent::Changed(touched.cloned().collect()));
+                queue.push(FarmEvent::Changed(touched.cloned().collect()));
                 claims();
             });
-            all.extend(lot.kind.watches(inbox));
-            all.push(from(&lot.begun, locks));
-            let of_records = lot.kind.watches_of_records(inbox).into_iter();
-            all.extend(of_records.map(|watch| from(&lot.begun, watch)));
+            all.extend(state.kind.watches(wake_queue));
+            all.push(from(&state.begun, locks));
+            let of_records = state.kind.watches_of_records(wake_queue).into_iter();
+            all.extend(of_records.map(|watch| from(&state.begun, watch)));
         }
         all
     }

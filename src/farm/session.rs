@@ -172,7 +172,7 @@ impl Keeper {
             match self.store.destroy_session(&session).await {
                 Err(error) if error.is_retryable() => return Err(error),
                 Err(error) => warn!(%session, %error, "an earlier session cannot be closed"),
-                Ok(()) => info!(%session, "an earlier session is closed, its locks are given up"),
+                Ok(()) => info!(%session, "closed an earlier session, its claims are released"),
             }
             self.unclosed().pop();
         }
@@ -305,7 +305,7 @@ impl Keeper {
         let limit = Duration::from_secs(3);
         let session = kept.epoch.session();
         match timeout(limit, self.store.destroy_session(session)).await {
-            Ok(Ok(())) => info!(%session, "session closed, locks given up"),
+            Ok(Ok(())) => info!(%session, "session closed, claims released"),
             Ok(Err(error)) => {
                 warn!(%session, %error, "the session could not be closed");
                 self.unclosed().push(session.clone());

@@ -52,10 +52,10 @@ pub(super) enum Done {
 /// What lives longer than an epoch.
 pub(super) struct FarmLoop<'f> {
     pub(super) farm: &'f Farm,
-    pub(super) inbox: Arc<WakeQueue>,
+    pub(super) wake_queue: Arc<WakeQueue>,
     pub(super) peers: Arc<Cache<Peers>>,
-    pub(super) bells: Arc<Cache<Doorbells>>,
-    pub(super) lots: Vec<KindState>,
+    pub(super) doorbells: Arc<Cache<Doorbells>>,
+    pub(super) states: Vec<KindState>,
     /// Since when each farm has been seen, and the CreateIndex of its presence: a new one is a new farm.
     pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
 }
@@ -94,7 +94,7 @@ impl FarmLoop<'_> {
 
     async fn work(&mut self, epoch: &Epoch, shutdown: &CancellationToken) {
         let farm = &self.farm.settings;
-        let store = self.farm.ground.store.clone();
+        let store = self.farm.env.store.clone();
         let claims = Claims::new(store, farm.name.clone(), epoch.clone(), farm.limits);
         let mut e = SessionState {
             epoch: epoch.clone(),
@@ -102,7 +102,7 @@ impl FarmLoop<'_> {
             tasks: JoinSet::new(),
             beside: FuturesUnordered::new(),
             parted: Vec::new(),
-            since: self.farm.ground.clock.wall(),
+            since: self.farm.env.clock.wall(),
             announced: Announced::default(),
             answering: Answering::default(),
         };
@@ -127,7 +127,7 @@ impl FarmLoop<'_> {
     async fn serve(&mut self, e: &mut SessionState, shutdown: &CancellationToken) {
         let mut again_at = Some(Instant::now());
         loop {
-            let inbox = self.inbox.clone();
+            let wake_queue = self.wake_queue.clone();
             let mut replan = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -151,7 +151,7 @@ impl FarmLoop<'_> {
                             false
                         }
                         Done::Read(n) => {
-                            self.lots[n].is_doubted = false;
+                            self.states[n].is_doubted = false;
                             true
                         }
                         // Whatever became of the locks, they are planned for anew.
@@ -161,19 +161,19 @@ impl FarmLoop<'_> {
                             e.announced.said = presence;
                             false
                         }
-                        Done::Quiet(standing) => {
-                            e.answering.still_hang(standing, Instant::now());
+                        Done::Quiet(pending) => {
+                            e.answering.still_hang(pending, Instant::now());
                             false
                         }
                     }
                 }
-                events = inbox.take() => self.heard(e, events),
+                events = wake_queue.take() => self.heard(e, events),
                 () = wait_until(again_at) => true,
             };
             // The first plan waits for every tree; a half-read world would look like unowned records.
             let by_labels = self.is_selected_by_labels();
-            self.lots.iter().for_each(|lot| lot.wake_watches(by_labels));
-            replan &= self.lots.iter().all(KindState::is_read) && self.peers.seen().is_read();
+            self.states.iter().for_each(|state| state.wake_watches(by_labels));
+            replan &= self.states.iter().all(KindState::is_read) && self.peers.snapshot().is_read();
             if replan {
                 again_at = self.plan_claims(e);
             } else if again_at.is_some_and(|at| at <= Instant::now()) {
@@ -186,7 +186,7 @@ impl FarmLoop<'_> {
 
     /// Whether any live farm claims some records only.
     fn is_selected_by_labels(&self) -> bool {
-        let peers = self.peers.seen();
+        let peers = self.peers.snapshot();
         let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
         !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
     }
@@ -198,16 +198,16 @@ impl FarmLoop<'_> {
             match event {
                 FarmEvent::Claims => replan = true,
                 FarmEvent::Changed(ids) => {
-                    for lot in &self.lots {
+                    for state in &self.states {
                         ids.iter()
-                            .filter_map(|id| lot.children.get(id))
+                            .filter_map(|id| state.running.get(id))
                             .for_each(RunningRecord::wake);
                     }
                 }
                 FarmEvent::All => {
-                    self.lots
+                    self.states
                         .iter()
-                        .flat_map(|lot| lot.children.values())
+                        .flat_map(|state| state.running.values())
                         .for_each(RunningRecord::wake);
                 }
                 FarmEvent::Doorbells => self.answer_bells(e),
@@ -218,9 +218,9 @@ impl FarmLoop<'_> {
 
     /// Answers the doorbells of our records: their trees are read at once, and their tasks look again.
     fn answer_bells(&self, e: &mut SessionState) {
-        let bells = self.bells.seen();
-        e.answering.forget_all_but(&bells.value);
-        for (bell, index) in &bells.value.0 {
+        let doorbells = self.doorbells.snapshot();
+        e.answering.forget_all_but(&doorbells.value);
+        for (bell, index) in &doorbells.value.0 {
             if e.answering.is_answered(bell, *index) {
                 continue;
             }
@@ -229,8 +229,8 @@ impl FarmLoop<'_> {
             if confirmed {
                 self.confirm();
             }
-            let lot = self.lots.iter().find(|lot| lot.kind.name() == kind);
-            if confirmed || lot.is_some_and(|lot| lot.answer_bell(id, *index)) {
+            let state = self.states.iter().find(|state| state.kind.name() == kind);
+            if confirmed || state.is_some_and(|state| state.answer_bell(id, *index)) {
                 e.answering.answered(bell.clone(), *index, Instant::now());
             }
         }
@@ -242,26 +242,26 @@ impl FarmLoop<'_> {
         if let Some(at) = e.answering.due().filter(|at| *at > now) {
             return Some(at);
         }
-        for bells in e.answering.take(self.farm.settings.limits.ops) {
-            e.beside.push(Box::pin(quieten(self.farm.ground.store.clone(), bells)));
+        for doorbells in e.answering.take(self.farm.settings.limits.ops) {
+            e.beside.push(Box::pin(quieten(self.farm.env.store.clone(), doorbells)));
         }
         None
     }
 
     /// A person says that the trees are meant to be as small as they are.
     fn confirm(&self) {
-        warn!("a person confirms that the trees are meant to be as small as they are");
-        for lot in &self.lots {
-            lot.records.confirm();
-            lot.kind.confirm();
-            lot.children.values().for_each(RunningRecord::wake);
+        warn!("mass deletion confirmed by an operator");
+        for state in &self.states {
+            state.records.confirm();
+            state.kind.confirm();
+            state.running.values().for_each(RunningRecord::wake);
         }
-        self.inbox.post(FarmEvent::Claims);
+        self.wake_queue.push(FarmEvent::Claims);
     }
 
     fn plan_claims(&mut self, e: &mut SessionState) -> Option<Instant> {
         let now = Instant::now();
-        let peers = self.peers.seen();
+        let peers = self.peers.snapshot();
         self.peers_since.retain(|farm, _| peers.value.0.contains_key(farm));
         for (farm, peer) in &peers.value.0 {
             let seen = self.peers_since.entry(farm.clone()).or_insert((now, peer.created));
@@ -271,34 +271,34 @@ impl FarmLoop<'_> {
         }
         let since = self.peers_since.iter().map(|(farm, (at, _))| (farm.clone(), *at)).collect();
         let mut again_at: Option<Instant> = None;
-        for n in 0..self.lots.len() {
-            let lot = &mut self.lots[n];
-            let (records, labels) = (lot.records.seen(), lot.labels.seen());
-            let left_behind = match records.suspicion {
-                None => lot.kind.left_behind(&records.value),
+        for n in 0..self.states.len() {
+            let state = &mut self.states[n];
+            let (records, labels) = (state.records.snapshot(), state.labels.snapshot());
+            let left_behind = match records.untrusted {
+                None => state.kind.left_behind(&records.value),
                 Some(_) => BTreeSet::new(),
             };
             if !left_behind.is_empty() {
                 // When nothing is left nobody says so.
                 again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
             }
-            lot.take_stock(&left_behind, now);
-            let held = lot.children.keys().chain(&lot.claiming).cloned().collect();
+            state.take_stock(&left_behind, now);
+            let held = state.running.keys().chain(&state.claiming).cloned().collect();
             let decided = plan(&ClaimsObserved {
                 records: &records.value,
                 left_behind: &left_behind,
                 labels: &labels.value,
-                locks: &lot.locks.seen().value,
+                locks: &state.locks.snapshot().value,
                 peers: &peers.value,
                 peers_since: &since,
                 me: &self.farm.settings.name,
                 session: e.epoch.session(),
                 selector: &self.farm.settings.selector,
                 held: &held,
-                barred: &lot.barred,
-                unowned_since: &lot.unowned_since,
-                doubtful: lot.is_doubted,
-                suspicious: records.suspicion.is_some(),
+                barred: &state.barred,
+                unowned_since: &state.unowned_since,
+                doubtful: state.is_doubted,
+                suspicious: records.untrusted.is_some(),
                 now,
             });
             again_at = [again_at, decided.again_at].into_iter().flatten().min();
@@ -307,8 +307,8 @@ impl FarmLoop<'_> {
         let suspicions = self.suspicions();
         self.farm.note(|report| {
             report.suspicions = suspicions;
-            for lot in &self.lots {
-                report.claims.insert(lot.kind.name().to_owned(), lot.children.len());
+            for state in &self.states {
+                report.claims.insert(state.kind.name().to_owned(), state.running.len());
             }
         });
         again_at
@@ -322,33 +322,33 @@ impl FarmLoop<'_> {
         plan: ClaimPlan,
         labels: &RecordLabels,
     ) {
-        let peers = self.peers.seen();
-        let lot = &mut self.lots[n];
+        let peers = self.peers.snapshot();
+        let state = &mut self.states[n];
         if !plan.claim.is_empty() || !plan.adopt.is_empty() {
-            lot.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
+            state.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
             let new =
-                plan.adopt.is_empty() && plan.claim.iter().all(|id| !lot.had_owner.contains(id));
+                plan.adopt.is_empty() && plan.claim.iter().all(|id| !state.had_owner.contains(id));
             e.beside.push(Box::pin(claim_round(
                 e.claims.clone(),
                 n,
-                lot.kind.clone(),
-                lot.records.clone(),
+                state.kind.clone(),
+                state.records.clone(),
                 plan.claim,
                 plan.adopt,
                 new,
             )));
         }
         for (id, lock) in plan.stray {
-            info!(kind = lot.kind.name(), record = %id, lock, "a lock left behind is given up");
-            lot.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
-            let (claims, kind) = (e.claims.clone(), lot.kind.clone());
+            info!(kind = state.kind.name(), record = %id, lock, "released an orphaned lock");
+            state.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            let (claims, kind) = (e.claims.clone(), state.kind.clone());
             e.beside.push(Box::pin(async move {
                 Done::Parted(n, claims.release_stray(kind.as_ref(), &id, &lock).await)
             }));
         }
-        let guard = |id: &RecordId| labels.guard(&lot.kind.labels(), id);
+        let guard = |id: &RecordId| labels.guard(&state.kind.labels(), id);
         let release = plan.release.into_iter().map(|id| {
-            let is_there = lot.records.seen().value.0.contains_key(&id);
+            let is_there = state.records.snapshot().value.0.contains_key(&id);
             let guard = is_there.then(|| guard(&id)).flatten();
             (id, LockRelease::Release(guard))
         });
@@ -362,14 +362,14 @@ impl FarmLoop<'_> {
         let mut dropped = false;
         let partings: Vec<_> = release.chain(drop).chain(hand_over).collect();
         for (id, parting) in partings {
-            match lot.children.get_mut(&id) {
+            match state.running.get_mut(&id) {
                 Some(running) if running.parting.is_none() => {
                     dropped |= parting == LockRelease::Drop;
                     running.parting = Some(parting);
-                    running.leash.stop.cancel();
+                    running.handle.stop.cancel();
                 }
                 Some(_) => {}
-                None if !lot.claiming.contains(&id) => e.parted.push((n, id, parting)),
+                None if !state.claiming.contains(&id) => e.parted.push((n, id, parting)),
                 None => {}
             }
         }
@@ -381,43 +381,43 @@ impl FarmLoop<'_> {
 
     /// Starts the tasks of records just claimed.
     fn claimed(&mut self, e: &mut SessionState, n: usize, round: Round) {
-        let lot = &mut self.lots[n];
+        let state = &mut self.states[n];
         let now = Instant::now();
         for id in round.busy.into_iter().chain(round.unknown) {
-            lot.claiming.remove(&id);
-            lot.bar(id, now);
+            state.claiming.remove(&id);
+            state.bar(id, now);
         }
         if !round.won.is_empty() {
-            info!(kind = lot.kind.name(), records = round.won.len(), "claimed");
+            info!(kind = state.kind.name(), records = round.won.len(), "claimed");
         }
         for id in round.won {
-            lot.claiming.remove(&id);
-            lot.refused.remove(&id);
-            lot.unowned_since.insert(id.clone(), now);
-            let Some(lock) = lock_key(lot.kind.as_ref(), &id) else { continue };
+            state.claiming.remove(&id);
+            state.refused.remove(&id);
+            state.unowned_since.insert(id.clone(), now);
+            let Some(lock) = lock_key(state.kind.as_ref(), &id) else { continue };
             let claim = Claim::new(lock, e.epoch.clone());
-            let leash = Arc::new(TaskHandle {
+            let handle = Arc::new(TaskHandle {
                 wake: Arc::new(Notify::new()),
                 stop: CancellationToken::new(),
             });
-            let post = ClaimedRecord {
+            let claimed = ClaimedRecord {
                 id: id.clone(),
                 claim: claim.clone(),
-                records: lot.records.clone(),
-                labels: lot.labels.clone(),
-                locks: lot.locks.clone(),
+                records: state.records.clone(),
+                labels: state.labels.clone(),
+                locks: state.locks.clone(),
             };
             let child = RecordTask {
-                kind: lot.kind.clone(),
-                post,
-                leash: leash.clone(),
-                turns: lot.turns.clone(),
-                ids: self.farm.ground.ids.fork(),
+                kind: state.kind.clone(),
+                claimed,
+                handle: handle.clone(),
+                turns: state.turns.clone(),
+                ids: self.farm.env.ids.fork(),
             };
             let name = id.clone();
             let task = async move { (n, name, child.run().await) };
             e.tasks.spawn(failpoints::task(task.instrument(tracing::Span::current())));
-            lot.children.insert(id, RunningRecord { leash, claim, parting: None });
+            state.running.insert(id, RunningRecord { handle, claim, parting: None });
         }
     }
 
@@ -431,18 +431,18 @@ impl FarmLoop<'_> {
             Err(error) => {
                 // A child contains its controller's panics, so this is a fault of the farm itself. The record
                 // stays claimed and idle until the next epoch; ending the epoch is the cure.
-                error!(alert = true, %error, "a task ended badly: the epoch is given up");
+                error!(alert = true, %error, "a task panicked: closing the session");
                 e.epoch.end();
                 return;
             }
         };
-        let lot = &mut self.lots[n];
-        let Some(running) = lot.children.remove(&id) else { return };
+        let state = &mut self.states[n];
+        let Some(running) = state.running.remove(&id) else { return };
         match (running.parting, exit) {
             (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
             (_, TaskExit::ClaimLost) if e.epoch.is_live() => {
-                warn!(kind = lot.kind.name(), record = %id, "the claim is lost");
-                lot.barred.insert(id, Instant::now() + BUSY_PAUSE);
+                warn!(kind = state.kind.name(), record = %id, "the claim is lost");
+                state.barred.insert(id, Instant::now() + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
                 // Its tree may say for a long time that the lock is ours, and the record would be taken up again.
                 self.doubt(e, n);
@@ -454,18 +454,18 @@ impl FarmLoop<'_> {
     /// Consul has refused what followed from the locks or the labels of a kind: they are read anew, once for all who
     /// doubt.
     fn doubt(&mut self, e: &mut SessionState, n: usize) {
-        let lot = &mut self.lots[n];
-        if std::mem::replace(&mut lot.is_doubted, true) {
+        let state = &mut self.states[n];
+        if std::mem::replace(&mut state.is_doubted, true) {
             return;
         }
         // Labels that nobody has looked at stay unread: once read, they would count as up to date.
-        let labels = lot.labelled.is_cancelled().then(|| lot.labels.clone());
-        e.beside.push(Box::pin(read_anew(n, lot.locks.clone(), labels)));
+        let labels = state.labelled.is_cancelled().then(|| state.labels.clone());
+        e.beside.push(Box::pin(read_anew(n, state.locks.clone(), labels)));
     }
 
     /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
     fn part(&mut self, e: &mut SessionState) {
-        let stopping = self.lots.iter().flat_map(|lot| lot.children.values());
+        let stopping = self.states.iter().flat_map(|state| state.running.values());
         let stopping = stopping.filter(|running| running.parting.is_some()).count();
         if e.parted.is_empty() || (stopping > 0 && e.parted.len() < 30) {
             return;
@@ -474,7 +474,7 @@ impl FarmLoop<'_> {
         let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
         for (n, id, parting) in e.parted.drain(..) {
             // Until the lock tree shows the new owner, the record must not look like one to adopt.
-            self.lots[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            self.states[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
             match parting {
                 LockRelease::Release(guard) => releases.entry(n).or_default().push((id, guard)),
                 LockRelease::HandOver(farm, to, guard) => {
@@ -484,14 +484,14 @@ impl FarmLoop<'_> {
             }
         }
         for (n, ids) in releases {
-            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            let (claims, kind) = (e.claims.clone(), self.states[n].kind.clone());
             info!(kind = kind.name(), records = ids.len(), "released");
             e.beside.push(Box::pin(async move {
                 Done::Parted(n, claims.release(kind.as_ref(), &ids).await)
             }));
         }
         for ((n, farm, to), ids) in hand_overs {
-            let (claims, kind) = (e.claims.clone(), self.lots[n].kind.clone());
+            let (claims, kind) = (e.claims.clone(), self.states[n].kind.clone());
             info!(kind = kind.name(), records = ids.len(), to = %farm, "handed over");
             e.beside.push(Box::pin(async move {
                 Done::Parted(n, claims.hand_over(kind.as_ref(), &ids, &farm, &to).await)
@@ -501,13 +501,13 @@ impl FarmLoop<'_> {
 
     /// Stops every task and waits for it. The locks go with the session.
     async fn stop_all(&mut self, e: &mut SessionState) {
-        let running: usize = self.lots.iter().map(|lot| lot.children.len()).sum();
-        for lot in &mut self.lots {
-            lot.children.values().for_each(|running| running.leash.stop.cancel());
-            lot.children.clear();
-            lot.claiming.clear();
-            lot.barred.clear();
-            lot.is_doubted = false;
+        let running: usize = self.states.iter().map(|state| state.running.len()).sum();
+        for state in &mut self.states {
+            state.running.values().for_each(|running| running.handle.stop.cancel());
+            state.running.clear();
+            state.claiming.clear();
+            state.barred.clear();
+            state.is_doubted = false;
         }
         if running > 0 {
             info!(records = running, "stopping the tasks");
@@ -521,24 +521,24 @@ impl FarmLoop<'_> {
 }
 
 /// Takes bells down, each unless it was rung anew.
-async fn quieten(store: Arc<dyn Store>, bells: Vec<Rung>) -> Done {
+async fn quieten(store: Arc<dyn Store>, doorbells: Vec<Rung>) -> Done {
     let down = |((kind, id), index): &Rung| {
         let key = key::bells().key_of(&format!("{kind}/{id}"))?;
         Some(Op::DeleteCas { key, index: *index })
     };
-    let ops: Vec<Op> = bells.iter().filter_map(down).collect();
-    let mut standing = Vec::new();
+    let ops: Vec<Op> = doorbells.iter().filter_map(down).collect();
+    let mut pending = Vec::new();
     if !matches!(store.txn(&ops).await, Ok(TxnOutcome::Committed { .. })) {
-        for (bell, index) in bells {
+        for (bell, index) in doorbells {
             let (kind, id) = &bell;
             let Some(down) = key::bells().key_of(&format!("{kind}/{id}")) else { continue };
             if let Err(error) = store.delete(&down, DeleteMode::Cas(index)).await {
-                warn!(%error, bell = %down, "an answered bell cannot be taken down yet");
-                standing.push((bell, index));
+                warn!(%error, bell = %down, "a handled doorbell cannot be deleted yet");
+                pending.push((bell, index));
             }
         }
     }
-    Done::Quiet(standing)
+    Done::Quiet(pending)
 }
 
 async fn wait_until(at: Option<Instant>) {
@@ -565,7 +565,7 @@ async fn read_anew(
     }
     .await
     {
-        debug!(%error, "locks and labels cannot be read anew yet");
+        debug!(%error, "locks and labels cannot be reread yet");
         sleep(backoff(READ_AGAIN.0, READ_AGAIN.1, failures)).await;
         failures += 1;
     }
@@ -585,14 +585,14 @@ async fn claim_round(
 ) -> Done {
     let mut round = claims.take(kind.clone(), free).await;
     round.won.extend(adopted);
-    let seen = records.seen();
+    let seen = records.snapshot();
     // What has no record is claimed for what is left of it.
     let created = |id| seen.value.0.get(id).filter(|_| new).map(|record| record.created);
     let oldest = round.won.iter().map(|id| created(id).unwrap_or(Index::ZERO)).min();
     if let Some(oldest) = oldest
         && let Err(error) = kind.prepare(oldest).await
     {
-        warn!(%error, "the trees could not be read after claiming; each task reads for itself");
+        warn!(%error, "the caches could not be refreshed after claiming; each task reads for itself");
     }
     Done::Claimed(n, round)
 }

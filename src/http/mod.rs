@@ -99,15 +99,17 @@ fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> St
     registry.register("session_open", "1 while the farm holds a session", session);
     let suspicious = Gauge::<i64>::default();
     suspicious.set(i64::try_from(report.suspicions.len()).unwrap_or(i64::MAX));
-    let help = "Trees that are not believed; removals are paused while this is not 0";
+    let help =
+        "Caches held back by the mass deletion guard; removals are paused while this is not 0";
     registry.register("suspicious_trees", help, suspicious);
-    counter(&mut registry, "epochs_lost", "Sessions lost", report.epochs_lost);
-    let help = "Claims lost other than with their session";
+    counter(&mut registry, "session_lost", "Consul sessions lost", report.epochs_lost);
+    let help = "Claims lost for another reason than a lost session";
     counter(&mut registry, "claims_lost", help, report.claims_lost);
+    let sent = Family::<OfKind, Counter>::default();
     for (kind, count) in requests {
-        let name = format!("consul_requests_{kind}");
-        counter(&mut registry, &name, "Requests sent to Consul", *count);
+        sent.get_or_create(&OfKind { kind: (*kind).to_owned() }).inc_by(*count);
     }
+    registry.register("consul_requests", "Requests sent to Consul", sent);
     let mut text = String::new();
     encode(&mut text, &registry).expect("writing to a string");
     text
@@ -136,8 +138,8 @@ mod tests {
             "rcfarm_claims{kind=\"rc\"} 7",
             "rcfarm_session_open 1",
             "rcfarm_suspicious_trees 0",
-            "rcfarm_epochs_lost_total 2",
-            "rcfarm_consul_requests_transaction_total 41",
+            "rcfarm_session_lost_total 2",
+            "rcfarm_consul_requests_total{kind=\"transaction\"} 41",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }

@@ -16,7 +16,7 @@ use super::status::JobStatus;
 const MOST: usize = 4_096;
 
 /// Ends the volley that the status tells of: members of which there is no pod were not started.
-pub(super) fn settle(status: &mut JobStatus, seen: &JobObserved<'_>) {
+pub(super) fn reconcile_existing(status: &mut JobStatus, seen: &JobObserved<'_>) {
     if !status.is_starting() {
         return;
     }
@@ -38,6 +38,7 @@ pub(super) fn settle(status: &mut JobStatus, seen: &JobObserved<'_>) {
 
 /// So many pods may be made by a plan. While others go or change hands, these come first.
 pub(super) fn most(seen: &JobObserved<'_>, plan: &JobPlan) -> usize {
-    let alone = plan.remove.is_empty() && plan.adopt.is_empty() && !plan.release && !plan.sweep;
+    let alone =
+        plan.remove.is_empty() && plan.adopt.is_empty() && !plan.release && !plan.collect_orphans;
     if alone { MOST.max(seen.room) } else { seen.room }
 }

@@ -45,7 +45,7 @@ pub struct Real {
     index: Index,
     hash: u64,
     /// `None`: it was not made for a job. It may have been adopted by one.
-    mark: Option<PodIdentity>,
+    identity: Option<PodIdentity>,
 }
 
 /// `reality/`
@@ -64,11 +64,11 @@ struct WithIdentity {
 /// The job that a pod was made for, by its manifest.
 #[must_use]
 pub fn made_for(manifest: &[u8]) -> Option<Namespaced> {
-    mark_in(manifest).map(|mark| mark.job)
+    identity_in(manifest).map(|identity| identity.job)
 }
 
 /// Manifests of jobs are JSON; others are not ours to understand.
-fn mark_in(manifest: &[u8]) -> Option<PodIdentity> {
+fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
     let made = manifest.starts_with(b"{").then_some(manifest)?;
     serde_json::from_slice(made).ok().map(|WithIdentity { job }| job)
 }
@@ -85,12 +85,12 @@ impl Realities {
 
     /// The job that the pod at a place was made for.
     fn job_at(&self, place: &PodRef) -> Option<&Namespaced> {
-        Some(&self.places.get(place)?.mark.as_ref()?.job)
+        Some(&self.places.get(place)?.identity.as_ref()?.job)
     }
 }
 
 impl CacheIndex for Realities {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = Realities { entries: entries.len(), ..Realities::default() };
         for entry in entries {
             let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
@@ -99,13 +99,13 @@ impl CacheIndex for Realities {
             let real = match same {
                 Some(same) => same.clone(),
                 None => {
-                    let mark = mark_in(&entry.value);
+                    let identity = identity_in(&entry.value);
                     let hash = content_hash(&entry.value);
-                    Arc::new(Real { index: entry.modify_index, hash, mark })
+                    Arc::new(Real { index: entry.modify_index, hash, identity })
                 }
             };
-            if let Some(mark) = &real.mark {
-                new.by_job.entry(mark.job.clone()).or_default().push(place.clone());
+            if let Some(identity) = &real.identity {
+                new.by_job.entry(identity.job.clone()).or_default().push(place.clone());
             }
             new.places.insert(place, real);
         }
@@ -135,8 +135,8 @@ impl PodStates {
 }
 
 impl CacheIndex for PodStates {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let standing = |entry: Entry| {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let pod_state = |entry: Entry| {
             let (pod, node) = key::pod_and_node(prefix, &entry.key)?;
             let place = PodRef { node, pod };
             match old.places.get(&place).filter(|(index, _)| *index == entry.modify_index) {
@@ -147,7 +147,7 @@ impl CacheIndex for PodStates {
                 }
             }
         };
-        PodStates { places: entries.into_iter().filter_map(standing).collect() }
+        PodStates { places: entries.into_iter().filter_map(pod_state).collect() }
     }
 
     fn len(&self) -> usize {
@@ -215,7 +215,7 @@ pub struct JobCaches {
     /// `reality/`
     pub realities: Arc<Cache<Realities>>,
     /// `status/pods/`
-    pub standings: Arc<Cache<PodStates>>,
+    pub pod_states: Arc<Cache<PodStates>>,
     /// `rcfarm/pod_group_status/`
     pub groups: Arc<Cache<PodGroupStatuses>>,
     /// `rcfarm/commands/`
@@ -227,7 +227,7 @@ pub struct JobCaches {
     known_jobs: Mutex<BTreeSet<RecordId>>,
     /// Some of them have no record any more: whether anything is left of them is to be looked at.
     doubts: Notify,
-    bells: Mutex<JobDoorbells>,
+    doorbells: Mutex<JobDoorbells>,
 }
 
 impl JobCaches {
@@ -243,7 +243,7 @@ impl JobCaches {
             // Not guarded: a job that goes takes its pods with it, and all of them may be one job's.
             pods: Cache::new(reader.clone(), key::labels(LabelKind::Pod), PollPolicy::PODS),
             realities: Cache::new(reader.clone(), key::realities(), PollPolicy::BULK),
-            standings: Cache::new(reader.clone(), key::pod_statuses(), PollPolicy::BULK),
+            pod_states: Cache::new(reader.clone(), key::pod_statuses(), PollPolicy::BULK),
             groups: Cache::new(reader.clone(), key::pod_group_statuses(), PollPolicy::BULK),
             commands,
             reader,
@@ -251,7 +251,7 @@ impl JobCaches {
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
             doubts: Notify::new(),
-            bells: Mutex::default(),
+            doorbells: Mutex::default(),
         })
     }
 
@@ -335,7 +335,7 @@ impl JobCaches {
     /// Waits until the trees have been read once.
     pub async fn first_read(&self) {
         self.realities.first_read().await;
-        self.standings.first_read().await;
+        self.pod_states.first_read().await;
         self.groups.first_read().await;
         self.commands.first_read().await;
         self.nodes.records.first_read().await;
@@ -352,9 +352,9 @@ impl JobCaches {
     #[must_use]
     pub fn blind(&self) -> Option<String> {
         let of = |tree: &Prefix, why: Option<UntrustedReason>| Some(format!("{tree}: {}", why?));
-        of(self.pods.prefix(), self.pods.seen().suspicion)
-            .or_else(|| of(self.realities.prefix(), self.realities.seen().suspicion))
-            .or_else(|| of(self.standings.prefix(), self.standings.seen().suspicion))
+        of(self.pods.prefix(), self.pods.snapshot().untrusted)
+            .or_else(|| of(self.realities.prefix(), self.realities.snapshot().untrusted))
+            .or_else(|| of(self.pod_states.prefix(), self.pod_states.snapshot().untrusted))
     }
 
     /// The pods that carry a job's name, as they stand. `job`: what it says, if anybody knows.
@@ -366,34 +366,34 @@ impl JobCaches {
         known: &JobPendingWrites,
         job: Option<&JobSpec>,
     ) -> Pods {
-        let labels = self.pods.seen();
-        let intents = self.nodes.intents.seen();
-        let realities = self.realities.seen();
+        let labels = self.pods.snapshot();
+        let intents = self.nodes.intents.snapshot();
+        let realities = self.realities.snapshot();
         let mut all: BTreeMap<PodRef, (LabelledMember, Intended)> = BTreeMap::new();
         let mut pods = Pods::default();
         // Each tree has an index of its own: what changes in one of them does not wait for the other.
-        let believed = shows(&intents, known.intents, known.at);
+        let is_trusted = shows(&intents, known.intents, known.at);
         let intent = |place: &PodRef| match known.pods.get(place) {
-            Some((_, intent)) if !believed => *intent,
+            Some((_, intent)) if !is_trusted => *intent,
             _ => intents.value.at(place),
         };
         if shows(&labels, known.labels, known.at) {
             for (place, labelled) in labels.value.of(id) {
                 all.insert(place.clone(), ((**labelled).clone(), intent(place)));
             }
-            let free = labels.value.free(id);
-            let free = free.map(|(at, free)| (at.clone(), (free.clone(), intent(at))));
-            pods.free = free.collect();
-            let astray = labels.value.astray(uid);
-            pods.astray = astray.map(|(place, one)| (place.clone(), one.clone())).collect();
+            let unowned = labels.value.unowned(id);
+            let unowned = unowned.map(|(at, unowned)| (at.clone(), (unowned.clone(), intent(at))));
+            pods.unowned = unowned.collect();
+            let mismatched = labels.value.mismatched(uid);
+            pods.mismatched = mismatched.map(|(place, one)| (place.clone(), one.clone())).collect();
         } else {
             let own = known.pods.iter();
             all.extend(own.map(|(at, (labelled, _))| (at.clone(), (labelled.clone(), intent(at)))));
         }
         for (place, (labelled, intent)) in all {
-            if labelled.mark.uid == uid {
+            if labelled.identity.uid == uid {
                 let real = realities.value.places.get(&place);
-                if real.is_some_and(|real| real.mark.is_none()) {
+                if real.is_some_and(|real| real.identity.is_none()) {
                     self.adopted().insert(place.clone(), id.clone());
                 }
                 let fresh = known.fresh.get(&place);
@@ -403,16 +403,16 @@ impl JobCaches {
                 pods.orphans.insert(place, (labelled, intent));
             }
         }
-        let heard = |node: &NodeName| self.nodes.standing(node) != NodeReadiness::Down;
+        let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
         for place in realities.value.by_job.get(id).into_iter().flatten() {
-            let mark = realities.value.places[place].mark.as_ref();
-            let Some(mark) = mark else { continue };
-            if mark.uid != uid {
+            let identity = realities.value.places[place].identity.as_ref();
+            let Some(identity) = identity else { continue };
+            if identity.uid != uid {
                 pods.older |= heard(&place.node);
                 continue;
             }
             if !pods.intents.contains_key(place) && heard(&place.node) {
-                *pods.leaving.entry(mark.slot.clone()).or_default() += 1;
+                *pods.leaving.entry(identity.slot.clone()).or_default() += 1;
             }
         }
         let now = Instant::now();
@@ -436,7 +436,7 @@ impl JobCaches {
         pods: &Pods,
         known: &JobPendingWrites,
     ) -> BTreeSet<Slot> {
-        let intents = self.nodes.intents.seen();
+        let intents = self.nodes.intents.snapshot();
         if !shows(&intents, known.intents, known.at) {
             return BTreeSet::new();
         }
@@ -458,48 +458,48 @@ impl JobCaches {
         realities: &Realities,
         (fresh, job): (Option<&FreshStatus>, Option<&JobSpec>),
     ) -> MemberPod {
-        let standings = self.standings.seen();
-        let fresh = fresh.filter(|fresh| fresh.counts(&standings));
+        let pod_states = self.pod_states.snapshot();
+        let fresh = fresh.filter(|fresh| fresh.counts(&pod_states));
         let hashes = [realities.places.get(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
         let wanted = intent.map(|(_, hash)| hash);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
-        let told = standings.value.places.get(place);
+        let told = pod_states.value.places.get(place);
         let is_older = |(index, _): &(Index, _)| {
             fresh.is_none() && realities.places.get(place).is_some_and(|real| *index < real.index)
         };
         let is_older = told.is_some_and(is_older);
-        let told = told.map(|(_, standing)| standing);
-        let standing = match fresh.map(|fresh| &fresh.standing).or(told) {
-            Some(standing) if is_real && !is_older => (**standing).clone(),
+        let told = told.map(|(_, pod_state)| pod_state);
+        let pod_state = match fresh.map(|fresh| &fresh.pod_state).or(told) {
+            Some(pod_state) if is_real && !is_older => (**pod_state).clone(),
             // A node without an agent of ours says no more than that it is there.
             None if is_real => PodStanding::running(),
-            Some(standing) if standing.is_unfit => (**standing).clone(),
+            Some(pod_state) if pod_state.is_unfit => (**pod_state).clone(),
             _ => PodStanding::default(),
         };
-        let mark = &labelled.mark;
-        let task = job.and_then(|job| Some((job, job.task(&mark.slot.task)?)));
+        let identity = &labelled.identity;
+        let task = job.and_then(|job| Some((job, job.task(&identity.slot.task)?)));
         let container = task.and_then(|(job, task)| operator::counting_container(job, task));
         MemberPod {
-            slot: mark.slot.clone(),
+            slot: identity.slot.clone(),
             node: place.node.clone(),
-            version: mark.version,
-            attempt: mark.attempt,
+            version: identity.version,
+            attempt: identity.attempt,
             label_index: labelled.index,
             intent: intent.map(|(index, _)| index),
-            phase: standing.phase,
-            ready: standing.ready,
-            exit_code: standing.exit_code(container),
-            restarts: standing.restarts,
-            lost: self.nodes.standing(&place.node) == NodeReadiness::Down
-                && !standing.phase.has_ended(),
-            message: standing.message,
+            phase: pod_state.phase,
+            ready: pod_state.ready,
+            exit_code: pod_state.exit_code(container),
+            restarts: pod_state.restarts,
+            lost: self.nodes.readiness(&place.node) == NodeReadiness::Down
+                && !pod_state.phase.has_ended(),
+            message: pod_state.message,
         }
     }
 
     /// A job's bell was rung.
     pub fn note_rung(&self, id: &RecordId) {
         if let Ok(id) = id.as_str().parse() {
-            self.bells().ring(id);
+            self.doorbells().ring(id);
         }
     }
 
@@ -512,14 +512,14 @@ impl JobCaches {
         &self,
         id: &Namespaced,
     ) -> Result<Option<BTreeMap<PodRef, FreshStatus>>, StoreError> {
-        let standings = self.standings.seen();
+        let pod_states = self.pod_states.snapshot();
         let has_ended = |place: &PodRef| {
-            standings.value.places.get(place).is_some_and(|(_, told)| told.phase.has_ended())
+            pod_states.value.places.get(place).is_some_and(|(_, told)| told.phase.has_ended())
         };
-        let pods = self.pods.seen();
+        let pods = self.pods.snapshot();
         let alive = pods.value.of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
         let alive: Vec<PodRef> = alive.cloned().collect();
-        if !self.bells().answer(id, alive.len(), Instant::now()) {
+        if !self.doorbells().answer(id, alive.len(), Instant::now()) {
             return Ok(None);
         }
         doorbells::read(self.reader.as_ref(), alive).await.map(Some)
@@ -530,7 +530,7 @@ impl JobCaches {
     pub fn bereft(&self, old: &IntentIndex, new: &IntentIndex) -> BTreeSet<Namespaced> {
         let gone = IntentIndex::touched(old, new).filter(|place| old.at(place).is_some());
         let gone: BTreeSet<&PodRef> = gone.collect();
-        if gone.is_empty() { BTreeSet::new() } else { self.pods.seen().value.owners(&gone) }
+        if gone.is_empty() { BTreeSet::new() } else { self.pods.snapshot().value.owners(&gone) }
     }
 
     /// Jobs that own the pods at `places`, and those that adopted any.
@@ -578,7 +578,7 @@ impl JobCaches {
     /// Whether there is anything of a job besides its record, as far as is known.
     #[must_use]
     pub fn has_something(&self) -> bool {
-        self.nodes.pods.seen().value.has_pods_of_jobs() || !self.known_jobs().is_empty()
+        self.nodes.pods.snapshot().value.has_pods_of_jobs() || !self.known_jobs().is_empty()
     }
 
     /// Looks what there is of jobs without records, by the names of the keys: after a time in which no farm ran, nothing
@@ -605,7 +605,7 @@ impl JobCaches {
             }
         }
         statuses.difference(&records).for_each(|id| self.note_job(id));
-        let pods = self.pods.seen();
+        let pods = self.pods.snapshot();
         if pods.is_read() {
             let is_there = |id: &Namespaced| {
                 [&statuses, &groups, &records].iter().any(|names| names.contains(id))
@@ -628,8 +628,8 @@ impl JobCaches {
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn bells(&self) -> std::sync::MutexGuard<'_, JobDoorbells> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    fn doorbells(&self) -> std::sync::MutexGuard<'_, JobDoorbells> {
+        self.doorbells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known_jobs(&self) -> std::sync::MutexGuard<'_, BTreeSet<RecordId>> {

@@ -31,59 +31,61 @@ pub struct OrphanCollection {
 }
 
 /// Decides; `room`: so many operations fit.
-pub fn sweep(
+pub fn collect_orphans(
     id: &Namespaced,
     page: &Page,
     pods: &Pods,
     commands: &[Pending],
     room: usize,
 ) -> OrphanCollection {
-    let mut sweep = OrphanCollection::default();
+    let mut collection = OrphanCollection::default();
     for (place, (labelled, intent)) in pods.intents.iter().chain(&pods.orphans) {
         let ops = remove_ops(place, labelled.index, intent.map(|(index, _)| index));
-        if sweep.ops.len() + ops.len() > room {
-            return sweep;
+        if collection.ops.len() + ops.len() > room {
+            return collection;
         }
-        sweep.ops.extend(ops);
-        sweep.pods.push((place.clone(), labelled.mark.clone()));
+        collection.ops.extend(ops);
+        collection.pods.push((place.clone(), labelled.identity.clone()));
     }
-    if !sweep.pods.is_empty() || !pods.leaving.is_empty() {
-        return sweep;
+    if !collection.pods.is_empty() || !pods.leaving.is_empty() {
+        return collection;
     }
     let (group_index, group) = &page.group;
     let owner = group.as_ref().and_then(|group| group.spec.owner.as_ref());
     if owner.is_some_and(|owner| owner.kind == "Job" && owner.name == id.name.as_str()) {
-        sweep.group = true;
-        sweep.ops.push(Op::DeleteCas { key: key::pod_group(id), index: *group_index });
+        collection.group = true;
+        collection.ops.push(Op::DeleteCas { key: key::pod_group(id), index: *group_index });
     }
     let (status_index, _) = &page.status;
     if status_index.0 > 0 {
-        sweep.ops.push(Op::DeleteCas { key: key::job_status(id), index: *status_index });
+        collection.ops.push(Op::DeleteCas { key: key::job_status(id), index: *status_index });
     }
-    let left = room.saturating_sub(sweep.ops.len());
+    let left = room.saturating_sub(collection.ops.len());
     let consumed = commands.iter().take(left);
-    sweep
+    collection
         .ops
         .extend(consumed.map(|one| Op::DeleteCas { key: key::command(one.id), index: one.index }));
-    sweep.is_last = true;
-    sweep
+    collection.is_last = true;
+    collection
 }
 
 /// What the audit log says of it.
 pub fn audited(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     id: &Namespaced,
     status: &JobStatus,
-    sweep: &OrphanCollection,
+    collection: &OrphanCollection,
 ) -> AuditRecord {
-    let phase = if sweep.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
-    let removed = sweep.pods.iter().map(|(place, mark)| format!("{}@{}", mark.slot, place.node));
+    let phase =
+        if collection.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
+    let removed =
+        collection.pods.iter().map(|(place, identity)| format!("{}@{}", identity.slot, place.node));
     let details = JobStep {
         phase,
         reason: "RecordGone".to_owned(),
         message: "its record was deleted".to_owned(),
         pods_removed: removed.collect(),
-        ..events::unasked(site, id, status)
+        ..events::unasked(ctx, id, status)
     };
-    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+    AuditRecord::new(&Details::JobStep(details), ctx.clock.wall())
 }

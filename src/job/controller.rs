@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use self::step::PlannedStep;
 use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
-use super::collect_orphans::{self, sweep};
+use super::collect_orphans::{self, collect_orphans};
 use super::document::{self, FieldIssue, Read};
 use super::events;
 use super::labelled::LabelledMember;
@@ -27,7 +27,9 @@ use super::status::{JobOwner, JobReason, JobStatus};
 use super::waiting::why_waits;
 use super::writes::{self, Made};
 use crate::command::Pending;
-use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
+use crate::farm::kind::{
+    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+};
 use crate::farm::records::Record;
 use crate::ids::{Namespaced, NodeName};
 use crate::manifest::content_hash;
@@ -53,10 +55,10 @@ const STEPS: usize = 8;
 
 /// See the module.
 pub struct JobController {
-    site: ControllerContext,
-    post: ClaimedRecord,
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
     id: Namespaced,
-    world: Arc<JobCaches>,
+    caches: Arc<JobCaches>,
     page: Page,
     known: JobPendingWrites,
     /// What is known may be older than what was last written: it is read before the next plan.
@@ -75,17 +77,17 @@ pub struct JobController {
 /// What a record says.
 struct Meaning {
     read: Read,
-    /// See [`document::shape`].
-    shape: u64,
+    /// See [`document::immutable_hash`].
+    immutable_hash: u64,
 }
 
 /// What one look found.
-struct JobObservation {
+struct JobView {
     record: Arc<Meaning>,
     record_index: Index,
     uid: JobUid,
     pods: Pods,
-    free: Vec<FreePod>,
+    unowned: Vec<FreePod>,
     taken: BTreeSet<Slot>,
     group: ObservedGroup,
     commands: Vec<Pending>,
@@ -97,20 +99,20 @@ impl JobController {
     /// A controller for a claimed job.
     #[must_use]
     pub fn new(
-        site: ControllerContext,
-        post: ClaimedRecord,
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
         id: Namespaced,
-        world: Arc<JobCaches>,
+        caches: Arc<JobCaches>,
     ) -> JobController {
-        let page = world.take_page(&id);
-        world.note_job(&id);
+        let page = caches.take_page(&id);
+        caches.note_job(&id);
         let behind = page.is_none();
-        let owner = JobOwner { farm: site.farm.clone(), since: site.clock.wall() };
+        let owner = JobOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         JobController {
-            site,
-            post,
+            ctx,
+            claimed,
             id,
-            world,
+            caches,
             page: page.unwrap_or_default(),
             known: JobPendingWrites::default(),
             behind,
@@ -130,29 +132,30 @@ impl JobController {
         }
         let (document, read) = match document::decode(&self.id, value) {
             // A job that goes need not be understood: its pods and its group are known without it.
-            Err(problems) => document::farewell(value).ok_or(problems)?,
+            Err(problems) => document::finalize(value).ok_or(problems)?,
             Ok(read) => read,
         };
-        let meaning = Arc::new(Meaning { read, shape: document::shape(&document) });
+        let meaning =
+            Arc::new(Meaning { read, immutable_hash: document::immutable_hash(&document) });
         self.meaning = Some((index, meaning.clone()));
         Ok(meaning)
     }
 
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
-        self.page = self.world.read_page(&self.id).await?;
+        self.page = self.caches.read_page(&self.id).await?;
         if self.has_loose_ends() {
             self.seal().await?;
         }
-        self.world.catch_up().await?;
+        self.caches.catch_up().await?;
         let removed = std::mem::take(&mut self.known.removed);
         self.known = JobPendingWrites { removed, ..JobPendingWrites::default() };
         self.behind = false;
         Ok(())
     }
 
-    async fn look(&mut self, record: &Record) -> Result<Option<JobObservation>, ReconcileError> {
-        if let Some(why) = self.world.blind() {
+    async fn look(&mut self, record: &Record) -> Result<Option<JobView>, ReconcileError> {
+        if let Some(why) = self.caches.blind() {
             return Err(ReconcileError::Elsewhere(why));
         }
         let meaning = match self.meaning(record.index, &record.value) {
@@ -165,29 +168,29 @@ impl JobController {
         let uid = JobUid(record.created);
         let group = self.group(&meaning.read, uid)?;
         let spec = &meaning.read.spec;
-        let mut pods = self.world.pods_of(&self.id, uid, &self.known, Some(spec));
-        pods.astray.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
-        let free = pods.free.iter().map(|(place, (free, intent))| FreePod {
-            slot: free.slot.clone(),
+        let mut pods = self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
+        pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
+        let unowned = pods.unowned.iter().map(|(place, (unowned, intent))| FreePod {
+            slot: unowned.slot.clone(),
             node: place.node.clone(),
             is_intended: intent.is_some(),
         });
-        let free = free.collect();
+        let unowned = unowned.collect();
         self.doubt(uid, &pods, &group).await?;
         let places = group.places.as_ref();
-        let taken = places.map(|places| self.world.taken(&self.id, places, &pods, &self.known));
+        let taken = places.map(|places| self.caches.taken(&self.id, places, &pods, &self.known));
         let taken = taken.unwrap_or_default();
         let record_index = record.index;
-        let placed_at = self.world.groups.seen().value.0.get(&self.id).map(|stored| stored.index);
+        let placed_at = self.caches.groups.snapshot().value.0.get(&self.id).map(|s| s.index);
         let placed_at = placed_at.unwrap_or_default();
         let record = meaning;
         let commands = self.commands();
-        Ok(Some(JobObservation {
+        Ok(Some(JobView {
             record,
             record_index,
             uid,
             pods,
-            free,
+            unowned,
             taken,
             group,
             commands,
@@ -222,7 +225,7 @@ impl JobController {
                 }
             }
         }
-        let reader = &self.site.reader;
+        let reader = &self.ctx.reader;
         let asked = keys.into_iter().map(|key| async move {
             let answer = reader.get(&key, Query::CONSISTENT).await;
             (key, answer)
@@ -232,8 +235,8 @@ impl JobController {
             match answer {
                 Ok(answer) if answer.value.is_none() => {}
                 Ok(_) | Err(StoreError::Forbidden { .. }) => {
-                    self.world.pods.hurry();
-                    self.world.nodes.intents.hurry();
+                    self.caches.pods.refresh_soon();
+                    self.caches.nodes.intents.refresh_soon();
                     let why = format!("{key} is there, and what was read does not show it");
                     return Err(ReconcileError::Elsewhere(why));
                 }
@@ -261,7 +264,7 @@ impl JobController {
         else {
             return Ok(ObservedGroup { is_foreign: true, ..ObservedGroup::default() });
         };
-        let statuses = self.world.groups.seen();
+        let statuses = self.caches.groups.snapshot();
         let status = statuses.value.of(&self.id);
         let status = status.filter(|status| {
             status.owner_uid == Some(uid.to_string()) && status.round == record.spec.round
@@ -270,7 +273,7 @@ impl JobController {
             let round = record.spec.round;
             return Ok(ObservedGroup { exists: true, round, ..ObservedGroup::default() });
         };
-        let down = |node: &NodeName| self.world.nodes.standing(node) == NodeReadiness::Down;
+        let down = |node: &NodeName| self.caches.nodes.readiness(node) == NodeReadiness::Down;
         let places = status
             .may_start(&record.spec)
             .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
@@ -287,36 +290,36 @@ impl JobController {
 
     /// Commands that were not carried out.
     fn commands(&self) -> Vec<Pending> {
-        let seen = self.world.commands.seen();
+        let seen = self.caches.commands.snapshot();
         let of_job = seen.value.jobs.get(&self.id).into_iter().flatten();
         of_job.filter(|command| !self.consumed.contains(&command.id)).cloned().collect()
     }
 
-    fn decide(&self, look: &JobObservation, status: &JobStatus, room: usize) -> JobPlan {
+    fn decide(&self, look: &JobView, status: &JobStatus, room: usize) -> JobPlan {
         plan(&JobObserved {
             id: &self.id,
             uid: look.uid,
             job: &look.record.read.spec,
-            shape: look.record.shape,
+            immutable_hash: look.record.immutable_hash,
             status,
             pods: &look.pods.own,
             leaving: &look.pods.leaving,
             orphans: look.pods.orphans.len(),
             older: look.pods.older,
-            free: &look.free,
-            astray: !look.pods.astray.is_empty(),
+            unowned: &look.unowned,
+            mismatched: !look.pods.mismatched.is_empty(),
             taken: &look.taken,
             group: &look.group,
             commands: &look.commands,
-            may_remove: self.world.may_remove(),
+            may_remove: self.caches.may_remove(),
             room,
-            now: self.site.clock.wall(),
+            now: self.ctx.clock.wall(),
         })
     }
 
     /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
-    fn step(&self, look: &JobObservation) -> Result<PlannedStep, ReconcileError> {
-        let mut room = (self.site.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
+    fn step(&self, look: &JobView) -> Result<PlannedStep, ReconcileError> {
+        let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
         let old = &self.page.status.1;
         // That of an older job of the name is no phase of this one.
         let before = if old.uid == look.uid { old.state.phase } else { JobPhase::Pending };
@@ -328,7 +331,7 @@ impl JobController {
                     || !plan.remove.is_empty()
                     || !plan.adopt.is_empty()
                     || plan.release
-                    || plan.sweep;
+                    || plan.collect_orphans;
                 if moves_pods || plan.consume.is_some() || plan.finished {
                     break;
                 }
@@ -343,7 +346,7 @@ impl JobController {
             let step = self.write_down(look, plan, before, room);
             let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
             let status = step.plan.status.encode().len() * 4 / 3;
-            let limits = self.site.limits;
+            let limits = self.ctx.limits;
             // The audit record lists the pods once more.
             let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + 3)
                 && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
@@ -359,42 +362,42 @@ impl JobController {
     }
 
     /// The record is gone: whatever is left of the job goes, too.
-    async fn tidy_up(&mut self) -> Result<Action, ReconcileError> {
-        if !self.world.may_remove() {
+    async fn tidy_up(&mut self) -> ReconcileResult {
+        if !self.caches.may_remove() {
             return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
         let status = self.page.status.1.clone();
-        let pods = self.world.pods_of(&self.id, status.uid, &self.known, None);
+        let pods = self.caches.pods_of(&self.id, status.uid, &self.known, None);
         let commands = self.commands();
-        let room = self.site.limits.ops.saturating_sub(FIXED_OPS);
-        let sweep = sweep(&self.id, &self.page, &pods, &commands, room);
-        if sweep.ops.is_empty() {
-            if sweep.is_last {
-                self.world.forget_job(&self.id);
+        let room = self.ctx.limits.ops.saturating_sub(FIXED_OPS);
+        let collection = collect_orphans(&self.id, &self.page, &pods, &commands, room);
+        if collection.ops.is_empty() {
+            if collection.is_last {
+                self.caches.forget_job(&self.id);
             }
             return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         txn.push(Op::CheckNotExists { key: key::job(&self.id) });
-        txn.extend(sweep.ops.iter().cloned());
-        let event = collect_orphans::audited(&self.site, &self.id, &status, &sweep);
-        txn.push(crate::audit::op(self.site.ids.ordered_uuid(event.timestamp), &event));
-        match self.site.writer.commit(txn).await {
+        txn.extend(collection.ops.iter().cloned());
+        let event = collect_orphans::audited(&self.ctx, &self.id, &status, &collection);
+        txn.push(crate::audit::op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
+        match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(_)) => {
-                info!(record = %self.id, pods = sweep.pods.len(), last = sweep.is_last,
-                    "its record is gone: removed what it left");
+                info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
+                    "record deleted: collected its orphans");
                 // Nothing here is worth remembering: it is read again.
                 let now = Instant::now();
-                let gone = sweep.pods.into_iter().map(|(place, mark)| (place, (mark.slot, now)));
+                let gone = collection.pods.into_iter().map(|(place, id)| (place, (id.slot, now)));
                 self.known.removed.extend(gone);
                 self.behind = true;
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: looking again");
+                debug!(record = %self.id, ?refusals, "refused: reconciling again");
                 self.behind = true;
-                self.post.records.hurry();
+                self.claimed.records.refresh_soon();
                 Ok(Action::RequeueAfter(TIDY_AGAIN))
             }
             Err(error) => {
@@ -405,12 +408,8 @@ impl JobController {
     }
 
     /// Commits a step, unless it says and does nothing new.
-    async fn carry_out(
-        &mut self,
-        look: &JobObservation,
-        mut step: PlannedStep,
-    ) -> Result<Action, ReconcileError> {
-        let now = self.site.clock.wall();
+    async fn carry_out(&mut self, look: &JobView, mut step: PlannedStep) -> ReconcileResult {
+        let now = self.ctx.clock.wall();
         let (status_index, old) = &self.page.status;
         let status = &mut step.plan.status;
         status.owner = Some(self.owner.clone());
@@ -423,7 +422,7 @@ impl JobController {
         status.revision += 1;
         status.last_reconcile_time = Some(now);
         let record = key::job(&self.id);
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         txn.push(Op::CheckIndex { key: record.clone(), index: look.record_index });
         let status_key = key::job_status(&self.id);
         if step.plan.finished {
@@ -438,25 +437,25 @@ impl JobController {
         txn.extend(step.ops.iter().cloned());
         if let Some(event) = {
             let PlannedStep { plan, before, removed, released, .. } = &step;
-            events::step(&self.site, &self.id, look.uid, *before, plan, removed, released)
+            events::step(&self.ctx, &self.id, look.uid, *before, plan, removed, released)
         } {
-            let id = self.site.ids.ordered_uuid(event.timestamp);
+            let id = self.ctx.ids.ordered_uuid(event.timestamp);
             txn.push(crate::audit::op(id, &event));
         }
-        match self.site.writer.commit(txn).await {
+        match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => {
                 let rest = std::mem::take(&mut step.rest);
                 self.took_place(look, step, index);
                 match rest.is_empty() {
                     true => Ok(Action::RequeueAfter(Duration::ZERO)),
-                    false => self.fire(look, rest).await,
+                    false => self.send(look, rest).await,
                 }
             }
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: looking again");
+                debug!(record = %self.id, ?refusals, "refused: reconciling again");
                 match refusals.iter().all(|refusal| refusal.op == 1) {
-                    true => self.post.records.hurry(),
+                    true => self.claimed.records.refresh_soon(),
                     false => self.refresh().await?,
                 }
                 Ok(self.after_refusal())
@@ -471,18 +470,18 @@ impl JobController {
 
     /// Plans anew in a moment; later and later if that is refused, too.
     fn after_refusal(&mut self) -> Action {
-        self.world.commands.hurry();
-        self.world.groups.hurry();
+        self.caches.commands.refresh_soon();
+        self.caches.groups.refresh_soon();
         let again = self.refused;
         self.refused = again.saturating_add(1);
         Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
     }
 
-    fn took_place(&mut self, look: &JobObservation, step: PlannedStep, index: Index) {
+    fn took_place(&mut self, look: &JobView, step: PlannedStep, index: Index) {
         self.refused = 0;
         self.now_known(look, &step, index);
         let PlannedStep { plan, made, removed, group, before, .. } = step;
-        let shown = self.world.commands.seen();
+        let shown = self.caches.commands.snapshot();
         let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
         self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
         self.consumed.extend(plan.consume.as_ref().map(|command| command.id));
@@ -501,12 +500,12 @@ impl JobController {
             false => (index, plan.status),
         };
         if is_gone {
-            self.world.forget_job(&self.id);
+            self.caches.forget_job(&self.id);
         }
     }
 
     /// What is known of pods after a step. A transaction that changed none is one that no tree of them will ever show.
-    fn now_known(&mut self, look: &JobObservation, step: &PlannedStep, index: Index) {
+    fn now_known(&mut self, look: &JobView, step: &PlannedStep, index: Index) {
         let PlannedStep { made, adopted, removed, released, .. } = step;
         let now = Instant::now();
         let known = &mut self.known;
@@ -519,18 +518,20 @@ impl JobController {
             had_intents |= was.is_some_and(|(_, intent)| intent.is_some());
             known.removed.insert(place.clone(), (slot.clone(), now));
         }
-        for Made { place, mark, manifest } in made {
+        for Made { place, identity, manifest } in made {
             known.removed.remove(place);
             let intent = Some((index, content_hash(manifest.as_bytes())));
-            known
-                .pods
-                .insert(place.clone(), (LabelledMember { index, mark: mark.clone() }, intent));
+            known.pods.insert(
+                place.clone(),
+                (LabelledMember { index, identity: identity.clone() }, intent),
+            );
         }
-        for (place, mark, intent) in adopted {
+        for (place, identity, intent) in adopted {
             info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
-            known
-                .pods
-                .insert(place.clone(), (LabelledMember { index, mark: mark.clone() }, *intent));
+            known.pods.insert(
+                place.clone(),
+                (LabelledMember { index, identity: identity.clone() }, *intent),
+            );
         }
         let changed = [made.len(), adopted.len(), removed.len(), released.len()];
         if changed != [0; 4] {
@@ -597,11 +598,11 @@ impl JobController {
             return Ok(());
         }
         status.revision += 1;
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         txn.push(Op::CheckIndex { key: key::job(&self.id), index: record_index });
         let (key, value) = (key::job_status(&self.id), status.encode());
         txn.push(Op::Cas { key, value, flags: 0, index: *index });
-        match self.site.writer.commit(txn).await {
+        match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => self.page.status = (index, status),
             Ok(Commit::ClaimLost) => return Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(_)) => self.behind = true,
@@ -616,13 +617,13 @@ impl JobController {
 
 #[async_trait]
 impl Controller for JobController {
-    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+    async fn reconcile(&mut self) -> ReconcileResult {
         if self.behind || self.has_loose_ends() {
             self.refresh().await?;
         }
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else { return self.tidy_up().await };
-        if let Some(fresh) = self.world.answer_bell(&self.id).await? {
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return self.tidy_up().await };
+        if let Some(fresh) = self.caches.answer_bell(&self.id).await? {
             self.known.fresh = fresh;
         }
         let Some(look) = self.look(record).await? else { return Ok(Action::AwaitChange) };
@@ -635,15 +636,15 @@ impl Controller for JobController {
         error: &str,
         pause: Duration,
     ) -> Result<(), ReconcileError> {
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
         if self.behind {
             self.refresh().await?;
         }
         let mut status = self.page.status.1.clone();
         status.say_meanwhile(JobReason::Quarantined, error);
         status.last_error = Some(error.to_owned());
-        status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
+        status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
         self.say(record.index, status).await
     }
 }

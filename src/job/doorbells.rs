@@ -56,7 +56,7 @@ pub struct FreshStatus {
     /// The hash of the manifest that was real then.
     pub real: Option<u64>,
     /// How it stands.
-    pub standing: Arc<PodState>,
+    pub pod_state: Arc<PodState>,
 }
 
 impl FreshStatus {
@@ -84,9 +84,9 @@ pub async fn read(
         let said = reader.get(&key::pod_status(&place.pod, &place.node), Query::PLAIN).await?.value;
         let Some(said) = said else { continue };
         let Ok(status) = PodStatus::decode(&said.value) else { continue };
-        let (index, standing) = (said.modify_index, Arc::new(stands(&status)));
+        let (index, pod_state) = (said.modify_index, Arc::new(stands(&status)));
         let real = real.map(|entry| content_hash(&entry.value));
-        all.insert(place, FreshStatus { index, at, real, standing });
+        all.insert(place, FreshStatus { index, at, real, pod_state });
     }
     Ok(all)
 }
@@ -98,19 +98,19 @@ mod tests {
     #[test]
     fn bells_are_answered_once_and_not_too_many_in_a_second() {
         let job = |n: u32| -> Namespaced { format!("default/j{n}").parse().unwrap() };
-        let (mut bells, now) = (JobDoorbells::default(), Instant::now());
-        bells.ring(job(0));
-        assert!(bells.answer(&job(0), 1, now));
-        assert!(!bells.answer(&job(0), 1, now), "it was answered");
+        let (mut doorbells, now) = (JobDoorbells::default(), Instant::now());
+        doorbells.ring(job(0));
+        assert!(doorbells.answer(&job(0), 1, now));
+        assert!(!doorbells.answer(&job(0), 1, now), "it was answered");
         for pods in [0, PODS + 1] {
-            bells.ring(job(0));
-            assert!(!bells.answer(&job(0), pods, now), "{pods} pods");
+            doorbells.ring(job(0));
+            assert!(!doorbells.answer(&job(0), pods, now), "{pods} pods");
         }
-        (0..100).for_each(|n| bells.ring(job(n)));
-        let answered = (0..50).filter(|n| bells.answer(&job(*n), 1, now)).count();
+        (0..100).for_each(|n| doorbells.ring(job(n)));
+        let answered = (0..50).filter(|n| doorbells.answer(&job(*n), 1, now)).count();
         assert_eq!(answered, ANSWERED_PER_SECOND as usize - 1);
         let later = now + Duration::from_secs(1);
-        let answered = (0..100).filter(|n| bells.answer(&job(*n), 1, later)).count();
+        let answered = (0..100).filter(|n| doorbells.answer(&job(*n), 1, later)).count();
         assert_eq!(answered, ANSWERED_PER_SECOND as usize);
     }
 }

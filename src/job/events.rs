@@ -14,7 +14,7 @@ const LISTED: usize = 64;
 
 /// What a transaction did; `None`: it only counted.
 pub fn step(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     id: &Namespaced,
     uid: JobUid,
     before: JobPhase,
@@ -39,7 +39,7 @@ pub fn step(
         job: id.clone(),
         uid: uid.0,
         actor: Actor::Farm,
-        farm: Some(site.farm.clone()),
+        farm: Some(ctx.farm.clone()),
         asked: plan.asked.map(|(ask, _)| ask.to_string()),
         command: plan.consume.as_ref().map(|command| command.id),
         phase_before: before.to_string(),
@@ -56,27 +56,27 @@ pub fn step(
         pods_released: released.iter().map(|at| format!("{}@{}", at.pod, at.node)).collect(),
         pods_removed: removed.iter().take(LISTED).map(|(at, slot)| pod(slot, &at.node)).collect(),
     };
-    Some(AuditRecord::new(&Details::JobStep(details), site.clock.wall()))
+    Some(AuditRecord::new(&Details::JobStep(details), ctx.clock.wall()))
 }
 
 /// What a transaction of a volley did.
-pub fn volley(
-    site: &ControllerContext,
+pub fn batched_start(
+    ctx: &ControllerContext,
     id: &Namespaced,
     status: &JobStatus,
     creates: &[Create],
 ) -> AuditRecord {
-    let details = JobStep { pods_added: created(creates), ..unasked(site, id, status) };
-    AuditRecord::new(&Details::JobStep(details), site.clock.wall())
+    let details = JobStep { pods_added: created(creates), ..unasked(ctx, id, status) };
+    AuditRecord::new(&Details::JobStep(details), ctx.clock.wall())
 }
 
 /// A step of the farm's own that changes neither phase nor pods.
-pub(super) fn unasked(site: &ControllerContext, id: &Namespaced, status: &JobStatus) -> JobStep {
+pub(super) fn unasked(ctx: &ControllerContext, id: &Namespaced, status: &JobStatus) -> JobStep {
     JobStep {
         job: id.clone(),
         uid: status.uid.0,
         actor: Actor::Farm,
-        farm: Some(site.farm.clone()),
+        farm: Some(ctx.farm.clone()),
         asked: None,
         command: None,
         phase_before: status.state.phase.to_string(),

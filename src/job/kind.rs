@@ -28,15 +28,15 @@ const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Jobs as a kind of record.
 pub struct JobKind {
-    site: ControllerContext,
-    world: Arc<JobCaches>,
+    ctx: ControllerContext,
+    caches: Arc<JobCaches>,
 }
 
 impl JobKind {
     /// The kind, over a world that it watches.
     #[must_use]
-    pub fn new(site: ControllerContext, world: Arc<JobCaches>) -> Self {
-        JobKind { site, world }
+    pub fn new(ctx: ControllerContext, caches: Arc<JobCaches>) -> Self {
+        JobKind { ctx, caches }
     }
 }
 
@@ -66,7 +66,7 @@ impl Kind for JobKind {
         false
     }
 
-    fn pace(&self) -> PollPolicy {
+    fn poll_policy(&self) -> PollPolicy {
         PollPolicy::BULK
     }
 
@@ -94,22 +94,22 @@ impl Kind for JobKind {
         tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
     }
 
-    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         // Commands are watched for schedulers, too, and there.
-        let (world, ids) = (self.world.clone(), self.site.ids.fork());
+        let (caches, ids) = (self.caches.clone(), self.ctx.ids.fork());
         let leftovers = {
-            let inbox = inbox.clone();
+            let wake_queue = wake_queue.clone();
             async move {
                 loop {
-                    match world.look_for_leftovers().await {
-                        Ok(()) => inbox.post(FarmEvent::Claims),
-                        Err(error) => debug!(%error, "what is left of jobs cannot be looked for"),
+                    match caches.look_for_leftovers().await {
+                        Ok(()) => wake_queue.push(FarmEvent::Claims),
+                        Err(error) => debug!(%error, "orphans of deleted jobs cannot be listed"),
                     }
                     tokio::time::sleep(ids.jitter(LEFTOVERS_PAUSE, 0.5)).await;
                     let enough = tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5));
                     tokio::select! {
                         biased;
-                        () = world.doubted() => {}
+                        () = caches.doubted() => {}
                         () = enough => {}
                     }
                 }
@@ -119,83 +119,83 @@ impl Kind for JobKind {
     }
 
     fn is_wanted(&self) -> bool {
-        self.world.has_something()
+        self.caches.has_something()
     }
 
-    fn watches_of_records(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.site.ids.fork();
-        let world = self.world.clone();
+    fn watches_of_records(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+        let ids = || self.ctx.ids.fork();
+        let caches = self.caches.clone();
         let pods = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.pods.clone().watch(ids(), move |old, new| {
+            let (wake_queue, caches) = (wake_queue.clone(), caches.clone());
+            caches.pods.clone().watch(ids(), move |old, new| {
                 let jobs = JobPods::touched(&old.value, &new.value);
-                jobs.iter().filter(|job| new.value.has(job)).for_each(|job| world.note_job(job));
-                inbox.post(touched(jobs));
+                jobs.iter().filter(|job| new.value.has(job)).for_each(|job| caches.note_job(job));
+                wake_queue.push(touched(jobs));
                 // There may be pods of jobs that are gone.
-                inbox.post(FarmEvent::Claims);
+                wake_queue.push(FarmEvent::Claims);
             })
         };
         let realities = {
-            let inbox = inbox.clone();
-            let world_ = world.clone();
-            world.realities.clone().watch(ids(), move |old, new| {
+            let wake_queue = wake_queue.clone();
+            let world_ = caches.clone();
+            caches.realities.clone().watch(ids(), move |old, new| {
                 let places: Vec<&PodRef> = Realities::touched(&old.value, &new.value).collect();
                 let mut jobs = world_.owners(&old.value, places.iter().copied());
                 jobs.extend(world_.owners(&new.value, places.into_iter()));
-                inbox.post(touched(jobs));
+                wake_queue.push(touched(jobs));
             })
         };
-        let standings = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.standings.clone().watch(ids(), move |old, new| {
+        let pod_states = {
+            let (wake_queue, caches) = (wake_queue.clone(), caches.clone());
+            caches.pod_states.clone().watch(ids(), move |old, new| {
                 let places = PodStates::touched(&old.value, &new.value);
-                inbox.post(touched(world.owners(&world.realities.seen().value, places)));
+                wake_queue.push(touched(caches.owners(&caches.realities.snapshot().value, places)));
             })
         };
         let groups = {
-            let inbox = inbox.clone();
-            world.groups.clone().watch(ids(), move |old, new| {
-                inbox.post(touched(PodGroupStatuses::touched(&old.value, &new.value)));
+            let wake_queue = wake_queue.clone();
+            caches.groups.clone().watch(ids(), move |old, new| {
+                wake_queue.push(touched(PodGroupStatuses::touched(&old.value, &new.value)));
             })
         };
         {
             // Intents are watched for replication controllers, too, and there.
-            let inbox = inbox.clone();
-            let world_ = world.clone();
-            world.nodes.intents.listen(move |old, new| {
+            let wake_queue = wake_queue.clone();
+            let world_ = caches.clone();
+            caches.nodes.intents.listen(move |old, new| {
                 let jobs = world_.bereft(&old.value, &new.value);
                 if !jobs.is_empty() {
-                    inbox.post(touched(jobs));
+                    wake_queue.push(touched(jobs));
                 }
             });
         }
-        vec![Box::pin(pods), Box::pin(realities), Box::pin(standings), Box::pin(groups)]
+        vec![Box::pin(pods), Box::pin(realities), Box::pin(pod_states), Box::pin(groups)]
     }
 
     fn rung(&self, id: &RecordId) {
-        self.world.note_rung(id);
+        self.caches.note_rung(id);
     }
 
     fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
-        self.world.left_behind(records)
+        self.caches.left_behind(records)
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
-        self.world.first_read().await;
-        self.world.prepare(oldest).await
+        self.caches.first_read().await;
+        self.caches.prepare(oldest).await
     }
 
     fn confirm(&self) {
-        self.world.pods.confirm();
+        self.caches.pods.confirm();
     }
 
     fn suspicions(&self) -> Vec<String> {
-        self.world.blind().into_iter().collect()
+        self.caches.blind().into_iter().collect()
     }
 
-    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
         // Checked by `check_name` when it was claimed.
-        let id = post.id.as_str().parse().expect("a job's name");
-        Box::new(JobController::new(self.site.clone(), post, id, self.world.clone()))
+        let id = claimed.id.as_str().parse().expect("a job's name");
+        Box::new(JobController::new(self.ctx.clone(), claimed, id, self.caches.clone()))
     }
 }

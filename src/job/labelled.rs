@@ -22,7 +22,7 @@ pub struct LabelledMember {
     /// ModifyIndex.
     pub index: Index,
     /// What the labels say.
-    pub mark: PodIdentity,
+    pub identity: PodIdentity,
 }
 
 /// A pod whose labels name a job and no uid: nobody's yet.
@@ -49,16 +49,16 @@ pub struct Mismatched {
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
     Of(Arc<LabelledMember>),
-    Free(Namespaced, Arc<Unowned>),
-    Astray(JobUid, Arc<Mismatched>),
+    Unowned(Namespaced, Arc<Unowned>),
+    Mismatched(JobUid, Arc<Mismatched>),
 }
 
 /// `labels/pod/`, the pods of jobs.
 #[derive(Debug, Default)]
 pub struct JobPods {
     by_job: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<LabelledMember>>>,
-    free: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<Unowned>>>,
-    astray: BTreeMap<JobUid, BTreeMap<PodRef, Arc<Mismatched>>>,
+    unowned: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<Unowned>>>,
+    mismatched: BTreeMap<JobUid, BTreeMap<PodRef, Arc<Mismatched>>>,
     entries: usize,
 }
 
@@ -77,13 +77,13 @@ impl JobPods {
     }
 
     /// Those that carry its name and no uid.
-    pub fn free(&self, job: &Namespaced) -> impl Iterator<Item = (&PodRef, &Arc<Unowned>)> {
-        self.free.get(job).into_iter().flatten()
+    pub fn unowned(&self, job: &Namespaced) -> impl Iterator<Item = (&PodRef, &Arc<Unowned>)> {
+        self.unowned.get(job).into_iter().flatten()
     }
 
     /// Those that carry the uid and are not what they are called.
-    pub fn astray(&self, uid: JobUid) -> impl Iterator<Item = (&PodRef, &Arc<Mismatched>)> {
-        self.astray.get(&uid).into_iter().flatten()
+    pub fn mismatched(&self, uid: JobUid) -> impl Iterator<Item = (&PodRef, &Arc<Mismatched>)> {
+        self.mismatched.get(&uid).into_iter().flatten()
     }
 
     /// Whether any pod carries a job's name and a uid.
@@ -97,18 +97,23 @@ impl JobPods {
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
         let jobs = old.by_job.keys().chain(new.by_job.keys());
         let own = jobs.filter(|job| old.by_job.get(job) != new.by_job.get(job));
-        let free = new.free.keys().filter(|job| old.free.get(job) != new.free.get(job));
-        own.chain(free).cloned().collect()
+        let unowned = new.unowned.keys().filter(|job| old.unowned.get(job) != new.unowned.get(job));
+        own.chain(unowned).cloned().collect()
     }
 
     fn insert(&mut self, place: PodRef, kind: Kind) {
         match kind {
             Kind::Of(labelled) => {
-                self.by_job.entry(labelled.mark.job.clone()).or_default().insert(place, labelled);
+                self.by_job
+                    .entry(labelled.identity.job.clone())
+                    .or_default()
+                    .insert(place, labelled);
             }
-            Kind::Free(job, free) => drop(self.free.entry(job).or_default().insert(place, free)),
-            Kind::Astray(uid, astray) => {
-                self.astray.entry(uid).or_default().insert(place, astray);
+            Kind::Unowned(job, unowned) => {
+                drop(self.unowned.entry(job).or_default().insert(place, unowned))
+            }
+            Kind::Mismatched(uid, mismatched) => {
+                self.mismatched.entry(uid).or_default().insert(place, mismatched);
             }
         }
     }
@@ -118,20 +123,22 @@ impl JobPods {
 fn kind_of(place: &PodRef, index: Index, labels: Labels) -> Option<Kind> {
     let uid = uid_of(&labels);
     match (mark_of(&labels), uid) {
-        (Some(mark), _) if mark.slot.pod_id(&mark.job).is_ok_and(|id| id == place.pod) => {
-            Some(Kind::Of(Arc::new(LabelledMember { index, mark })))
+        (Some(identity), _)
+            if identity.slot.pod_id(&identity.job).is_ok_and(|id| id == place.pod) =>
+        {
+            Some(Kind::Of(Arc::new(LabelledMember { index, identity })))
         }
-        (_, Some(uid)) => Some(Kind::Astray(uid, Arc::new(Mismatched { index, labels }))),
+        (_, Some(uid)) => Some(Kind::Mismatched(uid, Arc::new(Mismatched { index, labels }))),
         (_, None) => {
             let (job, slot) = name_of(&labels)?;
             let is_so_called = slot.pod_id(&job).is_ok_and(|id| id == place.pod);
-            is_so_called.then(|| Kind::Free(job, Arc::new(Unowned { index, slot, labels })))
+            is_so_called.then(|| Kind::Unowned(job, Arc::new(Unowned { index, slot, labels })))
         }
     }
 }
 
 impl CacheIndex for JobPods {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
         let known: BTreeMap<&PodRef, &Arc<LabelledMember>> =
             old.by_job.values().flatten().collect();
@@ -190,16 +197,16 @@ mod tests {
             entry("n5/web", &of("a", "w", "")),
             entry("n6/web", r#"{"role":"web"}"#),
         ];
-        let pods = JobPods::digest(&JobPods::default(), &key::labels(key::LabelKind::Pod), entries);
+        let pods = JobPods::build(&JobPods::default(), &key::labels(key::LabelKind::Pod), entries);
         let (a, b) = ("default/a".parse().unwrap(), "default/b".parse().unwrap());
         let nodes = |places: Vec<&PodRef>| {
             places.iter().map(|place| place.node.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(nodes(pods.of(&a).map(|(place, _)| place).collect()), ["n1"]);
-        assert_eq!(nodes(pods.free(&a).map(|(place, _)| place).collect()), ["n2"]);
+        assert_eq!(nodes(pods.unowned(&a).map(|(place, _)| place).collect()), ["n2"]);
         assert_eq!(pods.of(&b).count(), 0, "a pod relabelled to another job is not that one's");
-        let astray = pods.astray(JobUid(Index(7))).map(|(place, _)| place).collect();
-        assert_eq!(nodes(astray), ["n3", "n4"]);
+        let mismatched = pods.mismatched(JobUid(Index(7))).map(|(place, _)| place).collect();
+        assert_eq!(nodes(mismatched), ["n3", "n4"]);
         assert_eq!(pods.len(), 6);
     }
 }

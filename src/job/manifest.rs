@@ -67,7 +67,7 @@ impl Placed<'_> {
 
     /// What a pod is: its mark.
     #[must_use]
-    pub fn mark(&self, create: &Create) -> PodIdentity {
+    pub fn identity(&self, create: &Create) -> PodIdentity {
         PodIdentity {
             job: self.id.clone(),
             uid: self.uid,
@@ -89,7 +89,7 @@ impl Placed<'_> {
         let template = &task.template;
         let mut fields = Map::new();
         fields.insert("id".to_owned(), json!(pod));
-        fields.insert("job".to_owned(), json!(self.mark(create)));
+        fields.insert("job".to_owned(), json!(self.identity(create)));
         let launchables: Map<String, Value> = template
             .containers
             .iter()
@@ -278,8 +278,11 @@ mod tests {
         );
         let other = Create { attempt: 4, ..create.clone() };
         assert_ne!(placed.manifest(&other, &pod, &peers), text, "each try has a text of its own");
-        let mark = manifest.fields().unwrap()["job"].clone();
-        assert_eq!(serde_json::from_value::<PodIdentity>(mark).unwrap(), placed.mark(&create));
+        let identity = manifest.fields().unwrap()["job"].clone();
+        assert_eq!(
+            serde_json::from_value::<PodIdentity>(identity).unwrap(),
+            placed.identity(&create)
+        );
     }
 
     #[test]

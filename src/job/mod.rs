@@ -20,7 +20,7 @@
 //! | [`operator`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
 //! | `waiting` | why it is not yet where it should be |
-//! | `volley` | members that are started by several transactions |
+//! | `batched_start` | members that are started by several transactions |
 //! | `sweep` | what is done about a job whose record is gone |
 //! | [`caches`], [`labelled`], [`doorbells`] | the trees that it watches, and who is told of an end at once |
 

@@ -49,7 +49,7 @@ pub struct JobObserved<'a> {
     /// What is wanted.
     pub job: &'a JobSpec,
     /// The number of what may not change.
-    pub shape: u64,
+    pub immutable_hash: u64,
     /// What was said and remembered last.
     pub status: &'a JobStatus,
     /// Its pods.
@@ -61,9 +61,9 @@ pub struct JobObserved<'a> {
     /// Whether any such pod is still real on a node that can be heard.
     pub older: bool,
     /// Pods of this name that are nobody's.
-    pub free: &'a [FreePod],
+    pub unowned: &'a [FreePod],
     /// Whether pods of this job carry another name by now.
-    pub astray: bool,
+    pub mismatched: bool,
     /// Members whose places are taken by pods that are not theirs.
     pub taken: &'a BTreeSet<Slot>,
     /// Its PodGroup.
@@ -113,7 +113,7 @@ pub struct JobPlan {
     /// Pods to be removed.
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,
     /// Whether pods of an older job of the name are removed.
-    pub sweep: bool,
+    pub collect_orphans: bool,
     /// Pods of the name that are nobody's and become members.
     pub adopt: Vec<Create>,
     /// Whether pods that carry another name by now are let go.
@@ -139,14 +139,14 @@ impl JobPlan {
 /// Decides.
 pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let mut status = present(seen);
-    batched_start::settle(&mut status, seen);
+    batched_start::reconcile_existing(&mut status, seen);
     let sorted = sort(seen.job, &status, seen.pods);
     status.recall();
     let mut plan = JobPlan {
         status,
         create: Vec::new(),
         remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
-        sweep: seen.orphans > 0,
+        collect_orphans: seen.orphans > 0,
         adopt: Vec::new(),
         release: false,
         // An older job's holds the places on which that one's pods may still run.
@@ -157,16 +157,16 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         wake_at: None,
     };
     if is_over(seen, &mut plan) {
-        return farewell(seen, plan);
+        return finalize(seen, plan);
     }
-    if plan.status.shape != shape_text(seen.shape) {
-        return standstill(plan);
+    if plan.status.immutable_hash != immutable_hash_text(seen.immutable_hash) {
+        return freeze(plan);
     }
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
     let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
-    let cause = triggers::cause(
+    let trigger = triggers::trigger(
         &triggers::TriggerInput {
             job: seen.job,
             uid: seen.uid,
@@ -178,11 +178,11 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         },
         &mut plan.status,
     );
-    plan.consume.clone_from(&cause.command);
-    if cause.ask != JobRequest::Sync {
-        plan.asked = Some((cause.ask, cause.reason));
+    plan.consume.clone_from(&trigger.command);
+    if trigger.ask != JobRequest::Sync {
+        plan.asked = Some((trigger.ask, trigger.reason));
     }
-    let gone = advance(seen, &mut plan, &sorted.members, &before, &cause, &outcome);
+    let gone = advance(seen, &mut plan, &sorted.members, &before, &trigger, &outcome);
     let mut members = sorted.members;
     members.retain(|slot, _| !gone.contains(slot));
     adopt(seen, &mut plan);
@@ -191,7 +191,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     next_round(seen, &mut plan);
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
     forget_surplus(&mut plan);
-    plan.sweep &= seen.may_remove;
+    plan.collect_orphans &= seen.may_remove;
     waiting::say_waiting(seen, &mut plan, &outcome);
     let holds = seen.group.exists && plan.status.members.alive();
     let wanted = matches!(
@@ -216,7 +216,7 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
         // Nothing of either is there, unless somebody deleted the status.
         status.round = seen.group.round;
         remember(&mut status, seen.pods);
-        status.shape = shape_text(seen.shape);
+        status.immutable_hash = immutable_hash_text(seen.immutable_hash);
         let kind = seen.job.framework.kind();
         let created = format!("{kind}Created");
         set_condition(
@@ -231,17 +231,17 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
     status
 }
 
-fn shape_text(shape: u64) -> String {
-    format!("{shape:016x}")
+fn immutable_hash_text(immutable_hash: u64) -> String {
+    format!("{immutable_hash:016x}")
 }
 
 /// Something was changed that may not change: everything stays as it is until it is changed back.
-fn standstill(mut plan: JobPlan) -> JobPlan {
+fn freeze(mut plan: JobPlan) -> JobPlan {
     let message = "spec: only counts, the priority and times may change once a job has begun; change it back, or \
          delete the job and make it anew";
     plan.status.say_meanwhile(JobReason::ShapeChanged, message);
     plan.remove.clear();
-    plan.sweep = false;
+    plan.collect_orphans = false;
     // What it says by now is of another job: its members would lose the places on which they run.
     plan.group = GroupStep::Leave;
     plan
@@ -315,7 +315,7 @@ pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
 }
 
 /// Everything goes: pods, then the group, then the record.
-fn farewell(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
+fn finalize(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
     plan.remove = seen.pods.iter().map(|pod| (pod.clone(), MemberRemoveReason::Deleted)).collect();
     let nothing_left =
         seen.pods.is_empty() && seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
@@ -323,7 +323,7 @@ fn farewell(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
     plan.group = GroupStep::Leave;
     if !seen.may_remove {
         plan.remove.clear();
-        plan.sweep = false;
+        plan.collect_orphans = false;
         return plan;
     }
     plan.status.state.reason = JobReason::Deleting.to_string();
@@ -342,14 +342,14 @@ fn advance(
     plan: &mut JobPlan,
     members: &BTreeMap<Slot, &MemberPod>,
     before: &Counts<'_>,
-    cause: &Trigger,
+    trigger: &Trigger,
     outcome: &FrameworkOutcome,
 ) -> BTreeSet<Slot> {
     let job = seen.job;
     let phase = plan.status.state.phase;
     let all = total(before);
     let out = all.terminating + u32::try_from(plan.remove.len()).unwrap_or(u32::MAX);
-    let budget = match cause.by_person || cause.by_member {
+    let budget = match trigger.by_person || trigger.by_member {
         true => RetryBudget::Free,
         false if plan.status.retry_count < job.max_retry => RetryBudget::Left,
         // A restart that has begun is within the limit unless the limit was lowered.
@@ -364,10 +364,10 @@ fn advance(
         cleared: job.replicas().saturating_sub(out) >= job.min_available,
         budget,
     };
-    let step = step(phase, cause.ask, facts);
+    let step = step(phase, trigger.ask, facts);
     let gone: BTreeSet<Slot> = members
         .iter()
-        .filter(|(slot, pod)| is_stopped(step.stop, job, cause, slot, pod))
+        .filter(|(slot, pod)| is_stopped(step.stop, job, trigger, slot, pod))
         .map(|(slot, _)| slot.clone())
         .collect();
     let why = if step.to == JobPhase::Restarting {
@@ -386,22 +386,22 @@ fn advance(
     if step.counts {
         plan.status.retry_count += if enabled(Failpoint::CountedTwice) { 2 } else { 1 };
     }
-    if step.to == JobPhase::Restarting && matches!(cause.ask, JobRequest::Do(_)) {
-        after_restart(seen, plan, step.stop, cause);
+    if step.to == JobPhase::Restarting && matches!(trigger.ask, JobRequest::Do(_)) {
+        after_restart(seen, plan, step.stop, trigger);
     }
-    if cause.is_of_the_whole() {
+    if trigger.is_of_the_whole() {
         plan.status.delayed.clear();
     }
     let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
     plan.status.suspended =
-        is_stopped && (plan.status.suspended || cause.ask == JobRequest::Suspend);
-    let (reason, message) = match cause.ask {
+        is_stopped && (plan.status.suspended || trigger.ask == JobRequest::Suspend);
+    let (reason, message) = match trigger.ask {
         JobRequest::Sync => (outcome.reason, outcome.message.clone()),
-        _ if step.to == JobPhase::Failed && cause.ask != JobRequest::Fail => {
-            let message = format!("{}, and {} retries were made", cause.message, job.max_retry);
+        _ if step.to == JobPhase::Failed && trigger.ask != JobRequest::Fail => {
+            let message = format!("{}, and {} retries were made", trigger.message, job.max_retry);
             (JobReason::MaxRetryReached, message)
         }
-        _ => (cause.reason, cause.message.clone()),
+        _ => (trigger.reason, trigger.message.clone()),
     };
     if step.to != phase {
         let reason = match step.to {
@@ -424,12 +424,12 @@ fn advance(
     gone
 }
 
-fn is_stopped(stop: Stop, job: &JobSpec, cause: &Trigger, slot: &Slot, pod: &MemberPod) -> bool {
+fn is_stopped(stop: Stop, job: &JobSpec, trigger: &Trigger, slot: &Slot, pod: &MemberPod) -> bool {
     match stop {
         Stop::Nobody => false,
         Stop::All => true,
         Stop::Unfinished => !pod.phase.has_ended(),
-        Stop::Target => cause.targets.contains(slot),
+        Stop::Target => trigger.targets.contains(slot),
         Stop::ByPolicy => match job.clean_pods {
             CleanPods::None => false,
             CleanPods::Running => !pod.phase.has_ended(),
@@ -439,7 +439,7 @@ fn is_stopped(stop: Stop, job: &JobSpec, cause: &Trigger, slot: &Slot, pod: &Mem
 }
 
 /// A restart of the whole begins a new attempt; one that a failure caused begins after a pause.
-fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, cause: &Trigger) {
+fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger: &Trigger) {
     let status = &mut plan.status;
     let delay = seen.job.restart_delay;
     let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
@@ -452,15 +452,15 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, cause: 
             memory.completed = false;
             memory.not_before.clear();
         }
-        status.not_before = (!cause.by_person).then(|| at(delay.before(status.retry_count)));
+        status.not_before = (!trigger.by_person).then(|| at(delay.before(status.retry_count)));
         return;
     }
     status
         .delayed
-        .retain(|delayed| delayed.slot.as_ref().is_none_or(|slot| !cause.targets.contains(slot)));
-    for slot in &cause.targets {
+        .retain(|delayed| delayed.slot.as_ref().is_none_or(|slot| !trigger.targets.contains(slot)));
+    for slot in &trigger.targets {
         let memory = status.memory(&slot.task);
-        if cause.by_person {
+        if trigger.by_person {
             memory.not_before.remove(&slot.index);
             memory.failed.remove(&slot.index);
             continue;
@@ -474,9 +474,9 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, cause: 
 /// Takes in the pods that carry the job's name and are nobody's, and lets those go that do not carry it any more.
 fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let deleting = seen.job.deleting;
-    plan.release =
-        seen.astray && verdict(Reference::Mine, false, deleting, false) == AdoptionVerdict::Release;
-    for pod in seen.free.iter().take(seen.room) {
+    plan.release = seen.mismatched
+        && verdict(Reference::Mine, false, deleting, false) == AdoptionVerdict::Release;
+    for pod in seen.unowned.iter().take(seen.room) {
         if verdict(Reference::Nobody, true, deleting, !pod.is_intended) != AdoptionVerdict::Adopt {
             continue;
         }

@@ -115,8 +115,8 @@ mod tests {
         };
         assert_eq!(pod(NodePodPhase::Ended, vec![done()]).phase, PodPhase::Succeeded);
         for (exit, code) in [((3, 0), Some(3)), ((-1, 9), Some(137)), ((-1, 0), None)] {
-            let standing = ended(exit);
-            assert_eq!((standing.phase, standing.exit_code(None)), (PodPhase::Failed, code));
+            let pod_state = ended(exit);
+            assert_eq!((pod_state.phase, pod_state.exit_code(None)), (PodPhase::Failed, code));
         }
         let half =
             pod(NodePodPhase::Running, vec![done(), process(NodePodPhase::Running, None, 0)]);
@@ -148,9 +148,9 @@ mod tests {
             (NodePodPhase::Running, 2, PodPhase::Running, true),
             (NodePodPhase::Stopping, 0, PodPhase::Running, false),
         ] {
-            let standing = pod(phase, vec![process(phase, None, restarts)]);
-            assert_eq!((standing.phase, standing.ready), (wanted, ready), "{phase}");
-            assert_eq!(u64::from(standing.restarts), restarts);
+            let pod_state = pod(phase, vec![process(phase, None, restarts)]);
+            assert_eq!((pod_state.phase, pod_state.ready), (wanted, ready), "{phase}");
+            assert_eq!(u64::from(pod_state.restarts), restarts);
         }
         assert!(pod(NodePodPhase::Unfit, vec![]).is_unfit);
     }

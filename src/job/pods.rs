@@ -34,9 +34,9 @@ pub struct Pods {
     /// Pods of an older job of the name.
     pub orphans: BTreeMap<PodRef, (LabelledMember, Intended)>,
     /// Pods of the name that are nobody's, with what is intended there.
-    pub free: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
+    pub unowned: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
     /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
-    pub astray: BTreeMap<PodRef, Arc<Mismatched>>,
+    pub mismatched: BTreeMap<PodRef, Arc<Mismatched>>,
 }
 
 impl Pods {

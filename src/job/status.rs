@@ -27,7 +27,8 @@ pub struct JobStatus {
     /// Grows by one with every transaction of an owner.
     pub revision: u64,
     /// What may not change once the job has begun, as a number in hexadecimal.
-    pub shape: String,
+    #[serde(rename = "shape")]
+    pub immutable_hash: String,
     /// How far it has come.
     pub state: JobState,
     /// Every phase it was in, with the time when it was last entered.

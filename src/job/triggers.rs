@@ -67,7 +67,7 @@ pub struct TriggerInput<'a> {
 }
 
 /// Finds what is asked. What was reacted to is noted in `status`, so that it is reacted to once.
-pub fn cause(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
+pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     if let Some(command) = seen.commands.first() {
         return by_command(seen, command);
     }
@@ -101,10 +101,10 @@ pub fn cause(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     if let Some(due) = status.delayed.iter().position(|delayed| delayed.due <= seen.now) {
         let delayed = status.delayed.remove(due);
         let message = format!("{} after {}", delayed.action, delayed.event);
-        let mut cause =
+        let mut trigger =
             Trigger::new(JobRequest::Do(delayed.action), JobReason::PolicyAction, message);
-        cause.targets = targets(seen.job, delayed.action, delayed.slot.as_ref());
-        return cause;
+        trigger.targets = targets(seen.job, delayed.action, delayed.slot.as_ref());
+        return trigger;
     }
     if !phase.starts_members() {
         return sync();
@@ -123,25 +123,25 @@ fn by_command(seen: &TriggerInput<'_>, pending: &Pending) -> Trigger {
         (by, "") => format!("{} by {by}", command.action),
         (by, why) => format!("{} by {by}: {why}", command.action),
     };
-    let mut cause = Trigger::new(JobRequest::Do(command.action), JobReason::CommandIssued, by);
-    cause.by_person = true;
-    cause.command = Some(pending.clone());
-    let Target::Job { uid, task, index, .. } = &command.target else { return cause };
+    let mut trigger = Trigger::new(JobRequest::Do(command.action), JobReason::CommandIssued, by);
+    trigger.by_person = true;
+    trigger.command = Some(pending.clone());
+    let Target::Job { uid, task, index, .. } = &command.target else { return trigger };
     // One that was given before the job was there was meant for another, or for nobody.
     let of_another = uid.is_some_and(|uid| JobUid(uid) != seen.uid) || pending.index < seen.uid.0;
-    cause.targets = match (task, index) {
+    trigger.targets = match (task, index) {
         (Some(task), Some(index)) => vec![Slot::new(task, *index)],
         (Some(task), None) => slots_of(seen.job, task),
         (None, _) => Vec::new(),
     };
     let nobody = matches!(command.action, CommandAction::RestartTask | CommandAction::RestartPod)
-        && !cause.targets.iter().any(|slot| exists(seen.job, slot));
+        && !trigger.targets.iter().any(|slot| exists(seen.job, slot));
     let no_action_of_jobs = !CommandAction::OF_JOBS.contains(&command.action);
     if of_another || nobody || no_action_of_jobs {
         // Nothing, and no error (F-J23); it is consumed all the same.
-        cause.ask = JobRequest::Sync;
+        trigger.ask = JobRequest::Sync;
     }
-    cause
+    trigger
 }
 
 fn exists(job: &JobSpec, slot: &Slot) -> bool {
@@ -233,10 +233,10 @@ fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger
                 };
                 let code = happening.exit_code.map(|code| format!(" with exit code {code}"));
                 let message = format!("{action}: {event} of {subject}{}", code.unwrap_or_default());
-                let mut cause =
+                let mut trigger =
                     Trigger::new(JobRequest::Do(action), JobReason::PolicyAction, message);
-                cause.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
-                return Some(cause);
+                trigger.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
+                return Some(trigger);
             }
             PolicyDecision::Later(action, pause) => {
                 put_off(seen, status, action, event, slot.or(any), pause);
@@ -352,9 +352,9 @@ fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
         return sync();
     }
     let message = format!("{} members failed and are started again", again.len());
-    let mut cause =
+    let mut trigger =
         Trigger::new(JobRequest::Do(CommandAction::RestartPod), JobReason::MemberFailed, message);
-    cause.targets = again;
-    cause.by_member = true;
-    cause
+    trigger.targets = again;
+    trigger.by_member = true;
+    trigger
 }

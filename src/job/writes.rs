@@ -67,51 +67,51 @@ pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
 
 /// The operation that makes a pod a member: its labels get the job's uid, unless they were changed meanwhile.
 #[must_use]
-pub fn adopt_op(mark: &PodIdentity, place: &PodRef, free: &Unowned) -> Op {
-    let mut labels = free.labels.clone();
+pub fn adopt_op(identity: &PodIdentity, place: &PodRef, unowned: &Unowned) -> Op {
+    let mut labels = unowned.labels.clone();
     for (name, value) in [
-        (UID, mark.uid.to_string()),
-        (VERSION, mark.version.to_string()),
-        (ATTEMPT, mark.attempt.to_string()),
+        (UID, identity.uid.to_string()),
+        (VERSION, identity.version.to_string()),
+        (ATTEMPT, identity.attempt.to_string()),
     ] {
         labels.insert(name.to_owned(), value);
     }
     let key = key::pod_labels(&place.node, &place.pod);
-    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: free.index }
+    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: unowned.index }
 }
 
 /// The operation that lets a pod go: the uid leaves its labels, unless they were changed meanwhile.
 #[must_use]
-pub fn release_op(place: &PodRef, astray: &Mismatched) -> Op {
-    let mut labels = astray.labels.clone();
+pub fn release_op(place: &PodRef, mismatched: &Mismatched) -> Op {
+    let mut labels = mismatched.labels.clone();
     labels.remove(UID);
     let key = key::pod_labels(&place.node, &place.pod);
-    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: astray.index }
+    Op::Cas { key, value: encode_labels(&labels), flags: 0, index: mismatched.index }
 }
 
 /// The labels of a pod: the template's, then Volcano's and, where they apply, Kubeflow's, which win.
 #[must_use]
-pub fn labels_of(job: &JobSpec, mark: &PodIdentity) -> Labels {
+pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
     let mut labels = Labels::new();
-    if let Some(task) = job.task(&mark.slot.task) {
+    if let Some(task) = job.task(&identity.slot.task) {
         labels.extend(task.template.labels.clone());
     }
     let mut set = |name: &str, value: String| drop(labels.insert(name.to_owned(), value));
-    set(JOB_NAME, mark.job.name.to_string());
-    set(JOB_NAMESPACE, mark.job.namespace.to_string());
-    set(TASK, mark.slot.task.clone());
-    set(TASK_INDEX, mark.slot.index.to_string());
-    set(VERSION, mark.version.to_string());
+    set(JOB_NAME, identity.job.name.to_string());
+    set(JOB_NAMESPACE, identity.job.namespace.to_string());
+    set(TASK, identity.slot.task.clone());
+    set(TASK_INDEX, identity.slot.index.to_string());
+    set(VERSION, identity.version.to_string());
     set(QUEUE, job.queue.clone());
-    set(UID, mark.uid.to_string());
-    set(ATTEMPT, mark.attempt.to_string());
+    set(UID, identity.uid.to_string());
+    set(ATTEMPT, identity.attempt.to_string());
     if job.framework.is_kubeflow() {
         let kind = job.framework.kind().to_ascii_lowercase();
         set("training.kubeflow.org/operator-name", format!("{kind}-controller"));
-        set("training.kubeflow.org/job-name", mark.job.name.to_string());
-        set("training.kubeflow.org/replica-type", mark.slot.task.to_ascii_lowercase());
-        set("training.kubeflow.org/replica-index", mark.slot.index.to_string());
-        if operator::of(job.framework).is_master(job, &mark.slot) {
+        set("training.kubeflow.org/job-name", identity.job.name.to_string());
+        set("training.kubeflow.org/replica-type", identity.slot.task.to_ascii_lowercase());
+        set("training.kubeflow.org/replica-index", identity.slot.index.to_string());
+        if operator::of(job.framework).is_master(job, &identity.slot) {
             set("training.kubeflow.org/job-role", "master".to_owned());
         }
     }
@@ -123,7 +123,7 @@ pub struct Made {
     /// Where.
     pub place: PodRef,
     /// What it is.
-    pub mark: PodIdentity,
+    pub identity: PodIdentity,
     /// Its manifest.
     pub manifest: String,
 }
@@ -148,14 +148,14 @@ pub fn made_one(
     let pod = create.slot.pod_id(placed.id).ok()?;
     let manifest = placed.manifest(create, &pod, peers);
     let place = PodRef { node: create.node.clone(), pod };
-    Some(Made { place, mark: placed.mark(create), manifest })
+    Some(Made { place, identity: placed.identity(create), manifest })
 }
 
 /// The operations that make a pod: refused when its place is taken.
 #[must_use]
 pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
     let PodRef { node, pod } = &made.place;
-    let labels = encode_labels(&labels_of(job, &made.mark));
+    let labels = encode_labels(&labels_of(job, &made.identity));
     let manifest = made.manifest.clone().into();
     [
         Op::Cas { key: key::pod_labels(node, pod), value: labels, flags: 0, index: Index::ZERO },

@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::agent::driver::{Launch, ProcessExit, RunningProcess, signal};
+use super::agent::driver::{Launch, ProcessExit, Started, signal};
 use super::agent::logs::{MAX_BYTES, rotate};
 use super::agent::state;
 use crate::time::{Clock, SystemClock};
@@ -33,7 +33,7 @@ use crate::time::{Clock, SystemClock};
 #[serde(rename_all = "snake_case")]
 pub enum ShimMessage {
     /// The process runs.
-    Running(RunningProcess),
+    Running(Started),
     /// It could not be started.
     Failed(String),
     /// Another shim has the directory.
@@ -96,7 +96,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
     };
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let pid = i32::try_from(child.id()).unwrap_or_default();
-    let running = RunningProcess {
+    let running = Started {
         attempt: launch.attempt,
         pid,
         start_ticks: start_ticks(pid).unwrap_or_default(),
@@ -187,7 +187,7 @@ fn ward(
     launch: &Launch,
     group: Option<Pid>,
     expired: &AtomicBool,
-    mut unwritten: Option<(PathBuf, RunningProcess)>,
+    mut unwritten: Option<(PathBuf, Started)>,
 ) {
     let mut asked = false;
     for round in 0u32.. {

@@ -23,7 +23,7 @@ use crate::store::{Entry, Prefix, Reader, StoreError, key};
 pub struct QueueIndex(pub StoredQueues);
 
 impl CacheIndex for QueueIndex {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let stored = |entry: Entry| {
             let name = prefix.tail(&entry.key)?.parse().ok()?;
             match old.0.get(&name) {
@@ -48,7 +48,7 @@ impl CacheIndex for QueueIndex {
 pub struct GroupIndex(pub StoredGroups);
 
 impl CacheIndex for GroupIndex {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let stored = |entry: Entry| {
             let id: GroupId = key::namespaced(prefix, &entry.key)?;
             match old.0.get(&id) {
@@ -78,7 +78,7 @@ pub struct SchedulerCaches {
     /// `rcfarm/commands/`, which jobs look at, too.
     pub commands: Arc<Cache<Commands>>,
     /// The nodes.
-    pub world: Arc<ClusterView>,
+    pub view: Arc<ClusterView>,
     /// Schedulers that this farm has a task for, to be woken.
     pub(super) tasks: Mutex<BTreeSet<RecordId>>,
 }
@@ -88,7 +88,7 @@ impl SchedulerCaches {
     #[must_use]
     pub fn new(
         reader: Arc<dyn Reader>,
-        world: Arc<ClusterView>,
+        view: Arc<ClusterView>,
         commands: Arc<Cache<Commands>>,
     ) -> Arc<Self> {
         Arc::new(SchedulerCaches {
@@ -98,7 +98,7 @@ impl SchedulerCaches {
             groups: Cache::new(reader.clone(), key::pod_groups(), PollPolicy::BULK),
             commands,
             reader,
-            world,
+            view,
             tasks: Mutex::default(),
         })
     }
@@ -112,13 +112,13 @@ impl SchedulerCaches {
     pub(super) async fn catch_up(&self) -> Result<(), StoreError> {
         let queues = async { self.queues.read_now().await.map(drop) };
         let groups = async { self.groups.read_now().await.map(drop) };
-        let promises = async { self.world.ledger.tree.read_now().await.map(drop) };
-        futures_util::future::try_join3(queues, groups, promises).await.map(drop)
+        let allocations = async { self.view.ledger.tree.read_now().await.map(drop) };
+        futures_util::future::try_join3(queues, groups, allocations).await.map(drop)
     }
 
     /// The nodes that match a selector.
     pub(super) fn fleet(&self, selector: &Selector) -> Fleet {
-        let fleet = self.world.fleet();
+        let fleet = self.view.fleet();
         if selector.is_everything() {
             return fleet;
         }

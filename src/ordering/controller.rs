@@ -46,10 +46,10 @@ const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct OrderingController {
-    site: ControllerContext,
-    post: ClaimedRecord,
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
     me: ObjectName,
-    floor: Arc<SchedulerCaches>,
+    caches: Arc<SchedulerCaches>,
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     chain: (Index, SchedulerStatus),
     groups: GroupStatuses,
@@ -77,7 +77,7 @@ enum Written {
 }
 
 /// Everything that one look found.
-struct BatchObservation {
+struct BatchView {
     record_index: Index,
     spec: SchedulerSpec,
     queues: Queues,
@@ -87,17 +87,17 @@ struct BatchObservation {
 impl OrderingController {
     /// A controller for a claimed scheduler.
     pub fn new(
-        site: ControllerContext,
-        post: ClaimedRecord,
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
         me: ObjectName,
-        floor: Arc<SchedulerCaches>,
+        caches: Arc<SchedulerCaches>,
     ) -> Self {
-        let since = site.clock.wall();
+        let since = ctx.clock.wall();
         OrderingController {
-            site,
-            post,
+            ctx,
+            claimed,
             me,
-            floor,
+            caches,
             chain: (Index::ZERO, SchedulerStatus::default()),
             groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),
@@ -116,7 +116,7 @@ impl OrderingController {
     /// Reads the statuses first, and then the rest: an older view of the promises than the statuses are of would make
     /// something stay promised for ever.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
-        let reader = &self.floor.reader;
+        let reader = &self.caches.reader;
         let status = reader.get(&key::scheduler_status(&self.me), Query::CONSISTENT).await?.value;
         self.chain = status.map_or_else(Default::default, |entry| {
             (entry.modify_index, SchedulerStatus::decode(&entry.value).unwrap_or_default())
@@ -154,14 +154,14 @@ impl OrderingController {
                 Some((name, (entry.modify_index, status)))
             })
             .collect();
-        self.floor.catch_up().await?;
+        self.caches.catch_up().await?;
         (self.behind, self.to_recount) = (false, true);
         Ok(())
     }
 
     /// Whether somebody deleted a status past us, or wrote one.
     async fn is_tampered_with(&self) -> Result<bool, ReconcileError> {
-        let keys = async |prefix| self.floor.reader.keys(&prefix, None, Query::PLAIN).await;
+        let keys = async |prefix| self.caches.reader.keys(&prefix, None, Query::PLAIN).await;
         let groups = keys(key::pod_group_statuses()).await?.value;
         let groups = groups.iter().filter_map(|k| key::namespaced(&key::pod_group_statuses(), k));
         let groups: BTreeSet<GroupId> = groups.collect();
@@ -173,8 +173,8 @@ impl OrderingController {
 
     /// The record as it stands; `None`: there is none, or it breaks a rule, which is said.
     async fn record(&mut self) -> Result<Option<(Index, SchedulerSpec, Selector)>, ReconcileError> {
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(None) };
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(None) };
         let checked = SchedulerRecord::decode(&record.value).map_err(|bad| vec![bad]);
         let checked = checked.and_then(|record| match record.spec.check() {
             bad if bad.is_empty() => Ok(record.spec),
@@ -187,21 +187,21 @@ impl OrderingController {
                 Ok(Some((record.index, spec, selector)))
             }
             Err(bad) => {
-                let words = BadField::list(&bad);
-                if self.alerted.as_ref() != Some(&words) {
-                    warn!(alert = true, key = %key::scheduler(&self.me), why = words,
+                let pending_reasons = BadField::list(&bad);
+                if self.alerted.as_ref() != Some(&pending_reasons) {
+                    warn!(alert = true, key = %key::scheduler(&self.me), why = pending_reasons,
                         "the scheduler's record cannot be worked on: nothing is admitted");
-                    self.alerted = Some(words.clone());
+                    self.alerted = Some(pending_reasons.clone());
                 }
                 let mut status = self.chain.1.clone();
-                (status.observed_index, status.last_error) = (record.index, Some(words));
+                (status.observed_index, status.last_error) = (record.index, Some(pending_reasons));
                 self.say(record.index, status).await?;
                 Ok(None)
             }
         }
     }
 
-    async fn look(&mut self) -> Result<Option<BatchObservation>, ReconcileError> {
+    async fn look(&mut self) -> Result<Option<BatchView>, ReconcileError> {
         if !self.behind && Instant::now() >= self.leaks_at {
             self.behind = self.is_tampered_with().await?;
         }
@@ -209,13 +209,13 @@ impl OrderingController {
             self.refresh().await?;
         }
         let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
-        let queues = self.floor.queues.seen();
-        let groups = self.floor.groups.seen();
+        let queues = self.caches.queues.snapshot();
+        let groups = self.caches.groups.snapshot();
         if !queues.is_read() || !groups.is_read() {
             return Ok(None);
         }
         let queues_view = Queues::of(&queues.value.0);
-        let fleet = self.floor.fleet(&selector);
+        let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.0);
         let plan = plan(&BatchObserved {
             me: &self.me,
@@ -225,31 +225,31 @@ impl OrderingController {
             statuses: &self.groups,
             unreadable: &self.unreadable,
             fleet: &fleet,
-            down: &self.floor.world.down_nodes(),
-            may_forget: groups.suspicion.is_none(),
-            with_leaks: self.to_recount || Instant::now() >= self.leaks_at,
-            now: self.site.clock.wall(),
+            down: &self.caches.view.down_nodes(),
+            may_forget: groups.untrusted.is_none(),
+            with_orphaned: self.to_recount || Instant::now() >= self.leaks_at,
+            now: self.ctx.clock.wall(),
             latest,
-            bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.site.limits) },
+            bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
         });
-        Ok(Some(BatchObservation { record_index, spec, queues: queues_view, plan }))
+        Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
     }
 
     /// Makes the changes in order, in as few transactions as they fit into. `false`: one was refused.
     async fn make(
         &mut self,
-        look: &BatchObservation,
+        look: &BatchView,
         changes: &[PlacementChange],
     ) -> Result<bool, ReconcileError> {
         let selector = look.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
         let mut rest = changes;
         while !rest.is_empty() {
-            let rooms = self.floor.fleet(&selector).rooms;
-            let made = batch(rest, &rooms, &look.queues, &self.queues, self.site.limits);
+            let rooms = self.caches.fleet(&selector).rooms;
+            let made = batch(rest, &rooms, &look.queues, &self.queues, self.ctx.limits);
             let (these, after) = rest.split_at(made.count.max(1));
             let details = Details::GroupsOrdered(GroupsOrdered {
                 scheduler: self.me.clone(),
-                farm: self.site.farm.clone(),
+                farm: self.ctx.farm.clone(),
                 actor: Actor::Farm,
                 groups: these.iter().map(audited).collect(),
             });
@@ -277,18 +277,18 @@ impl OrderingController {
         for (name, status) in batch.queues {
             self.queues.insert(name, (index, status));
         }
-        self.floor.world.ledger.wrote(&batch.bookings, index);
+        self.caches.view.ledger.wrote(&batch.bookings, index);
     }
 
     /// Brings the queues' own statuses up to date. `false`: a transaction was refused.
     async fn tell_queues(
         &mut self,
-        look: &BatchObservation,
+        look: &BatchView,
         with_words: bool,
     ) -> Result<bool, ReconcileError> {
         let mut ops = Vec::new();
         let mut told = Vec::new();
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         let counted = self.to_recount.then(|| recount(&self.groups));
         let count = |name: &QueueName, status: &QueueStatus| match &counted {
             Some(counted) => counted.get(name).cloned().unwrap_or_default(),
@@ -325,7 +325,7 @@ impl OrderingController {
                 told.push((name.clone(), None));
             }
         }
-        let most = self.site.limits.ops.saturating_sub(4).max(1);
+        let most = self.ctx.limits.ops.saturating_sub(4).max(1);
         for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
             match self.commit(look.record_index, ops.to_vec(), None).await? {
                 Written::Refused => return Ok(false),
@@ -351,11 +351,11 @@ impl OrderingController {
 
     /// Makes the queue of whatever names none. `false`: it is there.
     async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
-        let queues = self.floor.queues.seen();
+        let queues = self.caches.queues.snapshot();
         let name: QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
         if !self.may_make_queues
             || !self.is_default()
-            || queues.suspicion.is_some()
+            || queues.untrusted.is_some()
             || queues.value.0.contains_key(&name)
         {
             return Ok(false);
@@ -365,14 +365,14 @@ impl OrderingController {
             queue: name.clone(),
             actor: Actor::Farm,
             reason: "DefaultQueueMissing".to_owned(),
-            farm: Some(self.site.farm.clone()),
+            farm: Some(self.ctx.farm.clone()),
             before: None,
             after: serde_json::to_value(&record.spec).ok(),
         });
         let key = key::queue(&name);
         let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
         match self.commit(record_index, vec![op], Some(details)).await {
-            Ok(Written::Applied(_)) => info!(queue = %name, "the default queue is made"),
+            Ok(Written::Applied(_)) => info!(queue = %name, "default queue created"),
             Ok(Written::Refused) => {}
             Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
                 warn!(queue = %name, "the token may not make the default queue: somebody else has to");
@@ -381,15 +381,15 @@ impl OrderingController {
             }
             Err(error) => return Err(error),
         }
-        self.floor.queues.read_now().await?;
+        self.caches.queues.read_now().await?;
         Ok(true)
     }
 
     /// Carries out the first command for one of its queues: what it asks is written into the queue's record, and the
     /// command is consumed in the same transaction. `None`: there is none.
-    async fn obey(&mut self, look: &BatchObservation) -> Result<Option<Action>, ReconcileError> {
-        let (commands, queues) = (self.floor.commands.seen(), self.floor.queues.seen());
-        let may_drop = self.is_default() && queues.suspicion.is_none();
+    async fn apply_command(&mut self, look: &BatchView) -> Result<Option<Action>, ReconcileError> {
+        let (commands, queues) = (self.caches.commands.snapshot(), self.caches.queues.snapshot());
+        let may_drop = self.is_default() && queues.untrusted.is_none();
         let mine = commands.value.queues.iter().find_map(|(name, pending)| {
             let pending = pending.first()?;
             match queues.value.0.get(name) {
@@ -409,7 +409,7 @@ impl OrderingController {
         let Some((stored, record)) = there else {
             warn!(queue = %name, "there is no such queue: the command is dropped");
             let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
-            return self.obeyed(look, ops, None).await.map(Some);
+            return self.command_applied(look, ops, None).await.map(Some);
         };
         let mut wanted = record.clone();
         match pending.command.action {
@@ -419,7 +419,7 @@ impl OrderingController {
             CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
             CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
             other => {
-                warn!(queue = %name, action = %other, "no queue does that: the command is dropped")
+                warn!(queue = %name, action = %other, "no queue has this action: the command is dropped")
             }
         }
         let mut ops = consumed;
@@ -430,7 +430,7 @@ impl OrderingController {
                 queue: name.clone(),
                 actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
                 reason: pending.command.action.to_string(),
-                farm: Some(self.site.farm.clone()),
+                farm: Some(self.ctx.farm.clone()),
                 before: serde_json::to_value(&record.spec).ok(),
                 after: serde_json::to_value(&wanted.spec).ok(),
             })
@@ -439,17 +439,17 @@ impl OrderingController {
             true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
             false => Op::CheckIndex { key, index: stored.index },
         });
-        self.obeyed(look, ops, details).await.map(Some)
+        self.command_applied(look, ops, details).await.map(Some)
     }
 
-    async fn obeyed(
+    async fn command_applied(
         &mut self,
-        look: &BatchObservation,
+        look: &BatchView,
         ops: Vec<Op>,
         details: Option<Details>,
     ) -> Result<Action, ReconcileError> {
         let written = self.commit(look.record_index, ops, details).await?;
-        let read = (self.floor.queues.read_now(), self.floor.commands.read_now());
+        let read = (self.caches.queues.read_now(), self.caches.commands.read_now());
         let (queues, commands) = futures_util::future::join(read.0, read.1).await;
         queues?;
         commands?;
@@ -465,7 +465,7 @@ impl OrderingController {
         record_index: Index,
         status: SchedulerStatus,
     ) -> Result<(), ReconcileError> {
-        if status != self.chain.1 || status.farm.as_ref() != Some(&self.site.farm) {
+        if status != self.chain.1 || status.farm.as_ref() != Some(&self.ctx.farm) {
             self.chain.1 = status;
             self.commit(record_index, Vec::new(), None).await?;
         }
@@ -483,18 +483,18 @@ impl OrderingController {
         let mut status = self.chain.1.clone();
         status.revision += 1;
         status.observed_index = record_index;
-        (status.farm, status.since) = (Some(self.site.farm.clone()), Some(self.since));
+        (status.farm, status.since) = (Some(self.ctx.farm.clone()), Some(self.since));
         let nodes: BTreeSet<_> = ops.iter().filter_map(booked_node).collect();
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         let (key, index) = (key::scheduler_status(&self.me), self.chain.0);
         txn.push(Op::Cas { key, value: status.encode(), flags: 0, index });
         txn.extend(ops);
         if let Some(details) = details {
-            let now = self.site.clock.wall();
-            let id = self.site.ids.ordered_uuid(now);
+            let now = self.ctx.clock.wall();
+            let id = self.ctx.ids.ordered_uuid(now);
             txn.push(crate::audit::op(id, &AuditRecord::new(&details, now)));
         }
-        match self.site.writer.commit(txn).await {
+        match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => {
                 self.chain = (index, status);
                 self.refused = 0;
@@ -502,10 +502,10 @@ impl OrderingController {
             }
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.me, ?refusals, "refused: looking again");
+                debug!(record = %self.me, ?refusals, "refused: reconciling again");
                 self.refused = self.refused.saturating_add(1);
                 self.behind = true;
-                self.floor.world.ledger.reread(&nodes).await?;
+                self.caches.view.ledger.reread(&nodes).await?;
                 Ok(Written::Refused)
             }
             Err(error) => {
@@ -525,7 +525,7 @@ impl OrderingController {
 
     /// When to look again, if nothing happens.
     fn rest(&self, plan: &BatchPlan) -> Action {
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         let due = plan.next.map(|at| {
             let rest = now
                 .until(at)
@@ -563,13 +563,13 @@ fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
 impl Controller for OrderingController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         // From the plan to its commit: the farm's other tasks would only take the same room.
-        let floor = self.floor.clone();
-        let _turn = floor.world.ledger.turn().await;
+        let caches = self.caches.clone();
+        let _turn = caches.view.ledger.turn().await;
         let Some(look) = self.look().await? else { return Ok(Action::AwaitChange) };
         if self.make_default_queue(look.record_index).await? {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
-        if let Some(next) = self.obey(&look).await? {
+        if let Some(next) = self.apply_command(&look).await? {
             return Ok(next);
         }
         if !self.make(&look, &look.plan.changes).await? {
@@ -578,20 +578,20 @@ impl Controller for OrderingController {
         if Instant::now() >= self.leaks_at {
             self.leaks_at = Instant::now() + LEAKS_EVERY;
         }
-        let words = Instant::now() >= self.words_at;
-        if !self.tell_queues(&look, words && !look.plan.more).await? {
+        let pending_reasons = Instant::now() >= self.words_at;
+        if !self.tell_queues(&look, pending_reasons && !look.plan.more).await? {
             return Ok(self.after_refusal());
         }
         if look.plan.more || !look.plan.changes.is_empty() {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
-        if !words {
+        if !pending_reasons {
             return Ok(Action::RequeueAfter(self.words_at - Instant::now()));
         }
         self.words_at = Instant::now() + WORDS_EVERY;
         if !look.plan.says.is_empty() {
-            let rooms = self.floor.fleet(&Selector::everything()).rooms;
-            let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.site.limits);
+            let rooms = self.caches.fleet(&Selector::everything()).rooms;
+            let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.ctx.limits);
             if !self.make(&look, &look.plan.says[..one.count]).await? {
                 return Ok(self.after_refusal());
             }
@@ -612,11 +612,11 @@ impl Controller for OrderingController {
         pause: Duration,
     ) -> Result<(), ReconcileError> {
         self.refresh().await?;
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
         let mut status = self.chain.1.clone();
         status.last_error = Some(error.to_owned());
-        status.quarantined_until = self.site.clock.wall().checked_add(pause).ok();
+        status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
         self.say(record.index, status).await
     }
 }

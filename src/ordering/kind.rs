@@ -19,15 +19,15 @@ use crate::store::{Index, Key, Prefix, StoreError, key};
 
 /// Schedulers as a kind of record.
 pub struct OrderingKind {
-    site: ControllerContext,
-    floor: Arc<SchedulerCaches>,
+    ctx: ControllerContext,
+    caches: Arc<SchedulerCaches>,
 }
 
 impl OrderingKind {
     /// The kind, over queues and groups that it watches.
     #[must_use]
-    pub fn new(site: ControllerContext, floor: Arc<SchedulerCaches>) -> Self {
-        OrderingKind { site, floor }
+    pub fn new(ctx: ControllerContext, caches: Arc<SchedulerCaches>) -> Self {
+        OrderingKind { ctx, caches }
     }
 }
 
@@ -74,61 +74,62 @@ impl Kind for OrderingKind {
         vec![(key::scheduler(&name), SchedulerRecord::default().encode())]
     }
 
-    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let wake = || {
-            let (inbox, floor) = (inbox.clone(), self.floor.clone());
+            let (wake_queue, caches) = (wake_queue.clone(), self.caches.clone());
             move || {
-                let tasks: BTreeSet<RecordId> = floor.tasks();
+                let tasks: BTreeSet<RecordId> = caches.tasks();
                 if !tasks.is_empty() {
-                    inbox.post(FarmEvent::Changed(tasks));
+                    wake_queue.push(FarmEvent::Changed(tasks));
                 }
             }
         };
         let (queues, groups, commands) = (wake(), wake(), wake());
-        let (ids, inbox) = (|| self.site.ids.fork(), inbox.clone());
+        let (ids, wake_queue) = (|| self.ctx.ids.fork(), wake_queue.clone());
         vec![
-            Box::pin(self.floor.queues.clone().watch(ids(), move |_, _| queues())),
-            Box::pin(self.floor.groups.clone().watch(ids(), move |_, _| groups())),
+            Box::pin(self.caches.queues.clone().watch(ids(), move |_, _| queues())),
+            Box::pin(self.caches.groups.clone().watch(ids(), move |_, _| groups())),
             // For jobs, too.
-            Box::pin(self.floor.commands.clone().watch(ids(), move |old, new| {
+            Box::pin(self.caches.commands.clone().watch(ids(), move |old, new| {
                 if old.value.queues != new.value.queues {
                     commands();
                 }
                 let jobs = Commands::jobs_touched(&old.value, &new.value);
                 let jobs = jobs.iter().map(|job| RecordId::from(job.to_string().as_str()));
-                inbox.post(FarmEvent::Changed(jobs.collect()));
+                wake_queue.push(FarmEvent::Changed(jobs.collect()));
             })),
         ]
     }
 
     async fn prepare(&self, _oldest: Index) -> Result<(), StoreError> {
         // Unread, these would show no node and no promise; the controllers read what is theirs.
-        self.floor.world.nodes.first_read().await;
-        self.floor.world.records.first_read().await;
+        self.caches.view.nodes.first_read().await;
+        self.caches.view.records.first_read().await;
         Ok(())
     }
 
     fn confirm(&self) {
-        self.floor.queues.confirm();
-        self.floor.groups.confirm();
+        self.caches.queues.confirm();
+        self.caches.groups.confirm();
     }
 
     fn suspicions(&self) -> Vec<String> {
-        let (queues, groups) = (self.floor.queues.seen(), self.floor.groups.seen());
+        let (queues, groups) = (self.caches.queues.snapshot(), self.caches.groups.snapshot());
         let seen = [
-            (self.floor.queues.prefix(), queues.suspicion),
-            (self.floor.groups.prefix(), groups.suspicion),
+            (self.caches.queues.prefix(), queues.untrusted),
+            (self.caches.groups.prefix(), groups.untrusted),
         ];
         let told = seen.into_iter().filter_map(|(tree, why)| Some(format!("{tree}: {}", why?)));
         told.collect()
     }
 
-    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
-        let mut tasks = self.floor.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.insert(post.id.clone());
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
+        let mut tasks = self.caches.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.insert(claimed.id.clone());
         drop(tasks);
-        let name = post.id.as_str().parse().expect("the farm claims legal names only");
-        let controller = OrderingController::new(self.site.clone(), post, name, self.floor.clone());
+        let name = claimed.id.as_str().parse().expect("the farm claims legal names only");
+        let controller =
+            OrderingController::new(self.ctx.clone(), claimed, name, self.caches.clone());
         Box::new(controller)
     }
 }

@@ -74,7 +74,7 @@ pub struct PlacementChange {
     /// Promises that are taken back.
     pub release: Vec<GroupMember>,
     /// Promises that are made, after those were taken back.
-    pub promise: Vec<GroupMember>,
+    pub allocate: Vec<GroupMember>,
     /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
     /// the pods since, and a record that no tree shows may be there.
     pub as_said: Option<Index>,
@@ -89,8 +89,8 @@ impl PlacementChange {
         after: PodGroupStatus,
     ) -> PlacementChange {
         let (before, after) = (before.cloned(), Some(after));
-        let (release, promise) = (Vec::new(), Vec::new());
-        PlacementChange { id: id.clone(), before, after, release, promise, as_said: None }
+        let (release, allocate) = (Vec::new(), Vec::new());
+        PlacementChange { id: id.clone(), before, after, release, allocate, as_said: None }
     }
 
     /// Whether the status stays as it is.
@@ -102,7 +102,7 @@ impl PlacementChange {
     /// Nodes whose promises it touches.
     #[must_use]
     pub fn nodes(&self) -> BTreeSet<&NodeName> {
-        nodes_of(self.release.iter().chain(&self.promise))
+        nodes_of(self.release.iter().chain(&self.allocate))
     }
 }
 
@@ -204,7 +204,7 @@ pub fn fitted(
 pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
     let owner = owner_of(id);
     let stands = |member: &GroupMember| {
-        rooms.of(&member.node).promised.pods.get(&member.pod).is_some_and(|a| a.owner == owner)
+        rooms.of(&member.node).allocated.pods.get(&member.pod).is_some_and(|a| a.owner == owner)
     };
     all.into_iter().filter(stands).collect()
 }
@@ -224,16 +224,16 @@ pub fn book(
     fleet: &mut Fleet,
     id: &GroupId,
     release: &[GroupMember],
-    promise: &[GroupMember],
+    allocate: &[GroupMember],
 ) -> Result<(), String> {
     let owner = owner_of(id);
-    let mut books = Ledger::on(&fleet.rooms);
-    release.iter().for_each(|m| books.release(&m.node, &m.pod, &owner));
-    for m in promise {
-        let lack = books.promise(&m.node, &m.pod, &owner, &m.want);
-        lack.map_err(|lack| format!("{} on {}: {lack}", m.pod, m.node))?;
+    let mut ledger = Ledger::on(&fleet.rooms);
+    release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
+    for m in allocate {
+        let insufficient = ledger.allocate(&m.node, &m.pod, &owner, &m.want);
+        insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
     }
-    for booking in books.bookings() {
+    for booking in ledger.bookings() {
         fleet.rooms.insert(booking.node, booking.room);
     }
     Ok(())

@@ -51,7 +51,7 @@ pub struct BatchObserved<'a> {
     /// Whether a group without a record is gone; not while the records became suspiciously few.
     pub may_forget: bool,
     /// Whether promises of groups without a status are looked for: somebody deleted it past whoever owns the scheduler.
-    pub with_leaks: bool,
+    pub with_orphaned: bool,
     /// The time.
     pub now: Timestamp,
     /// An index that is later than anything seen: the place of a group that goes to the end of its queue.
@@ -116,9 +116,9 @@ impl Candidate<'_> {
 }
 
 /// Members that differ in nothing that placing looks at.
-pub(super) type Shape = Vec<(u32, String, String)>;
+pub(super) type RequestKey = Vec<(u32, String, String)>;
 
-pub(super) fn shape(spec: &PodGroupSpec, counts: &Counts<'_>) -> Shape {
+pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKey {
     let tasks = spec.tasks.iter().map(|task| {
         let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
         (count, task.node_selector.clone(), task.resources.to_string())
@@ -140,7 +140,7 @@ pub(super) struct Pass<'a> {
     pub(super) fleet: Fleet,
     pub(super) plan: BatchPlan,
     /// Shapes for which there was no room in this pass; room only shrinks.
-    no_room: BTreeMap<Shape, (PodGroupReason, String)>,
+    no_room: BTreeMap<RequestKey, (PodGroupReason, String)>,
     /// Strict queues, and the group that holds each up.
     pub(super) held_up: BTreeMap<QueueName, GroupId>,
     placed: usize,
@@ -162,10 +162,10 @@ pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
             pass.plan.usage.charge(seen.queues, queue, &known.status.charged);
         }
     }
-    if seen.with_leaks {
-        pass.free_leaks();
+    if seen.with_orphaned {
+        pass.free_orphaned();
     }
-    let mut candidates = pass.settle_all();
+    let mut candidates = pass.reconcile_all();
     pass.sort(&mut candidates);
     pass.admit(&candidates);
     if !pass.plan.more {
@@ -268,7 +268,7 @@ impl<'a> Pass<'a> {
         let counts = c.record.spec.all();
         let charge = || c.record.spec.charge(&counts);
         single(c).is_some()
-            && (self.no_room.contains_key(&shape(&c.record.spec, &counts))
+            && (self.no_room.contains_key(&request_key(&c.record.spec, &counts))
                 || self.seen.queues.fits(&self.plan.usage, &c.queue, &charge()).is_err())
     }
 
@@ -294,8 +294,8 @@ impl<'a> Pass<'a> {
         let first = &run[0];
         let counts = first.record.spec.all();
         let one = first.record.spec.charge(&counts);
-        let shape = shape(&first.record.spec, &counts);
-        if self.no_room.contains_key(&shape) {
+        let request_key = request_key(&first.record.spec, &counts);
+        if self.no_room.contains_key(&request_key) {
             return self.admit_one(first);
         }
         let queues = self.seen.queues;
@@ -365,16 +365,16 @@ impl<'a> Pass<'a> {
             None => queues.fits(&self.plan.usage, &c.queue, &charge),
         };
         enough.map_err(|too_much| (too_much.reason, too_much.message))?;
-        self.room(&gang(c.id, spec, counts, self.seen.spec), shape(spec, counts))
+        self.room(&gang(c.id, spec, counts, self.seen.spec), request_key(spec, counts))
     }
 
     /// Nodes for a gang, unless one of its shape found none before.
     pub(super) fn room(
         &mut self,
         question: &Gang,
-        shape: Shape,
+        request_key: RequestKey,
     ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
-        if let Some(why) = self.no_room.get(&shape) {
+        if let Some(why) = self.no_room.get(&request_key) {
             return Err(why.clone());
         }
         let why = match place(question, &self.fleet) {
@@ -389,12 +389,12 @@ impl<'a> Pass<'a> {
                 } else {
                     PodGroupReason::InsufficientCapacity
                 };
-                let words: Vec<String> =
+                let pending_reasons: Vec<String> =
                     waits.iter().map(|w| format!("task {}: {}", w.task, w.message)).collect();
-                (reason, words.join("; "))
+                (reason, pending_reasons.join("; "))
             }
         };
-        self.no_room.insert(shape, why.clone());
+        self.no_room.insert(request_key, why.clone());
         Err(why)
     }
 
@@ -402,13 +402,13 @@ impl<'a> Pass<'a> {
     fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
-        let promise = members(c.id, &place);
-        if book(&mut self.fleet, c.id, &[], &promise).is_err() {
+        let allocate = members(c.id, &place);
+        if book(&mut self.fleet, c.id, &[], &allocate).is_err() {
             // The answer was given on this very copy: a node that cannot be booked cannot be read.
             let message = "a node's allocations cannot be read".to_owned();
             return self.wait(c, PodGroupReason::InsufficientCapacity, message);
         }
-        let is_large = nodes_of(&promise).len() > self.seen.bounds.nodes;
+        let is_large = nodes_of(&allocate).len() > self.seen.bounds.nodes;
         let mut after = c.status();
         let queues = self.seen.queues;
         if c.admitted {
@@ -430,7 +430,7 @@ impl<'a> Pass<'a> {
         }
         after.placement = Some(place);
         let mut change = PlacementChange::of_status(c.id, c.known, after);
-        change.promise = if is_large { Vec::new() } else { promise };
+        change.allocate = if is_large { Vec::new() } else { allocate };
         self.plan.changes.push(change);
         self.placed += 1;
     }
@@ -617,16 +617,16 @@ impl<'a> Pass<'a> {
         {
             *slot = nodes.next();
         }
-        let mut promise = members(id, place);
-        promise.retain(|member| !before.contains(member));
-        if book(&mut self.fleet, id, &[], &promise).is_err() {
+        let mut allocate = members(id, place);
+        allocate.retain(|member| !before.contains(member));
+        if book(&mut self.fleet, id, &[], &allocate).is_err() {
             return;
         }
         self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);
         after.charged = place.charge();
         self.plan.usage.charge(self.seen.queues, &queue, &after.charged);
         let mut change = PlacementChange::of_status(id, Some(known), after);
-        change.promise = promise;
+        change.allocate = allocate;
         self.plan.changes.push(change);
         self.placed += 1;
     }

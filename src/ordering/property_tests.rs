@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::plan::{BatchPlan, Bounds, positions};
-use super::plan_tests::{NODE, TestCluster, id, workers};
+use super::plan_tests::{NODE, TestScheduler, id, workers};
 use super::queues::{Queues, Usage};
 use crate::pod_group::status::PodGroupReason;
 use crate::queue::spec::QueueStrategy as Dequeue;
@@ -69,7 +69,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 1..40)
 }
 
-impl TestCluster {
+impl TestScheduler {
     fn edit(&mut self, n: u8, change: impl FnOnce(&mut Value)) {
         let Some(old) = self.groups.get(&id(&format!("g{n}"))).cloned() else { return };
         let Ok(record) = &old.record else { return };
@@ -199,30 +199,30 @@ proptest! {
     /// Invariants 14, 16, 17 after every change and 18 in every pass, whoever dies when; and in the end it rests.
     #[test]
     fn any_history_keeps_the_invariants_and_comes_to_rest(moves in moves(), nodes in 1usize..3) {
-        let mut world = TestCluster::new(&[NODE; 4]);
-        world.bounds = Bounds { placed: 3, nodes };
+        let mut sched = TestScheduler::new(&[NODE; 4]);
+        sched.bounds = Bounds { placed: 3, nodes };
         for queue in 0..3 {
-            world.queue(&format!("q{queue}"), json!({}));
+            sched.queue(&format!("q{queue}"), json!({}));
         }
-        moves.iter().for_each(|step| world.make(step));
-        world.settle();
-        world.check_at_rest();
+        moves.iter().for_each(|step| sched.make(step));
+        sched.run();
+        sched.check_at_rest();
     }
 }
 
 /// Invariant 17 holds after every change: what one gives back is there before another gets it.
 #[test]
 fn the_charge_of_a_record_that_became_invalid_is_given_back_before_another_group_is_charged() {
-    let mut world = TestCluster::new(&[NODE; 4]);
-    world.bounds = Bounds { placed: 3, nodes: 1 };
-    world.queue("q1", json!({"capability": {"cpu": 4}}));
-    world.group("g0", json!({"queue": "q1", "tasks": workers(3, "1")}));
+    let mut sched = TestScheduler::new(&[NODE; 4]);
+    sched.bounds = Bounds { placed: 3, nodes: 1 };
+    sched.queue("q1", json!({"capability": {"cpu": 4}}));
+    sched.group("g0", json!({"queue": "q1", "tasks": workers(3, "1")}));
     // It is admitted, and its place is being written ahead.
-    world.make(&Move::Pass(1));
-    let created = world.groups[&id("g0")].created;
-    world.write("g0", &json!({"spec": {"queue": "q1", "tasks": workers(1, "x")}}), Some(created));
-    world.group("g1", json!({"queue": "q1", "tasks": workers(1, "2")}));
-    world.settle();
-    assert_eq!(world.status("g0").reason, PodGroupReason::InvalidRecord);
-    assert!(world.status("g1").phase.is_admitted());
+    sched.make(&Move::Pass(1));
+    let created = sched.groups[&id("g0")].created;
+    sched.write("g0", &json!({"spec": {"queue": "q1", "tasks": workers(1, "x")}}), Some(created));
+    sched.group("g1", json!({"queue": "q1", "tasks": workers(1, "2")}));
+    sched.run();
+    assert_eq!(sched.status("g0").reason, PodGroupReason::InvalidRecord);
+    assert!(sched.status("g1").phase.is_admitted());
 }

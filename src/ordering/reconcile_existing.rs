@@ -10,7 +10,7 @@ use super::placing::{
     GroupMember, PlacementChange, StoredGroup, VersionedStatus, book, fitted, gang, group_of, held,
     members, missing, nodes_of, parts,
 };
-use super::plan::{Candidate, Pass, shape};
+use super::plan::{Candidate, Pass, request_key};
 use crate::failpoints::{Failpoint, enabled};
 use crate::pod_group::machine::{MemberState, Order, next};
 use crate::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
@@ -26,7 +26,7 @@ const NODES_EVERY: Duration = Duration::from_secs(2);
 
 impl<'a> Pass<'a> {
     /// Goes through all groups; those that want a place come back.
-    pub(super) fn settle_all(&mut self) -> Vec<Candidate<'a>> {
+    pub(super) fn reconcile_all(&mut self) -> Vec<Candidate<'a>> {
         let seen = self.seen;
         let mut candidates = Vec::new();
         // What is being reserved is spoken for before anything else is placed.
@@ -64,33 +64,33 @@ impl<'a> Pass<'a> {
     }
 
     /// Gives back what is promised in the name of groups that have no status.
-    pub(super) fn free_leaks(&mut self) {
+    pub(super) fn free_orphaned(&mut self) {
         if !self.is_default() {
             return;
         }
-        let mut leaks: BTreeMap<GroupId, Vec<GroupMember>> = BTreeMap::new();
+        let mut orphaned_allocations: BTreeMap<GroupId, Vec<GroupMember>> = BTreeMap::new();
         for (node, room) in self.seen.fleet.rooms.iter() {
-            for (pod, allocation) in &room.promised.pods {
+            for (pod, allocation) in &room.allocated.pods {
                 let group = group_of(&allocation.owner);
                 let is_leak = |id: &GroupId| {
                     !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
                 };
                 let Some(id) = group.filter(is_leak) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.amounts());
-                leaks.entry(id).or_default().push(GroupMember { node, pod, want });
+                orphaned_allocations.entry(id).or_default().push(GroupMember { node, pod, want });
             }
         }
-        for (id, members) in leaks {
+        for (id, members) in orphaned_allocations {
             for release in parts(members, self.seen.bounds.nodes) {
                 // Only promises can fail.
                 let _ = book(&mut self.fleet, &id, &release, &[]);
-                let (promise, as_said) = (Vec::new(), None);
+                let (allocate, as_said) = (Vec::new(), None);
                 let change = PlacementChange {
                     id: id.clone(),
                     before: None,
                     after: None,
                     release,
-                    promise,
+                    allocate,
                     as_said,
                 };
                 self.plan.changes.push(change);
@@ -164,13 +164,13 @@ impl<'a> Pass<'a> {
     fn drop_status(&mut self, id: &GroupId, known: &VersionedStatus, release: Vec<GroupMember>) {
         self.give_back(id, &known.status, &release);
         let before = Some(known.clone());
-        let promise = Vec::new();
+        let allocate = Vec::new();
         let change = PlacementChange {
             id: id.clone(),
             before,
             after: None,
             release,
-            promise,
+            allocate,
             as_said: None,
         };
         self.plan.changes.push(change);
@@ -273,9 +273,9 @@ impl<'a> Pass<'a> {
             self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
             return;
         }
-        if let Err(lack) = book(&mut self.fleet, id, &[], &rest) {
+        if let Err(insufficient) = book(&mut self.fleet, id, &[], &rest) {
             let mut after = (*known.status).clone();
-            after.message = lack;
+            after.message = insufficient;
             return self.begin_release(
                 id,
                 known,
@@ -287,7 +287,7 @@ impl<'a> Pass<'a> {
         self.plan.more = true;
         for part in parts(rest, self.seen.bounds.nodes) {
             let mut change = PlacementChange::of_status(id, Some(known), (*known.status).clone());
-            change.promise = part;
+            change.allocate = part;
             self.plan.changes.push(change);
         }
     }
@@ -408,7 +408,8 @@ impl<'a> Pass<'a> {
             task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         let gone = left.counts();
-        if let Ok(answer) = self.room(&gang(id, &spec, &gone, self.seen.spec), shape(&spec, &gone))
+        if let Ok(answer) =
+            self.room(&gang(id, &spec, &gone, self.seen.spec), request_key(&spec, &gone))
         {
             for (task, nodes) in answer.tasks {
                 let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
@@ -418,10 +419,10 @@ impl<'a> Pass<'a> {
             }
         }
         let were = members(id, place);
-        let mut promise = members(id, &kept);
-        promise.retain(|member| !were.contains(member));
+        let mut allocate = members(id, &kept);
+        allocate.retain(|member| !were.contains(member));
         // Planned on this very copy.
-        let _ = book(&mut self.fleet, id, &[], &promise);
+        let _ = book(&mut self.fleet, id, &[], &allocate);
         let mut after = (*known.status).clone();
         if let Some(queue) = &after.queue {
             self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
@@ -430,7 +431,7 @@ impl<'a> Pass<'a> {
         }
         after.placement = Some(kept);
         let mut change = PlacementChange::of_status(id, Some(known), after);
-        (change.release, change.promise) = (release, promise);
+        (change.release, change.allocate) = (release, allocate);
         self.plan.changes.push(change);
         self.as_seen(id);
         self.plan.more = true;
@@ -465,8 +466,8 @@ impl<'a> Pass<'a> {
         }
         let least: u32 = record.spec.least().values().sum();
         let placed: u32 = status.placement.as_ref().map_or(0, |p| p.counts().values().sum());
-        let stranded = placed < least && record.members.pending > 0;
-        MemberState::of(&record.members, least, stranded)
+        let partially_placed = placed < least && record.members.pending > 0;
+        MemberState::of(&record.members, least, partially_placed)
     }
 
     /// Gives the place back and goes to `phase`, unless the owner has said something new meanwhile: its pods may be just

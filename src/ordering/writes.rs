@@ -107,14 +107,14 @@ fn build(
     book: &QueueBook,
 ) -> Batch {
     let mut batch = Batch { count: changes.len(), ..Batch::default() };
-    let (mut books, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
+    let (mut ledger, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
     for change in changes {
         let owner = owner_of(&change.id);
-        change.release.iter().for_each(|m| books.release(&m.node, &m.pod, &owner));
-        for m in &change.promise {
+        change.release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
+        for m in &change.allocate {
             // Planned on the same rooms; should it not fit all the same, the group's `Bound` would not be true, and
             // the transaction is made one that is refused.
-            if books.promise(&m.node, &m.pod, &owner, &m.want).is_err() {
+            if ledger.allocate(&m.node, &m.pod, &owner, &m.want).is_err() {
                 batch.ops.push(never(m));
             }
         }
@@ -138,7 +138,7 @@ fn build(
         let key = key::queue_status(name);
         batch.ops.push(Op::Cas { key, value: status.encode(), flags: 0, index });
     }
-    batch.bookings = books.bookings();
+    batch.bookings = ledger.bookings();
     batch.ops.extend(batch.bookings.iter().map(Booking::op));
     let booked: BTreeSet<&NodeName> = batch.bookings.iter().map(|booking| &booking.node).collect();
     // What is to be released and was not seen to be promised must really not be there.
@@ -229,7 +229,7 @@ pub fn audited(change: &PlacementChange) -> GroupChange {
         to: after.map(|status| status.phase.to_string()),
         placement: placement(after),
         reason: status.map(|status| status.reason.to_string()).unwrap_or_default(),
-        promised: change.promise.len(),
+        promised: change.allocate.len(),
         released: change.release.len(),
     }
 }

@@ -46,10 +46,10 @@ impl MemberState {
         MemberState::AllEnded,
     ];
 
-    /// The counts in a word. `stranded`: a member without a node was looked for a place, and there was none.
+    /// The counts in a word. `partially_placed`: a member without a node was looked for a place, and there was none.
     #[must_use]
-    pub fn of(members: &MemberCounts, min_member: u32, stranded: bool) -> MemberState {
-        if members.running > 0 && stranded {
+    pub fn of(members: &MemberCounts, min_member: u32, partially_placed: bool) -> MemberState {
+        if members.running > 0 && partially_placed {
             return MemberState::PartiallyPlaced;
         }
         let ended = u64::from(members.succeeded) + u64::from(members.failed);
@@ -128,9 +128,9 @@ mod tests {
         min: u32,
         phase: PodGroupPhase,
         members: MemberCounts,
-        stranded: bool,
+        partially_placed: bool,
     ) -> PodGroupPhase {
-        next(phase, Order::Keep, MemberState::of(&members, min, stranded))
+        next(phase, Order::Keep, MemberState::of(&members, min, partially_placed))
     }
 
     /// `volcano.md` §5.4: minMember; phase; tasks @ node.

@@ -38,7 +38,7 @@ impl PodGroupStatuses {
 }
 
 impl CacheIndex for PodGroupStatuses {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let stored = |entry: Entry| {
             let id = key::namespaced(prefix, &entry.key)?;
             match old.0.get(&id) {

@@ -9,7 +9,7 @@ use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
 use super::cluster_view::ClusterView;
-use super::controller::{RcController, RcObservation, Written};
+use super::controller::{RcController, RcView, Written};
 use super::plan::{AllowedActions, PodRef, PodStep, ReplicationPlan};
 use super::status::{RcConditionType, RcReason};
 use super::writes;
@@ -23,53 +23,54 @@ const LEAKS_PER_TRANSACTION: usize = 20;
 impl RcController {
     /// The farm's right to promise, if the steps promise or release something. Whoever has waited for it plans anew.
     pub(super) async fn turn<'w>(
-        world: &'w ClusterView,
-        look: &RcObservation,
+        view: &'w ClusterView,
+        look: &RcView,
         steps: &[PodStep],
     ) -> Option<MutexGuard<'w, ()>> {
-        let bookings = writes::bookings(&look.spec, steps, &world.rooms());
+        let bookings = writes::bookings(&look.spec, steps, &view.rooms());
         match bookings.is_ok_and(|bookings| bookings.is_empty()) {
             true => None,
-            false => Some(world.ledger.turn().await),
+            false => Some(view.ledger.turn().await),
         }
     }
 
     /// Eligible nodes without room for a pod: no scheduler is to give them.
-    pub(super) fn without_room(&self, look: &RcObservation) -> BTreeSet<NodeName> {
-        let (want, rooms) = (look.spec.resources(), self.world.rooms());
-        let lacks = |node: &&NodeName| rooms.of(node).lack(look.spec.manifest.id(), want).is_some();
+    pub(super) fn without_room(&self, look: &RcView) -> BTreeSet<NodeName> {
+        let (want, rooms) = (look.spec.resources(), self.view.rooms());
+        let lacks =
+            |node: &&NodeName| rooms.of(node).insufficient(look.spec.manifest.id(), want).is_some();
         look.eligible.iter().filter(lacks).cloned().collect()
     }
 
     /// Frees what was promised to pods that are gone: this RC's own, and where it finds no room, other controllers'
     /// that stand in its way. `None`: there is nothing to free.
-    pub(super) async fn free_leaks(
+    pub(super) async fn free_orphaned(
         &mut self,
-        look: &RcObservation,
+        look: &RcView,
         plan: &ReplicationPlan,
     ) -> Result<Option<Action>, ReconcileError> {
         let is_short = plan.is_short_of_room();
         let waits = is_short || plan.is_short_of_places();
-        if self.world.waits_for_room(self.id, waits) && waits {
+        if self.view.waits_for_room(self.id, waits) && waits {
             // What came free since the look began was told to those alone who waited then.
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
-        if look.spec.disabled || self.world.trust() != AllowedActions::Full {
+        if look.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
             return Ok(None);
         }
-        let mut leaks = self.world.leaks_of(self.id, look.pods.keys());
+        let mut orphaned_allocations = self.view.orphaned_of(self.id, look.pods.keys());
         if is_short {
-            leaks.extend(self.world.leaks_on(&look.eligible));
-            leaks.sort();
-            leaks.dedup();
+            orphaned_allocations.extend(self.view.orphaned_on(&look.eligible));
+            orphaned_allocations.sort();
+            orphaned_allocations.dedup();
         }
-        leaks.truncate(LEAKS_PER_TRANSACTION);
-        if leaks.is_empty() {
+        orphaned_allocations.truncate(LEAKS_PER_TRANSACTION);
+        if orphaned_allocations.is_empty() {
             return Ok(None);
         }
-        let world = self.world.clone();
-        let _turn = world.ledger.turn().await;
-        let (mut ops, bookings) = freeing(&world.rooms(), &leaks);
+        let view = self.view.clone();
+        let _turn = view.ledger.turn().await;
+        let (mut ops, bookings) = freeing(&view.rooms(), &orphaned_allocations);
         if bookings.is_empty() {
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
@@ -77,14 +78,14 @@ impl RcController {
         let status = self.status.clone();
         match self.commit(look.record_index, ops, status, Vec::new()).await? {
             Written::At(index) => {
-                world.ledger.wrote(&bookings, index);
-                for OrphanedAllocation { node, pod, owner, .. } in &leaks {
-                    warn!(alert = true, %node, %pod, %owner, "freed what a pod was promised that is gone");
+                view.ledger.wrote(&bookings, index);
+                for OrphanedAllocation { node, pod, owner, .. } in &orphaned_allocations {
+                    warn!(alert = true, %node, %pod, %owner, "released an orphaned allocation");
                 }
                 Ok(Some(Action::RequeueAfter(Duration::ZERO)))
             }
             Written::Refused => {
-                debug!(record = %self.id, "a promise that seemed to be left behind is not, or was freed");
+                debug!(record = %self.id, "an allocation that looked orphaned is in use or was released");
                 Ok(Some(self.after_refusal()))
             }
         }
@@ -93,22 +94,22 @@ impl RcController {
 
 impl Drop for RcController {
     fn drop(&mut self) {
-        self.world.waits_for_room(self.id, false);
+        self.view.waits_for_room(self.id, false);
     }
 }
 
 impl ReplicationPlan {
     /// Whether it has a pod without room, or cannot add one for want of it.
     pub(super) fn is_short_of_room(&self) -> bool {
-        self.findings.iter().any(|finding| {
-            matches!(finding.kind, RcConditionType::Scheduled | RcConditionType::Placed)
-                && finding.reason == RcReason::InsufficientCapacity
+        self.conditions.iter().any(|condition| {
+            matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
+                && condition.reason == RcReason::InsufficientCapacity
         })
     }
 
     /// Whether it cannot add a pod because pods of others, or of nobody, stand where it would.
     fn is_short_of_places(&self) -> bool {
-        self.findings.iter().any(|finding| finding.reason == RcReason::PlaceTaken)
+        self.conditions.iter().any(|condition| condition.reason == RcReason::PlaceTaken)
     }
 }
 
@@ -126,22 +127,22 @@ impl ClusterView {
     }
 
     /// What an RC was promised at places where it has no pod.
-    fn leaks_of<'p>(
+    fn orphaned_of<'p>(
         &self,
         id: RcId,
         pods: impl Iterator<Item = &'p PodRef>,
     ) -> Vec<OrphanedAllocation> {
-        let seen = self.ledger.tree.seen();
+        let seen = self.ledger.tree.snapshot();
         let pods: BTreeSet<(&NodeName, &PodId)> = pods.map(|p| (&p.node, &p.pod)).collect();
         let elsewhere = seen.value.of_rc(id).filter(|(node, pod)| !pods.contains(&(node, pod)));
         let nodes: BTreeSet<NodeName> = elsewhere.map(|(node, _)| node.clone()).collect();
-        let own = |leak: &OrphanedAllocation| leak.owner == id;
-        self.leaks_on(&nodes).into_iter().filter(own).collect()
+        let own = |orphaned: &OrphanedAllocation| orphaned.owner == id;
+        self.orphaned_on(&nodes).into_iter().filter(own).collect()
     }
 
     /// What any RC was promised on some nodes where it has no pod, as far as the pods were read since.
-    fn leaks_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
-        let (labels, rooms) = (self.pods.seen(), self.rooms());
+    fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
+        let (labels, rooms) = (self.pods.snapshot(), self.rooms());
         let rooms = nodes.iter().map(|node| (node, rooms.of(node)));
         let read_since = rooms.filter(|(_, room)| room.index <= labels.index);
         orphaned_allocations(read_since, |node, pod| {

@@ -93,7 +93,7 @@ impl PodLabels {
 }
 
 impl CacheIndex for PodLabels {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = PodLabels::default();
         for entry in entries {
             // Pods of other kinds (`labels/pod/<uuid>`) are not an RC's.
@@ -166,7 +166,7 @@ impl IntentIndex {
 }
 
 impl CacheIndex for IntentIndex {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let intent = |entry: Entry| {
             let (node, pod) = key::node_and_pod(prefix, &entry.key)?;
             let place = PodRef { node, pod };
@@ -196,7 +196,7 @@ impl Healths {
 }
 
 impl CacheIndex for Healths {
-    fn digest(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let health = |entry: Entry| {
             let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
             let place = PodRef { node: node.parse().ok()?, pod: pod.parse().ok()? };
@@ -213,7 +213,7 @@ impl CacheIndex for Healths {
 /// The built-in scheduler's view of the nodes.
 impl NodeSource for Arc<ClusterView> {
     fn node_labels(&self) -> Arc<NodeLabels> {
-        self.nodes.seen().value.labels.clone()
+        self.nodes.snapshot().value.labels.clone()
     }
 
     fn fleet(&self) -> Fleet {
@@ -243,19 +243,19 @@ pub struct FreshHealth {
     index: Index,
     at: Instant,
     pod: PodId,
-    told: BTreeMap<NodeName, HealthReport>,
+    reported: BTreeMap<NodeName, HealthReport>,
 }
 
 impl FreshHealth {
     /// What it says of a place, unless the tree was read later.
-    fn told(
+    fn reported(
         &self,
         place: &PodRef,
         tree: &crate::farm::cache::Snapshot<Healths>,
     ) -> Option<HealthReport> {
         let later = tree.asked.is_some_and(|asked| asked > self.at + SURELY_LATER);
         let counts = place.pod == self.pod && self.index > tree.index && !later;
-        counts.then(|| self.told.get(&place.node).cloned().unwrap_or_default())
+        counts.then(|| self.reported.get(&place.node).cloned().unwrap_or_default())
     }
 }
 
@@ -350,7 +350,7 @@ impl ClusterView {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
-        if enabled(Failpoint::StaleTakeOver) && self.pods.seen().is_read() {
+        if enabled(Failpoint::StaleTakeOver) && self.pods.snapshot().is_read() {
             return Ok(());
         }
         let begun = self.begun.load(Ordering::SeqCst);
@@ -362,24 +362,26 @@ impl ClusterView {
         let pods = async { self.pods.read_now().await.map(drop) };
         let intents = async { self.intents.read_now().await.map(drop) };
         // Where nobody asks for resources, there is nothing to read.
-        let promises = async {
+        let allocations = async {
             match self.ledger.is_used() {
                 true => self.ledger.tree.read_now().await.map(drop),
                 false => Ok(()),
             }
         };
-        futures_util::future::try_join3(pods, intents, promises).await?;
+        futures_util::future::try_join3(pods, intents, allocations).await?;
         self.finished.store(this, Ordering::SeqCst);
         Ok(())
     }
 
     /// How far the trees can be believed.
     #[must_use]
-    pub fn trust(&self) -> AllowedActions {
-        if self.pods.seen().suspicion.is_some() || self.intents.seen().suspicion.is_some() {
+    pub fn allowed_actions(&self) -> AllowedActions {
+        if self.pods.snapshot().untrusted.is_some() || self.intents.snapshot().untrusted.is_some() {
             return AllowedActions::Nothing;
         }
-        match self.nodes.seen().suspicion.is_some() || self.health.seen().suspicion.is_some() {
+        match self.nodes.snapshot().untrusted.is_some()
+            || self.health.snapshot().untrusted.is_some()
+        {
             true => AllowedActions::NoRemoval,
             false => AllowedActions::Full,
         }
@@ -406,19 +408,19 @@ impl ClusterView {
     pub async fn read_health(&self, pod: &PodId) -> Result<FreshHealth, StoreError> {
         let (prefix, at) = (key::service_healths(pod), Instant::now());
         let answer = self.reader.list(&prefix, Query::PLAIN).await?;
-        let told = |entry: &Entry| {
+        let reported = |entry: &Entry| {
             Some((prefix.tail(&entry.key)?.parse().ok()?, HealthReport::decode(&entry.value)))
         };
-        let told = answer.value.iter().filter_map(told).collect();
-        Ok(FreshHealth { index: answer.index, at, pod: pod.clone(), told })
+        let reported = answer.value.iter().filter_map(reported).collect();
+        Ok(FreshHealth { index: answer.index, at, pod: pod.clone(), reported })
     }
 
     /// What was last told of the pod at a place.
     #[must_use]
-    pub fn told(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
-        let tree = self.health.seen();
-        let told = fresh.and_then(|fresh| fresh.told(place, &tree));
-        told.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
+    pub fn reported(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
+        let tree = self.health.snapshot();
+        let reported = fresh.and_then(|fresh| fresh.reported(place, &tree));
+        reported.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
     }
 
     /// The pods of an RC: what is known from its owner's own transactions, else what the trees say.
@@ -429,7 +431,7 @@ impl ClusterView {
         known: Option<&PendingWrites>,
         fresh: Option<&FreshHealth>,
     ) -> BTreeMap<PodRef, RcPod> {
-        let (labels, intents) = (self.pods.seen(), self.intents.seen());
+        let (labels, intents) = (self.pods.snapshot(), self.intents.snapshot());
         let wanted = content_hash(spec.manifest.text().as_bytes());
         let newer = known.filter(|known| !known.is_older_than(&labels));
         let newer_intents = known.filter(|known| !known.is_older_than(&intents));
@@ -441,7 +443,7 @@ impl ClusterView {
                 None => intents.value.intent(place, wanted),
             }
         };
-        let health = |place: &PodRef| self.told(place, fresh).health;
+        let health = |place: &PodRef| self.reported(place, fresh).health;
         if let Some(known) = newer {
             let pod = |(place, pod): (&PodRef, &RcPod)| {
                 let (intent, health) = (intent(place), health(place));
@@ -466,14 +468,9 @@ impl ClusterView {
 
     /// Who stands on `node` under the RC's pod id.
     #[must_use]
-    pub fn occupant(
-        &self,
-        spec: &RcSpec,
-        known: Option<&PendingWrites>,
-        node: &NodeName,
-    ) -> SlotState {
+    pub fn slot(&self, spec: &RcSpec, known: Option<&PendingWrites>, node: &NodeName) -> SlotState {
         let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
-        let (labels, intents) = (self.pods.seen(), self.intents.seen());
+        let (labels, intents) = (self.pods.snapshot(), self.intents.snapshot());
         let removed = known.is_some_and(|known| known.removed.contains(&place));
         let labels_old = known.is_some_and(|known| !known.is_older_than(&labels));
         if labels.value.places.contains_key(&place) && !(removed && labels_old) {
@@ -492,19 +489,20 @@ impl ClusterView {
 
     /// What a node is fit for.
     #[must_use]
-    pub fn standing(&self, node: &NodeName) -> NodeReadiness {
+    pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         let now = Instant::now();
-        match self.records.seen().value.standing(node, now, self.node_grace) {
+        match self.records.snapshot().value.readiness(node, now, self.node_grace) {
             NodeReadiness::Ready if self.troubles().is_suspect(node, now) => NodeReadiness::Suspect,
-            standing => standing,
+            readiness => readiness,
         }
     }
 
     /// Notes which pods their nodes cannot start, of those that could before or were not heard of.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
-        let told = |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
-        let labels = self.pods.seen();
-        for place in new.0.keys().filter(|place| told(new, place) && !told(old, place)) {
+        let reported =
+            |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
+        let labels = self.pods.snapshot();
+        for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
             let PodRef { node, pod } = place;
             let record = labels.value.record(place).unwrap_or(pod.as_str());
             if let Some(pause) = self.troubles().failed(node, record, Instant::now()) {
@@ -521,16 +519,16 @@ impl ClusterView {
     /// Where the pods of a node are reached, if it says so.
     #[must_use]
     pub fn address(&self, node: &NodeName) -> Option<String> {
-        let seen = self.records.seen();
+        let seen = self.records.snapshot();
         seen.value.nodes.get(node).map(|said| said.address.clone()).filter(|a| !a.is_empty())
     }
 
     /// Nodes to which no pod is moved.
     #[must_use]
     pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
-        let (seen, now) = (self.records.seen(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), Instant::now());
         let unfit = |node: &&NodeName| {
-            seen.value.standing(node, now, self.node_grace) != NodeReadiness::Ready
+            seen.value.readiness(node, now, self.node_grace) != NodeReadiness::Ready
         };
         let unfit = seen.value.nodes.keys().filter(unfit).cloned();
         unfit.chain(self.suspects().into_keys()).collect()
@@ -546,9 +544,9 @@ impl ClusterView {
     /// Nodes that are down.
     #[must_use]
     pub fn down_nodes(&self) -> BTreeSet<NodeName> {
-        let (seen, now) = (self.records.seen(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), Instant::now());
         let down = |node: &&NodeName| {
-            seen.value.standing(node, now, self.node_grace) == NodeReadiness::Down
+            seen.value.readiness(node, now, self.node_grace) == NodeReadiness::Down
         };
         seen.value.nodes.keys().filter(down).cloned().collect()
     }
@@ -556,13 +554,13 @@ impl ClusterView {
     /// What the nodes have, and what of it is promised.
     #[must_use]
     pub fn rooms(&self) -> NodeCapacities {
-        self.ledger.rooms(&self.records.seen().value.capacities)
+        self.ledger.rooms(&self.records.snapshot().value.capacities)
     }
 
     /// When the next node counts as down, if none comes back, or is not suspected any more.
     #[must_use]
     pub fn next_change(&self) -> Option<Instant> {
-        let (seen, now) = (self.records.seen(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), Instant::now());
         let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
         down_at.filter(|at| *at > now).chain(self.troubles().next_end(now)).min()
     }
@@ -570,13 +568,13 @@ impl ClusterView {
     /// Whether the trees show everything that `known` says, so that it can be forgotten.
     #[must_use]
     pub fn has_caught_up(&self, known: &PendingWrites) -> bool {
-        known.is_older_than(&self.pods.seen()) && known.is_older_than(&self.intents.seen())
+        known.is_older_than(&self.pods.snapshot()) && known.is_older_than(&self.intents.snapshot())
     }
 
     /// RCs that own the pods at `places`.
     #[must_use]
     pub fn owners<'a>(&self, places: impl Iterator<Item = &'a PodRef>) -> BTreeSet<RcId> {
-        let labels = self.pods.seen();
+        let labels = self.pods.snapshot();
         places.filter_map(|place| labels.value.owner(place)).collect()
     }
 
@@ -584,7 +582,7 @@ impl ClusterView {
     #[must_use]
     pub fn healthy_nodes(&self, pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
         let healthy = pods.iter().filter(|(place, pod)| {
-            pod.health == Health::Passing && self.standing(&place.node) != NodeReadiness::Down
+            pod.health == Health::Passing && self.readiness(&place.node) != NodeReadiness::Down
         });
         healthy.map(|(place, _)| place.node.clone()).collect()
     }

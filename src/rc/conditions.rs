@@ -29,14 +29,17 @@ pub(super) fn room_words(
     lacking: &[(&NodeName, Insufficient)],
 ) -> String {
     let (count, want) = (lacking.len(), seen.spec.resources());
-    let named = lacking.iter().take(NODES_NAMED).map(|(node, lack)| format!("{node}: {lack}"));
+    let named = lacking
+        .iter()
+        .take(NODES_NAMED)
+        .map(|(node, insufficient)| format!("{node}: {insufficient}"));
     let named = named.collect::<Vec<_>>().join("; ");
     let more = if count > NODES_NAMED { "; …" } else { "" };
     format!("no room for {want} on {count} nodes that match ({named}{more})")
 }
 
 /// Whether as many pods are scheduled as are wanted.
-pub(super) fn scheduled_finding(
+pub(super) fn scheduled_condition(
     seen: &ReplicationObserved<'_>,
     after: Replicas,
     shortage: Shortage,
@@ -45,7 +48,7 @@ pub(super) fn scheduled_finding(
     let selector = &seen.spec.node_selector;
     let (reason, message) = if current == desired {
         (RcReason::AsDesired, String::new())
-    } else if seen.trust != AllowedActions::Full {
+    } else if seen.allowed_actions != AllowedActions::Full {
         (RcReason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
     } else if eligible == 0 {
         (RcReason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
@@ -56,7 +59,8 @@ pub(super) fn scheduled_finding(
         let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
         (RcReason::PlaceTaken, message)
     } else {
-        let of = |standing| seen.eligible.iter().filter(|n| (seen.standing)(n) == standing).count();
+        let of =
+            |readiness| seen.eligible.iter().filter(|n| (seen.readiness)(n) == readiness).count();
         let unready = of(NodeReadiness::Draining) + of(NodeReadiness::Down);
         let mut but = match unready {
             0 => String::new(),
@@ -84,14 +88,14 @@ pub(super) fn scheduled_finding(
 }
 
 /// Whether each pod is where it may stay.
-pub(super) fn placed_finding(
+pub(super) fn placed_condition(
     seen: &ReplicationObserved<'_>,
     steps: &[PodStep],
     transfer: &TransferPlan,
 ) -> PlannedCondition {
     let kind = RcConditionType::Placed;
     let going: BTreeSet<&PodRef> = steps.iter().map(PodStep::place).collect();
-    let astray: Vec<&str> = seen
+    let misplaced: Vec<&str> = seen
         .pods
         .keys()
         .filter(|place| !seen.may_stay(place) && !going.contains(place))
@@ -100,7 +104,7 @@ pub(super) fn placed_finding(
     let reason = match transfer {
         TransferPlan::Start(_) | TransferPlan::Continue => RcReason::TransferUnderWay,
         TransferPlan::Wait(reason) => *reason,
-        TransferPlan::Nothing if astray.is_empty() => {
+        TransferPlan::Nothing if misplaced.is_empty() => {
             return PlannedCondition {
                 kind,
                 status: true,
@@ -110,7 +114,7 @@ pub(super) fn placed_finding(
         }
         TransferPlan::Nothing => RcReason::IneligibleNodes,
     };
-    let some = astray.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    let some = misplaced.iter().take(5).copied().collect::<Vec<_>>().join(", ");
     let which = match reason {
         RcReason::CannotStart => "that cannot start them",
         RcReason::InsufficientNodes => "that they should leave for others, which there are not",
@@ -119,6 +123,6 @@ pub(super) fn placed_finding(
         }
         _ => "that they should leave",
     };
-    let message = format!("{} pods on nodes {which}: {some}", astray.len());
+    let message = format!("{} pods on nodes {which}: {some}", misplaced.len());
     PlannedCondition { kind, status: false, reason, message }
 }

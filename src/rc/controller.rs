@@ -22,7 +22,9 @@ use super::statuses::Reliance;
 use super::{Pods, writes};
 use crate::audit::AuditRecord;
 use crate::failpoints::{Failpoint, enabled};
-use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
+use crate::farm::kind::{
+    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+};
 use crate::ids::{NodeName, RcId};
 use crate::schedule::allocation_cache::booked_node;
 use crate::schedule::capacity::Booking;
@@ -52,10 +54,10 @@ pub struct PlacementSources {
 
 /// See the module.
 pub struct RcController {
-    pub(super) site: ControllerContext,
-    pub(super) post: ClaimedRecord,
+    pub(super) ctx: ControllerContext,
+    pub(super) claimed: ClaimedRecord,
     pub(super) id: RcId,
-    pub(super) world: Arc<ClusterView>,
+    pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
     pub(super) status: RcStatus,
@@ -92,7 +94,7 @@ pub(super) enum Written {
 }
 
 /// Everything that one look found.
-pub(super) struct RcObservation {
+pub(super) struct RcView {
     pub(super) spec: RcSpec,
     pub(super) record_index: Index,
     pub(super) pods: Pods,
@@ -104,22 +106,22 @@ pub(super) struct RcObservation {
 impl RcController {
     /// A controller for a claimed RC.
     pub fn new(
-        site: ControllerContext,
-        post: ClaimedRecord,
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
         id: RcId,
-        world: Arc<ClusterView>,
+        view: Arc<ClusterView>,
         placement: PlacementSources,
     ) -> RcController {
-        let (read, reliance) = (world.statuses.take(id), world.statuses.reliance(id));
+        let (read, reliance) = (view.statuses.take(id), view.statuses.reliance(id));
         let behind = read.is_none();
         let (status_index, status) = read.unwrap_or_default();
         reliance.on(status_index);
-        let owner = RcOwner { farm: site.farm.clone(), since: site.clock.wall() };
+        let owner = RcOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         RcController {
-            site,
-            post,
+            ctx,
+            claimed,
             id,
-            world,
+            view,
             placement,
             status,
             status_index,
@@ -138,16 +140,16 @@ impl RcController {
         }
     }
 
-    async fn look(&mut self) -> Result<Option<RcObservation>, ReconcileError> {
-        let seen = self.post.records.seen();
-        let Some(record) = seen.value.0.get(&self.post.id) else {
+    async fn look(&mut self) -> Result<Option<RcView>, ReconcileError> {
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
         if self.reliance.take_astray() || self.behind {
             self.refresh().await?;
         }
-        let labels = self.post.labels.seen().value.of(&self.post.id);
+        let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
         let checked = self.decode(&record.value);
         let spec = match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
             Ok(spec) => spec,
@@ -156,7 +158,7 @@ impl RcController {
                 return Ok(None);
             }
         };
-        if self.known.as_ref().is_some_and(|known| self.world.has_caught_up(known)) {
+        if self.known.as_ref().is_some_and(|known| self.view.has_caught_up(known)) {
             self.known = None;
         }
         let asked = self.placement.scheduler.eligible_nodes(spec.request());
@@ -165,13 +167,13 @@ impl RcController {
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
-        let pods = self.world.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
+        let pods = self.view.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
         let failing = |place: &PodRef| {
-            let told = self.world.told(place, self.fresh.as_ref());
-            Some((place.node.clone(), told.cannot_start?))
+            let reported = self.view.reported(place, self.fresh.as_ref());
+            Some((place.node.clone(), reported.cannot_start?))
         };
         let failing = pods.keys().filter_map(failing).collect();
-        Ok(Some(RcObservation { spec, record_index: record.index, pods, eligible, failing }))
+        Ok(Some(RcView { spec, record_index: record.index, pods, eligible, failing }))
     }
 
     /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
@@ -187,44 +189,44 @@ impl RcController {
     }
 
     /// What a node is fit for, as far as this RC is concerned.
-    pub(super) fn standing(&self, look: &RcObservation, node: &NodeName) -> NodeReadiness {
+    pub(super) fn readiness(&self, look: &RcView, node: &NodeName) -> NodeReadiness {
         let shunned = || {
-            let now = self.site.clock.wall();
+            let now = self.ctx.clock.wall();
             look.failing.contains_key(node)
                 || self.status.quarantine(node, look.record_index, now).is_some()
         };
-        match self.world.standing(node) {
+        match self.view.readiness(node) {
             NodeReadiness::Ready | NodeReadiness::Suspect if shunned() => {
                 NodeReadiness::Quarantined
             }
-            standing => standing,
+            readiness => readiness,
         }
     }
 
-    async fn decide(&self, look: &RcObservation) -> Result<ReplicationPlan, ReconcileError> {
+    async fn decide(&self, look: &RcView) -> Result<ReplicationPlan, ReconcileError> {
         let spec = &look.spec;
-        let rooms = self.world.rooms();
-        let standing = |node: &NodeName| self.standing(look, node);
-        let astray = look.pods.keys().any(|place| {
+        let rooms = self.view.rooms();
+        let readiness = |node: &NodeName| self.readiness(look, node);
+        let misplaced = look.pods.keys().any(|place| {
             !look.eligible.contains(&place.node)
-                || standing(&place.node) > NodeReadiness::Suspect
+                || readiness(&place.node) > NodeReadiness::Suspect
                 || !has_room(spec, &rooms, place)
         });
-        let discovery_synced = if astray {
-            let healthy = self.world.healthy_nodes(&look.pods);
+        let discovery_synced = if misplaced {
+            let healthy = self.view.healthy_nodes(&look.pods);
             self.placement.discovery.synced(spec.manifest.id(), &healthy).await?
         } else {
             true
         };
-        let occupant = |node: &NodeName| self.world.occupant(spec, self.known.as_ref(), node);
+        let slot = |node: &NodeName| self.view.slot(spec, self.known.as_ref(), node);
         Ok(plan(&ReplicationObserved {
             spec,
             pods: &look.pods,
             eligible: &look.eligible,
-            standing: &standing,
-            occupant: &occupant,
+            readiness: &readiness,
+            slot: &slot,
             rooms: &rooms,
-            trust: self.world.trust(),
+            allowed_actions: self.view.allowed_actions(),
             transfer: TransferConditions {
                 under_way: self.status.transfer.as_ref(),
                 lock_held: self.lock_held_elsewhere(),
@@ -236,9 +238,9 @@ impl RcController {
 
     /// Whether somebody else holds the record's mutation lock, or forbids transfers.
     fn lock_held_elsewhere(&self) -> bool {
-        let locks = self.post.locks.seen();
-        let own = self.post.claim.epoch().session();
-        locks.value.0.get(&self.post.id).is_some_and(|locks| {
+        let locks = self.claimed.locks.snapshot();
+        let own = self.claimed.claim.epoch().session();
+        locks.value.0.get(&self.claimed.id).is_some_and(|locks| {
             ["update", "node_transfer"]
                 .iter()
                 .any(|kind| locks.others.get(*kind).is_some_and(|session| session != own))
@@ -246,16 +248,12 @@ impl RcController {
     }
 
     /// Carries the steps out, in as few transactions as they fit into.
-    async fn carry_out(
-        &mut self,
-        mut look: RcObservation,
-        plan: ReplicationPlan,
-    ) -> Result<Action, ReconcileError> {
+    async fn carry_out(&mut self, mut look: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.status.replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
-            let rooms = self.world.rooms();
-            let count = writes::fitting(&look.spec, rest, self.site.limits, &rooms);
+            let rooms = self.view.rooms();
+            let count = writes::fitting(&look.spec, rest, self.ctx.limits, &rooms);
             if count == 0 {
                 let why = "field manifest: it is too large for a Consul transaction; shorten it";
                 return Err(ReconcileError::Record(why.to_owned()));
@@ -267,11 +265,11 @@ impl RcController {
             for step in batch {
                 writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
             }
-            let record = events::retarget(&self.site, &look.spec, batch, &pods, before);
+            let record = events::retarget(&self.ctx, &look.spec, batch, &pods, before);
             let bookings = match writes::bookings(&look.spec, batch, &rooms) {
                 Ok(bookings) => bookings,
-                Err((node, lack)) => {
-                    debug!(record = %self.id, %node, %lack, "the room is gone: looking again");
+                Err((node, insufficient)) => {
+                    debug!(record = %self.id, %node, %insufficient, "the capacity was taken: reconciling again");
                     return Ok(Action::RequeueAfter(Duration::ZERO));
                 }
             };
@@ -280,7 +278,7 @@ impl RcController {
             ops.extend(bookings.iter().map(Booking::op));
             match self.commit(look.record_index, ops, next, vec![record]).await? {
                 Written::At(index) => {
-                    self.world.ledger.wrote(&bookings, index);
+                    self.view.ledger.wrote(&bookings, index);
                     self.learn(&mut look, batch, index);
                     rest = after;
                 }
@@ -294,14 +292,14 @@ impl RcController {
 
     fn status_after(
         &self,
-        look: &RcObservation,
+        look: &RcView,
         batch: &[PodStep],
         done: Option<&ReplicationPlan>,
     ) -> RcStatus {
         let mut status = self.status.clone();
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         match done {
-            Some(plan) => self.say_findings(&mut status, &plan.findings, now),
+            Some(plan) => self.say_findings(&mut status, &plan.conditions, now),
             None => {
                 let kind = RcConditionType::Scheduled;
                 let message = "pods are being added or removed".to_owned();
@@ -319,25 +317,25 @@ impl RcController {
         status
     }
 
-    pub(super) fn replicas(&self, look: &RcObservation, pods: &Pods) -> Replicas {
+    pub(super) fn replicas(&self, look: &RcView, pods: &Pods) -> Replicas {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Replicas {
             desired: look.spec.replicas_desired,
             current: count(pods.len()),
-            healthy: count(self.world.healthy_nodes(pods).len()),
+            healthy: count(self.view.healthy_nodes(pods).len()),
             eligible: count(look.eligible.len()),
         }
     }
 
-    fn say_findings(&self, status: &mut RcStatus, findings: &[PlannedCondition], now: Timestamp) {
-        for finding in findings {
-            let PlannedCondition { kind, status: holds, reason, message } = finding;
+    fn say_findings(&self, status: &mut RcStatus, conditions: &[PlannedCondition], now: Timestamp) {
+        for condition in conditions {
+            let PlannedCondition { kind, status: holds, reason, message } = condition;
             status.set_condition(*kind, *holds, *reason, message.clone(), now);
         }
     }
 
     /// What a committed batch did to the pods, known before any tree shows it.
-    pub(super) fn learn(&mut self, look: &mut RcObservation, batch: &[PodStep], index: Index) {
+    pub(super) fn learn(&mut self, look: &mut RcView, batch: &[PodStep], index: Index) {
         let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
         for step in batch {
             writes::apply(&mut look.pods, &look.spec, step, index);
@@ -364,7 +362,7 @@ impl RcController {
     ) -> Result<Written, ReconcileError> {
         status.owner = Some(self.owner.clone());
         status.revision = self.status.revision + 1;
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         txn.push(match enabled(Failpoint::NoRecordGuard) {
             true => Op::GetTree { prefix: key::rc_locks() },
             false => Op::CheckIndex { key: key::rc(self.id), index: record_index },
@@ -377,31 +375,31 @@ impl RcController {
         txn.extend(ops);
         let audit: Vec<Op> = audit
             .iter()
-            .map(|record| crate::audit::op(self.site.ids.ordered_uuid(record.timestamp), record))
+            .map(|record| crate::audit::op(self.ctx.ids.ordered_uuid(record.timestamp), record))
             .collect();
-        let mut apart = Txn::under(&self.post.claim);
+        let mut apart = Txn::under(&self.claimed.claim);
         if enabled(Failpoint::AuditApart) {
             apart.extend(audit);
         } else if !enabled(Failpoint::NoAudit) {
             txn.extend(audit);
         }
         let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
-        let committed = self.site.writer.commit(txn).await;
+        let committed = self.ctx.writer.commit(txn).await;
         if apart.ops().len() > 1 {
-            let _ = self.site.writer.commit(apart).await?;
+            let _ = self.ctx.writer.commit(apart).await?;
         }
         match committed {
             Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
             Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
             Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: looking again");
+                debug!(record = %self.id, ?refusals, "refused: reconciling again");
                 self.refused = self.refused.saturating_add(1);
-                let promised = |refusal: &Refusal| booked.get(refusal.op).cloned().flatten();
-                let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(promised).collect();
-                self.world.ledger.reread(&overtaken).await?;
+                let allocated = |refusal: &Refusal| booked.get(refusal.op).cloned().flatten();
+                let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(allocated).collect();
+                self.view.ledger.reread(&overtaken).await?;
                 if refusals.iter().all(|refusal| refusal.op == 1) {
                     self.expect_record(record_index).await?;
-                } else if refusals.iter().any(|refusal| promised(refusal).is_none()) {
+                } else if refusals.iter().any(|refusal| allocated(refusal).is_none()) {
                     self.refresh().await?;
                 }
                 Ok(Written::Refused)
@@ -410,7 +408,7 @@ impl RcController {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
                 self.behind = true;
-                let (index, found) = self.world.statuses.read(self.id).await?;
+                let (index, found) = self.view.statuses.read(self.id).await?;
                 if found == status {
                     info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
                     self.behind = false;
@@ -426,13 +424,13 @@ impl RcController {
     /// one it does not: a restored snapshot has brought it back, under an index that no watch waits for; and whatever
     /// else is known is of the time before.
     async fn expect_record(&mut self, seen: Index) -> Result<(), ReconcileError> {
-        let record = self.site.reader.get(&key::rc(self.id), Query::CONSISTENT).await?.value;
+        let record = self.ctx.reader.get(&key::rc(self.id), Query::CONSISTENT).await?.value;
         if record.is_some_and(|record| record.modify_index > seen) {
-            self.post.records.hurry();
+            self.claimed.records.refresh_soon();
             return Ok(());
         }
         self.behind = true;
-        self.post.records.read_now().await?;
+        self.claimed.records.read_now().await?;
         self.refresh().await
     }
 
@@ -448,9 +446,9 @@ impl RcController {
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
         self.known = None;
-        (self.status_index, self.status) = self.world.statuses.read(self.id).await?;
+        (self.status_index, self.status) = self.view.statuses.read(self.id).await?;
         self.reliance.on(self.status_index);
-        self.world.catch_up().await?;
+        self.view.catch_up().await?;
         self.behind = false;
         Ok(())
     }
@@ -459,32 +457,24 @@ impl RcController {
     pub(super) fn after_refusal(&self) -> Action {
         let again = self.refused.saturating_sub(1);
         let pause = backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again);
-        Action::RequeueAfter(self.site.ids.jitter(pause, 0.5))
+        Action::RequeueAfter(self.ctx.ids.jitter(pause, 0.5))
     }
 
     /// Writes the status alone, when it would say something new.
-    async fn say(
-        &mut self,
-        look: &RcObservation,
-        findings: &[PlannedCondition],
-    ) -> Result<Action, ReconcileError> {
+    async fn say(&mut self, look: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
         let mut status = self.status.clone();
-        self.say_findings(&mut status, findings, self.site.clock.wall());
+        self.say_findings(&mut status, conditions, self.ctx.clock.wall());
         status.observed_index = look.record_index;
         status.replicas = self.replicas(look, &look.pods);
         status.last_error = self.status.transfer.as_ref().and(self.status.last_error.clone());
-        if findings.iter().any(|finding| finding.reason == RcReason::TransferFailed) {
+        if conditions.iter().any(|condition| condition.reason == RcReason::TransferFailed) {
             status.last_error.clone_from(&self.status.last_error);
         }
         status.quarantined_until = None;
         self.write_status(look.record_index, status).await
     }
 
-    async fn write_status(
-        &mut self,
-        record_index: Index,
-        status: RcStatus,
-    ) -> Result<Action, ReconcileError> {
+    async fn write_status(&mut self, record_index: Index, status: RcStatus) -> ReconcileResult {
         let mut same = status.clone();
         same.replicas.eligible = self.status.replicas.eligible;
         let health_only = {
@@ -515,7 +505,7 @@ impl RcController {
     ) -> Result<(), ReconcileError> {
         let mut status = self.status.clone();
         let (kind, reason) = (RcConditionType::Valid, RcReason::InvalidRecord);
-        status.set_condition(kind, false, reason, bad.to_string(), self.site.clock.wall());
+        status.set_condition(kind, false, reason, bad.to_string(), self.ctx.clock.wall());
         status.observed_index = record_index;
         status.last_error = Some(bad.to_string());
         status.quarantined_until = None;
@@ -537,7 +527,7 @@ impl RcController {
         self.alerted.clone_from(&plan.alert);
     }
 
-    fn log_changes(&self, look: &RcObservation, plan: &ReplicationPlan) {
+    fn log_changes(&self, look: &RcView, plan: &ReplicationPlan) {
         let (added, removed, repaired) = writes::nodes(&plan.steps);
         let few = |nodes: &[NodeName]| {
             let names: Vec<&str> = nodes.iter().take(5).map(NodeName::as_str).collect();
@@ -552,15 +542,15 @@ impl RcController {
     }
 
     /// Whether the transfer under way, if any, is still one that this RC may make.
-    fn may_move(&self, look: &RcObservation) -> bool {
-        let drained = |node: &NodeName| self.world.standing(node) == NodeReadiness::Draining;
+    fn may_move(&self, look: &RcView) -> bool {
+        let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
         look.spec.strategy == RcStrategy::Dynamic
             || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
     }
 
     /// `next`, or the end of the next quarantine if that is earlier.
-    fn or_release(&self, look: &RcObservation, next: Action) -> Action {
-        let now = self.site.clock.wall();
+    fn or_release(&self, look: &RcView, next: Action) -> Action {
+        let now = self.ctx.clock.wall();
         let release = self.status.next_release(look.record_index, now);
         let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
         match (next, rest) {
@@ -571,7 +561,7 @@ impl RcController {
     }
 
     /// Nodes that have a pod of the RC.
-    pub(super) fn nodes_in_use(look: &RcObservation) -> BTreeSet<NodeName> {
+    pub(super) fn nodes_in_use(look: &RcView) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
     }
 }
@@ -582,22 +572,22 @@ pub(super) fn no_answer() -> ScheduleError {
 
 #[async_trait]
 impl Controller for RcController {
-    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+    async fn reconcile(&mut self) -> ReconcileResult {
         let Some(mut look) = self.look().await? else { return Ok(Action::AwaitChange) };
         let mut plan = self.decide(&look).await?;
-        if plan.steps.is_empty() && self.world.take_rung(self.id) {
-            let read = self.world.read_health(look.spec.manifest.id()).await;
+        if plan.steps.is_empty() && self.view.take_rung(self.id) {
+            let read = self.view.read_health(look.spec.manifest.id()).await;
             // The bell is answered by an answer only.
-            self.fresh = Some(read.inspect_err(|_| self.world.note_rung(self.id))?);
+            self.fresh = Some(read.inspect_err(|_| self.view.note_rung(self.id))?);
             let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
             (plan, look) = (self.decide(&again).await?, again);
         }
         self.alert(&plan);
-        if let Some(next) = self.free_leaks(&look, &plan).await? {
+        if let Some(next) = self.free_orphaned(&look, &plan).await? {
             return Ok(next);
         }
-        let world = self.world.clone();
-        let turn = Self::turn(&world, &look, &plan.steps).await;
+        let view = self.view.clone();
+        let turn = Self::turn(&view, &look, &plan.steps).await;
         if turn.is_some() {
             plan = self.decide(&look).await?;
         }
@@ -612,11 +602,11 @@ impl Controller for RcController {
             (TransferPlan::Continue, _) => self.continue_transfer(look).await,
             (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
                 // No watch tells when it has caught up.
-                self.say(&look, &plan.findings).await?;
+                self.say(&look, &plan.conditions).await?;
                 Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
             }
             (transfer, _) => {
-                let next = match (self.say(&look, &plan.findings).await?, transfer) {
+                let next = match (self.say(&look, &plan.conditions).await?, transfer) {
                     // Nobody tells when another record's pod leaves its place.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
                         Action::RequeueAfter(PLACE_PAUSE)
@@ -634,14 +624,14 @@ impl Controller for RcController {
         pause: Duration,
     ) -> Result<(), ReconcileError> {
         for _ in 0..2 {
-            let seen = self.post.records.seen();
-            let Some(record) = seen.value.0.get(&self.post.id) else { return Ok(()) };
+            let seen = self.claimed.records.snapshot();
+            let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
             if self.behind {
                 self.refresh().await?;
             }
             // After a refusal or a panic this is another status than before: what it says of a transfer stays.
             let mut status = self.status.clone();
-            let now = self.site.clock.wall();
+            let now = self.ctx.clock.wall();
             let (kind, reason) = (RcConditionType::Valid, RcReason::Quarantined);
             status.set_condition(kind, false, reason, error.to_owned(), now);
             status.observed_index = record.index;

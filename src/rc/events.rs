@@ -13,7 +13,7 @@ use crate::ids::NodeName;
 
 /// Pods were added, removed or repaired; `pods` are those after it.
 pub fn retarget(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     spec: &RcSpec,
     steps: &[PodStep],
     pods: &Pods,
@@ -34,7 +34,7 @@ pub fn retarget(
         cluster_name: spec.cluster_name().to_owned(),
         nodes: Retarget::listed(nodes.iter()),
         replication_controller_id: spec.id,
-        farm: Some(site.farm.clone()),
+        farm: Some(ctx.farm.clone()),
         actor: Actor::Farm,
         reason: reason.to_owned(),
         nodes_added,
@@ -44,10 +44,10 @@ pub fn retarget(
         desired_after: i64::from(spec.replicas_desired),
         count: pods.len(),
     };
-    AuditRecord::new(&Details::Retarget(details), site.clock.wall())
+    AuditRecord::new(&Details::Retarget(details), ctx.clock.wall())
 }
 
-fn node_transfer(site: &ControllerContext, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
+fn node_transfer(ctx: &ControllerContext, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
     let id: Uuid = transfer.id;
     NodeTransfer {
         node_transfer_id: id,
@@ -60,40 +60,39 @@ fn node_transfer(site: &ControllerContext, spec: &RcSpec, transfer: &Transfer) -
         new_node: transfer.new_node.clone(),
         replica_count: i64::from(spec.replicas_desired),
         rollback_reason: None,
-        farm: Some(site.farm.clone()),
+        farm: Some(ctx.farm.clone()),
     }
 }
 
 /// A transfer begins.
 pub fn transfer_started(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     spec: &RcSpec,
     transfer: &Transfer,
 ) -> AuditRecord {
-    let details = Details::NodeTransferStart(node_transfer(site, spec, transfer));
-    AuditRecord::new(&details, site.clock.wall())
+    let details = Details::NodeTransferStart(node_transfer(ctx, spec, transfer));
+    AuditRecord::new(&details, ctx.clock.wall())
 }
 
 /// A transfer is done; the retarget beside it says what became of the pods.
 pub fn transfer_done(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     spec: &RcSpec,
     transfer: &Transfer,
     to: &NodeName,
 ) -> AuditRecord {
-    let details =
-        NodeTransfer { new_node: Some(to.clone()), ..node_transfer(site, spec, transfer) };
-    AuditRecord::new(&Details::NodeTransferCompletion(details), site.clock.wall())
+    let details = NodeTransfer { new_node: Some(to.clone()), ..node_transfer(ctx, spec, transfer) };
+    AuditRecord::new(&Details::NodeTransferCompletion(details), ctx.clock.wall())
 }
 
 /// A transfer was undone.
 pub fn transfer_undone(
-    site: &ControllerContext,
+    ctx: &ControllerContext,
     spec: &RcSpec,
     transfer: &Transfer,
     why: &str,
 ) -> AuditRecord {
     let rollback_reason = Some(why.to_owned());
-    let details = NodeTransfer { rollback_reason, ..node_transfer(site, spec, transfer) };
-    AuditRecord::new(&Details::NodeTransferRollback(details), site.clock.wall())
+    let details = NodeTransfer { rollback_reason, ..node_transfer(ctx, spec, transfer) };
+    AuditRecord::new(&Details::NodeTransferRollback(details), ctx.clock.wall())
 }

@@ -23,8 +23,8 @@ impl HealthWriteLimiter {
     /// How long to wait for it.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let paid_at = self.paid_at.map_or(now, |at| at.max(now));
-        let debt = paid_at.duration_since(now);
-        match debt.checked_sub(HEALTH_EVERY * (AT_ONCE - 1)) {
+        let backlog = paid_at.duration_since(now);
+        match backlog.checked_sub(HEALTH_EVERY * (AT_ONCE - 1)) {
             Some(wait) if !wait.is_zero() => Err(wait),
             _ => {
                 self.paid_at = Some(paid_at + HEALTH_EVERY);

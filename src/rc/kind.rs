@@ -19,8 +19,8 @@ use crate::store::{Index, Prefix, StoreError};
 
 /// Replication controllers as a kind of record.
 pub struct RcKind {
-    site: ControllerContext,
-    world: Arc<ClusterView>,
+    ctx: ControllerContext,
+    view: Arc<ClusterView>,
     placement: PlacementSources,
 }
 
@@ -28,11 +28,11 @@ impl RcKind {
     /// The kind, over a world that it watches.
     #[must_use]
     pub fn new(
-        site: ControllerContext,
-        world: Arc<ClusterView>,
+        ctx: ControllerContext,
+        view: Arc<ClusterView>,
         placement: PlacementSources,
     ) -> Self {
-        RcKind { site, world, placement }
+        RcKind { ctx, view, placement }
     }
 }
 
@@ -41,9 +41,9 @@ fn touched(ids: impl IntoIterator<Item = RcId>) -> FarmEvent {
 }
 
 /// Whoever waits for a tree to be trusted again need not have a pod in it.
-fn trust_changed<T>(inbox: &WakeQueue, old: &Snapshot<T>, new: &Snapshot<T>) {
+fn trust_changed<T>(wake_queue: &WakeQueue, old: &Snapshot<T>, new: &Snapshot<T>) {
     if !new.is_trusted_as(old) {
-        inbox.post(FarmEvent::All);
+        wake_queue.push(FarmEvent::All);
     }
 }
 
@@ -99,86 +99,86 @@ impl Kind for RcKind {
         }
     }
 
-    fn watches(&self, inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.site.ids.fork();
-        let world = self.world.clone();
+    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+        let ids = || self.ctx.ids.fork();
+        let view = self.view.clone();
         let nodes = {
-            let inbox = inbox.clone();
-            world.nodes.clone().watch(ids(), move |old, new| {
+            let wake_queue = wake_queue.clone();
+            view.nodes.clone().watch(ids(), move |old, new| {
                 if old.value.labels != new.value.labels {
-                    inbox.post(FarmEvent::All);
+                    wake_queue.push(FarmEvent::All);
                 }
-                trust_changed(&inbox, old, new);
+                trust_changed(&wake_queue, old, new);
             })
         };
         let records = {
-            let inbox = inbox.clone();
-            world.records.clone().watch(ids(), move |old, new| {
+            let wake_queue = wake_queue.clone();
+            view.records.clone().watch(ids(), move |old, new| {
                 if old.value != new.value {
-                    inbox.post(FarmEvent::All);
+                    wake_queue.push(FarmEvent::All);
                 }
             })
         };
         let lost = {
-            let (inbox, world) = (inbox.clone(), world.clone());
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
             async move {
                 // A second's delay at most, and no wake-up to miss.
                 let mut pending = None;
                 loop {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                     if pending.is_some_and(|at| at <= Instant::now()) {
-                        inbox.post(FarmEvent::All);
+                        wake_queue.push(FarmEvent::All);
                     }
-                    pending = world.next_change();
+                    pending = view.next_change();
                 }
             }
         };
         let pods = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.pods.clone().watch(ids(), move |old, new| {
-                inbox.post(touched(PodLabels::touched(&old.value, &new.value)));
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.pods.clone().watch(ids(), move |old, new| {
+                wake_queue.push(touched(PodLabels::touched(&old.value, &new.value)));
                 if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
-                    inbox.post(FarmEvent::Claims);
+                    wake_queue.push(FarmEvent::Claims);
                 }
                 if PodLabels::freed(&old.value, &new.value) {
-                    inbox.post(touched(world.waiting()));
+                    wake_queue.push(touched(view.waiting()));
                 }
-                trust_changed(&inbox, old, new);
+                trust_changed(&wake_queue, old, new);
             })
         };
         let intents = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.intents.clone().watch(ids(), move |old, new| {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.intents.clone().watch(ids(), move |old, new| {
                 let places = IntentIndex::touched(&old.value, &new.value);
-                inbox.post(touched(world.owners(places)));
+                wake_queue.push(touched(view.owners(places)));
                 if IntentIndex::freed(&old.value, &new.value) {
-                    inbox.post(touched(world.waiting()));
+                    wake_queue.push(touched(view.waiting()));
                 }
-                trust_changed(&inbox, old, new);
+                trust_changed(&wake_queue, old, new);
             })
         };
         let health = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.health.clone().watch(ids(), move |old, new| {
-                world.note_failures(&old.value, &new.value);
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.health.clone().watch(ids(), move |old, new| {
+                view.note_failures(&old.value, &new.value);
                 let places = Healths::touched(&old.value, &new.value);
-                inbox.post(touched(world.owners(places)));
-                trust_changed(&inbox, old, new);
+                wake_queue.push(touched(view.owners(places)));
+                trust_changed(&wake_queue, old, new);
             })
         };
-        let promises = {
-            let (inbox, world) = (inbox.clone(), world.clone());
-            world.ledger.tree.clone().watch(ids(), move |old, new| {
+        let allocations = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.ledger.tree.clone().watch(ids(), move |old, new| {
                 let mut touched_ids = AllocationIndex::touched(&old.value, &new.value);
-                touched_ids.extend(world.waiting());
-                inbox.post(touched(touched_ids));
+                touched_ids.extend(view.waiting());
+                wake_queue.push(touched(touched_ids));
             })
         };
         let statuses = {
-            let (inbox, world, ids) = (inbox.clone(), world.clone(), ids());
+            let (wake_queue, view, ids) = (wake_queue.clone(), view.clone(), ids());
             async move {
-                let tell = move |astray: BTreeSet<RcId>| inbox.post(touched(astray));
-                world.statuses.watch(ids, tell).await;
+                let tell = move |misplaced: BTreeSet<RcId>| wake_queue.push(touched(misplaced));
+                view.statuses.watch(ids, tell).await;
             }
         };
         vec![
@@ -189,41 +189,41 @@ impl Kind for RcKind {
             Box::pin(pods),
             Box::pin(intents),
             Box::pin(health),
-            Box::pin(promises),
+            Box::pin(allocations),
         ]
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
         // Unread, these would show no node, no drain and no healthy pod.
-        self.world.nodes.first_read().await;
-        self.world.records.first_read().await;
-        self.world.health.first_read().await;
-        self.world.ledger.tree.first_read().await;
-        self.world.prepare(oldest).await
+        self.view.nodes.first_read().await;
+        self.view.records.first_read().await;
+        self.view.health.first_read().await;
+        self.view.ledger.tree.first_read().await;
+        self.view.prepare(oldest).await
     }
 
     fn confirm(&self) {
-        self.world.nodes.confirm();
-        self.world.pods.confirm();
-        self.world.intents.confirm();
-        self.world.health.confirm();
+        self.view.nodes.confirm();
+        self.view.pods.confirm();
+        self.view.intents.confirm();
+        self.view.health.confirm();
     }
 
     fn suspicions(&self) -> Vec<String> {
-        let (nodes, pods) = (self.world.nodes.seen(), self.world.pods.seen());
-        let (intents, health) = (self.world.intents.seen(), self.world.health.seen());
+        let (nodes, pods) = (self.view.nodes.snapshot(), self.view.pods.snapshot());
+        let (intents, health) = (self.view.intents.snapshot(), self.view.health.snapshot());
         let seen = [
-            (self.world.nodes.prefix(), nodes.suspicion),
-            (self.world.pods.prefix(), pods.suspicion),
-            (self.world.intents.prefix(), intents.suspicion),
-            (self.world.health.prefix(), health.suspicion),
+            (self.view.nodes.prefix(), nodes.untrusted),
+            (self.view.pods.prefix(), pods.untrusted),
+            (self.view.intents.prefix(), intents.untrusted),
+            (self.view.health.prefix(), health.untrusted),
         ];
         let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
         suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
     }
 
     fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        self.world.suspects()
+        self.view.suspects()
     }
 
     fn scheduler(&self) -> Option<String> {
@@ -232,13 +232,13 @@ impl Kind for RcKind {
 
     fn rung(&self, id: &RecordId) {
         if let Ok(id) = id.as_str().parse() {
-            self.world.note_rung(id);
+            self.view.note_rung(id);
         }
     }
 
-    fn controller(&self, post: ClaimedRecord) -> Box<dyn Controller> {
-        let id = post.id.as_str().parse().expect("check_name has passed");
-        let (site, world) = (self.site.clone(), self.world.clone());
-        Box::new(RcController::new(site, post, id, world, self.placement.clone()))
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
+        let id = claimed.id.as_str().parse().expect("check_name has passed");
+        let (ctx, view) = (self.ctx.clone(), self.view.clone());
+        Box::new(RcController::new(ctx, claimed, id, view, self.placement.clone()))
     }
 }

@@ -26,7 +26,7 @@ pub struct NodeIndex {
 }
 
 impl CacheIndex for NodeIndex {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
         for entry in entries {
             let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
@@ -78,9 +78,14 @@ pub struct NodeRecords {
 }
 
 impl NodeRecords {
-    pub(super) fn standing(&self, node: &NodeName, now: Instant, grace: Duration) -> NodeReadiness {
+    pub(super) fn readiness(
+        &self,
+        node: &NodeName,
+        now: Instant,
+        grace: Duration,
+    ) -> NodeReadiness {
         match self.nodes.get(node) {
-            Some(said) if said.down_at(grace).is_some_and(|at| now >= at) => NodeReadiness::Down,
+            Some(info) if info.down_at(grace).is_some_and(|at| now >= at) => NodeReadiness::Down,
             Some(NodeInfo { draining: true, .. }) => NodeReadiness::Draining,
             _ => NodeReadiness::Ready,
         }
@@ -88,7 +93,7 @@ impl NodeRecords {
 }
 
 impl CacheIndex for NodeRecords {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
         for entry in entries {
             let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
@@ -97,7 +102,7 @@ impl CacheIndex for NodeRecords {
             let node: NodeName = node;
             let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
             let gone = record.session.is_some() && entry.session.is_none();
-            let since = old.nodes.get(&node).and_then(|said| said.gone_since);
+            let since = old.nodes.get(&node).and_then(|info| info.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
             let draining = record.state == NodeState::Draining;
             if !record.capacity.is_zero() {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::conditions::{placed_finding, room_words, scheduled_finding, valid};
+use super::conditions::{placed_condition, room_words, scheduled_condition, valid};
 use super::spec::{RcSpec, RcStrategy};
 use super::status::{RcConditionType, RcReason, Replicas, Transfer};
 use crate::failpoints::{Failpoint, enabled};
@@ -123,13 +123,13 @@ pub struct ReplicationObserved<'a> {
     /// Nodes that the scheduler calls eligible.
     pub eligible: &'a BTreeSet<NodeName>,
     /// What each node is fit for.
-    pub standing: &'a dyn Fn(&NodeName) -> NodeReadiness,
+    pub readiness: &'a dyn Fn(&NodeName) -> NodeReadiness,
     /// Who stands where on the nodes that have no pod of ours.
-    pub occupant: &'a dyn Fn(&NodeName) -> SlotState,
+    pub slot: &'a dyn Fn(&NodeName) -> SlotState,
     /// What the nodes have, and what of it is promised.
     pub rooms: &'a NodeCapacities,
     /// What the trees are worth.
-    pub trust: AllowedActions,
+    pub allowed_actions: AllowedActions,
     /// What bears on a transfer.
     pub transfer: TransferConditions<'a>,
 }
@@ -140,14 +140,14 @@ pub struct ReplicationObserved<'a> {
 pub fn has_room(spec: &RcSpec, rooms: &NodeCapacities, place: &PodRef) -> bool {
     let (room, want) = (rooms.of(&place.node), spec.resources());
     room.is_unreadable
-        || room.holds(&place.pod, &spec.promisee(), want)
-        || room.lack(&place.pod, want).is_none()
+        || room.holds(&place.pod, &spec.owner(), want)
+        || room.insufficient(&place.pod, want).is_none()
 }
 
 impl ReplicationObserved<'_> {
     /// Whether a node may keep pods: it is eligible, and neither emptied nor lost.
     fn fit(&self, node: &NodeName) -> bool {
-        self.eligible.contains(node) && (self.standing)(node) <= NodeReadiness::Suspect
+        self.eligible.contains(node) && (self.readiness)(node) <= NodeReadiness::Suspect
     }
 
     /// Whether a pod may stay where it is: its node is fit and has room for it.
@@ -157,11 +157,11 @@ impl ReplicationObserved<'_> {
 
     /// Whether a pod may be added on a node that has none.
     fn is_open(&self, node: &NodeName) -> bool {
-        let promised = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
+        let allocated = self.transfer.under_way.and_then(|transfer| transfer.new_node.as_ref());
         let stands =
-            (self.standing)(node) == NodeReadiness::Ready || enabled(Failpoint::UnfitTaken);
+            (self.readiness)(node) == NodeReadiness::Ready || enabled(Failpoint::UnfitTaken);
         let fit = self.eligible.contains(node) && stands;
-        promised != Some(node) && fit
+        allocated != Some(node) && fit
     }
 
     /// Why there is no node to which a pod could move; `None` if there is one.
@@ -171,7 +171,7 @@ impl ReplicationObserved<'_> {
         let (nodes, lacking) = with_room(self, self.eligible.iter().filter(open));
         let mut taken = false;
         for node in nodes {
-            if (self.occupant)(node) != SlotState::Other {
+            if (self.slot)(node) != SlotState::Other {
                 return None;
             }
             taken = true;
@@ -185,7 +185,7 @@ impl ReplicationObserved<'_> {
 
     /// Pods that pass their check; those on a lost node do not, whatever was last heard of them.
     fn passing(&self, place: &PodRef, pod: &RcPod) -> bool {
-        pod.health == Health::Passing && (self.standing)(&place.node) != NodeReadiness::Down
+        pod.health == Health::Passing && (self.readiness)(&place.node) != NodeReadiness::Down
     }
 
     fn healthy(&self) -> usize {
@@ -296,7 +296,7 @@ pub struct ReplicationPlan {
     /// Node transfer.
     pub transfer: TransferPlan,
     /// What holds once the steps are done.
-    pub findings: Vec<PlannedCondition>,
+    pub conditions: Vec<PlannedCondition>,
     /// Counts once the steps are done; `healthy` does not count added pods.
     pub replicas: Replicas,
     /// Something a person should be told: the RC cannot reach its count.
@@ -321,31 +321,31 @@ pub fn plan(seen: &ReplicationObserved<'_>) -> ReplicationPlan {
     steps.extend(repair_steps(seen, &steps));
     let transfer = if steps.is_empty() { transfer_plan(seen) } else { pending_transfer(seen) };
     let replicas = counts_after(seen, &steps);
-    let scheduled = scheduled_finding(seen, replicas, shortage);
+    let scheduled = scheduled_condition(seen, replicas, shortage);
     let alert = (replicas.current < replicas.desired && !scheduled.status)
         .then(|| scheduled.message.clone());
-    let findings = vec![valid(), scheduled, placed_finding(seen, &steps, &transfer)];
-    ReplicationPlan { steps, transfer, findings, replicas, alert }
+    let conditions = vec![valid(), scheduled, placed_condition(seen, &steps, &transfer)];
+    ReplicationPlan { steps, transfer, conditions, replicas, alert }
 }
 
 fn disabled(seen: &ReplicationObserved<'_>) -> ReplicationPlan {
     let replicas = counts_after(seen, &[]);
     let message = "the record is disabled: its pods are left as they are".to_owned();
-    let finding = |kind, status| PlannedCondition {
+    let condition = |kind, status| PlannedCondition {
         kind,
         status,
         reason: RcReason::Disabled,
         message: message.clone(),
     };
-    let findings = vec![
+    let conditions = vec![
         valid(),
-        finding(RcConditionType::Scheduled, replicas.current == replicas.desired),
-        finding(RcConditionType::Placed, true),
+        condition(RcConditionType::Scheduled, replicas.current == replicas.desired),
+        condition(RcConditionType::Placed, true),
     ];
     ReplicationPlan {
         steps: Vec::new(),
         transfer: TransferPlan::Nothing,
-        findings,
+        conditions,
         replicas,
         alert: None,
     }
@@ -365,7 +365,7 @@ pub(super) enum Shortage {
 fn count_steps(seen: &ReplicationObserved<'_>) -> (Vec<PodStep>, Shortage) {
     let desired = seen.spec.replicas_desired as usize;
     let current = seen.pods.len();
-    match (desired.cmp(&current), seen.trust) {
+    match (desired.cmp(&current), seen.allowed_actions) {
         (_, AllowedActions::Nothing) | (std::cmp::Ordering::Equal, _) => {
             (Vec::new(), Shortage::None)
         }
@@ -388,7 +388,7 @@ fn additions(seen: &ReplicationObserved<'_>, wanted: usize) -> (Vec<PodStep>, Sh
         if steps.len() == wanted {
             break;
         }
-        let intent = match (seen.occupant)(node) {
+        let intent = match (seen.slot)(node) {
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {
@@ -426,9 +426,9 @@ fn with_room<'a>(
     let mut roomy = Vec::new();
     for node in nodes {
         let room = seen.rooms.of(node);
-        match room.lack(pod, want) {
+        match room.insufficient(pod, want) {
             None => roomy.push((node, room)),
-            Some(lack) => lacking.push((node, lack)),
+            Some(insufficient) => lacking.push((node, insufficient)),
         }
     }
     let salt = seen.spec.id.to_string();
@@ -476,15 +476,15 @@ fn removals(seen: &ReplicationObserved<'_>, wanted: usize) -> Vec<PodStep> {
 
 /// Pods that stay, stand on eligible nodes, and are not as the record says.
 fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodStep> {
-    if seen.trust == AllowedActions::Nothing {
+    if seen.allowed_actions == AllowedActions::Nothing {
         return Vec::new();
     }
     let going: BTreeSet<&PodRef> = so_far.iter().map(PodStep::place).collect();
     let wanted = seen.spec.labels_of_pod();
     let drift = |place: &PodRef, pod: &RcPod| {
         if place.pod != *seen.spec.manifest.id() {
-            let free = (seen.occupant)(&place.node) == SlotState::Nobody;
-            let may = free && seen.trust == AllowedActions::Full;
+            let free = (seen.slot)(&place.node) == SlotState::Nobody;
+            let may = free && seen.allowed_actions == AllowedActions::Full;
             return may.then_some(Drift::PodIdChanged);
         }
         match pod.intent {
@@ -500,7 +500,7 @@ fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodSt
     // A pod that its node cannot start is repaired all the same: a new manifest may be the cure.
     let stays = |place: &PodRef| {
         let node = &place.node;
-        let lives = (seen.standing)(node) <= NodeReadiness::Quarantined;
+        let lives = (seen.readiness)(node) <= NodeReadiness::Quarantined;
         lives && seen.eligible.contains(node) && has_room(seen.spec, seen.rooms, place)
     };
     seen.pods
@@ -515,7 +515,7 @@ fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodSt
 
 fn promise_differs(seen: &ReplicationObserved<'_>, place: &PodRef) -> bool {
     let room = seen.rooms.of(&place.node);
-    !room.is_unreadable && !room.holds(&place.pod, &seen.spec.promisee(), seen.spec.resources())
+    !room.is_unreadable && !room.holds(&place.pod, &seen.spec.owner(), seen.spec.resources())
 }
 
 /// A transfer goes on only when the count is right and nothing is to be repaired, one at a time.
@@ -527,7 +527,7 @@ fn pending_transfer(seen: &ReplicationObserved<'_>) -> TransferPlan {
 }
 
 fn transfer_plan(seen: &ReplicationObserved<'_>) -> TransferPlan {
-    match (seen.transfer.under_way, seen.trust) {
+    match (seen.transfer.under_way, seen.allowed_actions) {
         (None, _) => {}
         (Some(_), AllowedActions::Full) => return TransferPlan::Continue,
         // Its old or its new place may only seem to be gone.
@@ -536,34 +536,34 @@ fn transfer_plan(seen: &ReplicationObserved<'_>) -> TransferPlan {
     // Lost pods first, then those that an operator wants away, those that do not start, and those whose node's labels
     // changed, or that ask for more than their node has. One that does not start has to have somewhere to go, or it
     // would hold the others up.
-    let astray = || seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
-    let standing = |place: &PodRef| (seen.standing)(&place.node);
+    let misplaced = || seen.pods.iter().filter(|(place, _)| !seen.may_stay(place));
+    let readiness = |place: &PodRef| (seen.readiness)(&place.node);
     let stuck =
-        |place: &PodRef| standing(place) == NodeReadiness::Quarantined && seen.nowhere().is_some();
-    let rank = |place: &PodRef| std::cmp::Reverse(standing(place));
-    let movable = astray().filter(|(place, _)| !stuck(place));
+        |place: &PodRef| readiness(place) == NodeReadiness::Quarantined && seen.nowhere().is_some();
+    let rank = |place: &PodRef| std::cmp::Reverse(readiness(place));
+    let movable = misplaced().filter(|(place, _)| !stuck(place));
     let Some((leaving, pod)) = movable.min_by_key(|(place, _)| (rank(place), *place)) else {
-        return match astray().next() {
+        return match misplaced().next() {
             Some(_) => TransferPlan::Wait(RcReason::CannotStart),
             None => TransferPlan::Nothing,
         };
     };
-    let standing = standing(leaving);
-    if seen.spec.strategy == RcStrategy::Static && standing != NodeReadiness::Draining {
-        return TransferPlan::Wait(match standing {
+    let readiness = readiness(leaving);
+    if seen.spec.strategy == RcStrategy::Static && readiness != NodeReadiness::Draining {
+        return TransferPlan::Wait(match readiness {
             NodeReadiness::Down => RcReason::NodeDown,
             NodeReadiness::Quarantined => RcReason::CannotStart,
             _ if seen.fit(&leaving.node) => RcReason::InsufficientCapacity,
             _ => RcReason::IneligibleNodes,
         });
     }
-    if seen.trust != AllowedActions::Full {
+    if seen.allowed_actions != AllowedActions::Full {
         return TransferPlan::Wait(RcReason::SuspiciousTree);
     }
     if !seen.transfer.discovery_synced {
         return TransferPlan::Wait(RcReason::DiscoveryNotSynced);
     }
-    if seen.passing(leaving, pod) && !may_spare_one(seen, standing) {
+    if seen.passing(leaving, pod) && !may_spare_one(seen, readiness) {
         return TransferPlan::Wait(RcReason::PodsUnhealthy);
     }
     if seen.transfer.lock_held {
@@ -578,11 +578,11 @@ fn transfer_plan(seen: &ReplicationObserved<'_>) -> TransferPlan {
 
 /// Whether a healthy pod may be taken away for a while. A pod that is down loses nothing by moving; otherwise all
 /// must be up, so that the move is the only risk, unless a minimum was declared and is kept without it.
-fn may_spare_one(seen: &ReplicationObserved<'_>, standing: NodeReadiness) -> bool {
+fn may_spare_one(seen: &ReplicationObserved<'_>, readiness: NodeReadiness) -> bool {
     if enabled(Failpoint::TransferBlind) {
         return true;
     }
-    match (standing, seen.spec.min_health) {
+    match (readiness, seen.spec.min_health) {
         (NodeReadiness::Draining, Some(least)) => seen.healthy() > least as usize,
         _ => seen.healthy() == seen.pods.len(),
     }

@@ -23,8 +23,8 @@ struct Fixture {
     eligible: BTreeSet<NodeName>,
     occupied: BTreeMap<NodeName, SlotState>,
     rooms: NodeCapacities,
-    trust: AllowedActions,
-    standing: BTreeMap<NodeName, NodeReadiness>,
+    allowed_actions: AllowedActions,
+    readiness: BTreeMap<NodeName, NodeReadiness>,
     synced: bool,
     locked: bool,
     only_eligible: bool,
@@ -81,34 +81,33 @@ impl Fixture {
             eligible: (0..eligible).map(node).collect(),
             occupied: BTreeMap::new(),
             rooms: NodeCapacities::default(),
-            trust: AllowedActions::Full,
-            standing: BTreeMap::new(),
+            allowed_actions: AllowedActions::Full,
+            readiness: BTreeMap::new(),
             synced: true,
             locked: false,
             only_eligible: false,
         }
     }
 
-    fn standing(&self, node: &NodeName) -> NodeReadiness {
-        self.standing.get(node).copied().unwrap_or(NodeReadiness::Ready)
+    fn readiness(&self, node: &NodeName) -> NodeReadiness {
+        self.readiness.get(node).copied().unwrap_or(NodeReadiness::Ready)
     }
 
     fn healthy(&self) -> usize {
-        let up = |place: &PodRef| self.standing(&place.node) != NodeReadiness::Down;
+        let up = |place: &PodRef| self.readiness(&place.node) != NodeReadiness::Down;
         self.pods.iter().filter(|(place, pod)| pod.health == Health::Passing && up(place)).count()
     }
 
     fn plan(&self) -> ReplicationPlan {
-        let occupant =
-            |node: &NodeName| self.occupied.get(node).copied().unwrap_or(SlotState::Nobody);
+        let slot = |node: &NodeName| self.occupied.get(node).copied().unwrap_or(SlotState::Nobody);
         plan(&ReplicationObserved {
             spec: &self.spec,
             pods: &self.pods,
             eligible: &self.eligible,
-            standing: &|node| self.standing(node),
-            occupant: &occupant,
+            readiness: &|node| self.readiness(node),
+            slot: &slot,
             rooms: &self.rooms,
-            trust: self.trust,
+            allowed_actions: self.allowed_actions,
             transfer: TransferConditions {
                 under_way: None,
                 lock_held: self.locked,
@@ -162,10 +161,10 @@ prop_compose! {
         desired in 0u32..12,
         pods in prop::collection::vec(any_pod(), 0..10),
         eligible in prop::collection::btree_set(0usize..10, 0..10),
-        standing in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
+        readiness in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
         min_health in prop::option::of(0u32..8),
         occupied in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
-        trust in 0usize..4,
+        allowed_actions in 0usize..4,
         dynamic in prop::bool::ANY,
         disabled in prop::bool::weighted(0.1),
         synced in prop::bool::ANY,
@@ -173,65 +172,65 @@ prop_compose! {
         want in 0u64..3,
         cpus in prop::collection::vec((0u64..5, 0u64..4, 0u64..3), 10),
     ) -> Fixture {
-        let mut world = Fixture::resting(desired, 0, 0);
+        let mut fixture = Fixture::resting(desired, 0, 0);
         for (place, pod) in pods {
             // One pod of an RC per node, as the layout has it.
-            if !world.pods.keys().any(|other| other.node == place.node) {
-                world.pods.insert(place, pod);
+            if !fixture.pods.keys().any(|other| other.node == place.node) {
+                fixture.pods.insert(place, pod);
             }
         }
-        let taken = |n: &usize| world.pods.contains_key(&place(*n, "web"));
-        world.occupied = occupied
+        let taken = |n: &usize| fixture.pods.contains_key(&place(*n, "web"));
+        fixture.occupied = occupied
             .into_iter()
             .filter(|(n, _)| !taken(n))
             .map(|(n, ours)| (node(n), if ours { SlotState::Ours(Index(5)) } else { SlotState::Other }))
             .collect();
-        world.eligible = eligible.into_iter().map(node).collect();
-        world.trust = [AllowedActions::Full, AllowedActions::Full, AllowedActions::NoRemoval, AllowedActions::Nothing][trust];
-        world.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
-        world.standing = standing
+        fixture.eligible = eligible.into_iter().map(node).collect();
+        fixture.allowed_actions = [AllowedActions::Full, AllowedActions::Full, AllowedActions::NoRemoval, AllowedActions::Nothing][allowed_actions];
+        fixture.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
+        fixture.readiness = readiness
             .into_iter()
             .map(|(n, down)| (node(n), if down { NodeReadiness::Down } else { NodeReadiness::Draining }))
             .collect();
-        world.spec.min_health = min_health;
-        world.spec.disabled = disabled;
-        (world.synced, world.locked) = (synced, locked);
+        fixture.spec.min_health = min_health;
+        fixture.spec.disabled = disabled;
+        (fixture.synced, fixture.locked) = (synced, locked);
         if want > 0 {
             let text = format!("id: web\nresources: {{cpu: {want}}}\n");
-            world.spec.manifest = Manifest::parse(&text).unwrap();
+            fixture.spec.manifest = Manifest::parse(&text).unwrap();
         }
         for (n, (capacity, others, own)) in cpus.into_iter().enumerate() {
             let cpu = |n: u64| format!("cpu={n}").parse().unwrap();
             let mut room = NodeCapacity { capacity: cpu(capacity), ..NodeCapacity::default() };
-            let _ = room.promise(&"other".parse().unwrap(), &AllocationOwner::Other("job/x".to_owned()), &cpu(others));
-            for place in world.pods.keys().filter(|place| place.node == node(n)) {
-                let _ = room.promise(&place.pod, &world.spec.promisee(), &cpu(own));
+            let _ = room.allocate(&"other".parse().unwrap(), &AllocationOwner::Other("job/x".to_owned()), &cpu(others));
+            for place in fixture.pods.keys().filter(|place| place.node == node(n)) {
+                let _ = room.allocate(&place.pod, &fixture.spec.owner(), &cpu(own));
             }
-            world.rooms.insert(node(n), room);
+            fixture.rooms.insert(node(n), room);
         }
-        world
+        fixture
     }
 }
 
 proptest! {
     #[test]
-    fn planning_again_after_the_steps_finds_no_more_steps(world in any_world()) {
-        let after = world.after(&world.plan());
+    fn planning_again_after_the_steps_finds_no_more_steps(fixture in any_world()) {
+        let after = fixture.after(&fixture.plan());
         prop_assert_eq!(after.plan().steps, Vec::new());
     }
 
     #[test]
-    fn it_never_adds_more_than_asked_or_where_it_may_not(world in any_world()) {
-        let plan = world.plan();
-        let after = world.after(&plan);
-        let desired = world.spec.replicas_desired as usize;
-        prop_assert!(after.pods.len() <= desired.max(world.pods.len()));
+    fn it_never_adds_more_than_asked_or_where_it_may_not(fixture in any_world()) {
+        let plan = fixture.plan();
+        let after = fixture.after(&plan);
+        let desired = fixture.spec.replicas_desired as usize;
+        prop_assert!(after.pods.len() <= desired.max(fixture.pods.len()));
         for step in &plan.steps {
             if let PodStep::Add { place, .. } = step {
-                prop_assert!(world.eligible.contains(&place.node));
-                prop_assert_eq!(world.standing(&place.node), NodeReadiness::Ready);
-                prop_assert_ne!(world.occupied.get(&place.node), Some(&SlotState::Other));
-                prop_assert!(world.pods.keys().all(|other| other.node != place.node));
+                prop_assert!(fixture.eligible.contains(&place.node));
+                prop_assert_eq!(fixture.readiness(&place.node), NodeReadiness::Ready);
+                prop_assert_ne!(fixture.occupied.get(&place.node), Some(&SlotState::Other));
+                prop_assert!(fixture.pods.keys().all(|other| other.node != place.node));
             }
         }
         let nodes: BTreeSet<_> = after.pods.keys().map(|place| &place.node).collect();
@@ -240,55 +239,55 @@ proptest! {
             prop_assert!(room.faults().is_empty(), "{node}: {:?}", room.faults());
         }
         for step in &plan.steps {
-            let (place, owner, want) = (step.place(), world.spec.promisee(), world.spec.resources());
+            let (place, owner, want) = (step.place(), fixture.spec.owner(), fixture.spec.resources());
             let room = after.rooms.of(&place.node);
             match step {
                 PodStep::Add { .. } => prop_assert!(room.holds(&place.pod, &owner, want)),
-                PodStep::Repair { .. } => prop_assert!(room.holds(world.spec.manifest.id(), &owner, want)),
-                PodStep::Remove { .. } => prop_assert!(!room.promised.pods.contains_key(&place.pod)),
+                PodStep::Repair { .. } => prop_assert!(room.holds(fixture.spec.manifest.id(), &owner, want)),
+                PodStep::Remove { .. } => prop_assert!(!room.allocated.pods.contains_key(&place.pod)),
             }
         }
     }
 
     #[test]
-    fn it_never_removes_more_than_asked_and_never_in_doubt(world in any_world()) {
-        let plan = world.plan();
+    fn it_never_removes_more_than_asked_and_never_in_doubt(fixture in any_world()) {
+        let plan = fixture.plan();
         let removed = plan.steps.iter().filter(|s| matches!(s, PodStep::Remove { .. })).count();
-        let surplus = world.pods.len().saturating_sub(world.spec.replicas_desired as usize);
+        let surplus = fixture.pods.len().saturating_sub(fixture.spec.replicas_desired as usize);
         prop_assert!(removed <= surplus);
-        if world.trust != AllowedActions::Full || world.spec.disabled {
+        if fixture.allowed_actions != AllowedActions::Full || fixture.spec.disabled {
             prop_assert_eq!(removed, 0);
             prop_assert!(!matches!(plan.transfer, TransferPlan::Start(_)));
         }
-        if world.spec.disabled || world.trust == AllowedActions::Nothing {
+        if fixture.spec.disabled || fixture.allowed_actions == AllowedActions::Nothing {
             prop_assert!(plan.steps.is_empty());
         }
     }
 
     #[test]
-    fn it_never_takes_the_healthy_below_the_declared_minimum(world in any_world()) {
-        let plan = world.plan();
-        let least = world.spec.min_health.unwrap_or(0).min(world.spec.replicas_desired) as usize;
-        prop_assert!(world.after(&plan).healthy() >= least.min(world.healthy()));
-        if let (TransferPlan::Start(leaving), Some(least)) = (&plan.transfer, world.spec.min_health) {
+    fn it_never_takes_the_healthy_below_the_declared_minimum(fixture in any_world()) {
+        let plan = fixture.plan();
+        let least = fixture.spec.min_health.unwrap_or(0).min(fixture.spec.replicas_desired) as usize;
+        prop_assert!(fixture.after(&plan).healthy() >= least.min(fixture.healthy()));
+        if let (TransferPlan::Start(leaving), Some(least)) = (&plan.transfer, fixture.spec.min_health) {
             let healthy_elsewhere = {
-                let mut without = world.clone();
+                let mut without = fixture.clone();
                 without.pods.retain(|place, _| place.node != *leaving);
                 without.healthy()
             };
-            let bound = (least as usize).min(world.healthy());
-            prop_assert!(healthy_elsewhere >= bound || healthy_elsewhere + 1 == world.pods.len());
+            let bound = (least as usize).min(fixture.healthy());
+            prop_assert!(healthy_elsewhere >= bound || healthy_elsewhere + 1 == fixture.pods.len());
         }
     }
 
     #[test]
-    fn a_removed_pod_is_never_worse_off_than_one_that_stays(world in any_world()) {
-        prop_assume!(world.spec.min_health.is_none());
-        let plan = world.plan();
+    fn a_removed_pod_is_never_worse_off_than_one_that_stays(fixture in any_world()) {
+        prop_assume!(fixture.spec.min_health.is_none());
+        let plan = fixture.plan();
         let rank = |place: &PodRef, pod: &RcPod| {
-            let ineligible = !world.eligible.contains(&place.node)
-                || world.standing(&place.node) != NodeReadiness::Ready
-                || !has_room(&world.spec, &world.rooms, place);
+            let ineligible = !fixture.eligible.contains(&place.node)
+                || fixture.readiness(&place.node) != NodeReadiness::Ready
+                || !has_room(&fixture.spec, &fixture.rooms, place);
             let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
             (!ineligible, ineligible || !ailing)
         };
@@ -298,8 +297,8 @@ proptest! {
             .filter(|s| matches!(s, PodStep::Remove { .. }))
             .map(PodStep::place)
             .collect();
-        for (place, pod) in world.pods.iter().filter(|(place, _)| gone.contains(place)) {
-            for (other, stays) in world.pods.iter().filter(|(place, _)| !gone.contains(place)) {
+        for (place, pod) in fixture.pods.iter().filter(|(place, _)| gone.contains(place)) {
+            for (other, stays) in fixture.pods.iter().filter(|(place, _)| !gone.contains(place)) {
                 prop_assert!(rank(place, pod) <= rank(other, stays));
             }
         }
@@ -307,20 +306,20 @@ proptest! {
 
     #[test]
     fn a_batch_keeps_to_the_limits_and_loses_no_step(
-        world in any_world(),
+        fixture in any_world(),
         ops in 16usize..65,
         bytes in 68_000usize..81_000,
     ) {
         let limits = TxnLimits { ops, bytes };
-        let plan = world.plan();
+        let plan = fixture.plan();
         let mut rest = &plan.steps[..];
         let mut seen = 0;
         while !rest.is_empty() {
-            let count = writes::fitting(&world.spec, rest, limits, &world.rooms);
+            let count = writes::fitting(&fixture.spec, rest, limits, &fixture.rooms);
             prop_assert!(count > 0);
             let mut batch: Vec<Op> =
-                rest[..count].iter().flat_map(|step| writes::ops(&world.spec, step)).collect();
-            let bookings = writes::bookings(&world.spec, &rest[..count], &world.rooms).unwrap();
+                rest[..count].iter().flat_map(|step| writes::ops(&fixture.spec, step)).collect();
+            let bookings = writes::bookings(&fixture.spec, &rest[..count], &fixture.rooms).unwrap();
             batch.extend(bookings.iter().map(Booking::op));
             prop_assert!(batch.len() + writes::FIXED_OPS <= limits.ops);
             prop_assert!(batch.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes);
@@ -331,9 +330,9 @@ proptest! {
     }
 
     #[test]
-    fn every_shortage_has_a_reason(world in any_world()) {
-        let plan = world.plan();
-        let scheduled = &plan.findings[1];
+    fn every_shortage_has_a_reason(fixture in any_world()) {
+        let plan = fixture.plan();
+        let scheduled = &plan.conditions[1];
         prop_assert_eq!(scheduled.status, plan.replicas.current == plan.replicas.desired);
         prop_assert!(scheduled.status || scheduled.reason != RcReason::AsDesired);
     }
@@ -341,12 +340,12 @@ proptest! {
 
 #[test]
 fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
-    let mut world = Fixture::resting(3, 3, 3);
-    world.eligible.remove(&node(0));
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::IneligibleNodes));
-    world.spec.strategy = Allocation::Dynamic;
-    (world.synced, world.locked) = (false, true);
-    world.pods.get_mut(&place(1, "web")).unwrap().health = Health::Critical;
+    let mut fixture = Fixture::resting(3, 3, 3);
+    fixture.eligible.remove(&node(0));
+    assert_eq!(fixture.plan().transfer, TransferPlan::Wait(RcReason::IneligibleNodes));
+    fixture.spec.strategy = Allocation::Dynamic;
+    (fixture.synced, fixture.locked) = (false, true);
+    fixture.pods.get_mut(&place(1, "web")).unwrap().health = Health::Critical;
     for (reason, mend) in [
         (RcReason::DiscoveryNotSynced, (|w: &mut Fixture| w.synced = true) as fn(&mut Fixture)),
         (RcReason::PodsUnhealthy, |w| {
@@ -354,51 +353,51 @@ fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
         }),
         (RcReason::LockHeld, |w| w.locked = false),
     ] {
-        assert_eq!(world.plan().transfer, TransferPlan::Wait(reason));
-        mend(&mut world);
+        assert_eq!(fixture.plan().transfer, TransferPlan::Wait(reason));
+        mend(&mut fixture);
     }
-    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+    assert_eq!(fixture.plan().transfer, TransferPlan::Start(node(0)));
 }
 
 #[test]
 fn a_pod_that_has_nowhere_to_go_waits_where_it_is() {
-    let mut world = Fixture::resting(2, 2, 4);
-    world.spec.strategy = Allocation::Dynamic;
-    world.eligible.remove(&node(0));
-    world.only_eligible = true;
-    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
-    world.eligible.remove(&node(2));
-    world.standing.insert(node(3), NodeReadiness::Suspect);
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::InsufficientNodes));
-    world.standing.clear();
-    world.occupied.insert(node(3), SlotState::Other);
-    assert_eq!(world.plan().transfer, TransferPlan::Wait(RcReason::PlaceTaken));
+    let mut fixture = Fixture::resting(2, 2, 4);
+    fixture.spec.strategy = Allocation::Dynamic;
+    fixture.eligible.remove(&node(0));
+    fixture.only_eligible = true;
+    assert_eq!(fixture.plan().transfer, TransferPlan::Start(node(0)));
+    fixture.eligible.remove(&node(2));
+    fixture.readiness.insert(node(3), NodeReadiness::Suspect);
+    assert_eq!(fixture.plan().transfer, TransferPlan::Wait(RcReason::InsufficientNodes));
+    fixture.readiness.clear();
+    fixture.occupied.insert(node(3), SlotState::Other);
+    assert_eq!(fixture.plan().transfer, TransferPlan::Wait(RcReason::PlaceTaken));
     // A scheduler that may know of more nodes is asked.
-    world.only_eligible = false;
-    assert_eq!(world.plan().transfer, TransferPlan::Start(node(0)));
+    fixture.only_eligible = false;
+    assert_eq!(fixture.plan().transfer, TransferPlan::Start(node(0)));
 }
 
 #[test]
 fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
-    let mut world = Fixture::resting(2, 1, 3);
+    let mut fixture = Fixture::resting(2, 1, 3);
     for n in [0, 1] {
-        world.standing.insert(node(n), NodeReadiness::Suspect);
+        fixture.readiness.insert(node(n), NodeReadiness::Suspect);
     }
-    let plan = world.plan();
+    let plan = fixture.plan();
     let [PodStep::Add { place, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!(place.node, node(2));
-    world.spec.strategy = Allocation::Dynamic;
-    world.spec.replicas_desired = 1;
-    assert!(world.plan().is_idle());
+    fixture.spec.strategy = Allocation::Dynamic;
+    fixture.spec.replicas_desired = 1;
+    assert!(fixture.plan().is_idle());
 }
 
 #[test]
 fn packed_as_full_as_they_may_be() {
-    let world = Fixture::resting(400, 0, 0);
+    let fixture = Fixture::resting(400, 0, 0);
     let steps: Vec<PodStep> =
         (0..400).map(|n| PodStep::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
     assert_eq!(
-        writes::fitting(&world.spec, &steps, TxnLimits::default(), &NodeCapacities::default()),
+        writes::fitting(&fixture.spec, &steps, TxnLimits::default(), &NodeCapacities::default()),
         30
     );
 }

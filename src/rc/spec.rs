@@ -290,7 +290,7 @@ impl RcSpec {
 
     /// For whom its pods' resources are promised.
     #[must_use]
-    pub fn promisee(&self) -> AllocationOwner {
+    pub fn owner(&self) -> AllocationOwner {
         AllocationOwner::Rc(self.id)
     }
 

@@ -36,7 +36,7 @@ struct Relied {
     /// When it was read or written; `None`: it is not known.
     since: Option<Instant>,
     /// Another one was seen to stand there.
-    astray: bool,
+    misplaced: bool,
 }
 
 impl Reliance {
@@ -46,19 +46,20 @@ impl Reliance {
 
     /// The status at this index was just read, or written.
     pub(super) fn on(&self, index: Index) {
-        *self.lock() = Relied { index, since: Some(Instant::now()), astray: false };
+        *self.lock() = Relied { index, since: Some(Instant::now()), misplaced: false };
     }
 
     /// Whether another status was seen since this was asked last.
     pub(super) fn take_astray(&self) -> bool {
-        std::mem::take(&mut self.lock().astray)
+        std::mem::take(&mut self.lock().misplaced)
     }
 
     /// Compares with what was stored when a read was sent at `asked`.
     fn check(&self, stored: Index, asked: Instant) -> bool {
         let mut relied = self.lock();
-        relied.astray |= relied.index != stored && relied.since.is_some_and(|since| since < asked);
-        relied.astray
+        relied.misplaced |=
+            relied.index != stored && relied.since.is_some_and(|since| since < asked);
+        relied.misplaced
     }
 }
 
@@ -117,8 +118,8 @@ impl RcStatuses {
         reliance
     }
 
-    /// Checks for ever; `astray` is told of RCs whose owners go by a status that does not stand there.
-    pub(super) async fn watch(&self, ids: IdSource, astray: impl Fn(BTreeSet<RcId>) + Send) {
+    /// Checks for ever; `misplaced` is told of RCs whose owners go by a status that does not stand there.
+    pub(super) async fn watch(&self, ids: IdSource, misplaced: impl Fn(BTreeSet<RcId>) + Send) {
         let mut failures = 0;
         let mut pause = ids.jitter(CHECK_EVERY, 0.2);
         loop {
@@ -129,9 +130,9 @@ impl RcStatuses {
                     if !found.is_empty() {
                         warn!(
                             records = found.len(),
-                            "statuses are not as their owners wrote them: they are read again"
+                            "statuses were changed by somebody else: rereading them"
                         );
-                        astray(found);
+                        misplaced(found);
                     }
                 }
                 Err(error) => {
@@ -153,11 +154,15 @@ impl RcStatuses {
         let stored: BTreeMap<RcId, Index> = stored.map(|(id, e)| (id, e.modify_index)).collect();
         let mut relied = self.relied();
         relied.retain(|_, reliance| reliance.strong_count() > 0);
-        let astray = |id: &RcId, reliance: &Weak<Reliance>| {
+        let misplaced = |id: &RcId, reliance: &Weak<Reliance>| {
             let index = stored.get(id).copied().unwrap_or_default();
             reliance.upgrade().is_some_and(|reliance| reliance.check(index, asked))
         };
-        Ok(relied.iter().filter(|(id, reliance)| astray(id, reliance)).map(|(id, _)| *id).collect())
+        Ok(relied
+            .iter()
+            .filter(|(id, reliance)| misplaced(id, reliance))
+            .map(|(id, _)| *id)
+            .collect())
     }
 
     fn book(&self) -> MutexGuard<'_, StatusReads> {

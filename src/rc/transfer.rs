@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::controller::{RcController, RcObservation, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, Written, no_answer};
 use super::events;
 use super::plan::{NodeReadiness, PodRef, PodRemoveReason, PodStep, SlotState, has_room};
 use super::status::{RcConditionType, RcReason, Transfer};
@@ -36,36 +36,36 @@ impl RcController {
     fn lock_op(&self) -> Op {
         Op::Lock {
             key: key::rc_mutation_lock(self.id),
-            value: self.site.farm.to_string().into(),
-            session: self.post.claim.epoch().session().clone(),
+            value: self.ctx.farm.to_string().into(),
+            session: self.claimed.claim.epoch().session().clone(),
         }
     }
 
     /// Gives the mutation lock back: taken first, so that giving back never fails for not having it.
     fn unlock_ops(&self) -> [Op; 3] {
         let key = key::rc_mutation_lock(self.id);
-        let session = self.post.claim.epoch().session().clone();
+        let session = self.claimed.claim.epoch().session().clone();
         let value = bytes::Bytes::new();
         [self.lock_op(), Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]
     }
 
     pub(super) async fn start_transfer(
         &mut self,
-        look: RcObservation,
+        look: RcView,
         old_node: NodeName,
     ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
             return Ok(Action::RequeueAfter(wait));
         }
-        let id = self.site.ids.uuid();
+        let id = self.ctx.ids.uuid();
         let transfer = Transfer { id, old_node, new_node: None, undoing: None };
         let mut status = self.status.clone();
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         let message = format!("from {}", transfer.old_node);
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferUnderWay);
         status.set_condition(kind, false, reason, message, now);
         status.transfer = Some(transfer.clone());
-        let record = events::transfer_started(&self.site, &look.spec, &transfer);
+        let record = events::transfer_started(&self.ctx, &look.spec, &transfer);
         let ops = vec![self.lock_op()];
         match self.commit(look.record_index, ops, status, vec![record]).await? {
             Written::At(_) => {
@@ -80,7 +80,7 @@ impl RcController {
 
     pub(super) async fn continue_transfer(
         &mut self,
-        look: RcObservation,
+        look: RcView,
     ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
             return Ok(Action::RequeueAfter(wait));
@@ -93,8 +93,8 @@ impl RcController {
         let Some(old) = old else {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
-        let ready = self.standing(&look, &transfer.old_node) <= NodeReadiness::Suspect;
-        let has_room = has_room(&look.spec, &self.world.rooms(), &old);
+        let ready = self.readiness(&look, &transfer.old_node) <= NodeReadiness::Suspect;
+        let has_room = has_room(&look.spec, &self.view.rooms(), &old);
         if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;
         }
@@ -111,13 +111,13 @@ impl RcController {
 
     async fn allocate(
         &mut self,
-        look: RcObservation,
+        look: RcView,
         transfer: Transfer,
     ) -> Result<Action, ReconcileError> {
-        let in_use = &Self::nodes_in_use(&look) | &self.world.unfit_nodes();
+        let in_use = &Self::nodes_in_use(&look) | &self.view.unfit_nodes();
         let mut in_use = &in_use | &self.without_room(&look);
         let quarantined =
-            |node: &&NodeName| self.standing(&look, node) == NodeReadiness::Quarantined;
+            |node: &&NodeName| self.readiness(&look, node) == NodeReadiness::Quarantined;
         in_use.extend(self.status.quarantined_nodes.keys().filter(quarantined).cloned());
         let asked = look.spec.request();
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
@@ -130,7 +130,7 @@ impl RcController {
             }
             Err(error) => return self.undo_transfer(look, &error.to_string()).await,
         };
-        let taken = self.world.occupant(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
+        let taken = self.view.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
         let mut status = self.status.clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
         match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
@@ -148,12 +148,12 @@ impl RcController {
 
     async fn swap(
         &mut self,
-        mut look: RcObservation,
+        mut look: RcView,
         transfer: Transfer,
         old: PodRef,
         new: NodeName,
     ) -> Result<Action, ReconcileError> {
-        let intent = match self.world.occupant(&look.spec, self.known.as_ref(), &new) {
+        let intent = match self.view.slot(&look.spec, self.known.as_ref(), &new) {
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {
@@ -162,7 +162,7 @@ impl RcController {
             }
         };
         // A scheduler may name any node; what it allocates is eligible from then on.
-        if !look.eligible.contains(&new) || self.world.standing(&new) != NodeReadiness::Ready {
+        if !look.eligible.contains(&new) || self.view.readiness(&new) != NodeReadiness::Ready {
             return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
         }
         let leaving = [transfer.old_node.clone()];
@@ -184,13 +184,13 @@ impl RcController {
             PodStep::Remove { place: old, pod, why: PodRemoveReason::Ineligible },
             PodStep::Add { place, intent },
         ];
-        let world = self.world.clone();
-        let turn = Self::turn(&world, &look, &steps).await;
-        let bookings = match writes::bookings(&look.spec, &steps, &world.rooms()) {
+        let view = self.view.clone();
+        let turn = Self::turn(&view, &look, &steps).await;
+        let bookings = match writes::bookings(&look.spec, &steps, &view.rooms()) {
             Ok(bookings) => bookings,
-            Err((node, lack)) => {
+            Err((node, insufficient)) => {
                 drop(turn);
-                let why = format!("on {node} the room is gone: {lack}");
+                let why = format!("on {node} the room is gone: {insufficient}");
                 return self.undo_transfer(look, &why).await;
             }
         };
@@ -198,7 +198,7 @@ impl RcController {
         ops.extend(bookings.iter().map(Booking::op));
         ops.extend(self.unlock_ops());
         let mut status = self.status.clone();
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
         status.set_condition(kind, true, reason, String::new(), now);
         status.transfer = None;
@@ -212,12 +212,12 @@ impl RcController {
         }
         let desired = look.spec.replicas_desired;
         let records = vec![
-            events::retarget(&self.site, &look.spec, &steps, &pods, desired),
-            events::transfer_done(&self.site, &look.spec, &transfer, &new),
+            events::retarget(&self.ctx, &look.spec, &steps, &pods, desired),
+            events::transfer_done(&self.ctx, &look.spec, &transfer, &new),
         ];
         match self.commit(look.record_index, ops, status, records).await? {
             Written::At(index) => {
-                world.ledger.wrote(&bookings, index);
+                view.ledger.wrote(&bookings, index);
                 self.learn(&mut look, &steps, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
@@ -235,7 +235,7 @@ impl RcController {
     /// Gives back what was allocated, and clears the transfer. What cannot be given back is said to a person.
     pub(super) async fn undo_transfer(
         &mut self,
-        look: RcObservation,
+        look: RcView,
         why: &str,
     ) -> Result<Action, ReconcileError> {
         let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
@@ -263,12 +263,12 @@ impl RcController {
                 "what a failed transfer allocated could not be given back: deallocate it by hand");
         }
         let mut status = self.status.clone();
-        let now = self.site.clock.wall();
+        let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferFailed);
         status.set_condition(kind, false, reason, why.to_owned(), now);
         status.transfer = None;
         status.last_error = Some(why.to_owned());
-        let record = events::transfer_undone(&self.site, &look.spec, &transfer, why);
+        let record = events::transfer_undone(&self.ctx, &look.spec, &transfer, why);
         let ops = self.unlock_ops().to_vec();
         match self.commit(look.record_index, ops, status, vec![record]).await? {
             Written::At(_) => {

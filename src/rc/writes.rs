@@ -107,20 +107,20 @@ pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
 
 /// What one step changes of what its node has promised. Where the record cannot be read, a pod that is there is left
 /// as it is.
-fn book(books: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), Insufficient> {
-    let (owner, want) = (spec.promisee(), spec.resources());
+fn book(ledger: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), Insufficient> {
+    let (owner, want) = (spec.owner(), spec.resources());
     match step {
-        PodStep::Add { place, .. } => books.promise(&place.node, &place.pod, &owner, want),
+        PodStep::Add { place, .. } => ledger.allocate(&place.node, &place.pod, &owner, want),
         PodStep::Remove { place, .. } => {
-            books.release(&place.node, &place.pod, &owner);
+            ledger.release(&place.node, &place.pod, &owner);
             Ok(())
         }
-        PodStep::Repair { place, .. } if books.room(&place.node).is_unreadable => Ok(()),
+        PodStep::Repair { place, .. } if ledger.room(&place.node).is_unreadable => Ok(()),
         PodStep::Repair { place, why, .. } => {
             if *why == Drift::PodIdChanged {
-                books.release(&place.node, &place.pod, &owner);
+                ledger.release(&place.node, &place.pod, &owner);
             }
-            books.promise(&place.node, spec.manifest.id(), &owner, want)
+            ledger.allocate(&place.node, spec.manifest.id(), &owner, want)
         }
     }
 }
@@ -135,12 +135,12 @@ pub fn bookings(
     steps: &[PodStep],
     rooms: &NodeCapacities,
 ) -> Result<Vec<Booking>, (NodeName, Insufficient)> {
-    let mut books = Ledger::on(rooms);
+    let mut ledger = Ledger::on(rooms);
     for step in steps {
-        let booked = book(&mut books, spec, step);
-        booked.map_err(|lack| (step.place().node.clone(), lack))?;
+        let booked = book(&mut ledger, spec, step);
+        booked.map_err(|insufficient| (step.place().node.clone(), insufficient))?;
     }
-    Ok(books.bookings())
+    Ok(ledger.bookings())
 }
 
 /// How many of `steps` go into the next transaction; 0 when not even one fits.
@@ -152,7 +152,7 @@ pub fn fitting(
     rooms: &NodeCapacities,
 ) -> usize {
     let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
-    let mut books = Ledger::on(rooms);
+    let mut ledger = Ledger::on(rooms);
     let mut booked: BTreeMap<NodeName, usize> = BTreeMap::new();
     let fits = |step: &&PodStep| {
         let ops = ops(spec, step);
@@ -160,8 +160,8 @@ pub fn fitting(
         bytes += ops.iter().map(Op::body_bytes).sum::<usize>();
         let node = &step.place().node;
         // What does not fit any more is found out when it is written.
-        if book(&mut books, spec, step).is_ok()
-            && let Some(booking) = books.booking(node)
+        if book(&mut ledger, spec, step).is_ok()
+            && let Some(booking) = ledger.booking(node)
         {
             booked.insert(node.clone(), booking.op().body_bytes());
         }

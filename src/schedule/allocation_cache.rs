@@ -36,7 +36,7 @@ impl StoredAllocations {
             warn!(
                 alert = true,
                 key = entry.key,
-                "a node's promises cannot be read: nothing is promised there"
+                "a node's allocations cannot be read: nothing is allocated there"
             );
         }
         StoredAllocations { index: entry.modify_index, record }
@@ -45,7 +45,7 @@ impl StoredAllocations {
     fn room(&self, capacity: Resources) -> NodeCapacity {
         NodeCapacity {
             capacity,
-            promised: self.record.clone().unwrap_or_default(),
+            allocated: self.record.clone().unwrap_or_default(),
             index: self.index,
             is_unreadable: self.record.is_none(),
         }
@@ -90,7 +90,7 @@ impl AllocationIndex {
 }
 
 impl CacheIndex for AllocationIndex {
-    fn digest(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let mut new = AllocationIndex::default();
         for entry in entries {
             let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
@@ -148,7 +148,7 @@ struct View {
     tree: Option<Arc<AllocationIndex>>,
     capacities: Capacities,
     rooms: NodeCapacities,
-    told: BTreeMap<NodeName, ReportedAllocations>,
+    reported: BTreeMap<NodeName, ReportedAllocations>,
 }
 
 /// See the module.
@@ -176,12 +176,12 @@ impl AllocationCache {
     /// What the nodes have and have promised, as far as is known.
     #[must_use]
     pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
-        let seen = self.tree.seen();
+        let seen = self.tree.snapshot();
         let mut view = self.view();
         let is_of = view.tree.as_ref().is_some_and(|tree| Arc::ptr_eq(tree, &seen.value))
             && Arc::ptr_eq(&view.capacities, capacities);
         if !is_of {
-            view.told.retain(|_, told| !told.is_shown_by(&seen));
+            view.reported.retain(|_, reported| !reported.is_shown_by(&seen));
             view.rooms = view.put_together(&seen.value, capacities);
             (view.tree, view.capacities) = (Some(seen.value.clone()), capacities.clone());
         }
@@ -191,7 +191,7 @@ impl AllocationCache {
     /// Whether any node has promised anything yet, as far as is known.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        self.tree.seen().value.len() > 0
+        self.tree.snapshot().value.len() > 0
     }
 
     /// The right to promise something, of which a farm has one: its tasks would only take each other's places, and
@@ -204,7 +204,7 @@ impl AllocationCache {
     pub fn wrote(&self, bookings: &[Booking], index: Index) {
         for booking in bookings.iter().filter(|booking| booking.is_change) {
             let room = booking.applied(index);
-            let stored = StoredAllocations { index, record: Some(room.promised) };
+            let stored = StoredAllocations { index, record: Some(room.allocated) };
             self.view().tell(&booking.node, stored, index);
         }
     }
@@ -237,11 +237,11 @@ impl AllocationCache {
 impl View {
     fn put_together(&self, tree: &AllocationIndex, capacities: &Capacities) -> NodeCapacities {
         let nodes: BTreeSet<&NodeName> =
-            capacities.keys().chain(tree.nodes.keys()).chain(self.told.keys()).collect();
+            capacities.keys().chain(tree.nodes.keys()).chain(self.reported.keys()).collect();
         let room = |node: &NodeName| {
             let capacity = capacities.get(node).cloned().unwrap_or_default();
-            let told = self.told.get(node).map(|told| &told.stored);
-            let stored = told.or_else(|| tree.nodes.get(node).map(|stored| &**stored));
+            let reported = self.reported.get(node).map(|reported| &reported.stored);
+            let stored = reported.or_else(|| tree.nodes.get(node).map(|stored| &**stored));
             let index = stored.map_or(Index::ZERO, |stored| stored.index);
             let old = self.rooms.get(node);
             if let Some(old) = old.filter(|old| old.index == index && old.capacity == capacity) {
@@ -256,7 +256,7 @@ impl View {
     fn tell(&mut self, node: &NodeName, stored: StoredAllocations, shown_at: Index) {
         let capacity = self.rooms.of(node).capacity.clone();
         self.rooms.insert(node.clone(), stored.room(capacity));
-        self.told
+        self.reported
             .insert(node.clone(), ReportedAllocations { stored, shown_at, at: Instant::now() });
     }
 }

@@ -95,7 +95,7 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
             let rooms = self.source.fleet().rooms;
             let with_room = free
                 .map(|node| (node, rooms.of(node)))
-                .filter(|(_, room)| room.lack(request.manifest.id(), want).is_none());
+                .filter(|(_, room)| room.insufficient(request.manifest.id(), want).is_none());
             let salt = request.rc.to_string();
             ranked(want, request.packing, &salt, with_room)
                 .into_iter()

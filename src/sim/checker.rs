@@ -65,7 +65,7 @@ struct Inner {
 
 enum Line {
     Applied(SimActor, Box<Applied>),
-    Said(Duration, String),
+    Reported(Duration, String),
 }
 
 /// FNV-1a: a fixed key, so that the same trace has the same hash everywhere.
@@ -106,10 +106,10 @@ impl Checker {
             print,
             ended: Vec::new(),
         };
-        let referee = Arc::new(Checker { inner: Mutex::new(inner), found: Notify::new() });
-        let watching = referee.clone();
+        let checker = Arc::new(Checker { inner: Mutex::new(inner), found: Notify::new() });
+        let watching = checker.clone();
         consul.observe(move |applied: &Applied, tables: &Tables| watching.applied(applied, tables));
-        referee
+        checker
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -122,11 +122,11 @@ impl Checker {
         actor: SimActor,
         future: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let (referee, mut future) = (self.clone(), Box::pin(future));
+        let (checker, mut future) = (self.clone(), Box::pin(future));
         std::future::poll_fn(move |cx| {
-            let before = std::mem::replace(&mut referee.lock().actor, actor);
+            let before = std::mem::replace(&mut checker.lock().actor, actor);
             let polled = future.as_mut().poll(cx);
-            referee.lock().actor = before;
+            checker.lock().actor = before;
             polled
         })
     }
@@ -161,7 +161,7 @@ impl Checker {
 
     /// Says something in the trace.
     pub fn say(&self, at: Duration, what: String) {
-        self.lock().push(Line::Said(at, what));
+        self.lock().push(Line::Reported(at, what));
     }
 
     /// Prints something, where the trace is printed; no part of it.
@@ -275,12 +275,12 @@ impl Checker {
     ///
     /// # Panics
     /// In a world of services.
-    pub fn board<T>(&self, look: impl FnOnce(&mut BatchModel, &CheckFacts) -> T) -> T {
+    pub fn model<T>(&self, look: impl FnOnce(&mut BatchModel, &CheckFacts) -> T) -> T {
         let mut inner = self.lock();
-        let Inner { scene: Scene::Batch(board), facts, .. } = &mut *inner else {
+        let Inner { scene: Scene::Batch(model), facts, .. } = &mut *inner else {
             panic!("no world of jobs")
         };
-        look(board, facts)
+        look(model, facts)
     }
 
     /// Whether what has been written folds into what is there.
@@ -350,9 +350,9 @@ impl Inner {
             Scene::Services(picture) => {
                 services(picture, facts, (applied.at, actor), ops, &net, restored, &mut say);
             }
-            Scene::Batch(board) => {
+            Scene::Batch(model) => {
                 let write = batch::Write { at: applied.at, actor };
-                board.take(write, &net, restored, facts, &mut say);
+                model.take(write, &net, restored, facts, &mut say);
             }
         }
         found.into_iter().for_each(|(number, what)| self.violated(number, what));
@@ -413,11 +413,11 @@ fn services(
     if restored.is_some() {
         return;
     }
-    let deed = AppliedWrite { at, actor, changes, record };
+    let applied_write = AppliedWrite { at, actor, changes, record };
     if actor == SimActor::User {
-        facts.by_hand.extend(deed.owners_of_pods().into_iter().map(|rc| (rc, at)));
+        facts.by_hand.extend(applied_write.owners_of_pods().into_iter().map(|rc| (rc, at)));
     }
-    invariant::check(&deed, picture, facts, say);
+    invariant::check(&applied_write, picture, facts, say);
 }
 
 /// What a write did to each key in the end: a lock that is handed over is let go in between.
@@ -436,7 +436,7 @@ fn net(changes: &[KvChange]) -> Vec<KvChange> {
 impl std::fmt::Display for Line {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Line::Said(at, what) => write!(f, "{:>9.3}s        {what}", at.as_secs_f64()),
+            Line::Reported(at, what) => write!(f, "{:>9.3}s        {what}", at.as_secs_f64()),
             Line::Applied(actor, applied) => {
                 let at = applied.at.as_secs_f64();
                 write!(f, "{at:>9.3}s @{:<6} {actor:?}:", applied.index)?;

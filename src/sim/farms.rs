@@ -20,7 +20,7 @@ const RESTART: Duration = Duration::from_secs(2);
 /// See the module.
 pub struct Farms {
     consul: Embedded,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     moods: Arc<Moods>,
     designs: Vec<Design>,
     clocks: Vec<Arc<WallClock>>,
@@ -28,7 +28,7 @@ pub struct Farms {
     restart_at: Vec<Option<Instant>>,
     frozen: BTreeSet<usize>,
     weather: NetworkFaults,
-    dice: SimRng,
+    rng: SimRng,
     start: Instant,
     starts: u32,
     snapshot: Option<Tables>,
@@ -38,16 +38,16 @@ pub struct Farms {
 
 /// What the wires are like before anything happens.
 #[must_use]
-pub fn weather(dice: &mut SimRng) -> NetworkFaults {
-    let calm = |dice: &mut SimRng, most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
+pub fn weather(rng: &mut SimRng) -> NetworkFaults {
+    let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
     NetworkFaults {
-        latency: Duration::from_millis(1 + dice.below(40) as u64),
-        lost: calm(dice, 15),
-        reply_lost: calm(dice, 15),
-        late: calm(dice, 10),
-        stale: calm(dice, 15),
-        index_reset: calm(dice, 10),
-        overloaded: calm(dice, 10),
+        latency: Duration::from_millis(1 + rng.below(40) as u64),
+        lost: calm(rng, 15),
+        reply_lost: calm(rng, 15),
+        late: calm(rng, 10),
+        stale: calm(rng, 15),
+        index_reset: calm(rng, 10),
+        overloaded: calm(rng, 10),
         ..NetworkFaults::default()
     }
 }
@@ -57,7 +57,7 @@ impl Farms {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Checker>,
+        checker: Arc<Checker>,
         designs: Vec<Design>,
         weather: NetworkFaults,
         start: Instant,
@@ -68,11 +68,11 @@ impl Farms {
             restart_at: vec![None; designs.len()],
             frozen: BTreeSet::new(),
             consul,
-            referee,
+            checker,
             moods: Arc::default(),
             designs,
             weather,
-            dice: SimRng::new(0),
+            rng: SimRng::new(0),
             start,
             starts: 0,
             snapshot: None,
@@ -93,12 +93,12 @@ impl Farms {
     }
 
     fn say(&self, what: String) {
-        self.referee.say(self.start.elapsed(), format!("-- {what}"));
+        self.checker.say(self.start.elapsed(), format!("-- {what}"));
     }
 
-    /// Starts all of them; from here on their chance is `dice`'s.
-    pub fn start_all(&mut self, dice: SimRng) {
-        self.dice = dice;
+    /// Starts all of them; from here on their chance is `rng`'s.
+    pub fn start_all(&mut self, rng: SimRng) {
+        self.rng = rng;
         for farm in 0..self.designs.len() {
             self.start_farm(farm);
         }
@@ -118,7 +118,7 @@ impl Farms {
                 && let Some(ended) = running.ended().await
             {
                 if let Ended::Panicked(why) = ended {
-                    self.referee.violated(12, format!("a farm panicked: {why}"));
+                    self.checker.violated(12, format!("a farm panicked: {why}"));
                 }
                 self.running[farm] = None;
                 self.frozen.remove(&farm);
@@ -137,14 +137,14 @@ impl Farms {
         }
         self.starts += 1;
         let consul = self.consul.at_node(&format!("agent-{farm}"));
-        let soil = ProcessEnv {
+        let env = ProcessEnv {
             consul: &consul,
-            referee: &self.referee,
+            checker: &self.checker,
             clock: &self.clocks[farm],
             moods: &self.moods,
         };
         let design = &self.designs[farm];
-        let running = RunningFarm::start(self.starts, design, &soil, &mut self.dice);
+        let running = RunningFarm::start(self.starts, design, &env, &mut self.rng);
         let mut weather = self.weather.clone();
         weather.no_checks = design.session.session_ttl < Duration::from_secs(30);
         running.link.weather(|w| *w = weather);
@@ -168,7 +168,7 @@ impl Farms {
     }
 
     /// Something befalls.
-    pub fn befall(&mut self, trouble: Fault) {
+    pub fn inject(&mut self, trouble: Fault) {
         match trouble {
             Fault::Kill(farm) => self.end(farm, RunningFarm::kill),
             Fault::Stop(farm) => {
@@ -228,7 +228,7 @@ impl Farms {
         if self.frozen.remove(&farm)
             && let Some(running) = &self.running[farm]
         {
-            self.referee.goes_on(running.number);
+            self.checker.goes_on(running.number);
             running.freezer.thaw();
         }
     }
@@ -242,11 +242,11 @@ impl Farms {
             tables.sessions.all().map(|session| session.id.clone()).collect::<Vec<_>>()
         });
         let of_farm = self
-            .referee
+            .checker
             .facts(|facts| alive.into_iter().find(|id| facts.sessions.get(id) == Some(&number)));
         if let Some(session) = of_farm {
             let destroy = crate::store::Store::destroy_session(&self.consul, &session);
-            let _ = self.referee.now(SimActor::User, destroy);
+            let _ = self.checker.now(SimActor::User, destroy);
         }
     }
 
@@ -285,10 +285,10 @@ impl Farms {
 
     /// Ends one for good, by SIGTERM or SIGKILL. In how much time another must have taken over, and the signal.
     pub fn end_one(&mut self) -> (Duration, &'static str) {
-        let farm = self.dice.below(self.designs.len());
-        let orderly = self.dice.permille(500);
+        let farm = self.rng.below(self.designs.len());
+        let orderly = self.rng.permille(500);
         let process = self.running[farm].as_ref().map_or(0, |running| running.number);
-        let by_check = self.referee.has_check(process);
+        let by_check = self.checker.has_check(process);
         let design = &self.designs[farm];
         let limit = match (orderly, by_check) {
             (true, _) => Duration::from_secs(1),

@@ -39,7 +39,7 @@ pub enum Fault {
 /// A script that is being written: `A` is what may happen in its world.
 pub struct ScheduleBuilder<A> {
     /// Chance.
-    pub dice: SimRng,
+    pub rng: SimRng,
     /// What happens, and when.
     pub acts: Vec<(Duration, A)>,
     farms: usize,
@@ -53,13 +53,13 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
     /// An empty one. A farm may lose sight of one of the trees `hideable`.
     #[must_use]
     pub fn new(
-        dice: SimRng,
+        rng: SimRng,
         farms: usize,
         healed_at: Duration,
         jumps: &'static [i64],
         hideable: Vec<Prefix>,
     ) -> ScheduleBuilder<A> {
-        ScheduleBuilder { dice, acts: Vec::new(), farms, healed_at, jumps, hideable }
+        ScheduleBuilder { rng, acts: Vec::new(), farms, healed_at, jumps, hideable }
     }
 
     /// The script, in order of time.
@@ -84,38 +84,38 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
         begin: impl Into<A>,
         end: impl Into<A>,
     ) {
-        let length = self.dice.between(Duration::from_secs(least), Duration::from_secs(most));
+        let length = self.rng.between(Duration::from_secs(least), Duration::from_secs(most));
         self.at(at, begin);
         self.at(at + length, end);
     }
 
     /// A moment shortly after `at`.
     pub fn soon(&mut self, at: Duration) -> Duration {
-        at + self.dice.between(Duration::ZERO, Duration::from_millis(700))
+        at + self.rng.between(Duration::ZERO, Duration::from_millis(700))
     }
 
     /// One of the farms.
     pub fn any_farm(&mut self) -> usize {
-        self.dice.below(self.farms)
+        self.rng.below(self.farms)
     }
 
     /// A moment while there is trouble.
     pub fn moment(&mut self) -> Duration {
-        self.dice.between(CALM_UNTIL, self.healed_at - Duration::from_secs(3))
+        self.rng.between(CALM_UNTIL, self.healed_at - Duration::from_secs(3))
     }
 
     /// Something befalls a process.
     pub fn process(&mut self, at: Duration) {
         use Fault as T;
-        let farm = self.dice.below(self.farms);
-        match self.dice.below(6) {
+        let farm = self.rng.below(self.farms);
+        match self.rng.below(6) {
             0 => self.while_(at, 1, 12, T::Kill(farm), T::Start(farm)),
             1 => self.while_(at, 1, 8, T::Stop(farm), T::Start(farm)),
             2 => self.while_(at, 1, 4, T::Freeze(farm), T::Thaw(farm)),
             3 => self.while_(at, 5, 40, T::Freeze(farm), T::Thaw(farm)),
             4 => self.at(at, T::KillSession(farm)),
             _ => {
-                let seconds = *self.dice.pick(self.jumps);
+                let seconds = *self.rng.pick(self.jumps);
                 self.at(at, T::Jump(farm, seconds));
             }
         }
@@ -124,8 +124,8 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
     /// Something befalls a farm's wire.
     pub fn network(&mut self, at: Duration) {
         use Fault as T;
-        let farm = self.dice.below(self.farms);
-        match self.dice.below(6) {
+        let farm = self.rng.below(self.farms);
+        match self.rng.below(6) {
             0 => self.while_(at, 1, 9, T::Cut(farm, true), T::Cut(farm, false)),
             1 => self.while_(at, 1, 9, T::Deaf(farm, true), T::Deaf(farm, false)),
             2 | 3 => {
@@ -133,7 +133,7 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
                 self.while_(at, 2, 15, T::Storm(farm, storm), T::Storm(farm, Box::default()));
             }
             4 => {
-                let tree = self.hideable[self.dice.below(self.hideable.len())].clone();
+                let tree = self.hideable[self.rng.below(self.hideable.len())].clone();
                 self.while_(at, 3, 20, T::Hide(farm, Some(tree)), T::Hide(farm, None));
             }
             _ => self.while_(at, 1, 9, T::Forbid(farm, true), T::Forbid(farm, false)),
@@ -142,15 +142,15 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
 
     /// Consul takes long to list anything, and what it answers is old by then.
     pub fn slow_lists(&mut self, at: Duration) {
-        let by = self.dice.between(Duration::from_secs(1), Duration::from_secs(4));
+        let by = self.rng.between(Duration::from_secs(1), Duration::from_secs(4));
         let end = Fault::SlowLists(Duration::ZERO);
         self.while_(at, 4, 15, Fault::SlowLists(by), end);
     }
 
     fn storm(&mut self) -> NetworkFaults {
         let mut much = |most: u32| {
-            let chance = u32::try_from(self.dice.below(most as usize)).unwrap_or(0);
-            if self.dice.permille(500) { chance } else { 0 }
+            let chance = u32::try_from(self.rng.below(most as usize)).unwrap_or(0);
+            if self.rng.permille(500) { chance } else { 0 }
         };
         NetworkFaults {
             lost: much(200),

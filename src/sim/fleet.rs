@@ -21,7 +21,7 @@ use crate::store::{Behavior, DeleteMode, NewSession, PutMode, Reader, Store, key
 /// See the module.
 pub struct SimFleet {
     consul: Embedded,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     state: Mutex<State>,
 }
 
@@ -50,8 +50,8 @@ fn capacity(node: &NodeName) -> Resources {
 impl SimFleet {
     /// No machines yet.
     #[must_use]
-    pub fn new(consul: Embedded, referee: Arc<Checker>) -> Arc<SimFleet> {
-        Arc::new(SimFleet { consul, referee, state: Mutex::default() })
+    pub fn new(consul: Embedded, checker: Arc<Checker>) -> Arc<SimFleet> {
+        Arc::new(SimFleet { consul, checker, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -60,7 +60,7 @@ impl SimFleet {
 
     fn put(&self, key: &crate::store::Key, value: String, mode: PutMode) {
         let put = self.consul.put(key, value.into(), 0, mode);
-        let _ = self.referee.now(SimActor::Node, put);
+        let _ = self.checker.now(SimActor::Node, put);
     }
 
     /// Labels a machine; `None`: the value is malformed.
@@ -73,7 +73,7 @@ impl SimFleet {
     pub fn start_agent(&self, node: &NodeName, state: NodeState) {
         self.kill_agent(node);
         let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
-        let session = self.referee.now(SimActor::Node, self.consul.create_session(&new));
+        let session = self.checker.now(SimActor::Node, self.consul.create_session(&new));
         let Ok(session) = session else { return };
         let (session_of, capacity) = (Some(session.clone()), capacity(node));
         let record = NodeRecord { state, session: session_of, capacity, ..NodeRecord::default() };
@@ -86,7 +86,7 @@ impl SimFleet {
     pub fn keep_agent(&self, node: &NodeName) {
         let key = key::node(node);
         let read = self.consul.get(&key, crate::store::Query::PLAIN);
-        let holder = self.referee.now(SimActor::Node, read).ok().and_then(|answer| answer.value);
+        let holder = self.checker.now(SimActor::Node, read).ok().and_then(|answer| answer.value);
         let holder = holder.and_then(|entry| entry.session.clone());
         let agent = self.lock().agents.get(node).cloned();
         match agent.is_some() && agent == holder {
@@ -99,7 +99,7 @@ impl SimFleet {
     pub fn kill_agent(&self, node: &NodeName) {
         let session = self.lock().agents.remove(node);
         if let Some(session) = session {
-            let _ = self.referee.now(SimActor::Node, self.consul.destroy_session(&session));
+            let _ = self.checker.now(SimActor::Node, self.consul.destroy_session(&session));
         }
     }
 
@@ -113,7 +113,7 @@ impl SimFleet {
     pub fn drain(&self, node: &NodeName, state: NodeState) {
         let key = key::node(node);
         let read = self.consul.get(&key, crate::store::Query::PLAIN);
-        let Ok(answer) = self.referee.now(SimActor::User, read) else { return };
+        let Ok(answer) = self.checker.now(SimActor::User, read) else { return };
         let entry = answer.value.as_ref();
         let mut record =
             entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
@@ -158,7 +158,7 @@ impl SimFleet {
             true => Health::Passing,
             false => Health::Absent,
         };
-        let news: Vec<(PodRef, Health)> = self.referee.look(|picture, _| {
+        let news: Vec<(PodRef, Health)> = self.checker.look(|picture, _| {
             let places = picture.intents.iter().chain(picture.health.keys());
             let places: BTreeSet<&PodRef> = places.collect();
             let news = places.into_iter().filter_map(|place| {
@@ -171,7 +171,7 @@ impl SimFleet {
             let key = key::health(&pod, &node);
             if health == Health::Absent {
                 let delete = self.consul.delete(&key, DeleteMode::Always);
-                let _ = self.referee.now(SimActor::Node, delete);
+                let _ = self.checker.now(SimActor::Node, delete);
             } else {
                 let status = health.to_string();
                 let value = json!({"Id": pod, "Node": node, "Service": pod, "Status": status});

@@ -18,7 +18,7 @@ use crate::time::IdSource;
 /// What there is before anybody has done anything.
 pub struct Beginning {
     /// All chance.
-    pub dice: SimRng,
+    pub rng: SimRng,
     /// People's ids; Consul has its own from here, too.
     pub ids: IdSource,
     /// When it is.
@@ -34,18 +34,18 @@ impl Beginning {
     pub async fn of(seed: u64) -> Beginning {
         // Sleeping once puts the paused clock on a whole millisecond.
         sleep(Duration::from_millis(1)).await;
-        let mut dice = SimRng::new(seed);
-        let ids = IdSource::from_seed(dice.seed());
+        let mut rng = SimRng::new(seed);
+        let ids = IdSource::from_seed(rng.seed());
         // In half of the worlds a handful of entries makes a tree that is read in parts.
-        let asked = *dice.pick(&[0, 3, 100]);
+        let asked = *rng.pick(&[0, 3, 100]);
         let handful = Sizes { many: 4, few: 1, asked, little: 0, share: 2 };
-        let in_parts = dice.permille(500);
+        let in_parts = rng.permille(500);
         failpoints::resize(in_parts.then_some(handful));
         let start = Instant::now();
         let consul = Embedded::new(&Settings::default(), &ids);
         // Remembers the past, for stale reads.
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
-        Beginning { dice, ids, start, clock: WallClock::new(start), consul }
+        Beginning { rng, ids, start, clock: WallClock::new(start), consul }
     }
 }
 
@@ -53,18 +53,18 @@ impl Beginning {
 pub async fn live(
     seed: u64,
     start: Instant,
-    referee: &Checker,
+    checker: &Checker,
     agents: JoinHandle<()>,
     play: impl Future<Output = ()>,
 ) -> SimReport {
     tokio::select! {
         biased;
-        () = referee.violation() => {}
+        () = checker.violation() => {}
         () = play => {}
     }
     agents.abort();
-    let (violation, applied, hash) = referee.result();
-    let last = if violation.is_some() { referee.last() } else { Vec::new() };
+    let (violation, applied, hash) = checker.result();
+    let last = if violation.is_some() { checker.last() } else { Vec::new() };
     let met = reached::take();
     SimReport { seed, violation, applied, hash, lived: start.elapsed(), last, met }
 }

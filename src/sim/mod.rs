@@ -6,10 +6,10 @@
 //! | `script.rs`, `trouble.rs` | what happens and when, drawn from the seed; what befalls farms in every world |
 //! | `life.rs` | how every world begins and ends |
 //! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
-//! | `wire.rs` | the network between a process and Consul |
+//! | `network.rs` | the network between a process and Consul |
 //! | `tomorrow.rs` | a farm of a newer version beside the others |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
-//! | `referee.rs` | sees every applied write, keeps the trace |
+//! | `checker.rs` | sees every applied write, keeps the trace |
 //! | `reached.rs` | how often each invariant was put to the test |
 //! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
 //! | `invariant/` | what must never happen, and what must always happen |

@@ -86,7 +86,7 @@ pub struct Link {
 }
 
 struct State {
-    dice: SimRng,
+    rng: SimRng,
     weather: NetworkFaults,
     requests: u64,
 }
@@ -94,18 +94,18 @@ struct State {
 impl Link {
     /// The connection of a process.
     #[must_use]
-    pub fn new(process: u32, is_newer: bool, dice: SimRng) -> Arc<Link> {
-        let state = Mutex::new(State { dice, weather: NetworkFaults::default(), requests: 0 });
+    pub fn new(process: u32, is_newer: bool, rng: SimRng) -> Arc<Link> {
+        let state = Mutex::new(State { rng, weather: NetworkFaults::default(), requests: 0 });
         Arc::new(Link { process, is_newer, state, calm: tokio::sync::Notify::new() })
     }
 
     /// How long an answer to a list takes besides, now that it is there.
     fn listing(&self) -> Duration {
         let mut state = self.lock();
-        let State { dice, weather, .. } = &mut *state;
+        let State { rng, weather, .. } = &mut *state;
         match weather.slow_lists {
             Duration::ZERO => Duration::ZERO,
-            longest => dice.between(Duration::ZERO, longest),
+            longest => rng.between(Duration::ZERO, longest),
         }
     }
 
@@ -150,7 +150,7 @@ impl Link {
 pub struct Network {
     consul: Embedded,
     link: Arc<Link>,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
 }
 
 /// What was drawn for a request.
@@ -173,18 +173,18 @@ enum Drawing {
 type Call<T> = Box<dyn FnOnce(Embedded) -> BoxFuture<'static, Result<T, StoreError>> + Send>;
 
 impl Network {
-    /// The wire of a process to `consul`, watched by `referee`.
+    /// The wire of a process to `consul`, watched by `checker`.
     #[must_use]
-    pub fn new(consul: Embedded, link: Arc<Link>, referee: Arc<Checker>) -> Arc<Network> {
-        Arc::new(Network { consul, link, referee })
+    pub fn new(consul: Embedded, link: Arc<Link>, checker: Arc<Checker>) -> Arc<Network> {
+        Arc::new(Network { consul, link, checker })
     }
 
     fn draw(&self, kind: Kind, subject: &str, is_list: bool) -> Drawn {
         let mut state = self.link.lock();
         state.requests += 1;
-        let State { dice, weather, .. } = &mut *state;
+        let State { rng, weather, .. } = &mut *state;
         let longest = weather.latency;
-        let mut travel = || dice.between(Duration::ZERO, longest);
+        let mut travel = || rng.between(Duration::ZERO, longest);
         let (before, after) = (travel(), travel());
         let is_write = kind == Kind::Write;
         let hidden = weather.hidden.as_ref().is_some_and(|prefix| {
@@ -197,20 +197,20 @@ impl Network {
             Drawing::Fail(forbidden())
         } else if weather.leaderless {
             Drawing::Fail(StoreError::NoLeader)
-        } else if dice.permille(weather.lost) {
+        } else if rng.permille(weather.lost) {
             Drawing::Lose
-        } else if dice.permille(weather.reply_lost) {
+        } else if rng.permille(weather.reply_lost) {
             Drawing::LoseReply
-        } else if is_write && dice.permille(weather.late) {
-            Drawing::Late(dice.between(Duration::ZERO, Duration::from_secs(5)))
-        } else if dice.permille(weather.overloaded) {
-            Drawing::Fail(match dice.below(3) {
+        } else if is_write && rng.permille(weather.late) {
+            Drawing::Late(rng.between(Duration::ZERO, Duration::from_secs(5)))
+        } else if rng.permille(weather.overloaded) {
+            Drawing::Fail(match rng.below(3) {
                 0 if is_write => StoreError::TooLarge { detail: "simulated 413".to_owned() },
                 1 => StoreError::Overloaded { status: 503 },
                 _ => StoreError::Overloaded { status: 429 },
             })
-        } else if !is_write && dice.permille(weather.stale) {
-            Drawing::Stale(1 + dice.below(30))
+        } else if !is_write && rng.permille(weather.stale) {
+            Drawing::Stale(1 + rng.below(30))
         } else {
             Drawing::Deliver
         };
@@ -230,8 +230,8 @@ impl Network {
             let is_empty = self.consul.inspect(|tables| tables.kv.list(subject).next().is_none());
             met_if(!is_empty, Occasion::TreeHidden);
         }
-        let (link, consul, referee) =
-            (self.link.clone(), self.consul.clone(), self.referee.clone());
+        let (link, consul, checker) =
+            (self.link.clone(), self.consul.clone(), self.checker.clone());
         let (answer, answered) = oneshot::channel();
         let journey = async move {
             sleep(before).await;
@@ -244,7 +244,7 @@ impl Network {
                 }
             };
             let process = SimActor::Process(link.process);
-            let act = |consul| referee.acting(process, call(consul));
+            let act = |consul| checker.acting(process, call(consul));
             let result = match verdict {
                 Drawing::Deliver => act(at(FaultOutcome::Deliver)).await,
                 Drawing::Stale(writes) => act(at(FaultOutcome::Stale(writes))).await,
@@ -284,7 +284,7 @@ impl Network {
             Ok(Err(_)) => Err(interrupted()),
             Err(_) => Err(StoreError::Timeout { after: limit }),
         };
-        self.referee.remark(|| {
+        self.checker.remark(|| {
             let (took, error) = (asked.elapsed(), result.as_ref().err());
             let what = if kind == Kind::Write { "writes" } else { "reads" };
             format!("   #{} {what} {subject} in {took:?} {error:?}", self.link.process)
@@ -307,8 +307,8 @@ impl Network {
         met_if(is_part, if answer.is_ok() { Occasion::PartRead } else { Occasion::PartMissed });
         let mut answer = answer?;
         let mut state = self.link.lock();
-        let State { dice, weather, .. } = &mut *state;
-        if is_list && dice.permille(weather.index_reset) {
+        let State { rng, weather, .. } = &mut *state;
+        if is_list && rng.permille(weather.index_reset) {
             answer.index = Index(1);
         }
         Ok(answer)
@@ -485,7 +485,7 @@ impl Store for Network {
     }
 
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        self.referee.write_begins(self.link.process, ops, Instant::now());
+        self.checker.write_begins(self.link.process, ops, Instant::now());
         let subject = ops.first().map_or("", Op::subject).to_owned();
         let sent = Arc::new(Sent::of(ops));
         let ops = if self.link.is_newer { version_skew::written(ops) } else { ops.to_vec() };
@@ -507,16 +507,16 @@ impl Store for Network {
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         let asked = Instant::now();
-        let (process, referee, n) = (self.link.process, self.referee.clone(), new.clone());
+        let (process, checker, n) = (self.link.process, self.checker.clone(), new.clone());
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let made = c.create_session(&n).await;
                 // Also when the answer is lost: it is the process's session.
-                made.inspect(|id| referee.session_made(process, id))
+                made.inspect(|id| checker.session_made(process, id))
             })
         };
         let id = self.write("session", call).await?;
-        self.referee.epoch_begins(self.link.process, &id, new, asked);
+        self.checker.epoch_begins(self.link.process, &id, new, asked);
         Ok(id)
     }
 
@@ -527,7 +527,7 @@ impl Store for Network {
         };
         let renewed = self.write("session", call).await?;
         if renewed {
-            self.referee.renewed(self.link.process, id, asked);
+            self.checker.renewed(self.link.process, id, asked);
         }
         Ok(renewed)
     }
@@ -559,7 +559,7 @@ impl Store for Network {
         };
         let passed = self.write("agent", call).await?;
         if passed {
-            self.referee.beaten(self.link.process, asked);
+            self.checker.beaten(self.link.process, asked);
         }
         Ok(passed)
     }

@@ -132,7 +132,7 @@ pub struct ProcessEnv<'a> {
     /// The store.
     pub consul: &'a Embedded,
     /// The referee.
-    pub referee: &'a Arc<Checker>,
+    pub checker: &'a Arc<Checker>,
     /// The machine's clock.
     pub clock: &'a Arc<WallClock>,
     /// What its scheduler is up to.
@@ -145,12 +145,12 @@ impl RunningFarm {
     pub fn start(
         number: u32,
         design: &Design,
-        soil: &ProcessEnv<'_>,
-        dice: &mut SimRng,
+        env: &ProcessEnv<'_>,
+        rng: &mut SimRng,
     ) -> RunningFarm {
-        let link = Link::new(number, design.is_newer, dice.fork());
-        soil.referee.process(number, design.process.clone(), soil.clock);
-        let store = Network::new(soil.consul.clone(), link.clone(), soil.referee.clone());
+        let link = Link::new(number, design.is_newer, rng.fork());
+        env.checker.process(number, design.process.clone(), env.clock);
+        let store = Network::new(env.consul.clone(), link.clone(), env.checker.clone());
         let settings = FarmSettings {
             name: design.process.farm.clone(),
             selector: design.process.selector.clone(),
@@ -158,15 +158,15 @@ impl RunningFarm {
             limits: design.limits,
             node_grace: NODE_GRACE,
         };
-        let clock: Arc<dyn Clock> = soil.clock.clone();
-        let ids = Arc::new(IdSource::from_seed(dice.seed()));
-        let ground = Env { store, clock, ids };
-        let moods = soil.moods.clone();
-        let scheduler: MakeScheduler = Box::new(move |world| {
-            let by_labels = SelectorScheduler::new(world.clone());
+        let clock: Arc<dyn Clock> = env.clock.clone();
+        let ids = Arc::new(IdSource::from_seed(rng.seed()));
+        let moods = env.moods.clone();
+        let env = Env { store, clock, ids };
+        let scheduler: MakeScheduler = Box::new(move |view| {
+            let by_labels = SelectorScheduler::new(view.clone());
             Arc::new(Odd::new(by_labels, moods))
         });
-        let farm = Farm::of_all_kinds(settings, ground, scheduler, Arc::new(NoDiscovery));
+        let farm = Farm::of_all_kinds(settings, env, scheduler, Arc::new(NoDiscovery));
         let (freezer, shutdown) = (Freezer::default(), CancellationToken::new());
         let task = tokio::spawn(freezer.process(farm.run(shutdown.clone())));
         RunningFarm { number, link, freezer, shutdown, task }

@@ -71,10 +71,10 @@ const TIERS: [&str; 2] = ["web", "batch"];
 
 /// The script of a seed, in order of time.
 #[must_use]
-pub fn script(dice: &mut SimRng) -> Vec<(Duration, RcAct)> {
+pub fn script(rng: &mut SimRng) -> Vec<(Duration, RcAct)> {
     let mut plot =
-        ScheduleBuilder::new(dice.fork(), FARMS, HEALED_AT, &[-3600, -30, 30, 86_400], hideable());
-    let scenes = 14 + plot.dice.below(14);
+        ScheduleBuilder::new(rng.fork(), FARMS, HEALED_AT, &[-3600, -30, 30, 86_400], hideable());
+    let scenes = 14 + plot.rng.below(14);
     for _ in 0..scenes {
         plot.scene();
     }
@@ -84,13 +84,13 @@ pub fn script(dice: &mut SimRng) -> Vec<(Duration, RcAct)> {
 impl ScheduleBuilder<RcAct> {
     fn scene(&mut self) {
         let at = self.moment();
-        match self.dice.below(11) {
+        match self.rng.below(11) {
             10 => {
-                let (record, mood) = (self.dice.below(RECORDS), *self.dice.pick(&MOODS));
+                let (record, mood) = (self.rng.below(RECORDS), *self.rng.pick(&MOODS));
                 let begin = RcAct::Mood(record, Some(mood));
                 self.while_(at, 2, 12, begin, RcAct::Mood(record, None));
                 // Something to ask it for.
-                let (node, soon) = (self.dice.below(NODES), self.soon(at));
+                let (node, soon) = (self.rng.below(NODES), self.soon(at));
                 self.at(soon, RcAct::Label(node, Some("db")));
             }
             0 | 1 => self.process(at),
@@ -102,19 +102,19 @@ impl ScheduleBuilder<RcAct> {
     }
 
     fn consul(&mut self, at: Duration) {
-        match self.dice.below(10) {
+        match self.rng.below(10) {
             0 | 1 => self.while_(at, 1, 8, Fault::Leaderless(true), Fault::Leaderless(false)),
             8 | 9 => self.slow_and_busy(at),
             2 | 3 => {
                 let most = Duration::from_secs(6);
-                let length = self.dice.between(Duration::from_secs(1), most);
+                let length = self.rng.between(Duration::from_secs(1), most);
                 self.at(at, Fault::Stall(length));
             }
             // What was sent before the session ended arrives after it.
             4 | 5 => {
-                let farm = self.dice.below(FARMS);
+                let farm = self.rng.below(FARMS);
                 self.at(at, Fault::Stall(Duration::from_secs(3)));
-                let record = self.dice.below(RECORDS);
+                let record = self.rng.below(RECORDS);
                 let count = self.count();
                 self.at(at, RcAct::Scale(record, count));
                 let soon = self.soon(at);
@@ -128,7 +128,7 @@ impl ScheduleBuilder<RcAct> {
     /// While lists come late, people change their minds about a record of which each pod finds another node.
     fn slow_and_busy(&mut self, at: Duration) {
         self.slow_lists(at);
-        let record = self.dice.below(3);
+        let record = self.rng.below(3);
         for n in 1..5 {
             let count = self.count();
             let soon = self.soon(at + Duration::from_secs(n));
@@ -137,10 +137,10 @@ impl ScheduleBuilder<RcAct> {
     }
 
     fn machines(&mut self, at: Duration) {
-        let node = self.dice.below(NODES);
-        match self.dice.below(9) {
+        let node = self.rng.below(NODES);
+        match self.rng.below(9) {
             0 | 1 => {
-                let pool = Some(*self.dice.pick(&POOLS));
+                let pool = Some(*self.rng.pick(&POOLS));
                 self.while_(at, 2, 30, RcAct::Label(node, pool), RcAct::Label(node, Some("web")));
             }
             2 => self.while_(at, 2, 20, RcAct::Label(node, None), RcAct::Label(node, Some("web"))),
@@ -152,14 +152,13 @@ impl ScheduleBuilder<RcAct> {
             _ => {
                 let early = CALM_UNTIL;
                 for _ in 0..2 {
-                    let ill = self.dice.below(NODES);
+                    let ill = self.rng.below(NODES);
                     self.at(early, RcAct::Ill(ill, true));
                 }
-                let at =
-                    early + self.dice.between(Duration::from_secs(27), Duration::from_secs(40));
+                let at = early + self.rng.between(Duration::from_secs(27), Duration::from_secs(40));
                 self.at(at, RcAct::Label(node, Some("none")));
-                if self.dice.permille(500) {
-                    let (record, count) = (self.dice.below(3), self.count());
+                if self.rng.permille(500) {
+                    let (record, count) = (self.rng.below(3), self.count());
                     let soon = at + Duration::from_secs(3);
                     self.at(soon, RcAct::Scale(record, count));
                 }
@@ -169,7 +168,7 @@ impl ScheduleBuilder<RcAct> {
 
     /// A node is unfit for so long that everybody must know, and then there are pods to be placed.
     fn long_gone(&mut self, node: usize) {
-        let (begin, end) = match self.dice.below(3) {
+        let (begin, end) = match self.rng.below(3) {
             0 => (RcAct::AgentDown(node), RcAct::AgentUp(node)),
             1 => (RcAct::Drain(node, true), RcAct::Drain(node, false)),
             _ => (RcAct::Label(node, Some("none")), RcAct::Label(node, Some("web"))),
@@ -177,19 +176,19 @@ impl ScheduleBuilder<RcAct> {
         self.at(CALM_UNTIL, begin);
         self.at(HEALED_AT, end);
         for record in 0..3 {
-            let at = self.dice.between(Duration::from_secs(42), Duration::from_secs(51));
+            let at = self.rng.between(Duration::from_secs(42), Duration::from_secs(51));
             self.at(at, RcAct::Scale(record, 1));
             self.at(at + Duration::from_secs(2), RcAct::Scale(record, 6));
         }
     }
 
     fn count(&mut self) -> i64 {
-        i64::try_from(self.dice.below(6)).unwrap_or(0)
+        i64::try_from(self.rng.below(6)).unwrap_or(0)
     }
 
     fn users(&mut self, at: Duration) {
-        let record = self.dice.below(RECORDS);
-        match self.dice.below(16) {
+        let record = self.rng.below(RECORDS);
+        match self.rng.below(16) {
             0..=3 => {
                 let count = self.count();
                 self.at(at, RcAct::Scale(record, count));
@@ -207,15 +206,15 @@ impl ScheduleBuilder<RcAct> {
                 self.at(end, RcAct::Disable(record, false));
             }
             7 | 8 => {
-                let tier = *self.dice.pick(&TIERS);
+                let tier = *self.rng.pick(&TIERS);
                 self.at(at, RcAct::Tier(record, tier));
             }
             9 => {
-                let selector = *self.dice.pick(&SELECTORS);
+                let selector = *self.rng.pick(&SELECTORS);
                 self.at(at, RcAct::NodeSelector(record, selector));
             }
             10 => {
-                let bad = if self.dice.permille(500) {
+                let bad = if self.rng.permille(500) {
                     RcAct::Malform(record)
                 } else {
                     RcAct::BadLabels(record)
@@ -225,11 +224,11 @@ impl ScheduleBuilder<RcAct> {
             11 => self.while_(at, 0, 6, RcAct::Delete(record), RcAct::Mend(record)),
             // A pod of one record is given to the other while the first one shrinks.
             12 | 13 => {
-                let (from, to) = if self.dice.permille(500) { (3, 4) } else { (4, 3) };
+                let (from, to) = if self.rng.permille(500) { (3, 4) } else { (4, 3) };
                 self.at(at, RcAct::GivePod(from, to));
                 self.at(at, RcAct::Scale(from, 0));
             }
-            14 => match self.dice.below(3) {
+            14 => match self.rng.below(3) {
                 0 => self.at(at, RcAct::DropIntent(record)),
                 1 => self.while_(
                     at,
@@ -242,7 +241,7 @@ impl ScheduleBuilder<RcAct> {
             },
             // Somebody puts a pod by hand where one is about to be placed.
             _ => {
-                let node = self.dice.below(NODES);
+                let node = self.rng.below(NODES);
                 self.while_(at, 4, 20, RcAct::Squat(node, record), RcAct::Unsquat(node, record));
                 self.at(at, RcAct::Scale(record, 6));
             }

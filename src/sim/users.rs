@@ -22,7 +22,7 @@ use crate::time::{Clock, IdSource};
 /// See the module.
 pub struct Users {
     consul: Embedded,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     clock: Arc<WallClock>,
     ids: IdSource,
     locks: Mutex<BTreeMap<usize, SessionId>>,
@@ -63,25 +63,25 @@ impl Users {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Checker>,
+        checker: Arc<Checker>,
         clock: Arc<WallClock>,
         ids: IdSource,
     ) -> Users {
-        Users { consul, referee, clock, ids, locks: Mutex::default() }
+        Users { consul, checker, clock, ids, locks: Mutex::default() }
     }
 
     fn get(&self, key: &crate::store::Key) -> Option<Entry> {
-        let got = self.referee.now(SimActor::User, self.consul.get(key, Query::PLAIN));
+        let got = self.checker.now(SimActor::User, self.consul.get(key, Query::PLAIN));
         got.ok().and_then(|answer| answer.value)
     }
 
     fn put(&self, key: &crate::store::Key, value: impl Into<bytes::Bytes>) {
         let put = self.consul.put(key, value.into(), 0, PutMode::Set);
-        let _ = self.referee.now(SimActor::User, put);
+        let _ = self.checker.now(SimActor::User, put);
     }
 
     fn txn(&self, ops: &[Op]) -> bool {
-        let done = self.referee.now(SimActor::User, self.consul.txn(ops));
+        let done = self.checker.now(SimActor::User, self.consul.txn(ops));
         matches!(done, Ok(TxnOutcome::Committed { .. }))
     }
 
@@ -186,7 +186,7 @@ impl Users {
     pub fn delete(&self, n: usize) {
         let Some(record) = self.read(n) else { return };
         let mut deleted = self.change(n, Some(record.replicas_desired), None);
-        let places = self.referee.look(|picture, _| picture.places(rc_id(n)));
+        let places = self.checker.look(|picture, _| picture.places(rc_id(n)));
         deleted.orphans = places.into_iter().map(|place| place.node).collect();
         let log = self.log(&Details::ControllerDeleted(deleted));
         self.txn(&[Op::Delete { key: key::rc(rc_id(n)) }, log]);
@@ -195,7 +195,7 @@ impl Users {
     /// Gives a pod of one record to another that calls its pods the same.
     pub fn give_pod(&self, from: usize, to: usize) {
         let (old, new) = (rc_id(from), rc_id(to));
-        let places = self.referee.look(|picture, _| (picture.places(old), picture.places(new)));
+        let places = self.checker.look(|picture, _| (picture.places(old), picture.places(new)));
         let taken = |place: &&PodRef| places.1.iter().all(|other| other.node != place.node);
         let Some(PodRef { node, pod }) = places.0.iter().find(taken) else { return };
         let labels: BTreeMap<&str, String> =
@@ -207,17 +207,17 @@ impl Users {
 
     /// Deletes an intent of a record's pod.
     pub fn drop_intent(&self, n: usize) {
-        let places = self.referee.look(|picture, _| picture.places(rc_id(n)));
+        let places = self.checker.look(|picture, _| picture.places(rc_id(n)));
         let Some(PodRef { node, pod }) = places.first() else { return };
         let key = key::intent(node, pod);
         let delete = self.consul.delete(&key, DeleteMode::Always);
-        let _ = self.referee.now(SimActor::User, delete);
+        let _ = self.checker.now(SimActor::User, delete);
     }
 
     /// Puts a pod by hand where a record's pod would stand.
     pub fn squat(&self, node: &NodeName, n: usize) {
         let place = PodRef { node: node.clone(), pod: pod_id(n) };
-        let taken = self.referee.look(|picture, _| picture.pods.contains_key(&place));
+        let taken = self.checker.look(|picture, _| picture.pods.contains_key(&place));
         if !taken {
             let value = format!("id: {}\nby: hand\n", place.pod).into();
             let put =
@@ -241,17 +241,17 @@ impl Users {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if !hold {
             if let Some(session) = locks.remove(&n) {
-                let _ = self.referee.now(SimActor::User, self.consul.destroy_session(&session));
+                let _ = self.checker.now(SimActor::User, self.consul.destroy_session(&session));
             }
             return;
         }
         let new = NewSession::default();
-        let Ok(session) = self.referee.now(SimActor::User, self.consul.create_session(&new)) else {
+        let Ok(session) = self.checker.now(SimActor::User, self.consul.create_session(&new)) else {
             return;
         };
         let key = key::rc_mutation_lock(rc_id(n));
         let mode = PutMode::Acquire(session.clone());
-        let _ = self.referee.now(SimActor::User, self.consul.put(&key, "user".into(), 0, mode));
+        let _ = self.checker.now(SimActor::User, self.consul.put(&key, "user".into(), 0, mode));
         locks.insert(n, session);
     }
 

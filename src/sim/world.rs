@@ -36,7 +36,7 @@ const POISONED: usize = RECORDS;
 
 /// See the module.
 pub struct RcWorld {
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     fleet: Arc<SimFleet>,
     users: Users,
     farms: Farms,
@@ -47,23 +47,23 @@ pub struct RcWorld {
 impl RcWorld {
     /// Lives through a seed.
     pub async fn live(seed: u64, options: &Options) -> SimReport {
-        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
-        let referee = Checker::new(&consul, options.print);
-        let fleet = SimFleet::new(consul.clone(), referee.clone());
-        let users = Users::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let designs = designs(&mut dice);
-        let weather = weather(&mut dice);
-        let poisoned = dice.permille(200);
-        let farms = Farms::new(consul, referee.clone(), designs, weather, start);
-        let mut world = RcWorld { referee: referee.clone(), fleet, users, farms, start, poisoned };
+        let Beginning { mut rng, ids, start, clock, consul } = Beginning::of(seed).await;
+        let checker = Checker::new(&consul, options.print);
+        let fleet = SimFleet::new(consul.clone(), checker.clone());
+        let users = Users::new(consul.clone(), checker.clone(), clock, ids.fork());
+        let designs = designs(&mut rng);
+        let weather = weather(&mut rng);
+        let poisoned = rng.permille(200);
+        let farms = Farms::new(consul, checker.clone(), designs, weather, start);
+        let mut world = RcWorld { checker: checker.clone(), fleet, users, farms, start, poisoned };
         let agents = tokio::spawn(world.fleet.clone().run());
-        lifecycle::live(seed, start, &referee, agents, world.play(dice)).await
+        lifecycle::live(seed, start, &checker, agents, world.play(rng)).await
     }
 
-    async fn play(&mut self, mut dice: SimRng) {
+    async fn play(&mut self, mut rng: SimRng) {
         self.set_up();
-        let acts = script(&mut dice);
-        self.farms.start_all(dice);
+        let acts = script(&mut rng);
+        self.farms.start_all(rng);
         for (at, act) in acts {
             self.farms.until(self.start + at).await;
             self.say(format!("{act:?}"));
@@ -72,7 +72,7 @@ impl RcWorld {
         self.farms.until(self.start + HEALED_AT).await;
         self.heal();
         met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
-        self.settle().await;
+        self.quiesce().await;
         if self.farms.restored {
             // Until its trees are next read from the start, a farm may still act on what the snapshot undid: it can claim
             // what it need not, and take longer for what it must.
@@ -80,11 +80,11 @@ impl RcWorld {
         }
         self.rest().await;
         self.take_over().await;
-        self.referee.check_fold();
+        self.checker.check_fold();
     }
 
     fn say(&self, what: String) {
-        self.referee.say(self.start.elapsed(), format!("-- {what}"));
+        self.checker.say(self.start.elapsed(), format!("-- {what}"));
     }
 
     fn set_up(&mut self) {
@@ -107,7 +107,7 @@ impl RcWorld {
 
     fn act(&mut self, act: RcAct) {
         match act {
-            RcAct::Fault(trouble) => self.farms.befall(trouble),
+            RcAct::Fault(trouble) => self.farms.inject(trouble),
             RcAct::Mood(record, mood) => self.farms.moods().set(rc_id(record), mood),
             other => self.act_on_machines_or_records(other),
         }
@@ -170,16 +170,16 @@ impl RcWorld {
     fn unsettled(&self) -> Option<String> {
         let live = self.farms.live();
         let records = self.records();
-        self.referee.look(|picture, facts| liveness::unsettled(picture, facts, &live, &records))
+        self.checker.look(|picture, facts| liveness::unsettled(picture, facts, &live, &records))
     }
 
     /// 27: everything becomes as asked for.
-    async fn settle(&mut self) {
+    async fn quiesce(&mut self) {
         let limit = if self.farms.restored { AFTER_RESTORE } else { SETTLES_WITHIN };
         let deadline = Instant::now() + limit;
         while let Some(what) = self.unsettled() {
             if Instant::now() >= deadline {
-                self.referee.violated(27, format!("not within {limit:?}: {what}"));
+                self.checker.violated(27, format!("not within {limit:?}: {what}"));
                 return;
             }
             self.farms.until(Instant::now() + Duration::from_millis(250)).await;
@@ -193,15 +193,15 @@ impl RcWorld {
         let since = self.start.elapsed();
         let (before, asked) = (self.farms.requests(), self.farms.moods().asked(rc_id(POISONED)));
         self.farms.until(Instant::now() + REST).await;
-        if let Some(process) = self.referee.sessions_ended(since).first() {
-            self.referee.violated(12, format!("a session of #{process} ended while all was well"));
+        if let Some(process) = self.checker.sessions_ended(since).first() {
+            self.checker.violated(12, format!("a session of #{process} ended while all was well"));
         }
         for (process, now) in self.farms.requests() {
             let count = now - before.get(&process).copied().unwrap_or(0);
             // What a snapshot brought back keeps farms busy until they have seen all of it.
             if count > REQUESTS_AT_REST && !self.farms.restored {
                 let what = format!("#{process} made {count} requests in {REST:?} of rest");
-                self.referee.violated(29, what);
+                self.checker.violated(29, what);
             }
         }
         met_if(self.poisoned, Occasion::PoisonedAtRest);
@@ -209,13 +209,13 @@ impl RcWorld {
         if looks > LOOKS_AT_REST {
             let what =
                 format!("a record that always fails was looked at {looks} times in {REST:?}");
-            self.referee.violated(29, what);
+            self.checker.violated(29, what);
         }
         // A record may just be changing hands.
         let deadline = Instant::now() + Duration::from_secs(1);
         while let Some(what) = self.unsettled() {
             if Instant::now() >= deadline {
-                self.referee.violated(27, format!("it did not last: {what}"));
+                self.checker.violated(27, format!("it did not last: {what}"));
                 return;
             }
             sleep(Duration::from_millis(50)).await;
@@ -229,7 +229,7 @@ impl RcWorld {
         let deadline = Instant::now() + limit;
         while let Some(what) = self.unsettled() {
             if Instant::now() >= deadline {
-                self.referee.violated(28, format!("not within {limit:?} after {signal}: {what}"));
+                self.checker.violated(28, format!("not within {limit:?} after {signal}: {what}"));
                 return;
             }
             sleep(Duration::from_millis(50)).await;
@@ -238,24 +238,24 @@ impl RcWorld {
 }
 
 /// Three farms: two claim everything, one a part; now and then one cannot have a check.
-fn designs(dice: &mut SimRng) -> Vec<Design> {
+fn designs(rng: &mut SimRng) -> Vec<Design> {
     let mut designs: Vec<Design> =
         [("a", ""), ("b", ""), ("c", "tier=web")].map(|(n, s)| Design::new(n, s)).into();
-    if dice.permille(100) {
-        let session = &mut dice_pick(dice, &mut designs).session;
+    if rng.permille(100) {
+        let session = &mut dice_pick(rng, &mut designs).session;
         session.session_ttl = Duration::from_secs(10);
     }
-    if dice.permille(200) {
+    if rng.permille(200) {
         // As if it knew an older Consul: everything takes more transactions.
-        dice_pick(dice, &mut designs).limits.ops = 9;
+        dice_pick(rng, &mut designs).limits.ops = 9;
     }
-    if dice.permille(300) {
-        dice_pick(dice, &mut designs).is_newer = true;
+    if rng.permille(300) {
+        dice_pick(rng, &mut designs).is_newer = true;
     }
     designs
 }
 
-fn dice_pick<'d>(dice: &mut SimRng, designs: &'d mut [Design]) -> &'d mut Design {
-    let n = dice.below(designs.len());
+fn dice_pick<'d>(rng: &mut SimRng, designs: &'d mut [Design]) -> &'d mut Design {
+    let n = rng.below(designs.len());
     &mut designs[n]
 }

@@ -26,7 +26,7 @@ struct Waiting {
     ops: Vec<Op>,
     bytes: usize,
     /// Only alone: it was refused in company without a word about whose fault it was.
-    alone: bool,
+    unbatched: bool,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -47,19 +47,19 @@ pub(super) struct CommitBatcher {
 
 /// Takes a transaction back whose controller is gone, as long as it was not sent.
 struct Ticket<'g> {
-    group: &'g CommitBatcher,
+    batcher: &'g CommitBatcher,
     number: u64,
 }
 
 impl Ticket<'_> {
     fn is_waiting(&self) -> bool {
-        self.group.queue().waiting.iter().any(|waiting| waiting.number == self.number)
+        self.batcher.queue().waiting.iter().any(|waiting| waiting.number == self.number)
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.group.queue().waiting.retain(|waiting| waiting.number != self.number);
+        self.batcher.queue().waiting.retain(|waiting| waiting.number != self.number);
     }
 }
 
@@ -76,10 +76,10 @@ impl CommitBatcher {
 
     /// See [`super::Writer::commit`].
     pub(super) async fn commit(&self, txn: Txn<Fenced>) -> Answer {
-        let (place, mut answer) = self.enter(txn);
+        let (ticket, mut answer) = self.enter(txn);
         loop {
             let put_back = self.put_back.notified();
-            let waits = place.is_waiting();
+            let waits = ticket.is_waiting();
             tokio::select! {
                 biased;
                 // Whoever sent it was stopped in the middle: it may have been applied.
@@ -88,7 +88,7 @@ impl CommitBatcher {
                 })),
                 turn = self.turns.acquire(), if waits => {
                     // It may have gone with another's meanwhile.
-                    if turn.is_ok() && place.is_waiting() {
+                    if turn.is_ok() && ticket.is_waiting() {
                         self.send(self.batch()).await;
                     }
                 }
@@ -110,10 +110,10 @@ impl CommitBatcher {
             claim,
             ops,
             bytes,
-            alone: false,
+            unbatched: false,
             answer: sender,
         });
-        (Ticket { group: self, number }, answer)
+        (Ticket { batcher: self, number }, answer)
     }
 
     /// The longest waiting ones, as many as fit into one transaction, at least one.
@@ -123,12 +123,12 @@ impl CommitBatcher {
         for waiting in &queue.waiting {
             ops += waiting.ops.len();
             bytes += waiting.bytes;
-            let fits = ops <= self.limits.ops && bytes <= self.limits.bytes && !waiting.alone;
+            let fits = ops <= self.limits.ops && bytes <= self.limits.bytes && !waiting.unbatched;
             if count > 0 && !fits {
                 break;
             }
             count += 1;
-            if waiting.alone {
+            if waiting.unbatched {
                 break;
             }
         }
@@ -165,19 +165,19 @@ impl CommitBatcher {
     }
 
     fn refused(&self, batch: Vec<Waiting>, refusals: &[Refusal]) {
-        let (mut first, mut innocent, alone) = (0, Vec::new(), batch.len() == 1);
+        let (mut first, mut innocent, unbatched) = (0, Vec::new(), batch.len() == 1);
         for waiting in batch {
             let own = first..first + waiting.ops.len();
             first = own.end;
             let own: Vec<Refusal> = refusals
                 .iter()
-                .filter(|refusal| alone || own.contains(&refusal.op))
+                .filter(|refusal| unbatched || own.contains(&refusal.op))
                 .map(|refusal| Refusal {
                     op: refusal.op.saturating_sub(own.start),
                     ..refusal.clone()
                 })
                 .collect();
-            if own.is_empty() && !alone {
+            if own.is_empty() && !unbatched {
                 innocent.push(waiting);
                 continue;
             }
@@ -187,12 +187,12 @@ impl CommitBatcher {
         self.put_back(innocent, nobody_named);
     }
 
-    fn put_back(&self, batch: Vec<Waiting>, alone: bool) {
+    fn put_back(&self, batch: Vec<Waiting>, unbatched: bool) {
         let mut queue = self.queue();
         for waiting in batch.into_iter().rev() {
             // Nobody waits for the answer of one whose controller is gone.
             if !waiting.answer.is_closed() {
-                queue.waiting.push_front(Waiting { alone, ..waiting });
+                queue.waiting.push_front(Waiting { unbatched, ..waiting });
             }
         }
         drop(queue);
@@ -285,22 +285,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_has_to_wait_goes_together_and_what_has_not_goes_alone() {
-        let world = Fixture::new(100).await;
-        let answers = join_all((0..100).map(|n| world.make(n))).await;
+        let fixture = Fixture::new(100).await;
+        let answers = join_all((0..100).map(|n| fixture.make(n))).await;
         assert!(answers.iter().all(|answer| matches!(answer, Ok(Commit::Applied(_)))));
         // Four alone, and the rest by five: 64 operations at most, eleven each.
-        assert_eq!(world.slow.0.load(Ordering::SeqCst), 4 + 20);
+        assert_eq!(fixture.slow.0.load(Ordering::SeqCst), 4 + 20);
         for n in 0..100 {
-            assert!(world.is_made(n).await);
+            assert!(fixture.is_made(n).await);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_is_refused_has_its_own_answer_and_holds_up_no_other() {
-        let world = Fixture::new(9).await;
-        world.store.put(&key("data/6/3"), Bytes::new(), 0, PutMode::Set).await.unwrap();
-        world.store.delete(&key("lock/7"), DeleteMode::Always).await.unwrap();
-        let answers = join_all((0..9).map(|n| world.make(n))).await;
+        let fixture = Fixture::new(9).await;
+        fixture.store.put(&key("data/6/3"), Bytes::new(), 0, PutMode::Set).await.unwrap();
+        fixture.store.delete(&key("lock/7"), DeleteMode::Always).await.unwrap();
+        let answers = join_all((0..9).map(|n| fixture.make(n))).await;
         for (n, answer) in answers.iter().enumerate() {
             match (n, answer) {
                 (6, Ok(Commit::Refused(refusals))) => {
@@ -310,31 +310,31 @@ mod tests {
                 (7, Ok(Commit::ClaimLost)) | (_, Ok(Commit::Applied(_))) => {}
                 other => panic!("{other:?}"),
             }
-            assert_eq!(world.is_made(n).await, n != 6 && n != 7, "{n}");
+            assert_eq!(fixture.is_made(n).await, n != 6 && n != 7, "{n}");
         }
-        assert!(world.epoch.is_live(), "the others' claims stand");
+        assert!(fixture.epoch.is_live(), "the others' claims stand");
     }
 
     #[tokio::test(start_paused = true)]
     async fn past_the_deadline_nothing_is_sent() {
-        let world = Fixture::new(20).await;
-        let all = async { join_all((0..20).map(|n| world.make(n))).await };
+        let fixture = Fixture::new(20).await;
+        let all = async { join_all((0..20).map(|n| fixture.make(n))).await };
         let end = async {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            world.epoch.end();
+            fixture.epoch.end();
         };
         let (answers, ()) = futures_util::future::join(all, end).await;
         let lost = answers.iter().filter(|answer| **answer == Ok(Commit::ClaimLost)).count();
-        assert_eq!((lost, world.slow.0.load(Ordering::SeqCst)), (16, 4));
+        assert_eq!((lost, fixture.slow.0.load(Ordering::SeqCst)), (16, 4));
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_is_gone_before_its_turn_writes_nothing_and_holds_nobody_up() {
-        let world = Fixture::new(20).await;
+        let fixture = Fixture::new(20).await;
         let commit = |n: usize, patience: u64| {
-            let world = &world;
+            let fixture = &fixture;
             async move {
-                tokio::time::timeout(Duration::from_millis(patience), world.make(n)).await.ok()
+                tokio::time::timeout(Duration::from_millis(patience), fixture.make(n)).await.ok()
             }
         };
         // Of those that wait every other one is dropped, and then the four that are under way.
@@ -346,8 +346,8 @@ mod tests {
         let answers = join_all((0..20).map(|n| commit(n, patience(n)))).await;
         for (n, answer) in answers.iter().enumerate().skip(4) {
             assert_eq!(answer.is_none(), n.is_multiple_of(2), "{n}: {answer:?}");
-            assert_eq!(world.is_made(n).await, !n.is_multiple_of(2), "{n}");
+            assert_eq!(fixture.is_made(n).await, !n.is_multiple_of(2), "{n}");
         }
-        assert!(world.store.session(&world.session).await.unwrap().value.is_some());
+        assert!(fixture.store.session(&fixture.session).await.unwrap().value.is_some());
     }
 }

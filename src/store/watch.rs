@@ -135,15 +135,15 @@ pub struct Budget(Duration);
 impl Budget {
     /// The debt after a read that cost `cost` to transfer and digest, `rested` after the one before.
     #[must_use]
-    pub fn after_read(self, pace: PollPolicy, rested: Duration, cost: Duration) -> Budget {
-        let owed = self.0.saturating_sub(rested).saturating_add(cost * pace.times_cost);
-        Budget(owed.min(pace.ceiling.saturating_add(pace.burst)))
+    pub fn after_read(self, poll_policy: PollPolicy, rested: Duration, cost: Duration) -> Budget {
+        let owed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.times_cost);
+        Budget(owed.min(poll_policy.ceiling.saturating_add(poll_policy.burst)))
     }
 
     /// How long the next read waits.
     #[must_use]
-    pub fn pause(self, pace: PollPolicy) -> Duration {
-        pace.floor.max(self.0.saturating_sub(pace.burst)).min(pace.ceiling)
+    pub fn pause(self, poll_policy: PollPolicy) -> Duration {
+        poll_policy.floor.max(self.0.saturating_sub(poll_policy.burst)).min(poll_policy.ceiling)
     }
 }
 
@@ -329,25 +329,26 @@ mod tests {
     #[test]
     fn a_costly_tree_is_read_less_often() {
         let ms = Duration::from_millis;
-        let alone =
-            |pace: PollPolicy, cost| Budget::default().after_read(pace, ms(0), cost).pause(pace);
-        assert_eq!(alone(PollPolicy::RESYNC, ms(1)), ms(500));
-        assert_eq!(alone(PollPolicy::RESYNC, ms(300)), ms(18_000));
-        assert_eq!(alone(PollPolicy::RESYNC, ms(30_000)), ms(60_000));
-        assert_eq!(alone(PollPolicy::PROMPT, ms(10)), ms(0));
-        assert_eq!(alone(PollPolicy::PROMPT, ms(100)), ms(100));
+        let single = |poll_policy: PollPolicy, cost| {
+            Budget::default().after_read(poll_policy, ms(0), cost).pause(poll_policy)
+        };
+        assert_eq!(single(PollPolicy::RESYNC, ms(1)), ms(500));
+        assert_eq!(single(PollPolicy::RESYNC, ms(300)), ms(18_000));
+        assert_eq!(single(PollPolicy::RESYNC, ms(30_000)), ms(60_000));
+        assert_eq!(single(PollPolicy::PROMPT, ms(10)), ms(0));
+        assert_eq!(single(PollPolicy::PROMPT, ms(100)), ms(100));
     }
 
     #[test]
     fn changes_now_and_then_are_read_at_once_and_unceasing_ones_are_not() {
         let ms = Duration::from_millis;
-        let pace = PollPolicy::PROMPT;
+        let poll_policy = PollPolicy::PROMPT;
         let pauses = |every: Duration| {
-            let mut debt = Budget::default();
+            let mut budget = Budget::default();
             (0..1_000).map(move |_| {
-                let before = debt.pause(pace);
-                debt = debt.after_read(pace, before.max(every), ms(10));
-                debt.pause(pace)
+                let before = budget.pause(poll_policy);
+                budget = budget.after_read(poll_policy, before.max(every), ms(10));
+                budget.pause(poll_policy)
             })
         };
         assert_eq!(pauses(ms(50)).max(), Some(ms(0)));

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use rcfarm::node::agent::driver::RunningProcess;
+use rcfarm::node::agent::driver::Started;
 use rcfarm::node::shim::start_ticks;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// What an agent's data directory says to run.
-pub fn running(data: &Path) -> Vec<RunningProcess> {
+pub fn running(data: &Path) -> Vec<Started> {
     let read = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
     let pods = read(data.join("pods"));
     let launchables = pods.flat_map(|pod| read(pod.path()));

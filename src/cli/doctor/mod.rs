@@ -53,18 +53,18 @@ impl Check {
 
 const POLICY: &str = "docs/operating.md has the ACL policies for farms, users and viewers";
 
-pub(super) async fn run(console: &CommandContext, address: &str) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, address: &str) -> anyhow::Result<CliExit> {
     let mut checks = Vec::new();
-    let is_reachable = leader(console, address, &mut checks).await;
+    let is_reachable = leader(context, address, &mut checks).await;
     if is_reachable {
-        rights::check(console, &mut checks).await;
-        checks.push(session(console).await);
-        checks.push(limits(console).await);
-        checks.push(layout(console).await);
-        checks.push(farms(console).await);
-        records::check(console, &mut checks).await;
+        rights::check(context, &mut checks).await;
+        checks.push(session(context).await);
+        checks.push(limits(context).await);
+        checks.push(layout(context).await);
+        checks.push(farms(context).await);
+        records::check(context, &mut checks).await;
     }
-    console.out.show(&checks, || {
+    context.out.show(&checks, || {
         let rows = checks.iter().map(|check| {
             let result = format!("{:?}", check.result).to_lowercase();
             vec![result, check.check.clone(), check.detail.clone()]
@@ -81,9 +81,9 @@ pub(super) async fn run(console: &CommandContext, address: &str) -> anyhow::Resu
     Ok(if failed { CliExit::Error } else { CliExit::Ok })
 }
 
-async fn leader(console: &CommandContext, address: &str, checks: &mut Vec<Check>) -> bool {
+async fn leader(context: &CommandContext, address: &str, checks: &mut Vec<Check>) -> bool {
     // An agent without a leader answers so, or with an error after some seconds.
-    let asked = match console.store.leader().await {
+    let asked = match context.store.leader().await {
         Err(StoreError::NoLeader) => Ok(String::new()),
         asked => asked,
     };
@@ -119,14 +119,14 @@ fn failed(check: impl Into<String>, error: &StoreError) -> Check {
     Check::bad(Verdict::Fail, check, error.to_string(), "try again; if it stays, ask Consul's log")
 }
 
-async fn session(console: &CommandContext) -> Check {
+async fn session(context: &CommandContext) -> Check {
     let new = NewSession {
         name: "rcfarm doctor".to_owned(),
         ttl: Some(Duration::from_secs(10)),
         ..NewSession::default()
     };
-    match console.store.create_session(&new).await {
-        Ok(id) => match console.store.destroy_session(&id).await {
+    match context.store.create_session(&new).await {
+        Ok(id) => match context.store.destroy_session(&id).await {
             Ok(()) => Check::ok("sessions", "can be made and ended"),
             Err(error) => failed("sessions", &error),
         },
@@ -141,17 +141,17 @@ async fn session(console: &CommandContext) -> Check {
 }
 
 /// Newer versions take 128 operations per transaction.
-async fn limits(console: &CommandContext) -> Check {
+async fn limits(context: &CommandContext) -> Check {
     let many = vec![Op::GetTree { prefix: key::bells() }; 128];
-    match console.store.txn(&many).await {
+    match context.store.txn(&many).await {
         Ok(_) => Check::ok("transactions", "128 operations"),
         Err(StoreError::TooLarge { .. }) => Check::ok("transactions", "64 operations"),
         Err(error) => failed("transactions", &error),
     }
 }
 
-async fn layout(console: &CommandContext) -> Check {
-    let entry = match console.get(&key::layout()).await {
+async fn layout(context: &CommandContext) -> Check {
+    let entry = match context.get(&key::layout()).await {
         Ok(Some(entry)) => entry,
         Ok(None) => return Check::ok("layout", "no farm has run here yet"),
         Err(error) => return failed("layout", &error),
@@ -179,8 +179,8 @@ async fn layout(console: &CommandContext) -> Check {
     }
 }
 
-async fn farms(console: &CommandContext) -> Check {
-    match console.store.list(&key::farms(), Query::PLAIN).await {
+async fn farms(context: &CommandContext) -> Check {
+    match context.store.list(&key::farms(), Query::PLAIN).await {
         Ok(answer) => match answer.value.iter().filter(|entry| entry.session.is_some()).count() {
             0 => Check::bad(
                 Verdict::Warn,

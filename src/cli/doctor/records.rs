@@ -12,13 +12,13 @@ use crate::pod_group::spec::PodGroupRecord;
 use crate::queue::spec::QueueRecord;
 use crate::store::{Entry, Prefix, Query, StoreError, key};
 
-pub(super) async fn check(console: &CommandContext, checks: &mut Vec<Check>) {
-    checks.push(controllers(console).await);
-    match batch(console).await {
+pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
+    checks.push(controllers(context).await);
+    match batch(context).await {
         Ok(more) => checks.extend(more),
         Err(error) => checks.push(failed("jobs", &error)),
     }
-    checks.push(promises(console).await);
+    checks.push(allocations(context).await);
 }
 
 /// What is wrong with the entries of a tree, a line each.
@@ -46,8 +46,8 @@ impl Looked {
     }
 }
 
-async fn controllers(console: &CommandContext) -> Check {
-    let (records, strange) = match find::all(console).await {
+async fn controllers(context: &CommandContext) -> Check {
+    let (records, strange) = match find::all(context).await {
         Ok(all) => all,
         Err(error) => {
             let remedy = "try again; if it stays, ask Consul's log";
@@ -65,12 +65,12 @@ async fn controllers(console: &CommandContext) -> Check {
 }
 
 /// Jobs, the groups and queues that they wait in, and what was asked of them.
-async fn batch(console: &CommandContext) -> Result<[Check; 4], StoreError> {
-    let jobs = entries(console, key::jobs()).await?;
-    let groups = entries(console, key::pod_groups()).await?;
-    let queues = entries(console, key::queues()).await?;
-    let commands = entries(console, key::commands()).await?;
-    let known = Known {
+async fn batch(context: &CommandContext) -> Result<[Check; 4], StoreError> {
+    let jobs = entries(context, key::jobs()).await?;
+    let groups = entries(context, key::pod_groups()).await?;
+    let queues = entries(context, key::queues()).await?;
+    let commands = entries(context, key::commands()).await?;
+    let known = KnownRecords {
         jobs: jobs.iter().filter_map(|e| key::namespaced(&key::jobs(), &e.key)).collect(),
         queues: queues.iter().filter_map(|e| key::queues().tail(&e.key)?.parse().ok()).collect(),
     };
@@ -85,8 +85,8 @@ async fn batch(console: &CommandContext) -> Result<[Check; 4], StoreError> {
     ])
 }
 
-async fn entries(console: &CommandContext, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
-    let mut entries = console.store.list(&tree, Query::PLAIN).await?.value;
+async fn entries(context: &CommandContext, tree: Prefix) -> Result<Vec<Entry>, StoreError> {
+    let mut entries = context.store.list(&tree, Query::PLAIN).await?.value;
     entries.retain(|entry| !tree.is_sentinel(&entry.key));
     Ok(entries)
 }
@@ -111,12 +111,12 @@ fn queue(entry: &Entry) -> Result<(), String> {
 }
 
 /// What commands may be for.
-struct Known {
+struct KnownRecords {
     jobs: BTreeSet<Namespaced>,
     queues: BTreeSet<QueueName>,
 }
 
-impl Known {
+impl KnownRecords {
     fn command(&self, entry: &Entry) -> Result<(), String> {
         let name = key::commands().tail(&entry.key).unwrap_or_default();
         uuid::Uuid::parse_str(name).map_err(|_| "its name is no UUID")?;
@@ -133,13 +133,13 @@ impl Known {
 }
 
 /// What nodes have promised: each to a pod that is there, and no more than they have.
-async fn promises(console: &CommandContext) -> Check {
-    let promises = match allocations::promises(console).await {
-        Ok(promises) => promises,
+async fn allocations(context: &CommandContext) -> Check {
+    let allocations = match allocations::allocations(context).await {
+        Ok(allocations) => allocations,
         Err(error) => return failed("promises", &error),
     };
-    let (pods, nodes) = promises.count();
-    if let Some(fault) = promises.faults().first() {
+    let (pods, nodes) = allocations.count();
+    if let Some(fault) = allocations.faults().first() {
         return Check::bad(
             Verdict::Warn,
             "promises",
@@ -147,17 +147,21 @@ async fn promises(console: &CommandContext) -> Check {
             "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or mend it",
         );
     }
-    match promises.leaks.first() {
+    match allocations.orphaned_allocations.first() {
         None => Check::ok("promises", format!("resources for {pods} pods on {nodes} nodes")),
-        Some(leak) => Check::bad(
+        Some(orphaned) => Check::bad(
             Verdict::Warn,
             "promises",
-            format!("{}, such as: {}", leaks_words(promises.leaks.len()), allocations::words(leak)),
+            format!(
+                "{}, such as: {}",
+                orphaned_summary(allocations.orphaned_allocations.len()),
+                allocations::words(orphaned)
+            ),
             "free them: rcfarm rc orphans --remove (a farm does so when it needs the room)",
         ),
     }
 }
 
-fn leaks_words(count: usize) -> String {
+fn orphaned_summary(count: usize) -> String {
     if count == 1 { "1 has no pod".to_owned() } else { format!("{count} have no pods") }
 }

@@ -51,11 +51,11 @@ fn trees() -> [(Prefix, Writer); 28] {
     ]
 }
 
-pub(super) async fn check(console: &CommandContext, checks: &mut Vec<Check>) {
+pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     for (tree, writer) in trees() {
         let name = tree.to_string();
         let (may_read, may_write) =
-            match (may_read(console, &tree).await, may_write(console, &tree).await) {
+            match (may_read(context, &tree).await, may_write(context, &tree).await) {
                 (Ok(may_read), Ok(may_write)) => (may_read, may_write),
                 (Err(error), _) | (_, Err(error)) => {
                     checks.push(failed(name, &error));
@@ -87,9 +87,9 @@ pub(super) async fn check(console: &CommandContext, checks: &mut Vec<Check>) {
 }
 
 /// A list of what may not be seen is empty; reading a single key is refused.
-async fn may_read(console: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
+async fn may_read(context: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
-    match console.store.get(&probe, Query::PLAIN).await {
+    match context.store.get(&probe, Query::PLAIN).await {
         Ok(_) => Ok(true),
         Err(StoreError::Forbidden { .. }) => Ok(false),
         Err(error) => Err(error),
@@ -98,11 +98,11 @@ async fn may_read(console: &CommandContext, tree: &Prefix) -> Result<bool, Store
 
 /// Tries a transaction that writes, and that can never be committed: it begins with a check of a key that is not
 /// there. What else is refused is refused for want of rights.
-async fn may_write(console: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
+async fn may_write(context: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
     let impossible = Op::CheckIndex { key: key::layout(), index: Index(u64::MAX >> 1) };
     let write = Op::Set { key: probe, value: PROBE.into(), flags: 0 };
-    match console.store.txn(&[impossible, write]).await {
+    match context.store.txn(&[impossible, write]).await {
         Ok(TxnOutcome::Committed { .. }) => Ok(true),
         Ok(TxnOutcome::Refused(refusals)) => Ok(refusals.iter().all(|refusal| refusal.op != 1)),
         Err(StoreError::Forbidden { .. }) => Ok(false),

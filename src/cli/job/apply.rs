@@ -67,34 +67,34 @@ struct Difference {
 }
 
 pub(in crate::cli) async fn apply(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &FileArgs,
 ) -> anyhow::Result<CliExit> {
-    let all = wanted(console, args).await?;
+    let all = wanted(context, args).await?;
     let mut shown = Vec::new();
     for one in &all {
         for warning in &one.read.warnings {
-            console.out.note(&format!("{}: {warning}", one.id));
+            context.out.note(&format!("{}: {warning}", one.id));
         }
         let change = change(one);
         if change != Change::Unchanged {
-            write(console, one, change).await?;
+            write(context, one, change).await?;
         }
         shown.push(json!({"job": one.id, "kind": one.read.spec.framework.kind(), "change": change,
             "warnings": one.read.warnings}));
     }
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         all.iter().map(|one| format!("{}: {}\n", one.id, word(change(one)))).collect()
     })?;
     Ok(CliExit::Ok)
 }
 
 pub(in crate::cli) async fn plan(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &FileArgs,
 ) -> anyhow::Result<CliExit> {
-    let rows: Vec<Row> = wanted(console, args).await?.iter().map(row).collect();
-    console.out.show(&rows, || rows.iter().map(text).collect())?;
+    let rows: Vec<Row> = wanted(context, args).await?.iter().map(row).collect();
+    context.out.show(&rows, || rows.iter().map(text).collect())?;
     let nothing = rows.iter().all(|row| row.change == Change::Unchanged);
     Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
 }
@@ -108,7 +108,7 @@ fn word(change: Change) -> &'static str {
 }
 
 /// Reads and judges all documents before anything is changed.
-async fn wanted(console: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
+async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
@@ -128,14 +128,14 @@ async fn wanted(console: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
         }
         match document::read(&id, &document) {
             Ok(read) => {
-                let stored = console.get(&key::job(&id)).await?;
+                let stored = context.get(&key::job(&id)).await?;
                 all.push(Wanted { id, document: as_stored(document), read, stored });
             }
             Err(found) => problems.extend(found.iter().map(|remark| format!("{id}: {remark}"))),
         }
     }
     problems.extend(all.iter().filter_map(conflict));
-    problems.extend(closed_to(console, &all).await?);
+    problems.extend(closed_to(context, &all).await?);
     if !problems.is_empty() {
         let why = format!("{} cannot be applied:\n  {}", args.filename, problems.join("\n  "));
         return Err(failure(why, "mend the fields named; nothing was changed"));
@@ -147,12 +147,12 @@ async fn wanted(console: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
 }
 
 /// Why the queues of new jobs take none of them (`volcano.md` §6). That of whatever names none is made by the first farm.
-async fn closed_to(console: &CommandContext, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
+async fn closed_to(context: &CommandContext, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
     let new: Vec<&Wanted> = all.iter().filter(|one| one.stored.is_none()).collect();
     if new.is_empty() {
         return Ok(Vec::new());
     }
-    let queues = queues(console).await?;
+    let queues = queues(context).await?;
     let refusal = |one: &&Wanted| {
         let spec = &one.read.spec;
         let name = spec.queue.parse().ok()?;
@@ -165,8 +165,8 @@ async fn closed_to(console: &CommandContext, all: &[Wanted]) -> anyhow::Result<V
     Ok(new.iter().filter_map(refusal).collect())
 }
 
-async fn queues(console: &CommandContext) -> anyhow::Result<Queues> {
-    let listed = console.store.list(&key::queues(), Query::PLAIN).await?.value;
+async fn queues(context: &CommandContext) -> anyhow::Result<Queues> {
+    let listed = context.store.list(&key::queues(), Query::PLAIN).await?.value;
     let stored = |entry: Entry| {
         let name = key::queues().tail(&entry.key)?.parse().ok()?;
         let record = QueueRecord::decode(&entry.value);
@@ -229,7 +229,7 @@ fn conflict(one: &Wanted) -> Option<String> {
     if stored.pointer("/metadata/deletionTimestamp").is_some() {
         return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
     }
-    (document::shape(&stored) != document::shape(&one.document)).then(|| {
+    (document::immutable_hash(&stored) != document::immutable_hash(&one.document)).then(|| {
         format!(
             "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
              (changed: {})",
@@ -255,18 +255,18 @@ fn change(one: &Wanted) -> Change {
     }
 }
 
-async fn write(console: &CommandContext, one: &Wanted, change: Change) -> anyhow::Result<()> {
+async fn write(context: &CommandContext, one: &Wanted, change: Change) -> anyhow::Result<()> {
     let index = one.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
     let value = one.document.to_string().into();
     let op = Op::Cas { key: key::job(&one.id), value, flags: 0, index };
     let details = JobChange {
         job: one.id.clone(),
-        actor: console.actor(),
+        actor: context.actor(),
         action: format!("{change:?}"),
         reason: String::new(),
         command: None,
     };
-    match console.commit([op], &Details::JobChanged(details), None).await? {
+    match context.commit([op], &Details::JobChanged(details), None).await? {
         Committed::Applied(_) => Ok(()),
         Committed::Refused(_) => Err(failure(
             format!("{}: somebody changed it meanwhile; it was left as it is", one.id),

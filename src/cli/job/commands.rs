@@ -28,7 +28,7 @@ pub struct CommandArgs {
 #[derive(clap::Args)]
 pub struct TaskArgs {
     #[command(flatten)]
-    ask: CommandArgs,
+    command: CommandArgs,
     /// The task
     task: String,
 }
@@ -37,7 +37,7 @@ pub struct TaskArgs {
 #[derive(clap::Args)]
 pub struct PodArgs {
     #[command(flatten)]
-    ask: CommandArgs,
+    command: CommandArgs,
     /// The task
     task: String,
     /// The pod's number in it, from 0
@@ -45,35 +45,36 @@ pub struct PodArgs {
 }
 
 pub(super) async fn run(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &CommandArgs,
     action: CommandAction,
 ) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.job).await?;
-    issue(console, &found, &args.reason, action, None, None).await
+    let found = find(context, &args.job).await?;
+    issue(context, &found, &args.reason, action, None, None).await
 }
 
 pub(super) async fn restart_task(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &TaskArgs,
 ) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.ask.job).await?;
+    let found = find(context, &args.command.job).await?;
     let task = task_of(&found, &args.task)?;
-    issue(console, &found, &args.ask.reason, CommandAction::RestartTask, Some(task.0), None).await
+    issue(context, &found, &args.command.reason, CommandAction::RestartTask, Some(task.0), None)
+        .await
 }
 
 pub(super) async fn restart_pod(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &PodArgs,
 ) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.ask.job).await?;
+    let found = find(context, &args.command.job).await?;
     let (task, replicas) = task_of(&found, &args.task)?;
     if args.index >= replicas {
         let why = format!("task {task} of {} has {replicas} pods", found.id);
         return Err(failure(why, "their numbers begin at 0"));
     }
     let action = CommandAction::RestartPod;
-    issue(console, &found, &args.ask.reason, action, Some(task), Some(args.index)).await
+    issue(context, &found, &args.command.reason, action, Some(task), Some(args.index)).await
 }
 
 fn task_of(found: &FoundJob, name: &str) -> anyhow::Result<(String, u32)> {
@@ -89,7 +90,7 @@ fn task_of(found: &FoundJob, name: &str) -> anyhow::Result<(String, u32)> {
 
 /// Leaves a command for the job's owner, who carries it out once.
 async fn issue(
-    console: &CommandContext,
+    context: &CommandContext,
     found: &FoundJob,
     reason: &str,
     action: CommandAction,
@@ -97,14 +98,14 @@ async fn issue(
     index: Option<u32>,
 ) -> anyhow::Result<CliExit> {
     may_ask(found, Some(action))?;
-    let id = console.ids.ordered_uuid(console.now());
+    let id = context.ids.ordered_uuid(context.now());
     let job = found.id.clone();
     let target = Target::Job { job: job.clone(), uid: Some(found.uid()), task, index };
-    let issued_by = console.actor().to_string();
+    let issued_by = context.actor().to_string();
     let command = Command { action, target, reason: reason.to_owned(), issued_by };
     let change = JobChange {
         job,
-        actor: console.actor(),
+        actor: context.actor(),
         action: action.to_string(),
         reason: reason.to_owned(),
         command: Some(id),
@@ -112,12 +113,12 @@ async fn issue(
     let op =
         Op::Cas { key: key::command(id), value: command.encode(), flags: 0, index: Index::ZERO };
     let guard = Op::CheckIndex { key: key::job(&found.id), index: found.entry.modify_index };
-    match console.commit([guard, op], &Details::JobChanged(change), None).await? {
+    match context.commit([guard, op], &Details::JobChanged(change), None).await? {
         Committed::Applied(_) => {}
         Committed::Refused(_) => return Err(changed_meanwhile(&found.id)),
     }
     let shown = json!({"job": found.id, "command": id, "action": action});
-    console.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
+    context.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
     Ok(CliExit::Ok)
 }
 
@@ -161,30 +162,30 @@ fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
 /// The scheduling gate that suspends a pod.
 const SUSPENDED_GATE: &str = "suspended";
 
-pub(super) async fn suspend(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
-    let found = find(console, id).await?;
-    set_suspend(console, &found, true).await
+pub(super) async fn suspend(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
+    let found = find(context, id).await?;
+    set_suspend(context, &found, true).await
 }
 
 /// A job that its record suspends goes on when that no longer says so; an aborted one on a command.
 pub(super) async fn resume(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &CommandArgs,
 ) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.job).await?;
+    let found = find(context, &args.job).await?;
     if found.read.as_ref().is_ok_and(|read| read.spec.suspend) {
-        return set_suspend(console, &found, false).await;
+        return set_suspend(context, &found, false).await;
     }
     let phase = found.status.as_ref().map(|status| status.state.phase);
     if !matches!(phase, Some(JobPhase::Aborted | JobPhase::Aborting)) {
         let why = format!("{} is neither suspended nor aborted", found.id);
         return Err(failure(why, format!("see how it is: rcfarm job get {}", found.id)));
     }
-    issue(console, &found, &args.reason, CommandAction::ResumeJob, None, None).await
+    issue(context, &found, &args.reason, CommandAction::ResumeJob, None, None).await
 }
 
 async fn set_suspend(
-    console: &CommandContext,
+    context: &CommandContext,
     found: &FoundJob,
     suspend: bool,
 ) -> anyhow::Result<CliExit> {
@@ -200,22 +201,22 @@ async fn set_suspend(
         _ => spec["runPolicy"]["suspend"] = Value::Bool(suspend),
     }
     let word = if suspend { "Suspended" } else { "Resumed" };
-    write(console, found, &document, word).await?;
+    write(context, found, &document, word).await?;
     let shown = json!({"job": found.id, "suspend": suspend});
-    console.out.show(&shown, || format!("{}: {}", found.id, word.to_lowercase()))?;
+    context.out.show(&shown, || format!("{}: {}", found.id, word.to_lowercase()))?;
     Ok(CliExit::Ok)
 }
 
 /// Writes a job's record anew, if it is still as it was seen.
 pub(super) async fn write(
-    console: &CommandContext,
+    context: &CommandContext,
     found: &FoundJob,
     document: &Value,
     action: &str,
 ) -> anyhow::Result<()> {
     let change = JobChange {
         job: found.id.clone(),
-        actor: console.actor(),
+        actor: context.actor(),
         action: action.to_owned(),
         reason: String::new(),
         command: None,
@@ -226,7 +227,7 @@ pub(super) async fn write(
         flags: found.entry.flags,
         index: found.entry.modify_index,
     };
-    match console.commit([op], &Details::JobChanged(change), None).await? {
+    match context.commit([op], &Details::JobChanged(change), None).await? {
         Committed::Applied(_) => Ok(()),
         Committed::Refused(_) => Err(changed_meanwhile(&found.id)),
     }

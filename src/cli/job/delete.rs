@@ -32,24 +32,24 @@ pub struct JobDeleteArgs {
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let id = &args.job;
-    if console.get(&key::job(id)).await?.is_none() {
-        return sweep(console, args).await;
+    if context.get(&key::job(id)).await?.is_none() {
+        return collect_orphans(context, args).await;
     }
-    let found = find(console, id).await?;
-    mark(console, &found).await?;
+    let found = find(context, id).await?;
+    identity(context, &found).await?;
     if !args.no_wait {
-        gone(console, &found, args.timeout).await?;
+        gone(context, &found, args.timeout).await?;
     }
     let word = if args.no_wait { "is being deleted" } else { "deleted" };
     let shown = json!({"job": id, "deleted": !args.no_wait});
-    console.out.show(&shown, || format!("{id}: {word}"))?;
+    context.out.show(&shown, || format!("{id}: {word}"))?;
     Ok(CliExit::Ok)
 }
 
 /// Tells the owner farm that it shall go: its pods, its group, then its record.
-async fn mark(console: &CommandContext, found: &FoundJob) -> anyhow::Result<()> {
+async fn identity(context: &CommandContext, found: &FoundJob) -> anyhow::Result<()> {
     if found.document.pointer("/metadata/deletionTimestamp").is_some() {
         return Ok(());
     }
@@ -65,21 +65,21 @@ async fn mark(console: &CommandContext, found: &FoundJob) -> anyhow::Result<()> 
         return Err(failure(why, hint));
     }
     let mut document = found.document.clone();
-    document["metadata"]["deletionTimestamp"] = json!(console.now());
-    write(console, found, &document, "Deleted").await
+    document["metadata"]["deletionTimestamp"] = json!(context.now());
+    write(context, found, &document, "Deleted").await
 }
 
-async fn gone(console: &CommandContext, found: &FoundJob, timeout: Duration) -> anyhow::Result<()> {
+async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
     loop {
-        let answer = console.store.get(&key::job(&found.id), query).await?;
+        let answer = context.store.get(&key::job(&found.id), query).await?;
         let left = answer.value.filter(|entry| entry.create_index == found.uid());
         if left.is_none() {
             return Ok(());
         }
-        let count = pods(console, &found.id).await?.len();
+        let count = pods(context, &found.id).await?.len();
         progress.say(&format!("{count} pods left"));
         if Instant::now() >= give_up {
             let waited = humantime::format_duration(timeout);
@@ -93,12 +93,15 @@ async fn gone(console: &CommandContext, found: &FoundJob, timeout: Duration) -> 
 }
 
 /// What a job left behind whose record was deleted by hand: pods, status, group.
-async fn sweep(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
+async fn collect_orphans(
+    context: &CommandContext,
+    args: &JobDeleteArgs,
+) -> anyhow::Result<CliExit> {
     let id = &args.job;
-    let left = pods(console, id).await?;
-    let status = console.get(&key::job_status(id)).await?;
+    let left = pods(context, id).await?;
+    let status = context.get(&key::job_status(id)).await?;
     // One that a person made under this name is no job's.
-    let group = console.get(&key::pod_group(id)).await?.filter(|entry| {
+    let group = context.get(&key::pod_group(id)).await?.filter(|entry| {
         let record = PodGroupRecord::decode(&entry.value).ok();
         let owner = record.and_then(|record| record.spec.owner);
         owner.is_some_and(|o| o.kind == "Job" && o.name == id.name.as_str())
@@ -110,32 +113,32 @@ async fn sweep(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result
         ));
     }
     let count = left.len();
-    for batch in left.chunks((console.limits.ops - 4) / 3) {
+    for batch in left.chunks((context.limits.ops - 4) / 3) {
         let ops = batch.iter().flat_map(remove).collect();
-        commit(console, id, ops).await?;
+        commit(context, id, ops).await?;
     }
     if group.is_some() {
-        stopped(console, args).await?;
+        stopped(context, args).await?;
     }
     let rest = [status, group].into_iter().flatten();
     let ops = rest.filter_map(|entry| {
         let key = crate::store::Key::parse(&entry.key).ok()?;
         Some(Op::DeleteCas { key, index: entry.modify_index })
     });
-    commit(console, id, ops.collect()).await?;
+    commit(context, id, ops.collect()).await?;
     let shown = json!({"job": id, "deleted": true, "orphans": count});
-    console
+    context
         .out
         .show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))?;
     Ok(CliExit::Ok)
 }
 
 /// Waits until no node has a pod of the job any more: with its group goes the promise of their room.
-async fn stopped(console: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
+async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
     let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
-        let real = console.store.list(&key::realities(), Query::PLAIN).await?.value;
+        let real = context.store.list(&key::realities(), Query::PLAIN).await?.value;
         let of_job = real.iter().filter(|entry| made_for(&entry.value).as_ref() == Some(&args.job));
         let count = of_job.count();
         if count == 0 {
@@ -160,7 +163,7 @@ fn remove(pod: &FoundPod) -> [Op; 3] {
     ]
 }
 
-async fn commit(console: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> anyhow::Result<()> {
+async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> anyhow::Result<()> {
     if ops.is_empty() {
         return Ok(());
     }
@@ -168,12 +171,12 @@ async fn commit(console: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
     ops.push(Op::CheckNotExists { key: key::job(id) });
     let change = JobChange {
         job: id.clone(),
-        actor: console.actor(),
+        actor: context.actor(),
         action: "OrphansRemoved".to_owned(),
         reason: String::new(),
         command: None,
     };
-    match console.commit(ops, &Details::JobChanged(change), None).await? {
+    match context.commit(ops, &Details::JobChanged(change), None).await? {
         Committed::Applied(_) => Ok(()),
         Committed::Refused(_) => Err(failure(
             format!("{id}: something changed meanwhile; not everything was removed"),

@@ -48,21 +48,21 @@ impl FoundJob {
 }
 
 /// One job.
-pub(super) async fn find(console: &CommandContext, id: &Namespaced) -> anyhow::Result<FoundJob> {
-    let Some(entry) = console.get(&key::job(id)).await? else {
+pub(super) async fn find(context: &CommandContext, id: &Namespaced) -> anyhow::Result<FoundJob> {
+    let Some(entry) = context.get(&key::job(id)).await? else {
         return Err(failure(
             format!("there is no job {id}"),
             "see which there are: rcfarm job list",
         ));
     };
-    let status = console.get(&key::job_status(id)).await?;
+    let status = context.get(&key::job_status(id)).await?;
     Ok(FoundJob::new(id.clone(), entry, status.as_ref()))
 }
 
 /// All jobs, in key order.
-pub(super) async fn all(console: &CommandContext) -> anyhow::Result<Vec<FoundJob>> {
-    let records = console.store.list(&key::jobs(), Query::PLAIN).await?.value;
-    let statuses = console.store.list(&key::job_statuses(), Query::PLAIN).await?.value;
+pub(super) async fn all(context: &CommandContext) -> anyhow::Result<Vec<FoundJob>> {
+    let records = context.store.list(&key::jobs(), Query::PLAIN).await?.value;
+    let statuses = context.store.list(&key::job_statuses(), Query::PLAIN).await?.value;
     let statuses: BTreeMap<Namespaced, Entry> = statuses
         .into_iter()
         .filter_map(|entry| Some((key::namespaced(&key::job_statuses(), &entry.key)?, entry)))
@@ -78,33 +78,33 @@ pub(super) async fn all(console: &CommandContext) -> anyhow::Result<Vec<FoundJob
 /// A pod of a job.
 pub(super) struct FoundPod {
     pub(super) place: PodRef,
-    pub(super) mark: PodIdentity,
+    pub(super) identity: PodIdentity,
     pub(super) label_index: Index,
     pub(super) status: Option<PodStatus>,
 }
 
 /// The pods that carry a job's name, of whatever job of that name.
 pub(super) async fn pods(
-    console: &CommandContext,
+    context: &CommandContext,
     id: &Namespaced,
 ) -> anyhow::Result<Vec<FoundPod>> {
     let prefix = key::labels(LabelKind::Pod);
-    let labelled = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let labelled = context.store.list(&prefix, Query::PLAIN).await?.value;
     let marked = labelled.iter().filter_map(|entry| {
         let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
-        let mark = mark_of(&decode_labels(&entry.value).ok()?)?;
-        (mark.job == *id).then_some((PodRef { node, pod }, mark, entry.modify_index))
+        let identity = mark_of(&decode_labels(&entry.value).ok()?)?;
+        (identity.job == *id).then_some((PodRef { node, pod }, identity, entry.modify_index))
     });
     let marked: Vec<_> = marked.collect();
     let keys = marked.iter().map(|(place, ..)| key::pod_status(&place.pod, &place.node));
-    let statuses = console.get_many(keys).await?;
-    let pod = |(place, mark, label_index): (PodRef, PodIdentity, Index)| {
+    let statuses = context.get_many(keys).await?;
+    let pod = |(place, identity, label_index): (PodRef, PodIdentity, Index)| {
         let key = key::pod_status(&place.pod, &place.node);
         let entry = statuses.get(key.as_str());
         let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
-        FoundPod { place, mark, label_index, status }
+        FoundPod { place, identity, label_index, status }
     };
     let mut pods: Vec<FoundPod> = marked.into_iter().map(pod).collect();
-    pods.sort_by(|a, b| (&a.mark.slot, &a.place).cmp(&(&b.mark.slot, &b.place)));
+    pods.sort_by(|a, b| (&a.identity.slot, &a.place).cmp(&(&b.identity.slot, &b.place)));
     Ok(pods)
 }

@@ -62,8 +62,8 @@ fn row(found: &FoundJob) -> Row {
     }
 }
 
-pub(super) async fn run(console: &CommandContext, args: &JobListArgs) -> anyhow::Result<CliExit> {
-    let found = all(console).await?;
+pub(super) async fn run(context: &CommandContext, args: &JobListArgs) -> anyhow::Result<CliExit> {
+    let found = all(context).await?;
     let rows: Vec<Row> = found
         .iter()
         .map(row)
@@ -72,11 +72,11 @@ pub(super) async fn run(console: &CommandContext, args: &JobListArgs) -> anyhow:
                 && args.queue.as_ref().is_none_or(|queue| row.queue.as_ref() == Some(queue))
         })
         .collect();
-    console.out.show(&rows, || {
+    context.out.show(&rows, || {
         if rows.is_empty() {
             return "there are no jobs; to make one: rcfarm apply -f FILE".to_owned();
         }
-        let now = console.now();
+        let now = context.now();
         let header = [
             "JOB",
             "KIND",

@@ -17,33 +17,33 @@ pub enum JobCommand {
     /// List all jobs
     #[command(visible_alias = "ls")]
     List(list::JobListArgs),
-    /// Show a job: its record and what its owner farm says of it
+    /// Show a job's record and status
     Get(JobArgs),
     /// Show a job's tasks and their pods
     Tree(JobArgs),
-    /// Say why a job is as it is, and what it waits for
+    /// Explain a job's phase and what it waits for
     Explain(JobArgs),
     /// Print the log of one of a job's pods, from its node
     Logs(show::JobLogsArgs),
-    /// Wait for a job's end; exit code 2 when that is no success
+    /// Wait until a job has ended; exit code 2 if it failed
     Wait(wait::WaitArgs),
-    /// Declare that a job shall not run now: its pods go, and it can go on later
+    /// Suspend a job: its pods are deleted, and it can be resumed
     Suspend(JobArgs),
-    /// Let a suspended or aborted job go on
+    /// Resume a suspended or aborted job
     Resume(commands::CommandArgs),
-    /// Stop a job; what has ended stays, and it can go on later
+    /// Abort a job: running pods are stopped, and it can be resumed
     Abort(commands::CommandArgs),
-    /// Start a job again, all of it
+    /// Restart all pods of a job
     Restart(commands::CommandArgs),
-    /// Stop a job for good; it counts as failed
+    /// Terminate a job: it is stopped and counts as failed
     Terminate(commands::CommandArgs),
-    /// Stop a job; it counts as done
+    /// Complete a job: it is stopped and counts as completed
     Complete(commands::CommandArgs),
-    /// Start the pods of one task again
+    /// Restart the pods of one task
     RestartTask(commands::TaskArgs),
-    /// Start one pod again
+    /// Restart one pod
     RestartPod(commands::PodArgs),
-    /// Remove a job's pods, then the job
+    /// Delete a job's pods, then the job
     #[command(visible_alias = "rm")]
     Delete(delete::JobDeleteArgs),
 }
@@ -56,27 +56,27 @@ pub struct JobArgs {
     job: crate::ids::Namespaced,
 }
 
-pub(super) async fn run(console: &CommandContext, command: JobCommand) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow::Result<CliExit> {
     use crate::command::CommandAction;
     match command {
-        JobCommand::List(args) => list::run(console, &args).await,
-        JobCommand::Get(args) => show::get(console, &args.job).await,
-        JobCommand::Tree(args) => show::tree(console, &args.job).await,
-        JobCommand::Explain(args) => show::explain(console, &args.job).await,
-        JobCommand::Logs(args) => show::logs(console, args).await,
-        JobCommand::Wait(args) => wait::run(console, &args).await,
-        JobCommand::Suspend(args) => commands::suspend(console, &args.job).await,
-        JobCommand::Resume(args) => commands::resume(console, &args).await,
-        JobCommand::Abort(args) => commands::run(console, &args, CommandAction::AbortJob).await,
-        JobCommand::Restart(args) => commands::run(console, &args, CommandAction::RestartJob).await,
+        JobCommand::List(args) => list::run(context, &args).await,
+        JobCommand::Get(args) => show::get(context, &args.job).await,
+        JobCommand::Tree(args) => show::tree(context, &args.job).await,
+        JobCommand::Explain(args) => show::explain(context, &args.job).await,
+        JobCommand::Logs(args) => show::logs(context, args).await,
+        JobCommand::Wait(args) => wait::run(context, &args).await,
+        JobCommand::Suspend(args) => commands::suspend(context, &args.job).await,
+        JobCommand::Resume(args) => commands::resume(context, &args).await,
+        JobCommand::Abort(args) => commands::run(context, &args, CommandAction::AbortJob).await,
+        JobCommand::Restart(args) => commands::run(context, &args, CommandAction::RestartJob).await,
         JobCommand::Terminate(args) => {
-            commands::run(console, &args, CommandAction::TerminateJob).await
+            commands::run(context, &args, CommandAction::TerminateJob).await
         }
         JobCommand::Complete(args) => {
-            commands::run(console, &args, CommandAction::CompleteJob).await
+            commands::run(context, &args, CommandAction::CompleteJob).await
         }
-        JobCommand::RestartTask(args) => commands::restart_task(console, &args).await,
-        JobCommand::RestartPod(args) => commands::restart_pod(console, &args).await,
-        JobCommand::Delete(args) => delete::run(console, &args).await,
+        JobCommand::RestartTask(args) => commands::restart_task(context, &args).await,
+        JobCommand::RestartPod(args) => commands::restart_pod(context, &args).await,
+        JobCommand::Delete(args) => delete::run(context, &args).await,
     }
 }

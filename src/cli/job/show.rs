@@ -16,8 +16,8 @@ use crate::job::status::JobStatus;
 use crate::pod_group::status::PodGroupStatus;
 use crate::store::key;
 
-pub(super) async fn get(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
-    let found = find(console, id).await?;
+pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
+    let found = find(context, id).await?;
     let shown = json!({
         "job": found.id,
         "uid": found.uid(),
@@ -26,8 +26,8 @@ pub(super) async fn get(console: &CommandContext, id: &Namespaced) -> anyhow::Re
         "problems": found.read.as_ref().err(),
         "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
     });
-    console.out.show(&shown, || {
-        let now = console.now();
+    context.out.show(&shown, || {
+        let now = context.now();
         let mut rows = vec![("job", found.id.to_string()), ("uid", found.uid().to_string())];
         if let Ok(read) = &found.read {
             rows.extend(spec_rows(&read.spec));
@@ -95,34 +95,37 @@ struct Leaf {
 
 fn leaf(found: &FoundJob, pod: &FoundPod) -> Leaf {
     let spec = found.read.as_ref().ok().map(|read| &read.spec);
-    let task = spec.and_then(|spec| Some((spec, spec.task(&pod.mark.slot.task)?)));
+    let task = spec.and_then(|spec| Some((spec, spec.task(&pod.identity.slot.task)?)));
     let container = task.and_then(|(spec, task)| counting_container(spec, task));
-    let standing = pod.status.as_ref().map(stands);
+    let pod_state = pod.status.as_ref().map(stands);
     Leaf {
         pod: pod.place.pod.to_string(),
         node: pod.place.node.to_string(),
-        version: pod.mark.version,
-        attempt: pod.mark.attempt,
-        phase: standing.as_ref().map_or("Pending".to_owned(), |s| format!("{:?}", s.phase)),
-        exit_code: standing.as_ref().and_then(|standing| standing.exit_code(container)),
-        restarts: standing.as_ref().map_or(0, |standing| standing.restarts),
-        message: standing.map(|standing| standing.message).unwrap_or_default(),
+        version: pod.identity.version,
+        attempt: pod.identity.attempt,
+        phase: pod_state.as_ref().map_or("Pending".to_owned(), |s| format!("{:?}", s.phase)),
+        exit_code: pod_state.as_ref().and_then(|pod_state| pod_state.exit_code(container)),
+        restarts: pod_state.as_ref().map_or(0, |pod_state| pod_state.restarts),
+        message: pod_state.map(|pod_state| pod_state.message).unwrap_or_default(),
     }
 }
 
-pub(super) async fn tree(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
-    let found = find(console, id).await?;
-    let pods = pods(console, id).await?;
+pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
+    let found = find(context, id).await?;
+    let pods = pods(context, id).await?;
     let tasks: Vec<(String, u32)> = match &found.read {
         Ok(read) => read.spec.tasks.iter().map(|t| (t.name.clone(), t.replicas)).collect(),
         Err(_) => Vec::new(),
     };
     let of = |task: &str| -> Vec<Leaf> {
-        pods.iter().filter(|pod| pod.mark.slot.task == task).map(|pod| leaf(&found, pod)).collect()
+        pods.iter()
+            .filter(|pod| pod.identity.slot.task == task)
+            .map(|pod| leaf(&found, pod))
+            .collect()
     };
-    let astray: Vec<Leaf> = pods
+    let mismatched: Vec<Leaf> = pods
         .iter()
-        .filter(|pod| !tasks.iter().any(|(task, _)| *task == pod.mark.slot.task))
+        .filter(|pod| !tasks.iter().any(|(task, _)| *task == pod.identity.slot.task))
         .map(|pod| leaf(&found, pod))
         .collect();
     let all: Vec<_> = tasks.iter().map(|(task, n)| (task, n, of(task))).collect();
@@ -131,9 +134,9 @@ pub(super) async fn tree(console: &CommandContext, id: &Namespaced) -> anyhow::R
         "phase": found.status.as_ref().map(|status| status.state.phase),
         "tasks": all.iter().map(|(task, n, pods)| json!({"task": task, "replicas": n, "pods": pods}))
             .collect::<Vec<_>>(),
-        "other_pods": astray,
+        "other_pods": mismatched,
     });
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let phase = found.status.as_ref().map(|status| status.state.phase);
         let mut text = format!("{}  {}\n", found.id, or_dash(phase));
         for (n, (task, replicas, pods)) in all.iter().enumerate() {
@@ -152,7 +155,7 @@ pub(super) async fn tree(console: &CommandContext, id: &Namespaced) -> anyhow::R
                 ));
             }
         }
-        for pod in &astray {
+        for pod in &mismatched {
             text.push_str(&format!("?  {} on {}: of no task of the job\n", pod.pod, pod.node));
         }
         text
@@ -160,12 +163,12 @@ pub(super) async fn tree(console: &CommandContext, id: &Namespaced) -> anyhow::R
     Ok(CliExit::Ok)
 }
 
-pub(super) async fn explain(console: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
-    let found = find(console, id).await?;
-    let group = console.get(&key::pod_group_status(id)).await?;
+pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
+    let found = find(context, id).await?;
+    let group = context.get(&key::pod_group_status(id)).await?;
     let group = group.and_then(|entry| PodGroupStatus::decode(&entry.value).ok());
     let group = group.filter(|group| group.owner_uid == Some(found.uid().to_string()));
-    let lock = console.get(&key::job_lock(id)).await?;
+    let lock = context.get(&key::job_lock(id)).await?;
     let is_owned = lock.is_some_and(|entry| entry.session.is_some());
     let verdict = verdict(&found, is_owned);
     let shown = json!({
@@ -183,7 +186,7 @@ pub(super) async fn explain(console: &CommandContext, id: &Namespaced) -> anyhow
         "problems": found.read.as_ref().err(),
         "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
     });
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let mut rows = vec![("job", found.id.to_string()), ("verdict", verdict.clone())];
         if let Some(group) = &group {
             let words = format!("{} ({}) {}", group.phase, group.reason, group.message);
@@ -263,20 +266,23 @@ pub struct JobLogsArgs {
     lines: usize,
 }
 
-pub(super) async fn logs(console: &CommandContext, args: JobLogsArgs) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.job).await?;
-    let mut pods = pods(console, &args.job).await?;
+pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> anyhow::Result<CliExit> {
+    let found = find(context, &args.job).await?;
+    let mut pods = pods(context, &args.job).await?;
     pods.retain(|pod| {
-        pod.mark.uid.0 == found.uid()
-            && args.task.as_ref().is_none_or(|task| pod.mark.slot.task.eq_ignore_ascii_case(task))
-            && args.index.is_none_or(|index| pod.mark.slot.index == index)
+        pod.identity.uid.0 == found.uid()
+            && args
+                .task
+                .as_ref()
+                .is_none_or(|task| pod.identity.slot.task.eq_ignore_ascii_case(task))
+            && args.index.is_none_or(|index| pod.identity.slot.index == index)
     });
-    let names: Vec<String> = pods.iter().map(|pod| pod.mark.slot.to_string()).collect();
+    let names: Vec<String> = pods.iter().map(|pod| pod.identity.slot.to_string()).collect();
     match (pods.pop(), names.len()) {
         (Some(pod), 1) => {
             let which = pod::WhichArgs::of(pod.place.pod, pod.place.node);
             let logs = pod::PodLogsArgs::of(which, args.container, args.follow, args.lines);
-            pod::logs(console, &logs).await
+            pod::logs(context, &logs).await
         }
         (None, _) => {
             let hint = format!("see its pods: rcfarm job tree {}", args.job);

@@ -62,8 +62,8 @@ impl Until {
     }
 }
 
-pub(super) async fn run(console: &CommandContext, args: &WaitArgs) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.job).await?;
+pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Result<CliExit> {
+    let found = find(context, &args.job).await?;
     let uid = JobUid(found.uid());
     let give_up = Instant::now() + args.timeout;
     let status_key = key::job_status(&args.job);
@@ -71,7 +71,7 @@ pub(super) async fn run(console: &CommandContext, args: &WaitArgs) -> anyhow::Re
     let mut said = "no farm has looked at it yet".to_owned();
     let mut query = Query::PLAIN;
     loop {
-        let Ok(answer) = timeout_at(give_up, console.store.get(&status_key, query)).await else {
+        let Ok(answer) = timeout_at(give_up, context.store.get(&status_key, query)).await else {
             return Err(failure(
                 format!(
                     "gave up waiting after {}: {said}",
@@ -89,12 +89,12 @@ pub(super) async fn run(console: &CommandContext, args: &WaitArgs) -> anyhow::Re
                 progress.say(&said);
                 if args.until.is_over(status.state.phase) {
                     drop(progress);
-                    return end(console, args, &status);
+                    return end(context, args, &status);
                 }
             }
             None => {
                 // Gone with its record, or another job has its name now.
-                if find(console, &args.job).await?.uid() != uid.0 {
+                if find(context, &args.job).await?.uid() != uid.0 {
                     let why = format!("{} was deleted, and another job has its name", args.job);
                     return Err(failure(why, "see it: rcfarm job get"));
                 }
@@ -104,11 +104,11 @@ pub(super) async fn run(console: &CommandContext, args: &WaitArgs) -> anyhow::Re
     }
 }
 
-fn end(console: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<CliExit> {
+fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<CliExit> {
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
         "message": status.state.message});
-    console.out.show(&shown, || format!("{}: {}", args.job, words(status)))?;
+    context.out.show(&shown, || format!("{}: {}", args.job, words(status)))?;
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 

@@ -71,27 +71,27 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The same while the node has no more intents: a watch on nothing wakes on anything.
 const LOOK_SOON: Duration = Duration::from_millis(300);
 
-pub(super) async fn drain(console: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
+pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
     let give_up = Instant::now() + args.deadline;
-    let deadline = console.now().checked_add(args.deadline).map_err(|_| {
+    let deadline = context.now().checked_add(args.deadline).map_err(|_| {
         failure(
             format!("--deadline: {} is too long", humantime::format_duration(args.deadline)),
             "write it like 30m, 2h or 7d",
         )
     })?;
-    let nodes = args.which.find(console).await?;
+    let nodes = args.which.find(context).await?;
     let wanted = (NodeState::Draining, Some(deadline));
     for node in &nodes {
-        change(console, node, wanted, Details::NodeDrained).await?;
+        change(context, node, wanted, Details::NodeDrained).await?;
     }
     let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
     let waits = args.wait || !args.no_wait;
     let rows = if waits {
-        emptied(console, &names, give_up).await?
+        emptied(context, &names, give_up).await?
     } else {
-        look(console, &names).await?
+        look(context, &names).await?
     };
-    console.out.show(&rows, || drained_text(&rows))?;
+    context.out.show(&rows, || drained_text(&rows))?;
     if !waits || rows.iter().all(|row| row.pods.is_empty()) {
         return Ok(CliExit::Ok);
     }
@@ -122,19 +122,19 @@ fn unfinished(rows: &[Row], deadline: Duration) -> anyhow::Error {
 }
 
 pub(super) async fn undrain(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &UndrainArgs,
 ) -> anyhow::Result<CliExit> {
-    let nodes = args.which.find(console).await?;
+    let nodes = args.which.find(context).await?;
     let mut changed = BTreeSet::new();
     for node in &nodes {
-        if change(console, node, (NodeState::Ready, None), Details::NodeUndrained).await? {
+        if change(context, node, (NodeState::Ready, None), Details::NodeUndrained).await? {
             changed.insert(node.name.clone());
         }
     }
     let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
-    let rows = look(console, &names).await?;
-    console.out.show(&rows, || {
+    let rows = look(context, &names).await?;
+    context.out.show(&rows, || {
         let line = |row: &Row| match changed.contains(&row.name) {
             true => format!("{}: no longer draining ({})\n", row.name, row.state),
             false => format!("{}: not draining, as before ({})\n", row.name, row.state),
@@ -147,13 +147,13 @@ pub(super) async fn undrain(
 /// Writes what an operator wants of a node, guarded by the record's index, with its audit record. The agent's session
 /// goes on holding the key: a plain CAS keeps it (`consul_semantics.md` §0 #4). `false`: it was so before.
 async fn change(
-    console: &CommandContext,
+    context: &CommandContext,
     seen: &NodeSnapshot,
     (state, drain_deadline): (NodeState, Option<Timestamp>),
     details: impl Fn(NodeChange) -> Details,
 ) -> anyhow::Result<bool> {
     for _ in 0..ATTEMPTS {
-        let node = NodeSnapshot::read(console, &seen.name).await?;
+        let node = NodeSnapshot::read(context, &seen.name).await?;
         check_readable(&node)?;
         let Ok(mut record) = node.record.clone() else { continue };
         if (record.state, record.drain_deadline) == (state, drain_deadline) {
@@ -165,12 +165,12 @@ async fn change(
         let op = Op::Cas { key: key::node(&node.name), value: record.encode(), flags, index };
         let details = details(NodeChange {
             node: node.name.clone(),
-            actor: console.actor(),
+            actor: context.actor(),
             reason: "Requested".to_owned(),
             drain_deadline,
-            pods: intended(console, &node.name).await?,
+            pods: intended(context, &node.name).await?,
         });
-        match console.commit([op], &details, None).await? {
+        match context.commit([op], &details, None).await? {
             Committed::Applied(_) => return Ok(true),
             Committed::Refused(_) => {}
         }
@@ -186,19 +186,19 @@ async fn change(
 
 /// The pods that are meant to be on a node.
 pub(super) async fn intended(
-    console: &CommandContext,
+    context: &CommandContext,
     node: &NodeName,
 ) -> anyhow::Result<Vec<PodId>> {
     let prefix = key::node_intents(node);
-    let keys = console.store.keys(&prefix, None, Query::PLAIN).await?.value;
+    let keys = context.store.keys(&prefix, None, Query::PLAIN).await?.value;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
-async fn look(console: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
+async fn look(context: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for name in names {
-        let node = NodeSnapshot::read(console, name).await?;
-        let pods = pods(console, &node).await?;
+        let node = NodeSnapshot::read(context, name).await?;
+        let pods = pods(context, &node).await?;
         rows.push(Row::of(&node, pods));
     }
     Ok(rows)
@@ -206,14 +206,14 @@ async fn look(console: &CommandContext, names: &[NodeName]) -> anyhow::Result<Ve
 
 /// Waits until no pod is left, the deadline has passed, or somebody has ended the drain.
 async fn emptied(
-    console: &CommandContext,
+    context: &CommandContext,
     names: &[NodeName],
     give_up: Instant,
 ) -> anyhow::Result<Vec<Row>> {
     let mut progress = Progress::default();
     let mut index = Index::ZERO;
     loop {
-        let rows = match look(console, names).await {
+        let rows = match look(context, names).await {
             Err(error) if is_passing(&error) && Instant::now() < give_up => {
                 progress.say(&format!("{error}; trying again"));
                 sleep(LOOK_EVERY).await;
@@ -236,13 +236,13 @@ async fn emptied(
             return Ok(rows);
         }
         let watched = left.iter().find(|pod| pod.intended).map(|pod| pod.node.clone());
-        index = wait(console, watched.as_ref(), index, give_up).await;
+        index = wait(context, watched.as_ref(), index, give_up).await;
     }
 }
 
 /// Waits until the intents of a node change, though not for long, and never past `give_up`.
 async fn wait(
-    console: &CommandContext,
+    context: &CommandContext,
     node: Option<&NodeName>,
     index: Index,
     give_up: Instant,
@@ -253,7 +253,7 @@ async fn wait(
     };
     let query = Query::after(index, LOOK_EVERY);
     let intents = key::node_intents(node);
-    match timeout_at(give_up, console.store.keys(&intents, None, query)).await {
+    match timeout_at(give_up, context.store.keys(&intents, None, query)).await {
         Ok(Ok(answer)) => answer.index,
         // The next look says what is wrong, if it still is.
         Ok(Err(_)) => {

@@ -72,9 +72,9 @@ impl NodeRow {
     }
 }
 
-pub(super) async fn run(console: &CommandContext, args: &NodeListArgs) -> anyhow::Result<CliExit> {
-    let mut nodes = all(console).await?;
-    let intents = console.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
+pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow::Result<CliExit> {
+    let mut nodes = all(context).await?;
+    let intents = context.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
     let mut pods: BTreeMap<NodeName, usize> = BTreeMap::new();
     for (node, _) in intents.iter().filter_map(|key| key::node_and_pod(&key::intents(), key)) {
         *pods.entry(node).or_default() += 1;
@@ -85,20 +85,20 @@ pub(super) async fn run(console: &CommandContext, args: &NodeListArgs) -> anyhow
     if let Some(selector) = &args.selector {
         nodes.retain(|_, node| node.labels.as_ref().is_ok_and(|labels| selector.matches(labels)));
     }
-    let heard = last_heard(console).await?;
+    let heard = last_heard(context).await?;
     let count = |node: &NodeSnapshot| pods.get(&node.name).copied().unwrap_or(0);
     let row = |node: &NodeSnapshot| NodeRow::of(node, count(node), heard.get(&node.name).copied());
     let rows: Vec<(&NodeSnapshot, NodeRow)> =
         nodes.values().map(|node| (node, row(node))).collect();
     for why in rows.iter().flat_map(|(_, row)| &row.invalid) {
-        console.out.note(why);
+        context.out.note(why);
     }
     let shown: Vec<&NodeRow> = rows.iter().map(|(_, row)| row).collect();
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         if rows.is_empty() {
             return "nothing matches".to_owned();
         }
-        let now = console.now();
+        let now = context.now();
         let columns = rows.iter().map(|(node, row)| {
             vec![
                 row.name.to_string(),
@@ -123,10 +123,10 @@ struct Heartbeat {
 }
 
 /// When each node last wrote a health record.
-async fn last_heard(console: &CommandContext) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
+async fn last_heard(context: &CommandContext) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
     let prefix = key::healths();
     let mut heard = BTreeMap::new();
-    for entry in console.store.list(&prefix, Query::PLAIN).await?.value {
+    for entry in context.store.list(&prefix, Query::PLAIN).await?.value {
         let place = prefix.tail(&entry.key).and_then(|tail| tail.split_once('/'));
         let node = place.and_then(|(_, node)| node.parse::<NodeName>().ok());
         let told = serde_json::from_slice::<Heartbeat>(&entry.value).ok();
@@ -140,11 +140,11 @@ async fn last_heard(console: &CommandContext) -> anyhow::Result<BTreeMap<NodeNam
 
 /// The same of one node, from the health of the pods that are known to be there.
 pub(super) async fn last_heard_of<'p>(
-    console: &CommandContext,
+    context: &CommandContext,
     node: &NodeName,
     pods: impl Iterator<Item = &'p PodId>,
 ) -> anyhow::Result<Option<Timestamp>> {
-    let read = console.get_many(pods.map(|pod| key::health(pod, node))).await?;
+    let read = context.get_many(pods.map(|pod| key::health(pod, node))).await?;
     let time = |value: &[u8]| serde_json::from_slice::<Heartbeat>(value).ok().map(|told| told.time);
     Ok(read.values().filter_map(|entry| time(&entry.value)).max())
 }

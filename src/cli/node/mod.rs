@@ -18,21 +18,21 @@ pub enum NodeCommand {
     List(list::NodeListArgs),
     /// Show a node and its pods, and why those that should leave are still there
     Get(show::NodeGetArgs),
-    /// Have all pods leave some nodes, as far as each controller's minimum health permits, and wait for it
+    /// Drain nodes of their pods, as each controller's minimum health permits, and wait for it
     Drain(drain::DrainArgs),
-    /// Let some nodes run pods again
+    /// Make nodes eligible for pods again
     Undrain(drain::UndrainArgs),
-    /// Forget a node: remove its record and its labels
+    /// Remove a node's record and labels
     #[command(visible_alias = "rm")]
     Remove(remove::NodeRemoveArgs),
 }
 
-pub(super) async fn run(console: &CommandContext, command: NodeCommand) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, command: NodeCommand) -> anyhow::Result<CliExit> {
     match command {
-        NodeCommand::List(args) => list::run(console, &args).await,
-        NodeCommand::Get(args) => show::run(console, &args).await,
-        NodeCommand::Drain(args) => drain::drain(console, &args).await,
-        NodeCommand::Undrain(args) => drain::undrain(console, &args).await,
-        NodeCommand::Remove(args) => remove::run(console, &args).await,
+        NodeCommand::List(args) => list::run(context, &args).await,
+        NodeCommand::Get(args) => show::run(context, &args).await,
+        NodeCommand::Drain(args) => drain::drain(context, &args).await,
+        NodeCommand::Undrain(args) => drain::undrain(context, &args).await,
+        NodeCommand::Remove(args) => remove::run(context, &args).await,
     }
 }

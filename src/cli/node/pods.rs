@@ -54,17 +54,17 @@ struct Controller {
 
 /// Reads the pods of a node: by intent, by label, or because the node says that they are there.
 pub(super) async fn pods(
-    console: &CommandContext,
+    context: &CommandContext,
     node: &NodeSnapshot,
 ) -> anyhow::Result<Vec<NodePod>> {
-    let store = &console.store;
+    let store = &context.store;
     let name = &node.name;
     // Label and intent go in one transaction: of a pod that goes meanwhile it must still be known whose it was.
     let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
-    let intended = pod_ids(console, &key::node_intents(name)).await?;
+    let intended = pod_ids(context, &key::node_intents(name)).await?;
     // What a node said last before its agent went is no news.
-    let is_told = node.standing() != NodeReadiness::Down;
-    let real = pod_ids(console, &key::node_realities(name)).await?;
+    let is_told = node.readiness() != NodeReadiness::Down;
+    let real = pod_ids(context, &key::node_realities(name)).await?;
     let owners: BTreeMap<PodId, RcId> =
         labelled.iter().filter_map(|(place, pod)| Some((place.pod.clone(), pod.rc?))).collect();
     let labelled: BTreeSet<PodId> = labelled.into_keys().map(|place| place.pod).collect();
@@ -72,8 +72,8 @@ pub(super) async fn pods(
     if is_told {
         all.extend(real.iter().cloned());
     }
-    let healths = console.get_many(all.iter().map(|pod| key::health(pod, name))).await?;
-    let controllers = controllers(console, owners.values().copied().collect()).await?;
+    let healths = context.get_many(all.iter().map(|pod| key::health(pod, name))).await?;
+    let controllers = controllers(context, owners.values().copied().collect()).await?;
     let pod = |pod_id: PodId| {
         let rc = owners.get(&pod_id).copied();
         let health = healths.get(key::health(&pod_id, name).as_str());
@@ -92,17 +92,17 @@ pub(super) async fn pods(
     Ok(all.into_iter().map(pod).collect())
 }
 
-async fn pod_ids(console: &CommandContext, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
-    let keys = console.store.keys(prefix, None, Query::PLAIN).await?.value;
+async fn pod_ids(context: &CommandContext, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
+    let keys = context.store.keys(prefix, None, Query::PLAIN).await?.value;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
 async fn controllers(
-    console: &CommandContext,
+    context: &CommandContext,
     ids: BTreeSet<RcId>,
 ) -> anyhow::Result<BTreeMap<RcId, Controller>> {
     let keys = ids.iter().flat_map(|id| [key::rc(*id), key::rc_status(*id), key::rc_lock(*id)]);
-    let mut read = console.get_many(keys).await?;
+    let mut read = context.get_many(keys).await?;
     let mut controller = |id: RcId| {
         let status = read.remove(key::rc_status(id).as_str());
         let lock = read.remove(key::rc_lock(id).as_str());
@@ -124,7 +124,7 @@ fn stays(
     if is_leaving {
         return Some(Stay::new("Stopping", "its intent is gone; the node has yet to stop it"));
     }
-    let is_fit = node.standing() == NodeReadiness::Ready;
+    let is_fit = node.readiness() == NodeReadiness::Ready;
     let Some((id, controller)) = controller else {
         let message = "no controller has it, so nobody moves it";
         return (!is_fit).then(|| Stay::new("NoController", message));

@@ -26,11 +26,11 @@ pub struct NodeRemoveArgs {
 }
 
 pub(super) async fn run(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &NodeRemoveArgs,
 ) -> anyhow::Result<CliExit> {
-    let node = find(console, &args.node).await?;
-    let pods = pods(console, &node).await?;
+    let node = find(context, &args.node).await?;
+    let pods = pods(context, &node).await?;
     let agent = node.agent().cloned();
     if !node.is_known() {
         return Err(failure(
@@ -41,9 +41,9 @@ pub(super) async fn run(
     if !args.force {
         check_unused(&node, &pods)?;
     }
-    delete(console, &node, &pods).await?;
+    delete(context, &node, &pods).await?;
     let leftovers = match agent {
-        None => sweep(console, &node.name).await?,
+        None => collect_orphans(context, &node.name).await?,
         Some(_) => 0,
     };
     let shown = json!({
@@ -54,7 +54,7 @@ pub(super) async fn run(
         },
         "left": {"pods": pods, "agent_session": agent},
     });
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let mut text = format!("{}: removed\n", node.name);
         if leftovers > 0 {
             let words = pods_words(leftovers);
@@ -69,13 +69,13 @@ pub(super) async fn run(
         text
     })?;
     if agent.is_some() {
-        console
+        context
             .out
             .note("its agent still runs; until it is stopped, it may register the node again");
     }
-    if pods.is_empty() && !intended(console, &node.name).await?.is_empty() {
+    if pods.is_empty() && !intended(context, &node.name).await?.is_empty() {
         // Nothing can guard a transaction against a key that is not there yet.
-        console.out.note(&format!(
+        context.out.note(&format!(
             "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
             node.name
         ));
@@ -84,8 +84,8 @@ pub(super) async fn run(
 }
 
 /// Deletes what an agent that is gone has said of pods that are not meant to be there any more. How many pods.
-async fn sweep(console: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
-    let store = &console.store;
+async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
+    let store = &context.store;
     let mut said: BTreeSet<PodId> = BTreeSet::new();
     let realities = key::node_realities(node);
     let real = store.keys(&realities, None, Query::PLAIN).await?.value;
@@ -95,9 +95,9 @@ async fn sweep(console: &CommandContext, node: &NodeName) -> anyhow::Result<usiz
         let pods = keys.iter().filter_map(|key| key::pod_and_node(&prefix, key));
         said.extend(pods.filter(|(_, of)| of == node).map(|(pod, _)| pod));
     }
-    let wanted: BTreeSet<PodId> = intended(console, node).await?.into_iter().collect();
+    let wanted: BTreeSet<PodId> = intended(context, node).await?.into_iter().collect();
     let stale: Vec<&PodId> = said.difference(&wanted).collect();
-    for some in stale.chunks(console.limits.ops / 3) {
+    for some in stale.chunks(context.limits.ops / 3) {
         let mut txn = Txn::by_user();
         txn.extend(some.iter().flat_map(|pod| removal(node, pod)));
         // Plain deletes: there is nothing that could refuse them.
@@ -132,7 +132,7 @@ fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
 
 /// Record and labels as they were seen, both or neither.
 async fn delete(
-    console: &CommandContext,
+    context: &CommandContext,
     node: &NodeSnapshot,
     pods: &[NodePod],
 ) -> anyhow::Result<()> {
@@ -146,12 +146,12 @@ async fn delete(
     ];
     let details = Details::NodeRemoved(NodeChange {
         node: node.name.clone(),
-        actor: console.actor(),
+        actor: context.actor(),
         reason: "Requested".to_owned(),
         drain_deadline: None,
         pods: pods.iter().map(|pod| pod.pod_id.clone()).collect(),
     });
-    match console.commit(ops, &details, None).await? {
+    match context.commit(ops, &details, None).await? {
         Committed::Applied(_) => Ok(()),
         Committed::Refused(_) => Err(failure(
             format!(

@@ -19,10 +19,10 @@ pub struct NodeGetArgs {
     node: NodeName,
 }
 
-pub(super) async fn run(console: &CommandContext, args: &NodeGetArgs) -> anyhow::Result<CliExit> {
-    let node = find(console, &args.node).await?;
-    let pods = pods(console, &node).await?;
-    let heard = last_heard_of(console, &node.name, pods.iter().map(|pod| &pod.pod_id)).await?;
+pub(super) async fn run(context: &CommandContext, args: &NodeGetArgs) -> anyhow::Result<CliExit> {
+    let node = find(context, &args.node).await?;
+    let pods = pods(context, &node).await?;
+    let heard = last_heard_of(context, &node.name, pods.iter().map(|pod| &pod.pod_id)).await?;
     let row = NodeRow::of(&node, pods.iter().filter(|pod| pod.intended).count(), heard);
     let record = node.entry.as_ref().map(|entry| {
         serde_json::from_slice(&entry.value)
@@ -31,8 +31,8 @@ pub(super) async fn run(console: &CommandContext, args: &NodeGetArgs) -> anyhow:
     let mut shown = serde_json::to_value(&row)?;
     shown["record"] = json!(record);
     shown["pods"] = json!(pods);
-    console.out.show(&shown, || {
-        let now = console.now();
+    context.out.show(&shown, || {
+        let now = context.now();
         let mut rows = vec![
             ("node", row.name.to_string()),
             ("state", node.state_words()),

@@ -79,11 +79,11 @@ impl NodeSnapshot {
 
     /// Reads one node; one of which there is nothing, too.
     pub(super) async fn read(
-        console: &CommandContext,
+        context: &CommandContext,
         name: &NodeName,
     ) -> anyhow::Result<NodeSnapshot> {
         let (record, labels) = (key::node(name), key::node_labels(name));
-        let mut read = console.get_many([record.clone(), labels.clone()]).await?;
+        let mut read = context.get_many([record.clone(), labels.clone()]).await?;
         Ok(NodeSnapshot::of(
             name.clone(),
             read.remove(record.as_str()),
@@ -105,15 +105,15 @@ impl NodeSnapshot {
         self.entry.as_ref().and_then(|entry| entry.session.as_ref())
     }
 
-    pub(super) fn standing(&self) -> NodeReadiness {
+    pub(super) fn readiness(&self) -> NodeReadiness {
         match (&self.record, &self.entry) {
-            (Ok(record), Some(entry)) => standing_of(record, entry),
+            (Ok(record), Some(entry)) => readiness_of(record, entry),
             _ => NodeReadiness::Ready,
         }
     }
 
     pub(super) fn state(&self) -> NodeListState {
-        match (&self.record, self.standing()) {
+        match (&self.record, self.readiness()) {
             (Err(_), _) => NodeListState::Unreadable,
             (Ok(_), NodeReadiness::Down) => NodeListState::Down,
             (Ok(_), NodeReadiness::Draining) => NodeListState::Draining,
@@ -167,7 +167,7 @@ fn decode(value: &[u8]) -> Result<NodeRecord, NodeFieldIssue> {
 
 /// What a node is fit for. An agent that is gone counts as down at once here: how long it has been gone, only a farm
 /// that watched it knows.
-fn standing_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
+fn readiness_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
     match (record.session.is_some() && entry.session.is_none(), record.state) {
         (true, _) => NodeReadiness::Down,
         (false, NodeState::Draining) => NodeReadiness::Draining,
@@ -178,57 +178,58 @@ fn standing_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
 /// What nodes are fit for, besides their labels.
 pub(in crate::cli) struct Fitness {
     /// Those that are not ready.
-    pub(in crate::cli) standings: BTreeMap<NodeName, NodeReadiness>,
+    pub(in crate::cli) readiness_by_node: BTreeMap<NodeName, NodeReadiness>,
     /// What they have, and what of it is promised.
     pub(in crate::cli) rooms: NodeCapacities,
 }
 
 /// Reads `rcfarm/nodes/` and `rcfarm/allocations/`.
-pub(in crate::cli) async fn fitness(console: &CommandContext) -> anyhow::Result<Fitness> {
-    let (nodes, promises) = (key::nodes(), key::allocations());
-    let records = by_node(&nodes, console.store.list(&nodes, Query::PLAIN).await?.value);
-    let promises = by_node(&promises, console.store.list(&promises, Query::PLAIN).await?.value);
-    Ok(fitness_of(&records, &promises))
+pub(in crate::cli) async fn fitness(context: &CommandContext) -> anyhow::Result<Fitness> {
+    let (nodes, allocations) = (key::nodes(), key::allocations());
+    let records = by_node(&nodes, context.store.list(&nodes, Query::PLAIN).await?.value);
+    let allocations =
+        by_node(&allocations, context.store.list(&allocations, Query::PLAIN).await?.value);
+    Ok(fitness_of(&records, &allocations))
 }
 
 /// The same of what was read.
 pub(in crate::cli) fn fitness_of(
     records: &BTreeMap<NodeName, Entry>,
-    promises: &BTreeMap<NodeName, Entry>,
+    allocations: &BTreeMap<NodeName, Entry>,
 ) -> Fitness {
-    let mut standings = BTreeMap::new();
+    let mut readiness_by_node = BTreeMap::new();
     let mut capacities: BTreeMap<NodeName, Resources> = BTreeMap::new();
     for (name, entry) in records {
         let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
-        let standing = standing_of(&record, entry);
-        if standing != NodeReadiness::Ready {
-            standings.insert(name.clone(), standing);
+        let readiness = readiness_of(&record, entry);
+        if readiness != NodeReadiness::Ready {
+            readiness_by_node.insert(name.clone(), readiness);
         }
         capacities.insert(name.clone(), record.capacity);
     }
-    let names: BTreeSet<&NodeName> = capacities.keys().chain(promises.keys()).collect();
+    let names: BTreeSet<&NodeName> = capacities.keys().chain(allocations.keys()).collect();
     let room = |name: &NodeName| {
-        let entry = promises.get(name);
+        let entry = allocations.get(name);
         let record =
             entry.map_or_else(|| Ok(Allocations::default()), |e| Allocations::decode(&e.value));
         Arc::new(NodeCapacity {
             capacity: capacities.get(name).cloned().unwrap_or_default(),
             is_unreadable: record.is_err(),
-            promised: record.unwrap_or_default(),
+            allocated: record.unwrap_or_default(),
             index: entry.map_or(Index::ZERO, |entry| entry.modify_index),
         })
     };
     let rooms = names.into_iter().map(|name| (name.clone(), room(name))).collect();
-    Fitness { standings, rooms }
+    Fitness { readiness_by_node, rooms }
 }
 
 /// Every node that has a record or labels.
 pub(super) async fn all(
-    console: &CommandContext,
+    context: &CommandContext,
 ) -> anyhow::Result<BTreeMap<NodeName, NodeSnapshot>> {
     let (records, labels) = (key::nodes(), key::labels(LabelKind::Node));
-    let mut entries = by_node(&records, console.store.list(&records, Query::PLAIN).await?.value);
-    let labelled = by_node(&labels, console.store.list(&labels, Query::PLAIN).await?.value);
+    let mut entries = by_node(&records, context.store.list(&records, Query::PLAIN).await?.value);
+    let labelled = by_node(&labels, context.store.list(&labels, Query::PLAIN).await?.value);
     let mut nodes: BTreeMap<NodeName, NodeSnapshot> = labelled
         .into_iter()
         .map(|(name, labels)| {
@@ -266,12 +267,12 @@ pub(super) struct Which {
 
 impl Which {
     /// The nodes that are meant. Each is known and has a readable record, so that a mistake changes no node at all.
-    pub(super) async fn find(&self, console: &CommandContext) -> anyhow::Result<Vec<NodeSnapshot>> {
+    pub(super) async fn find(&self, context: &CommandContext) -> anyhow::Result<Vec<NodeSnapshot>> {
         let mut nodes = Vec::new();
         if let Some(selector) = &self.selector {
             let matches =
                 |node: &NodeSnapshot| node.labels.as_ref().is_ok_and(|l| selector.matches(l));
-            nodes.extend(all(console).await?.into_values().filter(matches));
+            nodes.extend(all(context).await?.into_values().filter(matches));
             if nodes.is_empty() {
                 return Err(failure(
                     format!("no node matches {selector}"),
@@ -280,7 +281,7 @@ impl Which {
             }
         }
         for name in &self.nodes {
-            nodes.push(find(console, name).await?);
+            nodes.push(find(context, name).await?);
         }
         nodes.iter().try_for_each(check_readable)?;
         Ok(nodes)
@@ -289,12 +290,12 @@ impl Which {
 
 /// A node that has a record, labels or pods: the name is no slip.
 pub(super) async fn find(
-    console: &CommandContext,
+    context: &CommandContext,
     name: &NodeName,
 ) -> anyhow::Result<NodeSnapshot> {
-    let node = NodeSnapshot::read(console, name).await?;
+    let node = NodeSnapshot::read(context, name).await?;
     let has_intents = async {
-        let keys = console.store.keys(&key::node_intents(name), None, Query::PLAIN).await?;
+        let keys = context.store.keys(&key::node_intents(name), None, Query::PLAIN).await?;
         anyhow::Ok(!keys.value.is_empty())
     };
     if node.is_known() || has_intents.await? {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::snapshot::{QueueSnapshot, look};
+use super::snapshot::{QueueSnapshot, snapshot};
 use crate::audit::{Details, QueueChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
@@ -55,7 +55,7 @@ pub struct QueueCreateArgs {
 }
 
 pub(super) async fn create(
-    console: &CommandContext,
+    context: &CommandContext,
     args: QueueCreateArgs,
 ) -> anyhow::Result<CliExit> {
     let (named, mut record) = match &args.file {
@@ -66,21 +66,21 @@ pub(super) async fn create(
         return Err(failure("the manifest has no metadata.name", "name the queue as an argument"));
     };
     fill(&mut record.spec, args);
-    let look = look(console).await?;
-    if look.entries.contains_key(&name) {
+    let snapshot = snapshot(context).await?;
+    if snapshot.entries.contains_key(&name) {
         return Err(failure(
             format!("there is a queue {name} already"),
             format!("look at it: rcfarm queue get {name}"),
         ));
     }
-    check(&name, &record.spec, &look)?;
+    check(&name, &record.spec, &snapshot)?;
     for field in record.spec.ignored() {
-        console.out.note(&format!("{field} is kept, and nothing acts upon it"));
+        context.out.note(&format!("{field} is kept, and nothing acts upon it"));
     }
-    let details = Details::QueueCreated(about(console, &name, None, Some(&record.spec)));
+    let details = Details::QueueCreated(about(context, &name, None, Some(&record.spec)));
     let key = key::queue(&name);
     let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
-    match console.commit([op], &details, None).await? {
+    match context.commit([op], &details, None).await? {
         Committed::Applied(_) => {}
         Committed::Refused(_) => {
             return Err(failure(
@@ -89,7 +89,7 @@ pub(super) async fn create(
             ));
         }
     }
-    console.out.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))?;
+    context.out.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))?;
     Ok(CliExit::Ok)
 }
 
@@ -137,12 +137,12 @@ fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
 }
 
 /// The same rules as the farm's, before anything is written.
-fn check(name: &QueueName, spec: &QueueSpec, look: &QueueSnapshot) -> anyhow::Result<()> {
+fn check(name: &QueueName, spec: &QueueSpec, snapshot: &QueueSnapshot) -> anyhow::Result<()> {
     let mut bad = spec.check(name);
-    let mut specs = look.specs();
+    let mut specs = snapshot.specs();
     specs.insert(name.clone(), spec.clone());
     bad.extend(check_family(name, &specs));
-    if let Some(parent) = spec.parent().filter(|parent| !look.admitted(parent).is_empty()) {
+    if let Some(parent) = spec.parent().filter(|parent| !snapshot.admitted(parent).is_empty()) {
         let why = format!(
             "groups are admitted in {parent} itself, and only queues without others below take work"
         );
@@ -156,7 +156,7 @@ fn check(name: &QueueName, spec: &QueueSpec, look: &QueueSnapshot) -> anyhow::Re
 }
 
 fn about(
-    console: &CommandContext,
+    context: &CommandContext,
     name: &QueueName,
     before: Option<&QueueSpec>,
     after: Option<&QueueSpec>,
@@ -164,7 +164,7 @@ fn about(
     let value = |spec: Option<&QueueSpec>| serde_json::to_value(spec?).ok();
     QueueChange {
         queue: name.clone(),
-        actor: console.actor(),
+        actor: context.actor(),
         reason: "Requested".to_owned(),
         farm: None,
         before: value(before),
@@ -172,30 +172,30 @@ fn about(
     }
 }
 
-pub(super) async fn open(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    set_state(console, name, Desired::Open).await
+pub(super) async fn open(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
+    set_state(context, name, Desired::Open).await
 }
 
-pub(super) async fn close(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    set_state(console, name, Desired::Closed).await
+pub(super) async fn close(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
+    set_state(context, name, Desired::Closed).await
 }
 
 /// Sets one field of the record, guarded by its index; tries again on what somebody else has written meanwhile.
 async fn set_state(
-    console: &CommandContext,
+    context: &CommandContext,
     name: &QueueName,
     to: Desired,
 ) -> anyhow::Result<CliExit> {
     for _ in 0..ATTEMPTS {
-        let look = look(console).await?;
-        let queue = look.queue(name)?;
-        let entry = &look.entries[name];
+        let snapshot = snapshot(context).await?;
+        let queue = snapshot.queue(name)?;
+        let entry = &snapshot.entries[name];
         let mut record = QueueRecord::decode(&entry.value).map_err(|bad| {
             let fix = format!("mend the record at {}: {}", entry.key, bad.fix);
             failure(format!("queue {name}: field {}: {}", bad.path, bad.why), fix)
         })?;
         let closed = |above: &&QueueName| {
-            look.queues.0.get(*above).is_some_and(|q| q.spec.state == Desired::Closed)
+            snapshot.queues.0.get(*above).is_some_and(|q| q.spec.state == Desired::Closed)
         };
         if let Some(above) = queue.chain.iter().skip(1).find(closed)
             && to == Desired::Open
@@ -212,8 +212,8 @@ async fn set_state(
         let done = |changed: bool| {
             let word = format!("{to:?}").to_lowercase();
             let shown = json!({"name": name, "state": to, "before": before.state});
-            let left = look.admitted(name).len();
-            console.out.show(&shown, || match (changed, to, left) {
+            let left = snapshot.admitted(name).len();
+            context.out.show(&shown, || match (changed, to, left) {
                 (false, ..) => format!("{name}: {word}, as before"),
                 (true, Desired::Closed, 1..) => {
                     format!("{name}: closing; {left} admitted groups go on to their end")
@@ -226,10 +226,10 @@ async fn set_state(
             return Ok(CliExit::Ok);
         }
         let details =
-            Details::QueueChanged(about(console, name, Some(&before), Some(&record.spec)));
+            Details::QueueChanged(about(context, name, Some(&before), Some(&record.spec)));
         let (key, value) = (key::queue(name), record.encode());
         let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
-        if let Committed::Applied(_) = console.commit([op], &details, None).await? {
+        if let Committed::Applied(_) = context.commit([op], &details, None).await? {
             done(true)?;
             return Ok(CliExit::Ok);
         }
@@ -243,9 +243,9 @@ async fn set_state(
 }
 
 /// Deletes a queue in which nothing waits and nothing runs. Its status goes with the scheduler's next look.
-pub(super) async fn delete(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    let look = look(console).await?;
-    let queue = look.queue(name)?;
+pub(super) async fn delete(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
+    let snapshot = snapshot(context).await?;
+    let queue = snapshot.queue(name)?;
     let refuse = |why: String, hint: String| {
         Err(failure(format!("queue {name} {why}; nothing was changed"), hint))
     };
@@ -264,7 +264,7 @@ pub(super) async fn delete(console: &CommandContext, name: &QueueName) -> anyhow
         );
     }
     let (waiting, admitted) =
-        (look.positions.get(name).map_or(0, Vec::len), look.admitted(name).len());
+        (snapshot.positions.get(name).map_or(0, Vec::len), snapshot.admitted(name).len());
     if waiting + admitted > 0 {
         let why = format!("has {admitted} admitted and {waiting} waiting groups");
         return refuse(
@@ -272,14 +272,14 @@ pub(super) async fn delete(console: &CommandContext, name: &QueueName) -> anyhow
             format!("close it, and let them end or delete them: rcfarm queue close {name}"),
         );
     }
-    let before = QueueRecord::decode(&look.entries[name].value).ok().map(|record| record.spec);
-    let details = Details::QueueDeleted(about(console, name, before.as_ref(), None));
-    let index = look.entries[name].modify_index;
+    let before = QueueRecord::decode(&snapshot.entries[name].value).ok().map(|record| record.spec);
+    let details = Details::QueueDeleted(about(context, name, before.as_ref(), None));
+    let index = snapshot.entries[name].modify_index;
     let ops = vec![Op::DeleteCas { key: key::queue(name), index }];
-    if let Committed::Refused(_) = console.commit(ops, &details, None).await? {
+    if let Committed::Refused(_) = context.commit(ops, &details, None).await? {
         let hint = "look at it, then try again".to_owned();
         return refuse("was changed by somebody meanwhile".to_owned(), hint);
     }
-    console.out.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))?;
+    context.out.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))?;
     Ok(CliExit::Ok)
 }

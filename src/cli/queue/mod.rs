@@ -16,11 +16,11 @@ pub enum QueueCommand {
     /// List all queues
     #[command(visible_alias = "ls")]
     List,
-    /// Show a queue, and what waits in it and why
+    /// Show a queue with its pending groups and their reasons
     Get(QueueArgs),
-    /// Let a queue admit groups again
+    /// Open a queue: it admits groups again
     Open(QueueArgs),
-    /// Have a queue, and those below it, admit nothing more; what runs goes on to its end
+    /// Close a queue and its children: they admit no more groups; running ones finish
     Close(QueueArgs),
     /// Delete a queue that is empty
     #[command(visible_alias = "rm")]
@@ -36,15 +36,15 @@ pub struct QueueArgs {
 }
 
 pub(super) async fn run(
-    console: &CommandContext,
+    context: &CommandContext,
     command: QueueCommand,
 ) -> anyhow::Result<CliExit> {
     match command {
-        QueueCommand::Create(args) => change::create(console, args).await,
-        QueueCommand::List => show::list(console).await,
-        QueueCommand::Get(args) => show::get(console, &args.queue).await,
-        QueueCommand::Open(args) => change::open(console, &args.queue).await,
-        QueueCommand::Close(args) => change::close(console, &args.queue).await,
-        QueueCommand::Delete(args) => change::delete(console, &args.queue).await,
+        QueueCommand::Create(args) => change::create(context, args).await,
+        QueueCommand::List => show::list(context).await,
+        QueueCommand::Get(args) => show::get(context, &args.queue).await,
+        QueueCommand::Open(args) => change::open(context, &args.queue).await,
+        QueueCommand::Close(args) => change::close(context, &args.queue).await,
+        QueueCommand::Delete(args) => change::delete(context, &args.queue).await,
     }
 }

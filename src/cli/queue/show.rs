@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::snapshot::{QueueSnapshot, look};
+use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
@@ -11,10 +11,10 @@ use crate::queue::amounts::Amounts;
 use crate::queue::spec::BadField;
 use crate::queue::status::QueueStatus;
 
-pub(super) async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
-    let look = look(console).await?;
-    let all: Vec<Value> = look.queues.0.keys().map(|name| shown(&look, name)).collect();
-    console.out.show(&all, || {
+pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
+    let snapshot = snapshot(context).await?;
+    let all: Vec<Value> = snapshot.queues.0.keys().map(|name| shown(&snapshot, name)).collect();
+    context.out.show(&all, || {
         if all.is_empty() {
             return "there are no queues; a farm makes the default one".to_owned();
         }
@@ -29,66 +29,66 @@ pub(super) async fn list(console: &CommandContext) -> anyhow::Result<CliExit> {
             "USED",
             "CAPABILITY",
         ];
-        table(&header, look.queues.0.keys().map(|name| row(&look, name)))
+        table(&header, snapshot.queues.0.keys().map(|name| row(&snapshot, name)))
     })?;
     Ok(CliExit::Ok)
 }
 
 /// What stands there, what is so, and what waits; the same in a list and alone.
-fn shown(look: &QueueSnapshot, name: &QueueName) -> Value {
-    let queue = &look.queues.0[name];
+fn shown(snapshot: &QueueSnapshot, name: &QueueName) -> Value {
+    let queue = &snapshot.queues.0[name];
     let problems: Vec<String> = queue.problems.iter().map(BadField::to_string).collect();
-    let waiting: Vec<Value> = look
+    let waiting: Vec<Value> = snapshot
         .positions
         .get(name)
         .into_iter()
         .flatten()
         .enumerate()
         .map(|(n, id)| {
-            let (reason, message) = look.why(name, id);
+            let (reason, message) = snapshot.why(name, id);
             json!({"position": n + 1, "group": id, "reason": reason, "message": message})
         })
         .collect();
-    let admitted: Vec<Value> = look
+    let admitted: Vec<Value> = snapshot
         .admitted(name)
         .into_iter()
         .map(|(id, s)| json!({"group": id, "phase": s.phase, "reason": s.reason, "charged": s.charged}))
         .collect();
     json!({
         "name": name,
-        "state": state(look, name),
+        "state": state(snapshot, name),
         "spec": queue.spec,
         "invalid": problems,
         "ignored": queue.spec.ignored(),
-        "used": look.usage.total(name),
-        "status": look.statuses.get(name),
+        "used": snapshot.usage.total(name),
+        "status": snapshot.statuses.get(name),
         "admitted": admitted,
         "waiting": waiting,
     })
 }
 
-fn state(look: &QueueSnapshot, name: &QueueName) -> String {
-    let state = look.statuses.get(name).and_then(|status: &QueueStatus| status.state);
+fn state(snapshot: &QueueSnapshot, name: &QueueName) -> String {
+    let state = snapshot.statuses.get(name).and_then(|status: &QueueStatus| status.state);
     state.map_or_else(|| "Pending".to_owned(), |state| state.to_string())
 }
 
-fn row(look: &QueueSnapshot, name: &QueueName) -> Vec<String> {
-    let queue = &look.queues.0[name];
+fn row(snapshot: &QueueSnapshot, name: &QueueName) -> Vec<String> {
+    let queue = &snapshot.queues.0[name];
     vec![
         name.to_string(),
-        state(look, name),
+        state(snapshot, name),
         or_dash(queue.spec.parent()),
         queue.spec.priority.to_string(),
-        order(look, name).to_owned(),
-        look.positions.get(name).map_or(0, Vec::len).to_string(),
-        look.admitted(name).len().to_string(),
-        amounts(look.usage.total(name)),
+        order(snapshot, name).to_owned(),
+        snapshot.positions.get(name).map_or(0, Vec::len).to_string(),
+        snapshot.admitted(name).len().to_string(),
+        amounts(snapshot.usage.total(name)),
         amounts(&queue.spec.capability),
     ]
 }
 
-fn order(look: &QueueSnapshot, name: &QueueName) -> &'static str {
-    match look.queues.0[name].spec.dequeue_strategy {
+fn order(snapshot: &QueueSnapshot, name: &QueueName) -> &'static str {
+    match snapshot.queues.0[name].spec.dequeue_strategy {
         crate::queue::spec::QueueStrategy::Fifo => "fifo",
         crate::queue::spec::QueueStrategy::Traverse => "traverse",
     }
@@ -98,29 +98,29 @@ fn amounts(amounts: &Amounts) -> String {
     if amounts.is_empty() { "-".to_owned() } else { amounts.to_string() }
 }
 
-pub(super) async fn get(console: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    let look = look(console).await?;
-    let queue = look.queue(name)?;
-    let status = look.statuses.get(name).cloned().unwrap_or_default();
-    console.out.show(&shown(&look, name), || {
+pub(super) async fn get(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
+    let snapshot = snapshot(context).await?;
+    let queue = snapshot.queue(name)?;
+    let status = snapshot.statuses.get(name).cloned().unwrap_or_default();
+    context.out.show(&shown(&snapshot, name), || {
         let below: Vec<String> = queue.children.iter().map(QueueName::to_string).collect();
         let mut text = fields([
             ("name", name.to_string()),
-            ("state", format!("{} (wanted: {:?})", state(&look, name), queue.spec.state)),
+            ("state", format!("{} (wanted: {:?})", state(&snapshot, name), queue.spec.state)),
             ("why", status.message.clone()),
             ("parent", or_dash(queue.spec.parent())),
             ("below it", below.join(", ")),
             ("priority", queue.spec.priority.to_string()),
             ("weight", queue.spec.weight.to_string()),
-            ("order", order(&look, name).to_owned()),
-            ("used", amounts(look.usage.total(name))),
+            ("order", order(&snapshot, name).to_owned()),
+            ("used", amounts(snapshot.usage.total(name))),
             ("capability", amounts(&queue.spec.capability)),
             ("guarantee", amounts(&queue.spec.guarantee.resource)),
             ("scheduler", queue.spec.scheduler.to_string()),
             ("ignored", queue.spec.ignored().join(", ")),
             ("invalid", queue.problems.iter().map(|bad| format!("{bad}\n")).collect()),
         ]);
-        let admitted = look.admitted(name);
+        let admitted = snapshot.admitted(name);
         if !admitted.is_empty() {
             let rows = admitted.iter().map(|(id, s)| {
                 vec![id.to_string(), s.phase.to_string(), s.reason.to_string(), amounts(&s.charged)]
@@ -128,10 +128,10 @@ pub(super) async fn get(console: &CommandContext, name: &QueueName) -> anyhow::R
             text.push('\n');
             text.push_str(&table(&["ADMITTED", "PHASE", "REASON", "CHARGED"], rows));
         }
-        let waiting = look.positions.get(name).map_or(&[][..], Vec::as_slice);
+        let waiting = snapshot.positions.get(name).map_or(&[][..], Vec::as_slice);
         if !waiting.is_empty() {
             let rows = waiting.iter().enumerate().map(|(n, id)| {
-                let (reason, message) = look.why(name, id);
+                let (reason, message) = snapshot.why(name, id);
                 vec![(n + 1).to_string(), id.to_string(), or_dash(reason), message]
             });
             text.push('\n');

@@ -27,13 +27,13 @@ pub(super) struct QueueSnapshot {
 }
 
 /// Reads it all.
-pub(super) async fn look(console: &CommandContext) -> anyhow::Result<QueueSnapshot> {
-    let list = async |prefix| console.store.list(&prefix, Query::PLAIN).await;
+pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSnapshot> {
+    let list = async |prefix| context.store.list(&prefix, Query::PLAIN).await;
     let mut entries = BTreeMap::new();
     for entry in list(key::queues()).await?.value {
         match key::queues().tail(&entry.key).map(str::parse::<QueueName>) {
             Some(Ok(name)) => drop(entries.insert(name, entry)),
-            _ => console.out.note(&format!("{} stands among the queues and names none", entry.key)),
+            _ => context.out.note(&format!("{} stands among the queues and names none", entry.key)),
         }
     }
     let stored: StoredQueues = entries

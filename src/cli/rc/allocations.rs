@@ -12,7 +12,7 @@ use crate::store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 pub(in crate::cli) struct Promises {
     pub(in crate::cli) rooms: NodeCapacities,
     /// Those without their pods.
-    pub(in crate::cli) leaks: Vec<OrphanedAllocation>,
+    pub(in crate::cli) orphaned_allocations: Vec<OrphanedAllocation>,
 }
 
 /// The trees that tell.
@@ -21,8 +21,8 @@ pub(in crate::cli) fn trees() -> [Prefix; 3] {
 }
 
 /// Reads them. In one transaction: read one after the other they would differ while a farm works.
-pub(in crate::cli) async fn promises(console: &CommandContext) -> Result<Promises, StoreError> {
-    Ok(promises_of(&snapshot(console, trees()).await?))
+pub(in crate::cli) async fn allocations(context: &CommandContext) -> Result<Promises, StoreError> {
+    Ok(promises_of(&snapshot(context, trees()).await?))
 }
 
 /// The same of entries that were read at one moment, those of other trees among them.
@@ -35,11 +35,11 @@ pub(in crate::cli) fn promises_of(entries: &[Entry]) -> Promises {
     let records = by_node(&nodes, under(&nodes));
     let rooms = fitness_of(&records, &by_node(&allocations, under(&allocations))).rooms;
     let pods = places(&under(&pods));
-    let leaks = orphaned_allocations(rooms.iter(), |node, pod| {
+    let orphaned_allocations = orphaned_allocations(rooms.iter(), |node, pod| {
         let pod = pods.get(&PodRef { node: node.clone(), pod: pod.clone() })?;
         Some((pod.entry.modify_index, pod.rc))
     });
-    Promises { rooms, leaks }
+    Promises { rooms, orphaned_allocations }
 }
 
 impl Promises {
@@ -59,18 +59,18 @@ impl Promises {
 
     /// How much is promised, as pods and nodes.
     pub(in crate::cli) fn count(&self) -> (usize, usize) {
-        let promised = self.rooms.iter().map(|(_, room)| room.promised.pods.len());
-        promised.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
+        let allocated = self.rooms.iter().map(|(_, room)| room.allocated.pods.len());
+        allocated.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
     }
 }
 
 /// Whole trees at one moment.
 pub(in crate::cli) async fn snapshot(
-    console: &CommandContext,
+    context: &CommandContext,
     trees: impl IntoIterator<Item = Prefix>,
 ) -> Result<Vec<Entry>, StoreError> {
     let ops: Vec<Op> = trees.into_iter().map(|prefix| Op::GetTree { prefix }).collect();
-    match console.store.txn(&ops).await? {
+    match context.store.txn(&ops).await? {
         TxnOutcome::Committed { entries, .. } => Ok(entries),
         TxnOutcome::Refused(refusals) => Err(StoreError::Forbidden {
             what: refusals.into_iter().map(|refusal| refusal.what).collect::<Vec<_>>().join("; "),
@@ -79,7 +79,7 @@ pub(in crate::cli) async fn snapshot(
 }
 
 /// A leak for people.
-pub(in crate::cli) fn words(leak: &OrphanedAllocation) -> String {
-    let OrphanedAllocation { node, pod, owner, .. } = leak;
+pub(in crate::cli) fn words(orphaned: &OrphanedAllocation) -> String {
+    let OrphanedAllocation { node, pod, owner, .. } = orphaned;
     format!("{node} has promised something to pod {pod} of {owner}, which is not there")
 }

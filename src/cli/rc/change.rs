@@ -50,14 +50,14 @@ pub(super) struct RcChange {
     pub(super) index: Option<Index>,
 }
 
-pub(super) async fn scale(console: &CommandContext, args: &ScaleArgs) -> anyhow::Result<CliExit> {
+pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow::Result<CliExit> {
     let count = check_count(args.replicas).map_err(|bad| {
         failure(format!("replicas_desired: {}", bad.why), "give a number from 0 up")
     })?;
-    let RcChange { before, index } = set_count(console, &args.rc, i64::from(count)).await?;
+    let RcChange { before, index } = set_count(context, &args.rc, i64::from(count)).await?;
     let was = before.desired();
     let is_disabled = before.record.as_ref().is_ok_and(|record| record.disabled);
-    console.out.show(
+    context.out.show(
         &json!({"id": before.id, "pod_id": before.pod_id(), "before": was, "after": count}),
         || match was {
             Some(was) if was == i64::from(count) => format!("{}: {was}, as before", before.title()),
@@ -66,45 +66,45 @@ pub(super) async fn scale(console: &CommandContext, args: &ScaleArgs) -> anyhow:
         },
     )?;
     if is_disabled {
-        console.out.note(&format!(
+        context.out.note(&format!(
             "it is disabled, so no pod is added or removed until: rcfarm rc enable {}",
             args.rc
         ));
     } else if args.wait {
         let index = index.unwrap_or(before.entry.modify_index);
-        wait::scheduled(console, before.id, index, args.timeout).await?;
+        wait::scheduled(context, before.id, index, args.timeout).await?;
     }
     Ok(CliExit::Ok)
 }
 
 /// Sets the count of the record that `rc` names.
 pub(super) async fn set_count(
-    console: &CommandContext,
+    context: &CommandContext,
     rc: &str,
     count: i64,
 ) -> anyhow::Result<RcChange> {
-    let details = |found: &Found| Details::ControllerScaled(about(console, found, Some(count)));
-    change(console, rc, "replicas_desired", &json!(count), details).await
+    let details = |found: &Found| Details::ControllerScaled(about(context, found, Some(count)));
+    change(context, rc, "replicas_desired", &json!(count), details).await
 }
 
 pub(super) async fn switch(
-    console: &CommandContext,
+    context: &CommandContext,
     args: &SwitchArgs,
     disabled: bool,
 ) -> anyhow::Result<CliExit> {
     let details = |found: &Found| {
-        let about = about(console, found, found.desired());
+        let about = about(context, found, found.desired());
         if disabled {
             Details::ControllerDisabled(about)
         } else {
             Details::ControllerEnabled(about)
         }
     };
-    let changed = change(console, &args.rc, "disabled", &json!(disabled), details).await?;
+    let changed = change(context, &args.rc, "disabled", &json!(disabled), details).await?;
     let word = if disabled { "disabled" } else { "enabled" };
     let before = &changed.before;
     let was = before.record.as_ref().ok().map(|record| record.disabled);
-    console.out.show(
+    context.out.show(
         &json!({"id": before.id, "pod_id": before.pod_id(), "disabled": disabled, "before": was}),
         || match changed.index {
             Some(_) => format!("{}: {word}", before.title()),
@@ -116,7 +116,7 @@ pub(super) async fn switch(
 
 /// The audit details of a change of `found`.
 pub(super) fn about(
-    console: &CommandContext,
+    context: &CommandContext,
     found: &Found,
     after: Option<i64>,
 ) -> ControllerChange {
@@ -125,7 +125,7 @@ pub(super) fn about(
         pod_id: found.pod_id(),
         availability_zone: found.pod_label("availability_zone"),
         cluster_name: found.pod_label("cluster_name"),
-        actor: console.actor(),
+        actor: context.actor(),
         reason: "Requested".to_owned(),
         desired_before: found.desired(),
         desired_after: after,
@@ -135,20 +135,20 @@ pub(super) fn about(
 
 /// Sets one field of a record, guarded by its index; tries again on what somebody else has written meanwhile.
 async fn change(
-    console: &CommandContext,
+    context: &CommandContext,
     rc: &str,
     field: &'static str,
     to: &Value,
     details: impl Fn(&Found) -> Details,
 ) -> anyhow::Result<RcChange> {
     for _ in 0..ATTEMPTS {
-        let found = find(console, rc).await?;
+        let found = find(context, rc).await?;
         let Some(value) = with_field(&found, field, to)? else {
             return Ok(RcChange { before: found, index: None });
         };
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let op = Op::Cas { key: key::rc(found.id), value, flags, index };
-        match console.commit([op], &details(&found), Some(found.id)).await? {
+        match context.commit([op], &details(&found), Some(found.id)).await? {
             Committed::Applied(index) => return Ok(RcChange { before: found, index: Some(index) }),
             Committed::Refused(_) => {}
         }
@@ -227,8 +227,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_somebody_else_wrote_meanwhile_is_what_is_changed() {
-        let (consul, console) = contended(2).await;
-        let changed = set_count(&console, ID, 5).await.unwrap();
+        let (consul, context) = contended(2).await;
+        let changed = set_count(&context, ID, 5).await.unwrap();
         assert_eq!(changed.before.desired(), Some(11));
         let entry = consul.get(&key::rc(ID.parse().unwrap()), Query::PLAIN).await.unwrap().value;
         let entry = entry.unwrap();
@@ -239,8 +239,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_that_changes_all_the_time_is_given_up() {
-        let (_, console) = contended(ATTEMPTS).await;
-        let error = set_count(&console, ID, 5).await.err().unwrap().to_string();
+        let (_, context) = contended(ATTEMPTS).await;
+        let error = set_count(&context, ID, 5).await.err().unwrap().to_string();
         assert!(error.contains("changes all the time"), "{error}");
     }
 }

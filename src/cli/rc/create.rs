@@ -59,15 +59,15 @@ pub struct RcCreateArgs {
     timeout: Duration,
 }
 
-pub(super) async fn run(console: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
     let manifest = read_manifest(&args.file)?;
-    let id = RcId(console.ids.uuid());
+    let id = RcId(context.ids.uuid());
     let rc_labels = rc_labels(&args, &manifest)?;
     let record = record(id, &args, &manifest)?;
     RcSpec::check(id, &record)?;
 
-    let index = write(console, &record, &rc_labels, &manifest).await?;
-    console.out.show(
+    let index = write(context, &record, &rc_labels, &manifest).await?;
+    context.out.show(
         &json!({
             "id": id,
             "pod_id": manifest.id(),
@@ -78,9 +78,9 @@ pub(super) async fn run(console: &CommandContext, args: RcCreateArgs) -> anyhow:
         || id.to_string(),
     )?;
     if args.disabled {
-        console.out.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
+        context.out.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
     } else if args.wait {
-        wait::scheduled(console, id, index, args.timeout).await?;
+        wait::scheduled(context, id, index, args.timeout).await?;
     }
     Ok(CliExit::Ok)
 }
@@ -145,7 +145,7 @@ fn record(id: RcId, args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<
 
 /// Record, labels, audit record and bell, all or none.
 pub(in crate::cli) async fn write(
-    console: &CommandContext,
+    context: &CommandContext,
     record: &RcRecord,
     labels: &Labels,
     manifest: &Manifest,
@@ -158,7 +158,7 @@ pub(in crate::cli) async fn write(
         pod_id: Some(manifest.id().clone()),
         availability_zone: pod_label("availability_zone"),
         cluster_name: pod_label("cluster_name"),
-        actor: console.actor(),
+        actor: context.actor(),
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after: Some(record.replicas_desired),
@@ -169,7 +169,7 @@ pub(in crate::cli) async fn write(
         new(key::rc(record.id), record.encode()),
         new(key::rc_labels(record.id), encode_labels(labels)),
     ];
-    match console.commit(ops, &details, Some(record.id)).await? {
+    match context.commit(ops, &details, Some(record.id)).await? {
         Committed::Applied(index) => Ok(index),
         Committed::Refused(refusals) => {
             let what: Vec<String> = refusals.into_iter().map(|refusal| refusal.what).collect();

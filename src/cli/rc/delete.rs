@@ -34,19 +34,19 @@ pub struct RcDeleteArgs {
 /// How often pods are looked for while nobody tells of them.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(console: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.rc).await?;
-    let pods = pods_of(console, found.id).await?;
+pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
+    let found = find(context, &args.rc).await?;
+    let pods = pods_of(context, found.id).await?;
     let (found, orphans) = if pods.is_empty() || args.force {
         (found, pods)
     } else {
-        (remove_pods(console, found, pods.len(), args.timeout).await?, Vec::new())
+        (remove_pods(context, found, pods.len(), args.timeout).await?, Vec::new())
     };
-    delete_record(console, &found, &orphans).await?;
+    delete_record(context, &found, &orphans).await?;
     let nodes: Vec<&NodeName> = orphans.iter().map(|place| &place.node).collect();
     let shown =
         json!({"id": found.id, "pod_id": found.pod_id(), "deleted": true, "orphans": nodes});
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let mut text = format!("{}: deleted", found.title());
         for place in &orphans {
             text.push_str(&format!("\norphan: pod {} on {}", place.pod, place.node));
@@ -54,20 +54,20 @@ pub(super) async fn run(console: &CommandContext, args: &RcDeleteArgs) -> anyhow
         text
     })?;
     if !orphans.is_empty() {
-        console.out.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
+        context.out.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
     }
     Ok(CliExit::Ok)
 }
 
-async fn pods_of(console: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRef>> {
-    let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+async fn pods_of(context: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRef>> {
+    let labelled = context.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
     let places = places(&labelled);
     Ok(places.into_iter().filter(|(_, pod)| pod.rc == Some(id)).map(|(place, _)| place).collect())
 }
 
 /// Has the owner farm remove all pods, and gives the record as it is then.
 async fn remove_pods(
-    console: &CommandContext,
+    context: &CommandContext,
     found: Found,
     count: usize,
     timeout: Duration,
@@ -85,14 +85,14 @@ async fn remove_pods(
         let hint = format!("let its pods be changed: rcfarm rc enable {id}; {force}");
         return refuse("it is disabled, so no farm removes them", hint);
     }
-    if console.get(&key::rc_lock(id)).await?.is_none_or(|entry| entry.session.is_none()) {
+    if context.get(&key::rc_lock(id)).await?.is_none_or(|entry| entry.session.is_none()) {
         let hint = format!("see which farms there are: rcfarm farm list; {force}");
         return refuse("no farm owns it, so nobody removes them", hint);
     }
     let rc = id.to_string();
-    set_count(console, &rc, 0).await?;
-    none_left(console, id, timeout).await?;
-    let found = find(console, &rc).await?;
+    set_count(context, &rc, 0).await?;
+    none_left(context, id, timeout).await?;
+    let found = find(context, &rc).await?;
     if found.desired() != Some(0) {
         return Err(failure(
             format!("{title} was scaled by somebody else while its pods were being removed"),
@@ -103,12 +103,12 @@ async fn remove_pods(
 }
 
 /// Waits until no pod is left, whoever removes them: the owner may be a farm of p2, which writes no status.
-async fn none_left(console: &CommandContext, id: RcId, timeout: Duration) -> anyhow::Result<()> {
+async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
     loop {
-        let left = pods_of(console, id).await?.len();
+        let left = pods_of(context, id).await?.len();
         if left == 0 {
             return Ok(());
         }
@@ -123,7 +123,7 @@ async fn none_left(console: &CommandContext, id: RcId, timeout: Duration) -> any
             ));
         }
         // Our own owner tells when it has done something; a look now and then does for others.
-        let answer = console.store.get(&key::rc_status(id), query).await?;
+        let answer = context.store.get(&key::rc_status(id), query).await?;
         query = Query::after(answer.index, LOOK_EVERY);
     }
 }
@@ -132,12 +132,12 @@ async fn none_left(console: &CommandContext, id: RcId, timeout: Duration) -> any
 ///
 /// Users may lack the right to write statuses, which are the farms'. Then the status stays.
 async fn delete_record(
-    console: &CommandContext,
+    context: &CommandContext,
     found: &Found,
     orphans: &[PodRef],
 ) -> anyhow::Result<()> {
     let orphans = orphans.iter().map(|place| place.node.clone()).collect();
-    let change = ControllerChange { orphans, ..about(console, found, None) };
+    let change = ControllerChange { orphans, ..about(context, found, None) };
     let details = Details::ControllerDeleted(change);
     let mut ops = vec![
         Op::DeleteCas { key: key::rc(found.id), index: found.entry.modify_index },
@@ -145,12 +145,12 @@ async fn delete_record(
         Op::Delete { key: key::rc_bell(found.id) },
         Op::Delete { key: key::rc_status(found.id) },
     ];
-    let committed = match console.commit(ops.clone(), &details, None).await {
+    let committed = match context.commit(ops.clone(), &details, None).await {
         Err(error) if is_forbidden(&error) => {
             ops.pop();
-            let committed = console.commit(ops, &details, None).await?;
+            let committed = context.commit(ops, &details, None).await?;
             let status = key::rc_status(found.id);
-            console.out.note(&format!("{status} stays: the token may not delete it"));
+            context.out.note(&format!("{status} stays: the token may not delete it"));
             committed
         }
         committed => committed?,

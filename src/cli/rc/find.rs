@@ -68,9 +68,9 @@ pub(in crate::cli) fn short(id: RcId) -> String {
 
 /// All records, and the keys among them that are none.
 pub(in crate::cli) async fn all(
-    console: &CommandContext,
+    context: &CommandContext,
 ) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
-    let entries = console.store.list(&key::rcs(), Query::PLAIN).await?.value;
+    let entries = context.store.list(&key::rcs(), Query::PLAIN).await?.value;
     let (mut found, mut strange) = (Vec::new(), Vec::new());
     for entry in entries {
         match key::rcs().tail(&entry.key).map(str::parse) {
@@ -82,12 +82,12 @@ pub(in crate::cli) async fn all(
 }
 
 /// The record that `text` names: a whole id, the beginning of one, or a pod's id.
-pub(in crate::cli) async fn find(console: &CommandContext, text: &str) -> anyhow::Result<Found> {
+pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow::Result<Found> {
     if let Ok(id) = text.parse::<RcId>() {
-        let entry = console.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
+        let entry = context.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
         return entry.map(|entry| Found::of(id, entry)).ok_or_else(|| none(text));
     }
-    let (records, _) = all(console).await?;
+    let (records, _) = all(context).await?;
     let is_named = |found: &Found| {
         let is_id =
             !text.is_empty() && found.id.to_string().starts_with(&text.to_ascii_lowercase());

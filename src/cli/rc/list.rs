@@ -39,11 +39,11 @@ pub(super) struct RcRow {
     pub(super) invalid: Option<String>,
 }
 
-pub(super) async fn run(console: &CommandContext, args: &RcListArgs) -> anyhow::Result<CliExit> {
-    let (found, strange) = all(console).await?;
-    let statuses = statuses(console).await?;
+pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::Result<CliExit> {
+    let (found, strange) = all(context).await?;
+    let statuses = statuses(context).await?;
     let wanted = match &args.selector {
-        Some(selector) => Some(matching(console, selector).await?),
+        Some(selector) => Some(matching(context, selector).await?),
         None => None,
     };
     let rows: Vec<RcRow> = found
@@ -52,11 +52,11 @@ pub(super) async fn run(console: &CommandContext, args: &RcListArgs) -> anyhow::
         .map(|found| row(found, statuses.get(&found.id)))
         .collect();
     for key in strange {
-        console
+        context
             .out
             .note(&format!("{key} stands among the records and is none: its name is no UUID"));
     }
-    console.out.show(&rows, || {
+    context.out.show(&rows, || {
         if rows.is_empty() {
             return "there are no replication controllers".to_owned();
         }
@@ -67,8 +67,8 @@ pub(super) async fn run(console: &CommandContext, args: &RcListArgs) -> anyhow::
 }
 
 /// What the owner farms say, by controller.
-pub(super) async fn statuses(console: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
-    let entries = console.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
+pub(super) async fn statuses(context: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
+    let entries = context.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
     Ok(entries.iter().filter_map(status_of).collect())
 }
 
@@ -79,11 +79,11 @@ pub(super) fn status_of(entry: &Entry) -> Option<(RcId, RcStatus)> {
 }
 
 async fn matching(
-    console: &CommandContext,
+    context: &CommandContext,
     selector: &Selector,
 ) -> anyhow::Result<BTreeMap<RcId, Labels>> {
     let prefix = key::labels(LabelKind::ReplicationController);
-    let entries = console.store.list(&prefix, Query::PLAIN).await?.value;
+    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
     let labelled = entries.iter().filter_map(|entry| {
         let id = prefix.tail(&entry.key)?.parse().ok()?;
         Some((id, decode_labels(&entry.value).ok()?))

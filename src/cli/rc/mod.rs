@@ -26,22 +26,22 @@ pub enum RcCommand {
     List(list::RcListArgs),
     /// Show a controller's record
     Get(show::RcGetArgs),
-    /// Show what the owner farm says of a controller
+    /// Show a controller's status
     Status(RcArgs),
     /// List a controller's pods
     Pods(RcArgs),
-    /// Change how many pods there shall be
+    /// Set the number of desired pods
     Scale(change::ScaleArgs),
-    /// Let a controller's pods be changed again
+    /// Enable a controller
     Enable(change::SwitchArgs),
-    /// Leave a controller's pods as they are, whatever its record says
+    /// Disable a controller: its pods are left as they are
     Disable(change::SwitchArgs),
-    /// Remove a controller's pods, then the controller
+    /// Delete a controller's pods, then the controller
     #[command(visible_alias = "rm")]
     Delete(delete::RcDeleteArgs),
     /// Show what the owner farm would do now; exit code 0 nothing, 1 something, 2 an error
     Plan(plan::PlanArgs),
-    /// Say why a controller is not as it should be
+    /// Explain why a controller has not reached its desired state
     Explain(RcArgs),
     /// Print each change of a controller's status, or of all
     Watch(watch::WatchArgs),
@@ -57,20 +57,20 @@ pub struct RcArgs {
     rc: String,
 }
 
-pub(super) async fn run(console: &CommandContext, command: RcCommand) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, command: RcCommand) -> anyhow::Result<CliExit> {
     match command {
-        RcCommand::Create(args) => create::run(console, args).await,
-        RcCommand::List(args) => list::run(console, &args).await,
-        RcCommand::Get(args) => show::get(console, &args).await,
-        RcCommand::Status(args) => show::status(console, &args.rc).await,
-        RcCommand::Pods(args) => show::pods(console, &args.rc).await,
-        RcCommand::Scale(args) => change::scale(console, &args).await,
-        RcCommand::Enable(args) => change::switch(console, &args, false).await,
-        RcCommand::Disable(args) => change::switch(console, &args, true).await,
-        RcCommand::Delete(args) => delete::run(console, &args).await,
-        RcCommand::Plan(args) => plan::plan(console, &args).await,
-        RcCommand::Explain(args) => plan::explain(console, &args.rc).await,
-        RcCommand::Watch(args) => watch::run(console, &args).await,
-        RcCommand::Orphans(args) => orphans::run(console, &args).await,
+        RcCommand::Create(args) => create::run(context, args).await,
+        RcCommand::List(args) => list::run(context, &args).await,
+        RcCommand::Get(args) => show::get(context, &args).await,
+        RcCommand::Status(args) => show::status(context, &args.rc).await,
+        RcCommand::Pods(args) => show::pods(context, &args.rc).await,
+        RcCommand::Scale(args) => change::scale(context, &args).await,
+        RcCommand::Enable(args) => change::switch(context, &args, false).await,
+        RcCommand::Disable(args) => change::switch(context, &args, true).await,
+        RcCommand::Delete(args) => delete::run(context, &args).await,
+        RcCommand::Plan(args) => plan::plan(context, &args).await,
+        RcCommand::Explain(args) => plan::explain(context, &args.rc).await,
+        RcCommand::Watch(args) => watch::run(context, &args).await,
+        RcCommand::Orphans(args) => orphans::run(context, &args).await,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::allocations::promises;
+use super::allocations::allocations;
 use super::snapshot::{PodLabels, places};
 use crate::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
 use crate::cli::context::{CommandContext, Committed};
@@ -50,10 +50,10 @@ enum What {
 /// Three operations per pod, and two more: few enough for every version of Consul.
 const PODS_PER_TRANSACTION: usize = 20;
 
-pub(super) async fn run(console: &CommandContext, args: &OrphansArgs) -> anyhow::Result<CliExit> {
-    let labelled = console.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow::Result<CliExit> {
+    let labelled = context.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
     // Read after the pods: a controller that was made meanwhile is seen, one that was deleted is no matter.
-    let records = console.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
+    let records = context.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
     let records: BTreeSet<RcId> =
         records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
     let mut orphans: BTreeMap<(RcId, PodId), Vec<(PodRef, PodLabels)>> = BTreeMap::new();
@@ -66,7 +66,7 @@ pub(super) async fn run(console: &CommandContext, args: &OrphansArgs) -> anyhow:
     for ((rc, pod_id), pods) in &orphans {
         for pods in pods.chunks(PODS_PER_TRANSACTION) {
             let removed =
-                if args.remove { Some(remove(console, *rc, pod_id, pods).await?) } else { None };
+                if args.remove { Some(remove(context, *rc, pod_id, pods).await?) } else { None };
             rows.extend(pods.iter().map(|(place, _)| Orphan {
                 what: What::Pod,
                 replication_controller_id: *rc,
@@ -76,21 +76,26 @@ pub(super) async fn run(console: &CommandContext, args: &OrphansArgs) -> anyhow:
             }));
         }
     }
-    let mut promises = promises(console).await?;
-    promises.leaks.sort_by(|a, b| (a.owner, &a.pod, &a.node).cmp(&(b.owner, &b.pod, &b.node)));
-    for leaks in promises.leaks.chunk_by(|a, b| (a.owner, &a.pod) == (b.owner, &b.pod)) {
-        for leaks in leaks.chunks(PODS_PER_TRANSACTION) {
-            let removed = if args.remove { Some(free(console, leaks).await?) } else { None };
-            rows.extend(leaks.iter().map(|leak| Orphan {
+    let mut allocations = allocations(context).await?;
+    allocations
+        .orphaned_allocations
+        .sort_by(|a, b| (a.owner, &a.pod, &a.node).cmp(&(b.owner, &b.pod, &b.node)));
+    for orphaned_allocations in
+        allocations.orphaned_allocations.chunk_by(|a, b| (a.owner, &a.pod) == (b.owner, &b.pod))
+    {
+        for orphaned_allocations in orphaned_allocations.chunks(PODS_PER_TRANSACTION) {
+            let removed =
+                if args.remove { Some(free(context, orphaned_allocations).await?) } else { None };
+            rows.extend(orphaned_allocations.iter().map(|orphaned| Orphan {
                 what: What::Promise,
-                replication_controller_id: leak.owner,
-                node: leak.node.clone(),
-                pod_id: leak.pod.clone(),
+                replication_controller_id: orphaned.owner,
+                node: orphaned.node.clone(),
+                pod_id: orphaned.pod.clone(),
                 removed,
             }));
         }
     }
-    console.out.show(&rows, || {
+    context.out.show(&rows, || {
         if rows.is_empty() {
             return "there are no orphans".to_owned();
         }
@@ -111,15 +116,15 @@ pub(super) async fn run(console: &CommandContext, args: &OrphansArgs) -> anyhow:
 /// Removes some pods of a controller. Consul itself checks that its record is absent at that moment: an empty
 /// answer may also mean that the token may not see it.
 async fn remove(
-    console: &CommandContext,
+    context: &CommandContext,
     rc: RcId,
     pod_id: &PodId,
     pods: &[(PodRef, PodLabels)],
 ) -> anyhow::Result<bool> {
     let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
-    let intents = console.get_many(keys).await?;
-    let rooms = fitness(console).await?.rooms;
-    let mut books = Ledger::on(&rooms);
+    let intents = context.get_many(keys).await?;
+    let rooms = fitness(context).await?.rooms;
+    let mut ledger = Ledger::on(&rooms);
     let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
     for (place, pod) in pods {
         let labels = key::pod_labels(&place.node, &place.pod);
@@ -130,31 +135,34 @@ async fn remove(
             Some(seen) => Op::DeleteCas { key: intent, index: seen.modify_index },
             None => Op::CheckNotExists { key: intent },
         });
-        books.release(&place.node, &place.pod, &AllocationOwner::Rc(rc));
+        ledger.release(&place.node, &place.pod, &AllocationOwner::Rc(rc));
     }
-    ops.extend(books.bookings().iter().map(Booking::op));
+    ops.extend(ledger.bookings().iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
         replication_controller_id: rc,
         pod_id: pod_id.clone(),
         nodes: pods.iter().map(|(place, _)| place.node.clone()).collect(),
-        actor: console.actor(),
+        actor: context.actor(),
         reason: "Requested".to_owned(),
     });
-    Ok(matches!(console.commit(ops, &details, None).await?, Committed::Applied(_)))
+    Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
 }
 
 /// Frees promises to pods of one id and one controller. Consul itself checks that the pods are absent at that moment.
-async fn free(console: &CommandContext, leaks: &[OrphanedAllocation]) -> anyhow::Result<bool> {
+async fn free(
+    context: &CommandContext,
+    orphaned_allocations: &[OrphanedAllocation],
+) -> anyhow::Result<bool> {
     // Read again: the chunk before may have changed the same nodes.
-    let rooms = fitness(console).await?.rooms;
-    let (mut ops, bookings) = freeing(&rooms, leaks);
+    let rooms = fitness(context).await?.rooms;
+    let (mut ops, bookings) = freeing(&rooms, orphaned_allocations);
     ops.extend(bookings.iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
-        replication_controller_id: leaks[0].owner,
-        pod_id: leaks[0].pod.clone(),
-        nodes: leaks.iter().map(|leak| leak.node.clone()).collect(),
-        actor: console.actor(),
+        replication_controller_id: orphaned_allocations[0].owner,
+        pod_id: orphaned_allocations[0].pod.clone(),
+        nodes: orphaned_allocations.iter().map(|orphaned| orphaned.node.clone()).collect(),
+        actor: context.actor(),
         reason: PROMISE_LEAKED.to_owned(),
     });
-    Ok(matches!(console.commit(ops, &details, None).await?, Committed::Applied(_)))
+    Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
 }

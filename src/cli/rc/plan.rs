@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{Found, find, title};
-use super::snapshot::{AskedScheduler, RcSnapshot, observe};
+use super::snapshot::{AskedScheduler, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields};
@@ -44,8 +44,8 @@ struct Change {
     reason: &'static str,
 }
 
-pub(super) async fn plan(console: &CommandContext, args: &PlanArgs) -> anyhow::Result<CliExit> {
-    let mut found = find(console, &args.rc).await?;
+pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::Result<CliExit> {
+    let mut found = find(context, &args.rc).await?;
     if let (Some(selector), Ok(record)) = (&args.node_selector, &mut found.record) {
         record.node_selector = selector.to_string();
     }
@@ -61,7 +61,7 @@ pub(super) async fn plan(console: &CommandContext, args: &PlanArgs) -> anyhow::R
             bad.fix,
         )
     })?;
-    let seen = observe(console, &found).await?;
+    let seen = read_snapshot(context, &found).await?;
     let spec = seen.with_labels(spec).map_err(|bad| {
         failure(
             format!("{}: {}: {}; no farm works on it", found.title(), bad.field, bad.why),
@@ -76,15 +76,15 @@ pub(super) async fn plan(console: &CommandContext, args: &PlanArgs) -> anyhow::R
         "changes": changes,
         "replicas": {"before": seen.pods.len(), "after": plan.replicas.current},
         "replicas_desired": spec.replicas_desired,
-        "findings": findings(&plan),
+        "findings": conditions(&plan),
         "unfit_nodes": unfit(&seen, &spec),
     });
-    console.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
+    context.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
     Ok(if changes.is_empty() { CliExit::Ok } else { CliExit::Changes })
 }
 
 fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Change> {
-    let leaves = |node: &NodeName| match seen.standing(node) {
+    let leaves = |node: &NodeName| match seen.readiness(node) {
         NodeReadiness::Down => "its node is down",
         NodeReadiness::Draining => "its node is draining",
         NodeReadiness::Quarantined => "its node cannot start it",
@@ -129,16 +129,16 @@ fn repair_words(why: Drift) -> &'static str {
     }
 }
 
-fn findings(plan: &ReplicationPlan) -> Value {
-    let finding = |finding: &crate::rc::plan::PlannedCondition| {
+fn conditions(plan: &ReplicationPlan) -> Value {
+    let condition = |condition: &crate::rc::plan::PlannedCondition| {
         json!({
-            "type": finding.kind,
-            "status": finding.status,
-            "reason": finding.reason,
-            "message": finding.message,
+            "type": condition.kind,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
         })
     };
-    plan.findings.iter().map(finding).collect()
+    plan.conditions.iter().map(condition).collect()
 }
 
 fn plan_text(
@@ -165,10 +165,10 @@ fn plan_text(
     if changes.is_empty() {
         text.push_str("  nothing to do\n");
     }
-    for finding in plan.findings.iter().filter(|finding| !finding.status) {
+    for condition in plan.conditions.iter().filter(|condition| !condition.status) {
         text.push_str(&format!(
             "{:?}: no ({}) {}\n",
-            finding.kind, finding.reason, finding.message
+            condition.kind, condition.reason, condition.message
         ));
     }
     let unready = unfit(seen, spec).into_iter().filter(|unfit| unfit.reason.is_of_the_node());
@@ -215,12 +215,12 @@ impl UnfitReason {
     }
 }
 
-pub(super) async fn explain(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
-    let found = find(console, rc).await?;
-    let seen = observe(console, &found).await?;
+pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
+    let found = find(context, rc).await?;
+    let seen = read_snapshot(context, &found).await?;
     let spec = found.spec().and_then(|spec| seen.with_labels(spec));
     let plan = spec.as_ref().ok().map(|spec| seen.plan(spec));
-    let owner = owner(console, &found).await?;
+    let owner = owner(context, &found).await?;
     let unfit = spec.as_ref().map(|spec| unfit(&seen, spec)).unwrap_or_default();
     let verdict = match (&spec, &plan) {
         (Ok(_), Some(plan)) => verdict(&found, &seen, plan),
@@ -240,13 +240,13 @@ pub(super) async fn explain(console: &CommandContext, rc: &str) -> anyhow::Resul
         "scheduler": scheduler_words(&seen.asked),
         "resources": spec.as_ref().ok().map(|spec| spec.resources()).filter(|want| !want.is_zero()),
         "unfit_nodes": unfit,
-        "findings": plan.as_ref().map(findings),
+        "findings": plan.as_ref().map(conditions),
         "last_error": seen.status.as_ref().and_then(|status| status.last_error.clone()),
     });
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let mut rows = vec![("controller", found.title()), ("verdict", verdict.clone())];
         rows.push(("owner", owner));
-        rows.push(("status", status_words(console, &found, &seen)));
+        rows.push(("status", status_words(context, &found, &seen)));
         if let Ok(spec) = &spec {
             let selector = match spec.node_selector.to_string() {
                 _ if matches!(seen.asked, AskedScheduler::Server(_)) => {
@@ -273,8 +273,8 @@ pub(super) async fn explain(console: &CommandContext, rc: &str) -> anyhow::Resul
 /// The most important thing, in a line.
 fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
     let (current, desired) = (seen.pods.len(), plan.replicas.desired);
-    match plan.findings.iter().find(|finding| !finding.status) {
-        Some(finding) => format!("{}: {}", finding.reason, finding.message),
+    match plan.conditions.iter().find(|condition| !condition.status) {
+        Some(condition) => format!("{}: {}", condition.reason, condition.message),
         None if !plan.is_idle() => format!(
             "{current} of {desired} pods scheduled; {} changes are due: rcfarm rc plan {}",
             plan.steps.len().max(1),
@@ -288,10 +288,10 @@ fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
 }
 
 /// Who owns the record, or why nobody does.
-async fn owner(console: &CommandContext, found: &Found) -> anyhow::Result<String> {
-    let lock = console.get(&key::rc_lock(found.id)).await?;
+async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String> {
+    let lock = context.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
-    let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let farms = context.store.list(&key::farms(), Query::PLAIN).await?.value;
     let live: BTreeMap<FarmName, FarmPresence> = farms
         .iter()
         .filter(|entry| entry.session.is_some())
@@ -304,7 +304,7 @@ async fn owner(console: &CommandContext, found: &Found) -> anyhow::Result<String
         let farm = live.iter().find(|(_, presence)| presence.session == session);
         return Ok(match farm {
             Some((name, presence)) => {
-                format!("farm {name}, up for {}", age(presence.since, console.now()))
+                format!("farm {name}, up for {}", age(presence.since, context.now()))
             }
             None => {
                 format!("session {session}, which is of no farm that shows itself (a p2 farm?)")
@@ -314,7 +314,7 @@ async fn owner(console: &CommandContext, found: &Found) -> anyhow::Result<String
     if live.is_empty() {
         return Ok("nobody: no farm is running; start one: rcfarm farm run".to_owned());
     }
-    let labels = console.get(&key::rc_labels(found.id)).await?;
+    let labels = context.get(&key::rc_labels(found.id)).await?;
     let labels = labels.and_then(|entry| decode_labels(&entry.value).ok()).unwrap_or_default();
     let reasons: Vec<String> =
         live.iter().map(|(name, presence)| not_claimed(name, presence, &labels)).collect();
@@ -330,7 +330,7 @@ fn not_claimed(name: &FarmName, presence: &FarmPresence, labels: &Labels) -> Str
     }
 }
 
-fn status_words(console: &CommandContext, found: &Found, seen: &RcSnapshot) -> String {
+fn status_words(context: &CommandContext, found: &Found, seen: &RcSnapshot) -> String {
     let Some(status) = &seen.status else {
         return "no farm has looked at it yet".to_owned();
     };
@@ -342,7 +342,7 @@ fn status_words(console: &CommandContext, found: &Found, seen: &RcSnapshot) -> S
     if let Some(error) = &status.last_error {
         words.push_str(&format!("\nlast error: {error}"));
     }
-    if let Some(until) = status.quarantined_until.filter(|until| *until > console.now()) {
+    if let Some(until) = status.quarantined_until.filter(|until| *until > context.now()) {
         words.push_str(&format!("\nleft alone until {until}"));
     }
     words
@@ -352,7 +352,7 @@ fn status_words(console: &CommandContext, found: &Found, seen: &RcSnapshot) -> S
 /// those where the place is taken.
 fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
-        let (reason, why) = match seen.standing(node) {
+        let (reason, why) = match seen.readiness(node) {
             NodeReadiness::Ready => return None,
             NodeReadiness::Suspect => {
                 let why = "is passed over for a while: it could not start pods of several controllers or jobs";
@@ -369,10 +369,10 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         let pod = if holds { "; a pod is still there" } else { "" };
         Some(Unfit { node: node.clone(), reason, why: format!("matches, but {why}{pod}") })
     });
-    let ready = |node: &NodeName| seen.standing(node) == NodeReadiness::Ready;
-    let taken = seen.occupants.iter().filter_map(|(node, (occupant, owner))| {
+    let ready = |node: &NodeName| seen.readiness(node) == NodeReadiness::Ready;
+    let taken = seen.slots.iter().filter_map(|(node, (slot, owner))| {
         let pod = spec.manifest.id();
-        let why = match (occupant, owner) {
+        let why = match (slot, owner) {
             (SlotState::Other, Some(owner)) => {
                 format!("eligible, but its pod {pod} belongs to {}", owner_words(*owner))
             }
@@ -392,9 +392,9 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         if has_room(spec, seen.rooms(), &place) {
             return None;
         }
-        let lack = seen.rooms().of(node).lack(&place.pod, spec.resources())?;
+        let insufficient = seen.rooms().of(node).insufficient(&place.pod, spec.resources())?;
         let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
-        let why = format!("matches, but has no room: {lack}{pod}");
+        let why = format!("matches, but has no room: {insufficient}{pod}");
         Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })
     });
     let others = seen.nodes.iter().filter(|(node, _)| !seen.eligible.contains(*node));

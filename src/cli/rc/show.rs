@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{Found, find};
-use super::snapshot::{RcSnapshot, observe};
+use super::snapshot::{RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash, table};
@@ -28,8 +28,8 @@ pub struct RcGetArgs {
     manifest: bool,
 }
 
-pub(super) async fn get(console: &CommandContext, args: &RcGetArgs) -> anyhow::Result<CliExit> {
-    let found = find(console, &args.rc).await?;
+pub(super) async fn get(context: &CommandContext, args: &RcGetArgs) -> anyhow::Result<CliExit> {
+    let found = find(context, &args.rc).await?;
     if args.manifest {
         let record = found.record.map_err(|bad| failure(bad.to_string(), bad.fix))?;
         use std::io::Write;
@@ -44,7 +44,7 @@ pub(super) async fn get(console: &CommandContext, args: &RcGetArgs) -> anyhow::R
         "record": raw,
         "invalid": found.spec().err().map(|bad| bad.to_string()),
     });
-    console.out.show(&shown, || match &found.record {
+    context.out.show(&shown, || match &found.record {
         Ok(record) => record_text(record, &found.spec().err().map(|bad| bad.to_string())),
         Err(bad) => fields([
             ("id", found.id.to_string()),
@@ -72,16 +72,16 @@ fn record_text(record: &RcRecord, invalid: &Option<String>) -> String {
     fields(rows)
 }
 
-pub(super) async fn status(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
-    let found = find(console, rc).await?;
-    let lock = console.get(&key::rc_lock(found.id)).await?.and_then(|entry| entry.session);
-    let entry = console.store.get(&key::rc_status(found.id), Query::PLAIN).await?.value;
+pub(super) async fn status(context: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
+    let found = find(context, rc).await?;
+    let lock = context.get(&key::rc_lock(found.id)).await?.and_then(|entry| entry.session);
+    let entry = context.store.get(&key::rc_status(found.id), Query::PLAIN).await?.value;
     let status = entry
         .map(|entry| {
             RcStatus::decode(&entry.value).with_context(|| format!("cannot read {}", entry.key))
         })
         .transpose()?;
-    let unhealthy = unhealthy(console, &found).await?;
+    let unhealthy = unhealthy(context, &found).await?;
     let is_current =
         status.as_ref().is_some_and(|status| status.observed_index >= found.entry.modify_index);
     let shown = json!({
@@ -93,14 +93,14 @@ pub(super) async fn status(console: &CommandContext, rc: &str) -> anyhow::Result
         "status": status,
         "unhealthy_pods": unhealthy,
     });
-    console.out.show(&shown, || {
+    context.out.show(&shown, || {
         let mut rows = vec![("controller", found.title()), ("session", or_dash(lock.as_ref()))];
         let text = match &status {
             None => {
                 rows.push(("status", "no farm has looked at it yet".to_owned()));
                 fields(rows)
             }
-            Some(status) => status_text(console, rows, status, is_current),
+            Some(status) => status_text(context, rows, status, is_current),
         };
         text + &unhealthy_text(&unhealthy)
     })?;
@@ -119,14 +119,14 @@ struct Unhealthy {
 }
 
 /// The pods that are not healthy, with what their nodes say of them.
-async fn unhealthy(console: &CommandContext, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
-    let seen = observe(console, found).await?;
+async fn unhealthy(context: &CommandContext, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
+    let seen = read_snapshot(context, found).await?;
     let is_well = |place: &PodRef, pod: &RcPod| {
-        pod.health == Health::Passing && seen.standing(&place.node) != NodeReadiness::Down
+        pod.health == Health::Passing && seen.readiness(&place.node) != NodeReadiness::Down
     };
     let ailing: Vec<_> = seen.pods.iter().filter(|(place, pod)| !is_well(place, pod)).collect();
     let keys = ailing.iter().map(|(place, _)| key::pod_status(&place.pod, &place.node));
-    let told = console.get_many(keys).await?;
+    let told = context.get_many(keys).await?;
     let row = |(place, pod): &(&PodRef, &RcPod)| {
         let key = key::pod_status(&place.pod, &place.node);
         let status = told.get(key.as_str());
@@ -136,14 +136,14 @@ async fn unhealthy(console: &CommandContext, found: &Found) -> anyhow::Result<Ve
             pod_id: place.pod.clone(),
             health: pod.health,
             phase: status.as_ref().map(|status| status.phase),
-            why: why_unhealthy(seen.standing(&place.node), pod.health, status.as_ref()),
+            why: why_unhealthy(seen.readiness(&place.node), pod.health, status.as_ref()),
         }
     };
     Ok(ailing.iter().map(row).collect())
 }
 
-fn why_unhealthy(standing: NodeReadiness, health: Health, status: Option<&PodStatus>) -> String {
-    match (standing, status) {
+fn why_unhealthy(readiness: NodeReadiness, health: Health, status: Option<&PodStatus>) -> String {
+    match (readiness, status) {
         (NodeReadiness::Down, _) => "its node is down".to_owned(),
         (_, None) if health == Health::Absent => {
             "its node has said nothing of it yet: does its agent run?".to_owned()
@@ -169,12 +169,12 @@ fn unhealthy_text(unhealthy: &[Unhealthy]) -> String {
 }
 
 fn status_text(
-    console: &CommandContext,
+    context: &CommandContext,
     mut rows: Vec<(&str, String)>,
     status: &RcStatus,
     is_current: bool,
 ) -> String {
-    let now = console.now();
+    let now = context.now();
     let replicas = status.replicas;
     let owner = status.owner.as_ref();
     let owner = owner.map(|owner| format!("farm {}, for {}", owner.farm, age(owner.since, now)));
@@ -221,9 +221,9 @@ struct PodRow {
     eligible: bool,
 }
 
-pub(super) async fn pods(console: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
-    let found = find(console, rc).await?;
-    let RcSnapshot { pods, eligible, .. } = observe(console, &found).await?;
+pub(super) async fn pods(context: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
+    let found = find(context, rc).await?;
+    let RcSnapshot { pods, eligible, .. } = read_snapshot(context, &found).await?;
     let rows: Vec<PodRow> = pods
         .iter()
         .map(|(place, pod)| PodRow {
@@ -238,7 +238,7 @@ pub(super) async fn pods(console: &CommandContext, rc: &str) -> anyhow::Result<C
             eligible: eligible.contains(&place.node),
         })
         .collect();
-    console.out.show(&rows, || {
+    context.out.show(&rows, || {
         if rows.is_empty() {
             return format!("{} has no pods", found.title());
         }

@@ -32,7 +32,7 @@ pub(super) struct RcSnapshot {
     /// The controller's pods.
     pub(super) pods: BTreeMap<PodRef, RcPod>,
     /// Who stands where on the eligible nodes that have no pod of its own.
-    pub(super) occupants: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
+    pub(super) slots: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
     /// What the owner said last.
     pub(super) status: Option<RcStatus>,
     /// Somebody holds the record's mutation or transfer lock.
@@ -63,10 +63,10 @@ pub(super) enum AskedScheduler {
 }
 
 /// What the farm that owns the controller says of itself.
-async fn owner(console: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
-    let lock = console.get(&key::rc_lock(id)).await?;
+async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
+    let lock = context.get(&key::rc_lock(id)).await?;
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
-    let farms = console.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let farms = context.store.list(&key::farms(), Query::PLAIN).await?.value;
     let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
     Ok(owner.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
 }
@@ -91,8 +91,11 @@ async fn eligible(
 }
 
 /// Reads everything about a controller.
-pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::Result<RcSnapshot> {
-    let store = &console.store;
+pub(super) async fn read_snapshot(
+    context: &CommandContext,
+    found: &Found,
+) -> anyhow::Result<RcSnapshot> {
+    let store = &context.store;
     let nodes = node_labels(&store.list(&key::labels(LabelKind::Node), Query::PLAIN).await?.value);
     let labelled = store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
     let places = places(&labelled);
@@ -103,7 +106,7 @@ pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::
         .filter(|(_, labels)| selector.is_some_and(|selector| selector.matches(labels)))
         .map(|(node, _)| node.clone())
         .collect();
-    let owner = owner(console, found.id).await?;
+    let owner = owner(context, found.id).await?;
     let (scheduler, suspects) =
         owner.map(|owner| (owner.scheduler, owner.suspect_nodes)).unwrap_or_default();
     let (eligible, asked) = self::eligible(scheduler, spec.as_ref(), eligible).await;
@@ -116,9 +119,9 @@ pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::
         .collect();
     let interesting = own.keys().copied().chain(&free);
     let intents =
-        console.get_many(interesting.map(|place| key::intent(&place.node, &place.pod))).await?;
+        context.get_many(interesting.map(|place| key::intent(&place.node, &place.pod))).await?;
     let healths =
-        console.get_many(own.keys().map(|place| key::health(&place.pod, &place.node))).await?;
+        context.get_many(own.keys().map(|place| key::health(&place.pod, &place.node))).await?;
     let manifest = spec.as_ref().map(|spec| spec.manifest.text().as_bytes());
     let intent = |place: &PodRef| match intents.get(key::intent(&place.node, &place.pod).as_str()) {
         None => Intent::Missing,
@@ -136,23 +139,23 @@ pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::
         };
         ((*place).clone(), pod)
     };
-    let occupant = |place: &PodRef| match (places.get(place), intent(place)) {
+    let slot = |place: &PodRef| match (places.get(place), intent(place)) {
         (Some(pod), _) => (SlotState::Other, pod.rc),
         (None, Intent::Missing) => (SlotState::Nobody, None),
         (None, Intent::Same(index)) => (SlotState::Ours(index), None),
         (None, Intent::Differs(_)) => (SlotState::Other, None),
     };
     let locks =
-        console.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
+        context.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
     let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
-    let status = console.get(&key::rc_status(found.id)).await?;
+    let status = context.get(&key::rc_status(found.id)).await?;
     let status = status.and_then(|entry| RcStatus::decode(&entry.value).ok());
     let cannot_start = |place: &PodRef| {
         let health = healths.get(key::health(&place.pod, &place.node).as_str())?;
         let why = HealthReport::decode(&health.value).cannot_start?;
         Some((place.node.clone(), format!("cannot start it: {why}")))
     };
-    let (index, now) = (found.entry.modify_index, console.now());
+    let (index, now) = (found.entry.modify_index, context.now());
     let shunned = |node: &NodeName| {
         let entry = status.as_ref()?.quarantine(node, index, now)?;
         let Quarantine { why, failures, until, .. } = entry;
@@ -166,9 +169,9 @@ pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::
     Ok(RcSnapshot {
         quarantined,
         suspects,
-        labels: console.get(&key::rc_labels(found.id)).await?,
-        fitness: fitness(console).await?,
-        occupants: free.iter().map(|place| (place.node.clone(), occupant(place))).collect(),
+        labels: context.get(&key::rc_labels(found.id)).await?,
+        fitness: fitness(context).await?,
+        slots: free.iter().map(|place| (place.node.clone(), slot(place))).collect(),
         pods: own.iter().map(pod).collect(),
         status,
         lock_held,
@@ -180,9 +183,9 @@ pub(super) async fn observe(console: &CommandContext, found: &Found) -> anyhow::
 
 impl RcSnapshot {
     /// What a node is fit for, besides its labels.
-    pub(super) fn standing(&self, node: &NodeName) -> NodeReadiness {
-        match self.fitness.standings.get(node) {
-            Some(standing) => *standing,
+    pub(super) fn readiness(&self, node: &NodeName) -> NodeReadiness {
+        match self.fitness.readiness_by_node.get(node) {
+            Some(readiness) => *readiness,
             None if self.quarantined.contains_key(node) => NodeReadiness::Quarantined,
             None if self.suspects.contains(node) => NodeReadiness::Suspect,
             None => NodeReadiness::Ready,
@@ -206,17 +209,16 @@ impl RcSnapshot {
 
     /// What the owner would do about `spec`, if it saw what was read here.
     pub(super) fn plan(&self, spec: &RcSpec) -> ReplicationPlan {
-        let occupant = |node: &NodeName| {
-            self.occupants.get(node).map_or(SlotState::Nobody, |(occupant, _)| *occupant)
-        };
+        let slot =
+            |node: &NodeName| self.slots.get(node).map_or(SlotState::Nobody, |(slot, _)| *slot);
         plan(&ReplicationObserved {
             spec,
             pods: &self.pods,
             eligible: &self.eligible,
-            standing: &|node| self.standing(node),
-            occupant: &occupant,
+            readiness: &|node| self.readiness(node),
+            slot: &slot,
             rooms: self.rooms(),
-            trust: AllowedActions::Full,
+            allowed_actions: AllowedActions::Full,
             transfer: TransferConditions {
                 under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),
                 lock_held: self.lock_held,

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits until all pods that the record at `index` asks for are scheduled.
 pub(super) async fn scheduled(
-    console: &CommandContext,
+    context: &CommandContext,
     id: RcId,
     index: Index,
     timeout: Duration,
@@ -29,7 +29,7 @@ pub(super) async fn scheduled(
     let mut said = "no farm has looked at the change yet".to_owned();
     let mut query = Query::PLAIN;
     loop {
-        let Ok(answer) = timeout_at(give_up, console.store.get(&status_key, query)).await else {
+        let Ok(answer) = timeout_at(give_up, context.store.get(&status_key, query)).await else {
             return Err(failure(
                 format!("gave up waiting after {}: {said}", humantime::format_duration(timeout)),
                 format!("the change itself is made; what holds it up: rcfarm rc explain {id}"),

@@ -25,25 +25,25 @@ pub struct WatchArgs {
 
 const FULL_EVERY: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(console: &CommandContext, args: &WatchArgs) -> anyhow::Result<CliExit> {
+pub(super) async fn run(context: &CommandContext, args: &WatchArgs) -> anyhow::Result<CliExit> {
     let only = match &args.rc {
-        Some(rc) => Some(find(console, rc).await?.id),
+        Some(rc) => Some(find(context, rc).await?.id),
         None => None,
     };
-    let names: BTreeMap<RcId, PodId> = super::find::all(console)
+    let names: BTreeMap<RcId, PodId> = super::find::all(context)
         .await?
         .0
         .iter()
         .filter_map(|found| Some((found.id, found.pod_id()?)))
         .collect();
-    let mut watch = TreeWatch::new(console.store.clone(), key::rc_statuses(), FULL_EVERY);
+    let mut watch = TreeWatch::new(context.store.clone(), key::rc_statuses(), FULL_EVERY);
     let mut known: BTreeMap<RcId, Index> = BTreeMap::new();
     let mut failures = 0;
     loop {
         let answer = match watch.next().await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() && !is_first(&known, &error) => {
-                console.out.note(&format!("{error}; trying again"));
+                context.out.note(&format!("{error}; trying again"));
                 tokio::time::sleep(backoff(
                     Duration::from_secs(1),
                     Duration::from_secs(30),
@@ -63,7 +63,7 @@ pub(super) async fn run(console: &CommandContext, args: &WatchArgs) -> anyhow::R
             {
                 continue;
             }
-            print(console, id, names.get(&id), &status)?;
+            print(context, id, names.get(&id), &status)?;
         }
     }
 }
@@ -74,17 +74,17 @@ fn is_first(known: &BTreeMap<RcId, Index>, error: &StoreError) -> bool {
 }
 
 fn print(
-    console: &CommandContext,
+    context: &CommandContext,
     id: RcId,
     pod: Option<&PodId>,
     status: &RcStatus,
 ) -> anyhow::Result<()> {
-    let now = console.now();
+    let now = context.now();
     let owner = status.owner.as_ref().map(|owner| &owner.farm);
     let shown = json!({
         "time": now, "id": id, "pod_id": pod, "state": state(status), "status": status,
     });
-    console.out.show_next(&shown, || {
+    context.out.show_next(&shown, || {
         let replicas = status.replicas;
         let mut text = format!(
             "{:.0}  {}  {}/{} pods, {} healthy  {}",

@@ -55,13 +55,13 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-struct World {
+struct Fixture {
     model: Model,
     now: Duration,
     sessions: Vec<SessionId>,
 }
 
-impl World {
+impl Fixture {
     fn id(&self, nth: usize) -> String {
         let known = nth.checked_rem(self.sessions.len()).map(|n| self.sessions[n].to_string());
         known.unwrap_or_else(|| "11111111-1111-1111-1111-111111111111".to_owned())
@@ -172,18 +172,18 @@ proptest! {
     #[test]
     fn every_write_is_what_it_says_and_a_refusal_is_none(events in prop::collection::vec(event(), 1..60)) {
         let model = Model::new("embedded", 64, IdSource::from_seed(1));
-        let mut world = World { model, now: Duration::ZERO, sessions: Vec::new() };
+        let mut fixture = Fixture { model, now: Duration::ZERO, sessions: Vec::new() };
         for event in &events {
             loop {
-                let before = world.model.tables().clone();
-                let Some(expired) = world.model.expire_next(world.now) else { break };
-                prop_assert!(expired.at <= world.now);
-                check(&before, world.model.tables(), Some(&expired))?;
+                let before = fixture.model.tables().clone();
+                let Some(expired) = fixture.model.expire_next(fixture.now) else { break };
+                prop_assert!(expired.at <= fixture.now);
+                check(&before, fixture.model.tables(), Some(&expired))?;
             }
-            let before = world.model.tables().clone();
-            let (applied, refused) = world.apply(event);
+            let before = fixture.model.tables().clone();
+            let (applied, refused) = fixture.apply(event);
             prop_assert!(!(refused && applied.is_some()), "{event:?}");
-            check(&before, world.model.tables(), applied.as_ref())?;
+            check(&before, fixture.model.tables(), applied.as_ref())?;
         }
     }
 }

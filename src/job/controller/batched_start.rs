@@ -7,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use super::{JobController, JobObservation};
+use super::{JobController, JobView};
 use crate::failpoints::{Failpoint, enabled};
 use crate::farm::kind::{Action, ReconcileError};
 use crate::job::caches::JobPendingWrites;
@@ -44,7 +44,7 @@ impl BatchProgress {
         match answer {
             Ok(Commit::Applied(index)) => self.made.push((index, made)),
             Ok(Commit::Refused(refusals)) => {
-                debug!(?refusals, "refused: the volley ends");
+                debug!(?refusals, "refused: the batched start ends");
                 self.refused = true;
             }
             Ok(Commit::ClaimLost) => self.failed = Some(ReconcileError::ClaimLost),
@@ -61,19 +61,19 @@ impl BatchProgress {
 impl JobController {
     /// Makes the pods that the status says are being started. When not all of them come through, it is looked at anew
     /// which have.
-    pub(super) async fn fire(
+    pub(super) async fn send(
         &mut self,
-        look: &JobObservation,
+        look: &JobView,
         rest: Vec<Create>,
     ) -> Result<Action, ReconcileError> {
         self.loose = true;
-        let course = self.shoot(look, rest.into()).await;
+        let course = self.send_all(look, rest.into()).await;
         let BatchProgress { made, refused, failed, unknown } = course;
         self.loose = unknown;
         let count: usize = made.iter().map(|(_, made)| made.len()).sum();
         info!(record = %self.id, made = count, whole = !refused && failed.is_none(), "members started");
         for (index, made) in made {
-            self.landed(index, made);
+            self.committed(index, made);
         }
         if let Some(error) = failed {
             self.behind = true;
@@ -83,14 +83,14 @@ impl JobController {
             return Ok(Action::RequeueAfter(std::time::Duration::ZERO));
         }
         self.behind = true;
-        self.post.records.hurry();
+        self.claimed.records.refresh_soon();
         Ok(self.after_refusal())
     }
 
     /// Sends them, a few at once, until all are answered; after one that fails no other is begun.
-    async fn shoot(&self, look: &JobObservation, mut rest: VecDeque<Create>) -> BatchProgress {
+    async fn send_all(&self, look: &JobView, mut rest: VecDeque<Create>) -> BatchProgress {
         let homes = self.homes(look);
-        let address = |node: &_| self.world.address(node);
+        let address = |node: &_| self.caches.address(node);
         let job = &look.record.read.spec;
         let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
         let peers = placed.peers();
@@ -99,7 +99,7 @@ impl JobController {
         loop {
             while under_way.len() < AT_ONCE && course.goes_on() && !rest.is_empty() {
                 let (txn, made) = self.next_of(look, &placed, &peers, &mut rest);
-                under_way.push(async move { (made, self.site.writer.commit(txn).await) });
+                under_way.push(async move { (made, self.ctx.writer.commit(txn).await) });
             }
             let Some((made, answer)) = under_way.next().await else { return course };
             course.take(made, answer);
@@ -109,7 +109,7 @@ impl JobController {
     /// As many pods as fit into one transaction, at least one.
     fn next_of(
         &self,
-        look: &JobObservation,
+        look: &JobView,
         placed: &Placed<'_>,
         peers: &std::collections::BTreeMap<
             crate::job::spec::Slot,
@@ -117,7 +117,7 @@ impl JobController {
         >,
         rest: &mut VecDeque<Create>,
     ) -> (Txn<Fenced>, Vec<Made>) {
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         let check = |key, index| Op::CheckIndex { key, index };
         txn.push(check(key::job(&self.id), look.record_index));
         // It replaces the chain: once the status is written again, nothing of this comes through.
@@ -129,7 +129,7 @@ impl JobController {
         while let Some(create) = rest.pop_front() {
             let Some(one) = writes::made_one(placed, &create, peers) else { continue };
             let ops = writes::create_ops(placed.job, &one);
-            let limits = self.site.limits;
+            let limits = self.ctx.limits;
             let audit = AUDIT_BYTES.0 + AUDIT_BYTES.1 * (made.len() + 1);
             let bytes = limits.bytes.saturating_sub(audit);
             let room = TxnLimits { ops: limits.ops.saturating_sub(1), bytes };
@@ -141,17 +141,17 @@ impl JobController {
             made.push(one);
             created.push(create);
         }
-        let event = events::volley(&self.site, &self.id, &self.page.status.1, &created);
-        txn.push(crate::audit::op(self.site.ids.ordered_uuid(event.timestamp), &event));
+        let event = events::batched_start(&self.ctx, &self.id, &self.page.status.1, &created);
+        txn.push(crate::audit::op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
         (txn, made)
     }
 
-    fn landed(&mut self, index: Index, made: Vec<Made>) {
+    fn committed(&mut self, index: Index, made: Vec<Made>) {
         let JobPendingWrites { pods, removed, .. } = &mut self.known;
-        for Made { place, mark, manifest } in made {
+        for Made { place, identity, manifest } in made {
             removed.remove(&place);
             let intent = (index, content_hash(manifest.as_bytes()));
-            pods.insert(place, (LabelledMember { index, mark }, Some(intent)));
+            pods.insert(place, (LabelledMember { index, identity }, Some(intent)));
         }
         self.known.labels = self.known.labels.max(index);
         self.known.intents = self.known.intents.max(index);
@@ -169,10 +169,10 @@ impl JobController {
         let (index, status) = &self.page.status;
         let mut status = status.clone();
         status.revision += 1;
-        let mut txn = Txn::under(&self.post.claim);
+        let mut txn = Txn::under(&self.claimed.claim);
         let (key, value) = (key::job_status(&self.id), status.encode());
         txn.push(Op::Cas { key, value, flags: 0, index: *index });
-        match self.site.writer.commit(txn).await? {
+        match self.ctx.writer.commit(txn).await? {
             Commit::Applied(index) => {
                 self.page.status = (index, status);
                 self.loose = false;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALWAYS, FIXED_OPS, JobController, JobObservation};
+use super::{ALWAYS, FIXED_OPS, JobController, JobView};
 use crate::failpoints::{Failpoint, enabled};
 use crate::ids::NodeName;
 use crate::job::caches::Intended;
@@ -36,7 +36,7 @@ impl JobController {
     /// `room`: so many pods come and go in it.
     pub(super) fn write_down(
         &self,
-        look: &JobObservation,
+        look: &JobView,
         mut plan: JobPlan,
         before: JobPhase,
         room: usize,
@@ -45,7 +45,7 @@ impl JobController {
         let job = &look.record.read.spec;
         let empty = BTreeMap::new();
         let places = look.group.places.as_ref().unwrap_or(&empty);
-        let address = |node: &NodeName| self.world.address(node);
+        let address = |node: &NodeName| self.caches.address(node);
         // Also those whose nodes are down: the others' ports do not move for that.
         let homes = self.homes(look);
         let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
@@ -59,8 +59,8 @@ impl JobController {
         let adopted = self.adopted(look, &placed, &plan, &mut ops);
         let mut released = Vec::new();
         if plan.release {
-            for (place, astray) in look.pods.astray.iter().take(FIXED_OPS / 2) {
-                ops.push(writes::release_op(place, astray));
+            for (place, mismatched) in look.pods.mismatched.iter().take(FIXED_OPS / 2) {
+                ops.push(writes::release_op(place, mismatched));
                 released.push(place.clone());
             }
         }
@@ -70,12 +70,12 @@ impl JobController {
             ops.extend(writes::remove_ops(&place, pod.label_index, pod.intent));
             removed.push((place, pod.slot.clone()));
         }
-        if plan.sweep {
-            let room = self.site.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
+        if plan.collect_orphans {
+            let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
             for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
                 let intent = intent.map(|(index, _)| index);
                 ops.extend(writes::remove_ops(place, labelled.index, intent));
-                removed.push((place.clone(), labelled.mark.slot.clone()));
+                removed.push((place.clone(), labelled.identity.slot.clone()));
             }
         }
         let (index, current) = &self.page.group;
@@ -112,7 +112,7 @@ impl JobController {
         }
         if plan.finished {
             // Nobody will carry these out.
-            let room = self.site.limits.ops.saturating_sub(ops.len() + ALWAYS);
+            let room = self.ctx.limits.ops.saturating_sub(ops.len() + ALWAYS);
             for command in look.commands.iter().skip(1).take(room) {
                 let (key, index) = (key::command(command.id), command.index);
                 ops.push(Op::DeleteCas { key, index });
@@ -124,7 +124,7 @@ impl JobController {
     /// Pods that become members, with what that takes.
     fn adopted(
         &self,
-        look: &JobObservation,
+        look: &JobView,
         placed: &Placed<'_>,
         plan: &JobPlan,
         ops: &mut Vec<Op>,
@@ -133,17 +133,17 @@ impl JobController {
         for create in &plan.adopt {
             let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
             let place = PodRef { node: create.node.clone(), pod };
-            let Some((free, intent)) = look.pods.free.get(&place) else { continue };
-            let mark = placed.mark(create);
-            ops.push(writes::adopt_op(&mark, &place, free));
-            adopted.push((place, mark, *intent));
+            let Some((unowned, intent)) = look.pods.unowned.get(&place) else { continue };
+            let identity = placed.identity(create);
+            ops.push(writes::adopt_op(&identity, &place, unowned));
+            adopted.push((place, identity, *intent));
         }
         adopted
     }
 
     /// Where all members have their places, if any may start.
-    pub(super) fn homes(&self, look: &JobObservation) -> BTreeMap<Slot, NodeName> {
-        let statuses = self.world.groups.seen();
+    pub(super) fn homes(&self, look: &JobView) -> BTreeMap<Slot, NodeName> {
+        let statuses = self.caches.groups.snapshot();
         let status = statuses.value.of(&self.id).filter(|_| look.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&look.record.read.spec, node_of, |_| false)

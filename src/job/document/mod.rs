@@ -141,7 +141,7 @@ pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldI
 
 /// What a record means that breaks a rule and is being deleted: nothing but that. `None`: nobody deletes it.
 #[must_use]
-pub fn farewell(value: &[u8]) -> Option<(Value, Read)> {
+pub fn finalize(value: &[u8]) -> Option<(Value, Read)> {
     let document: Value = serde_json::from_slice(value).ok()?;
     document.pointer("/metadata/deletionTimestamp")?.as_str()?;
     let spec =
@@ -365,7 +365,7 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, remarks: &
 /// priority, and what says when it runs may (`volcano.md` §6). It is of the document, not of what this program
 /// makes of it, so that it stays the same in the next version.
 #[must_use]
-pub fn shape(document: &Value) -> u64 {
+pub fn immutable_hash(document: &Value) -> u64 {
     let mut spec = document.get("spec").cloned().unwrap_or_default();
     let may_change = [
         "minAvailable",
@@ -408,11 +408,11 @@ pub fn shape(document: &Value) -> u64 {
         }
     }
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or("Job");
-    let mut shape = format!("{kind} {spec}");
+    let mut immutable_hash = format!("{kind} {spec}");
     if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {
-        shape.push_str(queue);
+        immutable_hash.push_str(queue);
     }
-    crate::manifest::content_hash(shape.as_bytes())
+    crate::manifest::content_hash(immutable_hash.as_bytes())
 }
 
 /// Tasks in a list, or replica specs by type.

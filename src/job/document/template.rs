@@ -147,16 +147,16 @@ fn texts_by_name(
 }
 
 fn run_as(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Option<String> {
-    let mut context = spec.object("securityContext", remarks);
-    let user = context.number("runAsUser", 0, remarks);
-    let group = context.number("runAsGroup", 0, remarks);
-    context.pass_over(
+    let mut ctx = spec.object("securityContext", remarks);
+    let user = ctx.number("runAsUser", 0, remarks);
+    let group = ctx.number("runAsGroup", 0, remarks);
+    ctx.pass_over(
         &["fsGroup", "fsGroupChangePolicy", "runAsNonRoot", "seccompProfile", "supplementalGroups"],
         NOT_HERE,
         remarks,
     );
-    context.pass_over(&["sysctls", "seLinuxOptions", "windowsOptions"], NOT_HERE, remarks);
-    context.finish(remarks);
+    ctx.pass_over(&["sysctls", "seLinuxOptions", "windowsOptions"], NOT_HERE, remarks);
+    ctx.finish(remarks);
     match (user, group) {
         (None, _) => None,
         (Some(user), None) => Some(user.to_string()),

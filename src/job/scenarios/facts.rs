@@ -28,7 +28,7 @@ fn stands(
             _ => None,
         };
     }
-    life.settle();
+    life.reconcile();
     life
 }
 
@@ -39,18 +39,18 @@ fn phase(replicas: u32, more: Value, counts: [usize; 4]) -> JobPhase {
 #[test]
 fn f_j3_three_of_a_minimum_of_three_run() {
     let mut life = volcano(&[task("a", 3)], json!({"minAvailable": 3}));
-    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.reconcile(), P::Pending);
     assert_eq!(life.run(), P::Running);
 }
 
 #[test]
 fn f_j4_two_of_a_minimum_of_three_are_too_few() {
     let mut life = volcano(&[task("a", 3)], json!({"minAvailable": 3}));
-    life.settle();
+    life.reconcile();
     for index in 0..2 {
         life.pod("a", index).phase = PodPhase::Running;
     }
-    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.reconcile(), P::Pending);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn f_j10_nobody_is_wanted() {
     let mut life = volcano(&[task("a", 1)], json!({"minAvailable": 0}));
     life.run();
     life.document["spec"]["tasks"][0]["replicas"] = json!(0);
-    assert_eq!(life.settle(), P::Running);
+    assert_eq!(life.reconcile(), P::Running);
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn members_are_called_and_labelled_as_kubeflows_are() {
     let labels = |task: &str| {
         let slot = Slot::new(task, 0);
         let (job_id, uid) = (life.id.clone(), JobUid(Index(7)));
-        let mark =
+        let identity =
             crate::job::manifest::PodIdentity { job: job_id, uid, slot, version: 0, attempt: 0 };
-        crate::job::writes::labels_of(&job, &mark)
+        crate::job::writes::labels_of(&job, &identity)
     };
     let ps = labels("PS");
     assert_eq!(Slot::new("PS", 0).pod_id(&life.id).unwrap().as_str(), "j-ps-0");

@@ -6,7 +6,7 @@ use JobPhase as P;
 #[test]
 fn suspend_is_declared_and_takes_everything_back() {
     let mut life = tf(&[("Worker", 2, "Never")], json!({"runPolicy": {"suspend": true}}));
-    assert_eq!(life.settle(), P::Aborted);
+    assert_eq!(life.reconcile(), P::Aborted);
     assert!(life.made.is_empty() && life.status.start_time.is_none());
     let shown = |life: &Scenario| {
         let one = |c: &crate::job::status::JobCondition| (c.kind, c.status);
@@ -41,10 +41,10 @@ fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
         "runPolicy": {"schedulingPolicy": {"minAvailable": 1}},
         "pytorchReplicaSpecs": {"Master": member(1), "Worker": member(2)}}}));
     life.homeless = Some(Slot::new("Master", 0));
-    life.settle();
+    life.reconcile();
     assert!(life.made.is_empty());
     life.homeless = Some(Slot::new("Worker", 1));
-    life.settle();
+    life.reconcile();
     assert_eq!(life.slots(), ["master-0", "worker-0"]);
     life.run();
     life.end("Master", 0, 0);
@@ -109,7 +109,7 @@ fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     lost.run();
     let pod = lost.pod("Worker", 0);
     (pod.phase, pod.exit_code) = (PodPhase::Failed, None);
-    lost.settle();
+    lost.reconcile();
     lost.wait(600);
     assert_eq!(lost.run(), P::Running, "no fault of its own");
 }
@@ -146,9 +146,9 @@ fn the_table_of_backoff_limits() {
     life.run();
     life.pod("Worker", 0).restarts = 9;
     life.pod("PS", 0).restarts = 2;
-    assert_eq!(life.settle(), P::Running);
+    assert_eq!(life.reconcile(), P::Running);
     life.pod("PS", 0).restarts = 3;
-    assert_eq!(life.settle(), P::Failed);
+    assert_eq!(life.reconcile(), P::Failed);
 }
 
 /// `kubeflow_common.md` §1.8 and §1.6; what is negative there cannot be written here.
@@ -188,7 +188,7 @@ fn the_tables_of_deadlines_and_times_to_live() {
     assert!(life.finished, "an aborted job goes, too");
 
     let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 3, "suspend": true}));
-    life.settle();
+    life.reconcile();
     life.wait(1_000);
     assert!(!life.finished, "a suspended one does not");
 }
@@ -203,20 +203,20 @@ fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_the
     };
     let mut life = tf(&[("Worker", 3, "Never")], json!({}));
     life.free = vec![free(1, "n7", true), free(2, "n8", false), free(9, "n9", true)];
-    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.reconcile(), P::Pending);
     assert_eq!(life.slots(), ["worker-0", "worker-1", "worker-2"]);
     assert_eq!(life.pod("Worker", 1).node.as_str(), "n7");
     let made: Vec<u32> = life.made.iter().map(|(slot, ..)| slot.index).collect();
     assert_eq!(made, [0, 2], "what is adopted is not made, what is on its way out is");
     assert_eq!(life.run(), P::Running);
     life.pods.retain(|pod| pod.slot.index != 1);
-    life.settle();
+    life.reconcile();
     assert_eq!(life.made.last().unwrap().0.index, 1, "it is missed as if it had been made");
 
     let mut life = tf(&[("Worker", 1, "Never")], json!({}));
     life.run();
     life.free = vec![free(0, "n7", true)];
-    life.settle();
+    life.reconcile();
     assert_eq!(life.slots(), ["worker-0"], "D2: of two the one that has come furthest stays");
     assert_eq!(life.pod("Worker", 0).node.as_str(), "n1");
 
@@ -224,7 +224,7 @@ fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_the
     life.run();
     life.free = vec![free(0, "n7", true)];
     life.document["metadata"] = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-    life.settle();
+    life.reconcile();
     assert!(life.finished && life.free.len() == 1, "a job that goes adopts nobody");
 }
 
@@ -241,7 +241,7 @@ fn the_table_of_slots() {
         (&[0, 0, 1], 3, &[2], &[0]),
     ] {
         let mut life = volcano(&[task("a", replicas)], json!({"minAvailable": 0}));
-        life.settle();
+        life.reconcile();
         life.pods.clear();
         life.made.clear();
         life.status.memory("a").started = Default::default();

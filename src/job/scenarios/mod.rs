@@ -107,14 +107,14 @@ impl Scenario {
             id: &self.id,
             uid: JobUid(Index(7)),
             job: &job,
-            shape: document::shape(&self.document),
+            immutable_hash: document::immutable_hash(&self.document),
             status: &self.status,
             pods: &self.pods,
             leaving: &leaving,
             orphans: 0,
             older: self.older,
-            free: &self.free,
-            astray: false,
+            unowned: &self.free,
+            mismatched: false,
             taken: &BTreeSet::new(),
             group: &self.group,
             commands: &self.commands,
@@ -202,7 +202,7 @@ impl Scenario {
     }
 
     /// Looks until nothing is left to do; nodes stop what is removed at once.
-    fn settle(&mut self) -> JobPhase {
+    fn reconcile(&mut self) -> JobPhase {
         for _ in 0..200 {
             let was_leaving = !self.leaving.is_empty();
             let busy = self.look();
@@ -217,18 +217,18 @@ impl Scenario {
     /// Waits, and settles again.
     fn wait(&mut self, seconds: u64) -> JobPhase {
         self.now = self.now.checked_add(Duration::from_secs(seconds)).unwrap();
-        self.settle()
+        self.reconcile()
     }
 
     /// Makes everything that waits run.
     fn run(&mut self) -> JobPhase {
-        self.settle();
+        self.reconcile();
         for pod in &mut self.pods {
             if pod.phase == PodPhase::Pending {
                 (pod.phase, pod.ready) = (PodPhase::Running, true);
             }
         }
-        self.settle()
+        self.reconcile()
     }
 
     fn pod(&mut self, task: &str, index: u32) -> &mut MemberPod {
@@ -240,7 +240,7 @@ impl Scenario {
         let pod = self.pod(task, index);
         pod.phase = if code == 0 { PodPhase::Succeeded } else { PodPhase::Failed };
         (pod.exit_code, pod.ready) = (Some(code), false);
-        self.settle()
+        self.reconcile()
     }
 
     fn command(
@@ -263,7 +263,7 @@ impl Scenario {
         let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
         let id = Uuid::from_u128(n + 1);
         self.commands.push(Pending { id, index: self.given_at, command: command.into() });
-        self.settle();
+        self.reconcile();
         assert!(self.commands.is_empty(), "{action} was not consumed");
         self.status.state.phase
     }

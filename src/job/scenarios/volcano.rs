@@ -7,11 +7,11 @@ use JobPhase as P;
 fn a_job_waits_for_its_place_runs_and_is_completed() {
     let mut life = volcano(&[task("a", 2), task("b", 1)], json!({}));
     life.admitted = false;
-    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.reconcile(), P::Pending);
     assert!(life.pods.is_empty(), "no pod before the group has its place");
     assert_eq!(life.status.state.reason, "WaitingForAdmission");
     life.admitted = true;
-    assert_eq!(life.settle(), P::Pending);
+    assert_eq!(life.reconcile(), P::Pending);
     assert_eq!(life.slots(), ["a-0", "a-1", "b-0"]);
     assert_eq!(life.run(), P::Running);
     assert_eq!(life.status.start_time, Some(life.now));
@@ -35,7 +35,7 @@ fn a_status_that_somebody_deleted_is_made_anew_from_what_there_is() {
     assert_eq!(life.run(), P::Running);
     life.group.round = 4;
     let (before, pods) = (std::mem::take(&mut life.status), life.pods.clone());
-    assert_eq!(life.settle(), P::Running);
+    assert_eq!(life.reconcile(), P::Running);
     assert_eq!(life.pods, pods, "nothing is started again");
     assert_eq!((life.status.version, life.status.round), (1, 4));
     assert_eq!(life.status.tasks["a"].started, before.tasks["a"].started);
@@ -57,7 +57,7 @@ fn the_sequences_of_volcanos_error_handling() {
     };
     let evicts = |life: &mut Scenario| {
         life.pods.retain(|pod| pod.slot != Slot::new("a", 0));
-        life.settle();
+        life.reconcile();
     };
     let exits_3 = |life: &mut Scenario| {
         life.end("a", 0, 3);
@@ -68,11 +68,11 @@ fn the_sequences_of_volcanos_error_handling() {
     };
     let unknown = |life: &mut Scenario| {
         life.group.unknown = true;
-        life.settle();
+        life.reconcile();
     };
     let restarted = |life: &mut Scenario| {
         life.pod("a", 0).restarts = 4;
-        life.settle();
+        life.reconcile();
     };
     let exit_code = json!({"policies": [{"exitCode": 3, "action": "RestartJob"}]});
     let many =
@@ -187,7 +187,7 @@ fn f_j26_dependants_start_when_enough_of_what_they_wait_for_is_ready() {
         let mut second = task("task2", 1);
         second["dependsOn"] = json!({"name": ["task1"]});
         let mut life = volcano(&[first, second], json!({"minAvailable": 1}));
-        life.settle();
+        life.reconcile();
         assert_eq!(life.slots(), ["task1-0", "task1-1"]);
         life
     };
@@ -198,10 +198,10 @@ fn f_j26_dependants_start_when_enough_of_what_they_wait_for_is_ready() {
     assert!(life.slots().contains(&"task2-0".to_owned()), "two have succeeded");
     let mut life = with(1);
     life.pod("task1", 0).phase = PodPhase::Running;
-    life.settle();
+    life.reconcile();
     assert_eq!(life.slots().len(), 2, "it runs and is not ready");
     life.pod("task1", 0).ready = true;
-    life.settle();
+    life.reconcile();
     assert!(life.slots().contains(&"task2-0".to_owned()));
 }
 
@@ -219,7 +219,7 @@ fn a_restart_of_the_whole_waits_for_the_old_members_and_for_the_pause() {
     }
     assert_eq!(life.made.len(), 2, "an old member is still on its way out");
     life.leaving.clear();
-    life.settle();
+    life.reconcile();
     assert_eq!(life.made.len(), 4);
     assert!(life.made[2..].iter().all(|(_, version, _)| *version == 1));
     life.run();
@@ -242,7 +242,7 @@ fn what_is_put_off_is_done_in_time_or_dropped_when_it_mends() {
         {"event": "PodPending", "action": "RestartJob", "timeout": "60s"},
         {"event": "PodFailed", "action": "AbortJob", "timeout": "100s"}]});
     let mut life = volcano(&[task("a", 1)], policies.clone());
-    life.settle();
+    life.reconcile();
     life.wait(59);
     assert_eq!(life.status.delayed.len(), 1, "it stands in the status, so it survives its owner");
     assert_eq!(life.wait(1), P::Pending);
@@ -288,7 +288,7 @@ fn a_job_is_scaled_up_and_down_from_its_end() {
     life.run();
     assert_eq!(life.slots(), ["a-0", "a-1", "a-2", "a-3"]);
     life.document["spec"]["tasks"][0]["replicas"] = json!(1);
-    life.settle();
+    life.reconcile();
     assert_eq!(life.slots(), ["a-0"]);
     assert_eq!(life.status.state.phase, P::Running);
 }
@@ -313,7 +313,7 @@ fn members_that_come_back_when_a_job_is_scaled_up_again_are_other_tries() {
         life.look();
         assert_eq!(life.slots(), ["a-0"]);
         if !at_once {
-            life.settle();
+            life.reconcile();
         }
         life.document["spec"]["tasks"][0]["replicas"] = json!(4);
         assert_eq!(life.run(), P::Running, "nobody was evicted");
@@ -332,7 +332,7 @@ fn a_suspended_job_goes_on_whenever_its_record_says_so() {
     life.document["spec"]["suspend"] = json!(false);
     assert_eq!(life.run(), P::Running);
     life.document["spec"]["suspend"] = json!(true);
-    assert_eq!(life.settle(), P::Aborted);
+    assert_eq!(life.reconcile(), P::Aborted);
     assert_eq!(life.status.state.reason, "Suspended");
     // What is said meanwhile takes nothing away.
     life.status.say_meanwhile(JobReason::Quarantined, "the disk is full");
@@ -342,7 +342,7 @@ fn a_suspended_job_goes_on_whenever_its_record_says_so() {
     life.command(CommandAction::AbortJob, None, None);
     for suspend in [true, false] {
         life.document["spec"]["suspend"] = json!(suspend);
-        assert_eq!(life.settle(), P::Aborted);
+        assert_eq!(life.reconcile(), P::Aborted);
         assert_eq!(life.status.state.reason, "Stopped");
     }
 }
@@ -362,11 +362,11 @@ fn the_reason_of_a_phase_comes_back_after_what_was_said_meanwhile() {
     assert_eq!(life.end("a", 0, 0), P::Completed);
     let state = life.status.state.clone();
     life.document["spec"]["queue"] = json!("other");
-    life.settle();
+    life.reconcile();
     assert_eq!(life.status.state.reason, "ShapeChanged");
     life.status.say_meanwhile(JobReason::InvalidRecord, "spec.teh");
     life.document["spec"].as_object_mut().unwrap().remove("queue");
-    life.settle();
+    life.reconcile();
     assert_eq!(life.status.state, state);
 }
 
@@ -383,7 +383,7 @@ fn actions_that_were_put_off_end_with_what_a_person_asks_of_the_whole_job() {
     };
     let mut life = failed();
     life.document["spec"]["suspend"] = json!(true);
-    assert_eq!(life.settle(), P::Aborted);
+    assert_eq!(life.reconcile(), P::Aborted);
     assert_eq!(life.wait(200), P::Aborted);
     life.document["spec"]["suspend"] = json!(false);
     assert_eq!(life.run(), P::Running);
@@ -407,7 +407,7 @@ fn a_restart_of_a_task_that_was_put_off_is_that_tasks() {
     life.run();
     life.pod("a", 1).restarts = 4;
     life.pod("b", 0).restarts = 4;
-    life.settle();
+    life.reconcile();
     assert_eq!(life.status.delayed.len(), 2, "one for each task");
     life.wait(10);
     life.wait(60);
@@ -460,14 +460,14 @@ fn what_may_not_change_is_reported_and_changes_nothing() {
     for (field, value) in [("queue", json!("other")), ("tasks", json!([task("b", 1)]))] {
         let was = life.document["spec"][field].take();
         life.document["spec"][field] = value;
-        assert_eq!(life.settle(), P::Running);
+        assert_eq!(life.reconcile(), P::Running);
         assert_eq!(life.status.state.reason, "ShapeChanged");
         assert_eq!((life.slots(), life.step), (vec!["a-0".to_owned()], GroupStep::Leave));
         life.document["spec"][field] = was;
         if field == "queue" {
             life.document["spec"].as_object_mut().unwrap().remove("queue");
         }
-        life.settle();
+        life.reconcile();
         assert_eq!(life.status, before);
     }
 }
@@ -481,7 +481,7 @@ fn a_job_that_is_deleted_leaves_nothing() {
     assert_eq!((life.leaving.len(), life.finished), (2, false));
     life.look();
     assert!(!life.finished && life.group.exists, "its place is not given back while they stop");
-    life.settle();
+    life.reconcile();
     assert!(life.finished);
 }
 
@@ -533,7 +533,7 @@ fn a_job_that_goes_asks_for_no_place_and_takes_its_commands_along() {
         let id = uuid::Uuid::from_u128(n);
         life.commands.push(Pending { id, index: crate::store::Index(1), command: command.into() });
     }
-    life.settle();
+    life.reconcile();
     assert!(life.finished && life.commands.is_empty(), "none is left for the next of its name");
 }
 
@@ -542,7 +542,7 @@ fn members_on_lost_nodes_are_made_elsewhere_once() {
     let mut life = tf(&[("Worker", 2, "Never")], json!({}));
     life.run();
     life.pod("Worker", 1).lost = true;
-    life.settle();
+    life.reconcile();
     assert_eq!(life.made.len(), 3);
     assert_eq!(life.made[2].2, 1, "as another try");
     assert_eq!(life.run(), P::Running);

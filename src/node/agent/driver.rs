@@ -55,7 +55,7 @@ pub struct Launch {
 
 /// A process that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunningProcess {
+pub struct Started {
     /// Which start it comes from.
     pub attempt: u64,
     /// Its process id, which is that of its group.
@@ -120,7 +120,7 @@ impl ProcessExit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundProcess {
     /// It runs.
-    Running(RunningProcess),
+    Running(Started),
     /// It ended.
     Exited(ProcessExit),
     /// It was never started.
@@ -134,14 +134,14 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it does not run, in words for the pod's status.
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<RunningProcess, String>;
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String>;
 
     /// Finds what an agent before this one left.
     async fn adopt(&self, dir: &Path) -> FoundProcess;
 
     /// Resolves when the process has ended.
-    async fn exited(&self, dir: &Path, running: &RunningProcess) -> ProcessExit;
+    async fn exited(&self, dir: &Path, running: &Started) -> ProcessExit;
 
     /// Asks the process to stop, and kills it and what it left behind when it has not within `grace`.
-    async fn stop(&self, running: &RunningProcess, signal: &str, grace: Duration);
+    async fn stop(&self, running: &Started, signal: &str, grace: Duration);
 }

@@ -58,7 +58,7 @@ const FULL_EVERY: Duration = Duration::from_secs(300);
 const DOUBT_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) struct IntentWatch {
-    pub(super) ground: Env,
+    pub(super) env: Env,
     pub(super) node: NodeName,
     pub(super) data: Arc<DataDir>,
     pub(super) events: UnboundedSender<AgentEvent>,
@@ -70,25 +70,25 @@ impl IntentWatch {
     /// Watches for ever. Only what a successful read said is passed on.
     pub(super) async fn run(mut self) {
         let prefix = key::node_intents(&self.node);
-        let reader: Arc<dyn Reader> = self.ground.store.clone();
+        let reader: Arc<dyn Reader> = self.env.store.clone();
         let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
         let mut last = NodeIntents::default();
         let mut failures = 0;
         loop {
             let read = match watch.next().await {
-                Ok(answer) => self.digest(&last, answer.value, answer.filtered).await,
+                Ok(answer) => self.build(&last, answer.value, answer.filtered).await,
                 Err(error) => Err(error),
             };
             match read {
                 Ok(intents) => {
                     if failures > 0 {
-                        info!(tree = %prefix, failures, "the tree can be read again");
+                        info!(tree = %prefix, failures, "the cache's prefix can be read again");
                     }
                     failures = 0;
                     let doubts = !intents.doubted.is_empty();
                     if doubts && last.doubted != intents.doubted {
                         warn!(alert = true, tree = %prefix, kept = intents.doubted.len(),
-                            "pods are missing in a way that is not believed; they go on running");
+                            "many pods vanished at once: the mass deletion guard keeps them running");
                     }
                     last = intents.clone();
                     if self.events.send(AgentEvent::Intents(intents)).is_err() {
@@ -102,17 +102,17 @@ impl IntentWatch {
                 Err(error) => {
                     failures += 1;
                     if failures == 1 || failures % 20 == 0 {
-                        warn!(tree = %prefix, failures, %error, "cannot read the tree; what runs here goes on");
+                        warn!(tree = %prefix, failures, %error, "cannot read the cache's prefix; running pods are left alone");
                     }
                     watch.reset();
                     let pause = backoff(Duration::from_millis(100), LONGEST_PAUSE, failures);
-                    sleep(self.ground.ids.jitter(pause, 0.5)).await;
+                    sleep(self.env.ids.jitter(pause, 0.5)).await;
                 }
             }
         }
     }
 
-    async fn digest(
+    async fn build(
         &mut self,
         last: &NodeIntents,
         entries: Vec<Entry>,
@@ -164,7 +164,7 @@ impl IntentWatch {
     /// The owners of the labelled pods of this node.
     async fn labels(&self) -> Result<BTreeMap<PodId, Option<RcId>>, StoreError> {
         let prefix = key::node_pod_labels(&self.node);
-        let listed = self.ground.store.list(&prefix, Query::PLAIN).await?.value;
+        let listed = self.env.store.list(&prefix, Query::PLAIN).await?.value;
         let pod = |entry: Entry| {
             let pod = prefix.tail(&entry.key)?.parse().ok()?;
             let owner = decode_labels(&entry.value).ok().and_then(|l| l.get(RC_ID)?.parse().ok());
@@ -180,7 +180,7 @@ impl IntentWatch {
         pods: &mut BTreeMap<PodId, Intended>,
         last: &NodeIntents,
     ) -> Result<(), StoreError> {
-        let entry = self.ground.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
+        let entry = self.env.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
         let promised = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
         let promised = promised.unwrap_or_default();
         // What the last agent knew.
@@ -209,14 +209,14 @@ impl IntentWatch {
     ) -> Result<BTreeSet<PodId>, StoreError> {
         let probe = key::node_intents(&self.node).key_of("rcfarm-probe");
         let hidden = match &probe {
-            Some(probe) => match self.ground.store.get(probe, Query::CONSISTENT).await {
+            Some(probe) => match self.env.store.get(probe, Query::CONSISTENT).await {
                 Ok(_) => false,
                 Err(StoreError::Forbidden { .. }) => true,
                 Err(error) => return Err(error),
             },
             None => false,
         };
-        let record = self.ground.store.get(&key::node(&self.node), Query::CONSISTENT).await?.value;
+        let record = self.env.store.get(&key::node(&self.node), Query::CONSISTENT).await?.value;
         let created = record.map(|entry| entry.create_index);
         let wiped = created.is_none() || created != self.data.memory().record_created;
         if hidden || filtered || wiped {

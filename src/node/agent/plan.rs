@@ -48,7 +48,7 @@ pub struct AgentPod {
     /// Hash of its manifest.
     pub hash: u64,
     /// Whether others run it.
-    pub alone: SingleInstance,
+    pub single_instance: SingleInstance,
     /// Its processes.
     pub processes: BTreeMap<String, AgentPodState>,
 }
@@ -128,8 +128,8 @@ fn keep(plan: &mut AgentPlan, seen: AgentObserved<'_>, id: &PodId, pod: &AgentPo
     for (name, state) in &pod.processes {
         match state {
             AgentPodState::Waiting(_)
-                if pod.alone != SingleInstance::NotNeeded && !seen.has_lease => {}
-            AgentPodState::Waiting(at) if *at <= seen.now => match pod.alone {
+                if pod.single_instance != SingleInstance::NotNeeded && !seen.has_lease => {}
+            AgentPodState::Waiting(at) if *at <= seen.now => match pod.single_instance {
                 SingleInstance::NotNeeded | SingleInstance::Sure => {
                     plan.actions.push(AgentAction::Start(id.clone(), name.clone()));
                 }

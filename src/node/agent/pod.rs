@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::driver::{FoundProcess, Launch, ProcessExit, RunningProcess};
+use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
 use super::intents::{Intended, hash_of};
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
-use super::report::StatusReporter;
+use super::report::PodReport;
 use super::state::{DataDir, StoredPod, read};
 use super::{AgentSettings, AtShutdown, cgroup};
 use crate::ids::{NodeName, PodId};
@@ -28,7 +28,7 @@ pub(super) struct PodTask {
     pub(super) spec: Result<PodSpec, String>,
     pub(super) processes: BTreeMap<String, PodProcess>,
     pub(super) notes: Vec<String>,
-    pub(super) alone: SingleInstance,
+    pub(super) single_instance: SingleInstance,
     /// Nodes that must have stopped it before it is started here.
     pub(super) waits_for: Vec<NodeName>,
     /// The task that looks for them.
@@ -38,7 +38,7 @@ pub(super) struct PodTask {
 /// A process of a pod.
 pub(super) struct PodProcess {
     pub(super) state: AgentPodState,
-    pub(super) running: Option<RunningProcess>,
+    pub(super) running: Option<Started>,
     /// How often it was started; it tells one start from another.
     pub(super) attempt: u64,
     failures: u32,
@@ -110,12 +110,12 @@ impl PodTask {
             (name.clone(), PodProcess::new(state, last.map_or(0, |launch| launch.attempt)))
         };
         let processes = launchables.map(process).collect();
-        let alone = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
+        let single_instance = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
             true => SingleInstance::Unasked,
             false => SingleInstance::NotNeeded,
         };
         let (notes, waits_for, asking) = (Vec::new(), Vec::new(), None);
-        PodTask { id, intended, spec, processes, notes, alone, waits_for, asking }
+        PodTask { id, intended, spec, processes, notes, single_instance, waits_for, asking }
     }
 
     /// Nothing is known of other nodes any more.
@@ -124,8 +124,8 @@ impl PodTask {
             asking.abort();
         }
         self.waits_for.clear();
-        if self.alone != SingleInstance::NotNeeded {
-            self.alone = SingleInstance::Unasked;
+        if self.single_instance != SingleInstance::NotNeeded {
+            self.single_instance = SingleInstance::Unasked;
         }
     }
 
@@ -141,7 +141,7 @@ impl PodTask {
         let processes = self.processes.iter();
         AgentPod {
             hash: self.intended.hash,
-            alone: self.alone,
+            single_instance: self.single_instance,
             processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
         }
     }
@@ -163,7 +163,7 @@ impl PodTask {
     }
 
     /// A process runs.
-    pub(super) fn started(&mut self, name: &str, running: RunningProcess) {
+    pub(super) fn started(&mut self, name: &str, running: Started) {
         let check = self.process_spec(name).and_then(|spec| spec.health.clone());
         let Some(process) = self.processes.get_mut(name) else { return };
         process.state = AgentPodState::Running;
@@ -292,7 +292,7 @@ impl PodTask {
     }
 
     /// What is to be known of it.
-    pub(super) fn report(&self) -> StatusReporter {
+    pub(super) fn report(&self) -> PodReport {
         let mut statuses = Vec::new();
         let (mut phase, mut health, mut messages) = (None, None, Vec::new());
         for (name, process) in &self.processes {
@@ -327,7 +327,7 @@ impl PodTask {
             devices: self.devices(),
         };
         let reality = launched.then(|| Arc::clone(&self.intended.manifest));
-        StatusReporter { reality, status }
+        PodReport { reality, status }
     }
 
     /// Why this node cannot start it. What is wrong with its manifest is wrong everywhere, and not said here.

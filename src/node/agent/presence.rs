@@ -36,7 +36,7 @@ pub struct PresenceState {
 
 /// Keeps the node present until `shutdown`.
 pub(super) struct AgentPresence {
-    pub(super) ground: Env,
+    pub(super) env: Env,
     pub(super) settings: Arc<AgentSettings>,
     pub(super) data: Arc<DataDir>,
     pub(super) events: UnboundedSender<AgentEvent>,
@@ -58,7 +58,7 @@ impl AgentPresence {
             meta: ("node", self.settings.name.to_string()),
             behavior: Behavior::Release,
         };
-        let keeper = Keeper::new(self.ground.store.clone(), member, self.settings.session.clone());
+        let keeper = Keeper::new(self.env.store.clone(), member, self.settings.session.clone());
         self.end_old_sessions().await;
         let mut failures = 0;
         while !shutdown.is_cancelled() {
@@ -79,7 +79,7 @@ impl AgentPresence {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                () = sleep(self.ground.ids.jitter(pause(failures), 0.5)) => {}
+                () = sleep(self.env.ids.jitter(pause(failures), 0.5)) => {}
             }
         }
     }
@@ -88,7 +88,7 @@ impl AgentPresence {
     /// spares the wait until they expire.
     async fn end_old_sessions(&self) {
         for session in self.data.memory().sessions {
-            if let Err(error) = self.ground.store.destroy_session(&session).await {
+            if let Err(error) = self.env.store.destroy_session(&session).await {
                 warn!(%session, %error, "the last agent's session could not be ended; it will expire");
             }
         }
@@ -112,7 +112,7 @@ impl AgentPresence {
             behavior: Behavior::Delete,
             checks: kept.check().into_iter().collect(),
         };
-        let health = self.ground.store.create_session(&health).await?;
+        let health = self.env.store.create_session(&health).await?;
         let sessions = vec![kept.epoch().session().clone(), health.clone()];
         if let Err(error) = self.data.remember(|memory| memory.sessions = sessions) {
             warn!(%error, "the session cannot be remembered; the next agent waits until it expires");
@@ -127,7 +127,7 @@ impl AgentPresence {
             () = keeper.keep(kept) => Ok(()),
             served = work => served,
         };
-        let _ = self.ground.store.destroy_session(&health).await;
+        let _ = self.env.store.destroy_session(&health).await;
         served
     }
 
@@ -135,10 +135,10 @@ impl AgentPresence {
         let mut said = false;
         loop {
             match self.try_register(kept, health).await? {
-                Registered::Standing(standing) => {
+                Registered::Standing(presence_state) => {
                     info!(node = %self.settings.name, session = %kept.epoch().session(), "the node is registered");
                     self.write_lease(kept);
-                    let _ = self.events.send(AgentEvent::Standing(standing));
+                    let _ = self.events.send(AgentEvent::Presence(presence_state));
                     return Ok(());
                 }
                 Registered::Again => {}
@@ -159,7 +159,7 @@ impl AgentPresence {
         kept: &KeptSession,
         health: &SessionId,
     ) -> Result<Registered, StoreError> {
-        let (store, name) = (&self.ground.store, &self.settings.name);
+        let (store, name) = (&self.env.store, &self.settings.name);
         let at = key::node(name);
         let entry = store.get(&at, Query::CONSISTENT).await?.value;
         let session = kept.epoch().session();
@@ -258,7 +258,7 @@ impl AgentPresence {
     async fn keep_health(&self, health: &SessionId) {
         loop {
             sleep(self.settings.session.session_ttl / 3).await;
-            match self.ground.store.renew_session(health).await {
+            match self.env.store.renew_session(health).await {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => debug!(%error, "the health session cannot be renewed"),
@@ -272,7 +272,7 @@ impl AgentPresence {
         let at = key::node(&self.settings.name);
         let (mut query, mut failures) = (Query::CONSISTENT, 0);
         loop {
-            match self.ground.store.get(&at, query).await {
+            match self.env.store.get(&at, query).await {
                 Ok(answer) => {
                     let holder = answer.value.and_then(|entry| entry.session);
                     if holder.as_ref() != Some(kept.epoch().session()) {
@@ -285,7 +285,7 @@ impl AgentPresence {
                     debug!(%error, "the node's record cannot be read");
                     query = Query::CONSISTENT;
                     failures += 1;
-                    sleep(self.ground.ids.jitter(pause(failures), 0.5)).await;
+                    sleep(self.env.ids.jitter(pause(failures), 0.5)).await;
                 }
             }
         }

@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use super::driver::{Driver, FoundProcess, Launch, ProcessExit, RunningProcess, signal};
+use super::driver::{Driver, FoundProcess, Launch, ProcessExit, Started, signal};
 use super::state;
 use crate::node::shim::{ShimMessage, start_ticks};
 use crate::time::{Clock, SystemClock};
@@ -74,7 +74,7 @@ fn is_taken(dir: &Path) -> bool {
     flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
-fn running(dir: &Path) -> Option<RunningProcess> {
+fn running(dir: &Path) -> Option<Started> {
     state::read(&dir.join("running.json"))
 }
 
@@ -84,7 +84,7 @@ fn exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
 
 #[async_trait]
 impl Driver for ProcessDriver {
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<RunningProcess, String> {
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String> {
         let say = |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
         state::make_dir(dir).map_err(say)?;
         state::write(&dir.join("launch.json"), launch).map_err(say)?;
@@ -140,7 +140,7 @@ impl Driver for ProcessDriver {
         FoundProcess::Exited(exit(dir, running.attempt).unwrap_or_else(lost))
     }
 
-    async fn exited(&self, dir: &Path, running: &RunningProcess) -> ProcessExit {
+    async fn exited(&self, dir: &Path, running: &Started) -> ProcessExit {
         gone(running.shim, running.shim_ticks).await;
         if let Some(exit) = exit(dir, running.attempt) {
             return exit;
@@ -152,7 +152,7 @@ impl Driver for ProcessDriver {
         ProcessExit { attempt, at, ..ProcessExit::unknown(why) }
     }
 
-    async fn stop(&self, running: &RunningProcess, name: &str, grace: Duration) {
+    async fn stop(&self, running: &Started, name: &str, grace: Duration) {
         let Some(group) = Pid::from_raw(running.pid) else { return };
         if !lives(running.pid, running.start_ticks) {
             return;

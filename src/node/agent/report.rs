@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 
 /// What is to be known of a pod.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StatusReporter {
+pub struct PodReport {
     /// The manifest that is real; `None`: nothing of it was started.
     pub reality: Option<Arc<str>>,
     /// Its status.
@@ -26,7 +26,7 @@ pub struct StatusReporter {
 /// Characters of an explanation that a health record holds: farms read all of them often.
 const LONGEST_WHY: usize = 200;
 
-impl StatusReporter {
+impl PodReport {
     /// The operations that make it known. Health is a lock of `session`, so that it goes with the agent.
     #[must_use]
     pub fn ops(
@@ -89,7 +89,7 @@ impl JobBells {
     const EVERY: Duration = Duration::from_secs(1);
 
     /// The operation that rings, if it is to be rung.
-    pub fn ring(&mut self, report: &StatusReporter, value: &str, now: Instant) -> Option<Op> {
+    pub fn ring(&mut self, report: &PodReport, value: &str, now: Instant) -> Option<Op> {
         let may = self.last.is_none_or(|last| now == last || now >= last + Self::EVERY);
         let op = job_bell(report, value).filter(|_| may)?;
         self.last = Some(now);
@@ -98,7 +98,7 @@ impl JobBells {
 }
 
 /// The doorbell of the job that a pod which has ended was made for: of the rest no job has to know at once.
-fn job_bell(report: &StatusReporter, value: &str) -> Option<Op> {
+fn job_bell(report: &PodReport, value: &str) -> Option<Op> {
     if report.status.phase != NodePodPhase::Ended {
         return None;
     }
@@ -170,7 +170,7 @@ impl Bucket {
 
 /// The report of a pod that changes too often to be followed.
 #[must_use]
-pub fn flapping(report: &StatusReporter) -> StatusReporter {
+pub fn flapping(report: &PodReport) -> PodReport {
     let mut report = report.clone();
     report.status.health = Health::Unknown;
     report.status.message = "it changes too often to be followed; its log tells more".to_owned();
@@ -185,7 +185,7 @@ mod tests {
     fn the_end_of_a_jobs_pod_rings_its_job_and_nothing_else_does() {
         let of = |reality: &str, phase| {
             let status = PodStatus { phase, ..PodStatus::default() };
-            let bell = job_bell(&StatusReporter { reality: Some(reality.into()), status }, "1");
+            let bell = job_bell(&PodReport { reality: Some(reality.into()), status }, "1");
             bell.map(|op| match op {
                 Op::Set { key, .. } => key.to_string(),
                 other => panic!("{other:?}"),
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(of(made, NodePodPhase::Ended).as_deref(), Some("rcfarm/bell/job/team/j"));
         assert_eq!(of(made, NodePodPhase::Running), None);
         let status = PodStatus { phase: NodePodPhase::Ended, ..PodStatus::default() };
-        let end = StatusReporter { reality: Some(made.into()), status };
+        let end = PodReport { reality: Some(made.into()), status };
         let (mut bells, now) = (JobBells::default(), Instant::now());
         for (after, rings) in [(0, true), (0, true), (999, false), (1_000, true), (1_999, false)] {
             let at = now + Duration::from_millis(after);

@@ -10,13 +10,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
-use super::driver::{Driver, FoundProcess, ProcessExit, RunningProcess};
+use super::driver::{Driver, FoundProcess, ProcessExit, Started};
 use super::health::{HealthVerdict, ask};
 use super::intents::{IntentWatch, NodeIntents};
 use super::plan::{AgentAction, AgentObserved, AgentPod, AgentPodState, SingleInstance, plan};
 use super::pod::{PodTask, intended, prepare};
 use super::presence::{AgentPresence, PresenceState};
-use super::report::{Bucket, JobBells, Leave, StatusReporter, bell, flapping, removal};
+use super::report::{Bucket, JobBells, Leave, PodReport, bell, flapping, removal};
 use super::single_instance::Asking;
 use super::state::DataDir;
 use super::{AgentSettings, AtShutdown, LONGEST_PAUSE, cgroup};
@@ -28,31 +28,31 @@ use crate::store::{Commit, Op, Query, StoreError, Txn, Writer, key};
 /// What happened.
 pub(super) enum AgentEvent {
     /// The node has a session, and may write.
-    Standing(PresenceState),
+    Presence(PresenceState),
     /// It has none any more.
     Lost,
     /// What is intended here was read.
     Intents(NodeIntents),
     /// A start has come to its end.
-    Started(PodId, String, Result<RunningProcess, String>),
+    Started(PodId, String, Result<Started, String>),
     /// A process has ended.
     Exited(PodId, String, ProcessExit),
     /// A health check was answered.
     Answer { pod: PodId, launchable: String, attempt: u64, health: Health, words: String },
     /// No other node runs a single instance.
-    Alone(PodId),
+    SingleInstance(PodId),
     /// These may still run it.
     Others(PodId, Vec<NodeName>),
     /// The pods that the store believes to be real here.
     Real(BTreeSet<PodId>),
     /// A transaction of reports has come to its end.
-    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<StatusReporter>>),
+    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<PodReport>>),
 }
 
 /// An agent, set up but not yet running.
 pub struct Agent {
     settings: Arc<AgentSettings>,
-    ground: Env,
+    env: Env,
     driver: Arc<dyn Driver>,
 }
 
@@ -73,8 +73,8 @@ pub enum AgentError {
 impl Agent {
     /// An agent.
     #[must_use]
-    pub fn new(settings: AgentSettings, ground: Env, driver: Arc<dyn Driver>) -> Self {
-        Agent { settings: Arc::new(settings), ground, driver }
+    pub fn new(settings: AgentSettings, env: Env, driver: Arc<dyn Driver>) -> Self {
+        Agent { settings: Arc::new(settings), env, driver }
     }
 
     /// Runs until `shutdown`.
@@ -91,14 +91,14 @@ impl Agent {
         let data = Arc::new(DataDir::open(&self.settings.data_dir).map_err(AgentError::DataDir)?);
         let (events, inbox) = unbounded_channel();
         let mut work = Work {
-            writer: Writer::new(self.ground.store.clone()),
+            writer: Writer::new(self.env.store.clone()),
             agent: self,
             data,
             events,
             tasks: Tasks::default(),
             pods: BTreeMap::new(),
             intents: None,
-            standing: None,
+            presence: None,
             written: BTreeMap::new(),
             buckets: BTreeMap::new(),
             is_reporting: false,
@@ -132,9 +132,9 @@ struct Work {
     pods: BTreeMap<PodId, PodTask>,
     /// `None` before the first read.
     intents: Option<NodeIntents>,
-    standing: Option<PresenceState>,
+    presence: Option<PresenceState>,
     /// What the store was told; `None`: that there is no such pod.
-    written: BTreeMap<PodId, Option<StatusReporter>>,
+    written: BTreeMap<PodId, Option<PodReport>>,
     buckets: BTreeMap<PodId, Bucket>,
     is_reporting: bool,
     /// Nothing is reported before this moment.
@@ -175,7 +175,7 @@ impl Work {
         shutdown: CancellationToken,
     ) -> Result<(), AgentError> {
         let presence = AgentPresence {
-            ground: self.agent.ground.clone(),
+            env: self.agent.env.clone(),
             settings: self.agent.settings.clone(),
             data: self.data.clone(),
             events: self.events.clone(),
@@ -217,13 +217,13 @@ impl Work {
     fn hear(&mut self, event: AgentEvent) {
         let now = Instant::now();
         match event {
-            AgentEvent::Standing(standing) => {
+            AgentEvent::Presence(presence) => {
                 // Of pods that are gone it is still to be told.
                 let pods = &self.pods;
                 self.written.retain(|id, _| !pods.contains_key(id));
                 self.report_after = None;
                 self.read_reality();
-                self.standing = Some(standing);
+                self.presence = Some(presence);
                 self.remember();
                 if !self.is_watching {
                     self.is_watching = true;
@@ -231,21 +231,17 @@ impl Work {
                 }
             }
             AgentEvent::Lost => {
-                self.standing = None;
+                self.presence = None;
                 self.pods.values_mut().for_each(PodTask::ask_again);
             }
-            AgentEvent::Alone(pod) => {
-                if let Some(pod) =
-                    self.pods.get_mut(&pod).filter(|pod| pod.alone == SingleInstance::Asked)
-                {
-                    pod.alone = SingleInstance::Sure;
+            AgentEvent::SingleInstance(pod) => {
+                if let Some(pod) = self.asking(&pod) {
+                    pod.single_instance = SingleInstance::Sure;
                     pod.waits_for.clear();
                 }
             }
             AgentEvent::Others(pod, nodes) => {
-                if let Some(pod) =
-                    self.pods.get_mut(&pod).filter(|pod| pod.alone == SingleInstance::Asked)
-                {
+                if let Some(pod) = self.asking(&pod) {
                     pod.waits_for = nodes;
                 }
             }
@@ -281,10 +277,9 @@ impl Work {
             AgentEvent::Real(pods) => {
                 for pod in pods {
                     // A pod of which we know nothing is told to be gone; of the others everything is told anyway.
-                    self.written.entry(pod).or_insert(Some(StatusReporter {
-                        reality: None,
-                        status: Default::default(),
-                    }));
+                    self.written
+                        .entry(pod)
+                        .or_insert(Some(PodReport { reality: None, status: Default::default() }));
                 }
             }
             AgentEvent::Reported(outcome, reports) => self.reported(outcome, reports, now),
@@ -294,8 +289,8 @@ impl Work {
     /// Notes that the intents were believed under this record of the node.
     fn remember(&self) {
         let believed = self.intents.as_ref().is_some_and(|intents| intents.doubted.is_empty());
-        if let (Some(standing), true) = (&self.standing, believed) {
-            let created = Some(standing.created);
+        if let (Some(presence), true) = (&self.presence, believed) {
+            let created = Some(presence.created);
             if let Err(error) = self.data.remember(|memory| memory.record_created = created) {
                 warn!(%error, "the data directory cannot be written");
             }
@@ -304,7 +299,7 @@ impl Work {
 
     fn watch_intents(&mut self) {
         let watch = IntentWatch {
-            ground: self.agent.ground.clone(),
+            env: self.agent.env.clone(),
             node: self.agent.settings.name.clone(),
             data: self.data.clone(),
             events: self.events.clone(),
@@ -314,7 +309,7 @@ impl Work {
     }
 
     fn read_reality(&mut self) {
-        let (store, events) = (self.agent.ground.store.clone(), self.events.clone());
+        let (store, events) = (self.agent.env.store.clone(), self.events.clone());
         let prefix = key::node_realities(&self.agent.settings.name);
         self.tasks.spawn(async move {
             if let Ok(keys) = store.keys(&prefix, None, Query::CONSISTENT).await {
@@ -336,7 +331,7 @@ impl Work {
             intents: hashes.as_ref(),
             doubted: self.intents.as_ref().map_or(&nothing, |intents| &intents.doubted),
             pods: &seen,
-            has_lease: self.standing.as_ref().is_some_and(|s| s.claim.epoch().is_live()),
+            has_lease: self.presence.as_ref().is_some_and(|s| s.claim.epoch().is_live()),
             now: Instant::now(),
         });
         let is_over = plan.actions.is_empty();
@@ -353,11 +348,15 @@ impl Work {
         if is_over { plan.again_at } else { self.act() }
     }
 
+    fn asking(&mut self, id: &PodId) -> Option<&mut PodTask> {
+        self.pods.get_mut(id).filter(|pod| pod.single_instance == SingleInstance::Asked)
+    }
+
     fn seen(&self, pod: &PodTask) -> AgentPod {
         let seen = pod.seen();
-        match seen.alone {
+        match seen.single_instance {
             SingleInstance::Unasked if self.removing.contains(&pod.id) => {
-                AgentPod { alone: SingleInstance::Asked, ..seen }
+                AgentPod { single_instance: SingleInstance::Asked, ..seen }
             }
             _ => seen,
         }
@@ -379,18 +378,18 @@ impl Work {
 
     /// Has somebody look whether another node runs a single instance.
     fn ask(&mut self, id: &PodId) {
-        let (Some(standing), Some(pod)) = (self.standing.clone(), self.pods.get_mut(id)) else {
+        let (Some(presence), Some(pod)) = (self.presence.clone(), self.pods.get_mut(id)) else {
             return;
         };
         let asking = Asking {
-            store: self.agent.ground.store.clone(),
-            standing,
+            store: self.agent.env.store.clone(),
+            presence,
             node: self.agent.settings.name.clone(),
             pod: id.clone(),
             status: pod.report().status,
             events: self.events.clone(),
         };
-        pod.alone = SingleInstance::Asked;
+        pod.single_instance = SingleInstance::Asked;
         pod.asking = Some(self.tasks.spawn(asking.run()));
     }
 
@@ -418,13 +417,7 @@ impl Work {
         });
     }
 
-    fn started(
-        &mut self,
-        id: &PodId,
-        name: &str,
-        started: Result<RunningProcess, String>,
-        now: Instant,
-    ) {
+    fn started(&mut self, id: &PodId, name: &str, started: Result<Started, String>, now: Instant) {
         let Some(mut pod) = self.pods.remove(id) else { return };
         match started {
             Ok(running) => {
@@ -434,7 +427,7 @@ impl Work {
             }
             Err(why) => {
                 warn!(pod = %id, launchable = name, why, "a process cannot be started");
-                let at = self.agent.ground.clock.wall();
+                let at = self.agent.env.clock.wall();
                 pod.ended(name, ProcessExit { at, ..ProcessExit::unknown(&why) }, now);
             }
         }
@@ -498,12 +491,12 @@ impl Work {
         // What was never told is taken back all the same: an agent before this one may have told it.
         self.written
             .entry(id.clone())
-            .or_insert(Some(StatusReporter { reality: None, status: Default::default() }));
+            .or_insert(Some(PodReport { reality: None, status: Default::default() }));
     }
 
     /// Tells the store what has changed, one transaction at a time. When to try again.
     fn report(&mut self) -> Option<Instant> {
-        let standing = self.standing.as_ref().filter(|standing| standing.claim.is_live())?;
+        let presence = self.presence.as_ref().filter(|presence| presence.claim.is_live())?;
         let now = Instant::now();
         if self.is_reporting {
             return None;
@@ -511,14 +504,14 @@ impl Work {
         if let Some(after) = self.report_after.filter(|after| *after > now) {
             return Some(after);
         }
-        let mut txn = Txn::under(&standing.claim);
+        let mut txn = Txn::under(&presence.claim);
         let mut told = BTreeMap::new();
         let mut again_at: Option<Instant> = None;
         let gone: Vec<PodId> =
             self.written.keys().filter(|id| !self.pods.contains_key(*id)).cloned().collect();
         let node = &self.agent.settings.name;
-        let wall = self.agent.ground.clock.wall();
-        let value = self.agent.ground.ids.ordered_uuid(wall).to_string();
+        let wall = self.agent.env.clock.wall();
+        let value = self.agent.env.ids.ordered_uuid(wall).to_string();
         let fits = |txn: &Txn<_>, ops: &[Op]| txn.fits(ops, self.agent.settings.limits);
         for id in gone {
             let ops = removal(node, &id);
@@ -537,7 +530,7 @@ impl Work {
             if known.is_some_and(|known| known.as_ref() == Some(&report)) {
                 continue;
             }
-            let mut ops = report.ops(node, id, &standing.health, wall);
+            let mut ops = report.ops(node, id, &presence.health, wall);
             ops.extend(pod.intended.owner.map(|owner| bell(owner, &value)));
             ops.extend(self.job_bells.ring(&report, &value, now));
             if !fits(&txn, &ops) {
@@ -549,7 +542,7 @@ impl Work {
                 Leave::WriteFlapping => {
                     // Not what is known of it, so that the truth is written as soon as it may be.
                     report = flapping(&report);
-                    let rare = report.ops(node, id, &standing.health, wall);
+                    let rare = report.ops(node, id, &presence.health, wall);
                     ops.splice(..rare.len(), rare);
                 }
                 Leave::Wait(at) => {
@@ -577,7 +570,7 @@ impl Work {
     fn reported(
         &mut self,
         outcome: Result<Commit, StoreError>,
-        told: BTreeMap<PodId, Option<StatusReporter>>,
+        told: BTreeMap<PodId, Option<PodReport>>,
         now: Instant,
     ) {
         self.is_reporting = false;
@@ -585,9 +578,9 @@ impl Work {
         let failed = match outcome {
             Ok(Commit::Applied(_)) => None,
             Ok(Commit::ClaimLost) => {
-                if let Some(standing) = self.standing.take() {
+                if let Some(presence) = self.presence.take() {
                     // The fence was refused: the session is not what it was taken for.
-                    standing.claim.epoch().end();
+                    presence.claim.epoch().end();
                 }
                 return;
             }
@@ -604,7 +597,7 @@ impl Work {
             }
             let base = Duration::from_millis(200);
             let pause = crate::time::backoff(base, LONGEST_PAUSE, self.failures);
-            self.report_after = Some(now + self.agent.ground.ids.jitter(pause, 0.5));
+            self.report_after = Some(now + self.agent.env.ids.jitter(pause, 0.5));
             return;
         }
         self.failures = 0;
@@ -616,7 +609,7 @@ impl Work {
                     if !self.pods.contains_key(&id)
                         && let Err(error) = self.data.forget(&id)
                     {
-                        warn!(pod = %id, %error, "what is left of the pod cannot be removed");
+                        warn!(pod = %id, %error, "remains of the pod cannot be removed");
                     }
                 }
             }
@@ -630,7 +623,7 @@ impl Work {
         loop {
             self.act();
             self.report();
-            if self.pods.is_empty() && (self.written.is_empty() || self.standing.is_none()) {
+            if self.pods.is_empty() && (self.written.is_empty() || self.presence.is_none()) {
                 return;
             }
             tokio::select! {

@@ -32,7 +32,7 @@ const LONGEST_LEASE: Duration = Duration::from_secs(30);
 /// Asks for one pod.
 pub(super) struct Asking {
     pub(super) store: Arc<dyn Store>,
-    pub(super) standing: PresenceState,
+    pub(super) presence: PresenceState,
     pub(super) node: NodeName,
     pub(super) pod: PodId,
     /// What is announced.
@@ -45,12 +45,12 @@ impl Asking {
     pub(super) async fn run(self) {
         let mut gone_since = BTreeMap::new();
         let mut announced = false;
-        while self.standing.claim.is_live() {
+        while self.presence.claim.is_live() {
             match self.look(&mut announced, &mut gone_since).await {
                 // The next read of the intents tells why, unless the intent is back already.
                 Ok(None) => announced = false,
                 Ok(Some(others)) if others.is_empty() => {
-                    let _ = self.events.send(AgentEvent::Alone(self.pod));
+                    let _ = self.events.send(AgentEvent::SingleInstance(self.pod));
                     return;
                 }
                 Ok(Some(others)) => {
@@ -84,7 +84,7 @@ impl Asking {
 
     /// `false`: the pod is not intended here, or the node may not write.
     async fn announce(&self) -> Result<bool, StoreError> {
-        let mut txn = Txn::under(&self.standing.claim);
+        let mut txn = Txn::under(&self.presence.claim);
         // Refused unless the key is there.
         txn.push(Op::Get { key: key::intent(&self.node, &self.pod) });
         let key = key::pod_status(&self.pod, &self.node);

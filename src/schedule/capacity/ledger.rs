@@ -67,11 +67,11 @@ impl<'a> Ledger<'a> {
         self.touched.get(node).unwrap_or_else(|| self.seen.of(node))
     }
 
-    /// [`NodeCapacity::promise`]. A pod that wants nothing and has nothing touches no node.
+    /// [`NodeCapacity::allocate`]. A pod that wants nothing and has nothing touches no node.
     ///
     /// # Errors
     /// [`Insufficient`]: it does not fit.
-    pub fn promise(
+    pub fn allocate(
         &mut self,
         node: &NodeName,
         pod: &PodId,
@@ -79,15 +79,15 @@ impl<'a> Ledger<'a> {
         want: &Resources,
     ) -> Result<(), Insufficient> {
         let room = self.room(node);
-        if want.is_zero() && (room.is_unreadable || !room.promised.pods.contains_key(pod)) {
+        if want.is_zero() && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
             return Ok(());
         }
-        self.touch(node).promise(pod, owner, want)
+        self.touch(node).allocate(pod, owner, want)
     }
 
     /// [`NodeCapacity::release`]. Where nothing was promised, no node is touched.
     pub fn release(&mut self, node: &NodeName, pod: &PodId, owner: &AllocationOwner) {
-        if self.room(node).promised.pods.get(pod).is_some_and(|a| a.owner == *owner) {
+        if self.room(node).allocated.pods.get(pod).is_some_and(|a| a.owner == *owner) {
             self.touch(node).release(pod, owner);
         }
     }
@@ -96,7 +96,7 @@ impl<'a> Ledger<'a> {
     #[must_use]
     pub fn booking(&self, node: &NodeName) -> Option<Booking> {
         let room = self.touched.get(node)?.clone();
-        let is_change = room.promised != self.seen.of(node).promised;
+        let is_change = room.allocated != self.seen.of(node).allocated;
         Some(Booking { node: node.clone(), room, is_change })
     }
 
@@ -130,9 +130,9 @@ impl Booking {
         let (key, index) = (key::allocation(&self.node), self.room.index);
         match self.is_change {
             true if enabled(Failpoint::PromiseUnguarded) => {
-                Op::Set { key, value: self.room.promised.encode(), flags: 0 }
+                Op::Set { key, value: self.room.allocated.encode(), flags: 0 }
             }
-            true => Op::Cas { key, value: self.room.promised.encode(), flags: 0, index },
+            true => Op::Cas { key, value: self.room.allocated.encode(), flags: 0, index },
             false => Op::CheckIndex { key, index },
         }
     }

@@ -14,7 +14,7 @@ pub struct NodeCapacity {
     /// What it says that it has; all zero: it says nothing.
     pub capacity: Resources,
     /// What is promised.
-    pub promised: Allocations,
+    pub allocated: Allocations,
     /// ModifyIndex of the record of the promises; 0: there is none.
     pub index: Index,
     /// That record cannot be decoded. Nothing is promised on it, and nothing in it is changed.
@@ -50,28 +50,28 @@ impl NodeCapacity {
     fn promised_beside(&self, pod: Option<&PodId>) -> Resources {
         let mut sum = Resources::default();
         for allocation in
-            self.promised.pods.iter().filter(|(id, _)| Some(*id) != pod).map(|(_, a)| a)
+            self.allocated.pods.iter().filter(|(id, _)| Some(*id) != pod).map(|(_, a)| a)
         {
             sum.cpu_milli = sum.cpu_milli.saturating_add(allocation.cpu_milli);
             sum.memory_bytes = sum.memory_bytes.saturating_add(allocation.memory_bytes);
             for (kind, numbers) in &allocation.devices {
                 let count = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
-                let promised = sum.devices.entry(kind.clone()).or_default();
-                *promised = promised.saturating_add(count);
+                let allocated = sum.devices.entry(kind.clone()).or_default();
+                *allocated = allocated.saturating_add(count);
             }
         }
         sum
     }
 
     fn free_beside(&self, pod: Option<&PodId>) -> Resources {
-        let promised = self.promised_beside(pod);
+        let allocated = self.promised_beside(pod);
         let devices = self.capacity.devices.iter().map(|(kind, count)| {
-            let promised = promised.devices.get(kind).copied().unwrap_or(0);
-            (kind.clone(), count.saturating_sub(promised))
+            let allocated = allocated.devices.get(kind).copied().unwrap_or(0);
+            (kind.clone(), count.saturating_sub(allocated))
         });
         Resources {
-            cpu_milli: self.capacity.cpu_milli.saturating_sub(promised.cpu_milli),
-            memory_bytes: self.capacity.memory_bytes.saturating_sub(promised.memory_bytes),
+            cpu_milli: self.capacity.cpu_milli.saturating_sub(allocated.cpu_milli),
+            memory_bytes: self.capacity.memory_bytes.saturating_sub(allocated.memory_bytes),
             devices: devices.collect(),
         }
     }
@@ -85,7 +85,7 @@ impl NodeCapacity {
     /// Why `want` does not fit beside the other pods' promises; `None`: it does. What `pod` itself was promised
     /// counts as free.
     #[must_use]
-    pub fn lack(&self, pod: &PodId, want: &Resources) -> Option<Insufficient> {
+    pub fn insufficient(&self, pod: &PodId, want: &Resources) -> Option<Insufficient> {
         if want.is_zero() {
             return None;
         }
@@ -102,7 +102,7 @@ impl NodeCapacity {
     /// Whether `pod` was promised just that.
     #[must_use]
     pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &Resources) -> bool {
-        match self.promised.pods.get(pod) {
+        match self.allocated.pods.get(pod) {
             Some(allocation) => allocation.owner == *owner && same(&allocation.amounts(), want),
             None => want.is_zero(),
         }
@@ -114,7 +114,7 @@ impl NodeCapacity {
     ///
     /// # Errors
     /// [`Insufficient`]: it does not fit, and nothing is changed.
-    pub fn promise(
+    pub fn allocate(
         &mut self,
         pod: &PodId,
         owner: &AllocationOwner,
@@ -124,13 +124,13 @@ impl NodeCapacity {
             return Ok(());
         }
         if want.is_zero() {
-            self.promised.pods.remove(pod);
+            self.allocated.pods.remove(pod);
             return Ok(());
         }
-        if let Some(lack) = self.lack(pod, want) {
-            return Err(lack);
+        if let Some(insufficient) = self.insufficient(pod, want) {
+            return Err(insufficient);
         }
-        let old = self.promised.pods.remove(pod).filter(|old| old.owner == *owner);
+        let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
         let old = old.unwrap_or_default();
         let devices = want.devices.iter().filter(|(_, count)| **count > 0);
         let devices = devices.map(|(kind, count)| {
@@ -144,7 +144,7 @@ impl NodeCapacity {
             devices: devices.collect(),
             other: old.other,
         };
-        self.promised.pods.insert(pod.clone(), allocation);
+        self.allocated.pods.insert(pod.clone(), allocation);
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl NodeCapacity {
     fn choose(&self, kind: &str, count: u32, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
         let all = 0..self.capacity.devices.get(kind).copied().unwrap_or(0);
         let taken: BTreeSet<u32> = self
-            .promised
+            .allocated
             .pods
             .values()
             .filter_map(|a| a.devices.get(kind))
@@ -167,26 +167,26 @@ impl NodeCapacity {
 
     /// Takes back what `owner`'s pod was promised; `false`: nothing was.
     pub fn release(&mut self, pod: &PodId, owner: &AllocationOwner) -> bool {
-        let is_owners = self.promised.pods.get(pod).is_some_and(|a| a.owner == *owner);
-        is_owners && self.promised.pods.remove(pod).is_some()
+        let is_owners = self.allocated.pods.get(pod).is_some_and(|a| a.owner == *owner);
+        is_owners && self.allocated.pods.remove(pod).is_some()
     }
 
     /// What is wrong with the promises themselves, in words: more promised than there is, or a device twice. Neither
     /// comes from placing pods; a capacity that was lowered, or a record edited by hand, leads there.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
-        let promised = self.promised_beside(None);
-        let over = |what: &str, promised: u64, capacity: u64| {
+        let allocated = self.promised_beside(None);
+        let over = |what: &str, allocated: u64, capacity: u64| {
             let words = |amount| in_words(what, amount);
-            (promised > capacity)
-                .then(|| format!("{what}: {} promised of {}", words(promised), words(capacity)))
+            (allocated > capacity)
+                .then(|| format!("{what}: {} promised of {}", words(allocated), words(capacity)))
         };
         let capacity = &self.capacity;
         let mut faults: Vec<String> = Vec::new();
-        faults.extend(over("cpu", promised.cpu_milli, capacity.cpu_milli));
-        faults.extend(over("memory", promised.memory_bytes, capacity.memory_bytes));
+        faults.extend(over("cpu", allocated.cpu_milli, capacity.cpu_milli));
+        faults.extend(over("memory", allocated.memory_bytes, capacity.memory_bytes));
         let mut holders: BTreeMap<(&str, u32), Vec<&PodId>> = BTreeMap::new();
-        for (pod, allocation) in &self.promised.pods {
+        for (pod, allocation) in &self.allocated.pods {
             for (kind, numbers) in &allocation.devices {
                 numbers.iter().for_each(|n| holders.entry((kind, *n)).or_default().push(pod));
             }

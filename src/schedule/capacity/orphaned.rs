@@ -30,35 +30,43 @@ pub fn orphaned_allocations<'a>(
     rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
     label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,
 ) -> Vec<OrphanedAllocation> {
-    let mut leaks = Vec::new();
+    let mut orphaned_allocations = Vec::new();
     for (node, room) in rooms {
-        for (pod, allocation) in &room.promised.pods {
+        for (pod, allocation) in &room.allocated.pods {
             let AllocationOwner::Rc(owner) = allocation.owner else { continue };
             let found = label(node, pod);
             if found.and_then(|(_, rc)| rc) == Some(owner) {
                 continue;
             }
             let label = found.map_or(Index::ZERO, |(index, _)| index);
-            leaks.push(OrphanedAllocation { node: node.clone(), pod: pod.clone(), owner, label });
+            orphaned_allocations.push(OrphanedAllocation {
+                node: node.clone(),
+                pod: pod.clone(),
+                owner,
+                label,
+            });
         }
     }
-    leaks
+    orphaned_allocations
 }
 
 /// What frees them, in one transaction in which the store itself checks that their pods are gone: the guards, and one
 /// booking per node.
 #[must_use]
-pub fn freeing(rooms: &NodeCapacities, leaks: &[OrphanedAllocation]) -> (Vec<Op>, Vec<Booking>) {
-    let mut books = Ledger::on(rooms);
-    let guard = |leak: &OrphanedAllocation| {
-        let key = key::pod_labels(&leak.node, &leak.pod);
-        match leak.label {
+pub fn freeing(
+    rooms: &NodeCapacities,
+    orphaned_allocations: &[OrphanedAllocation],
+) -> (Vec<Op>, Vec<Booking>) {
+    let mut ledger = Ledger::on(rooms);
+    let guard = |orphaned: &OrphanedAllocation| {
+        let key = key::pod_labels(&orphaned.node, &orphaned.pod);
+        match orphaned.label {
             Index::ZERO => Op::CheckNotExists { key },
             index => Op::CheckIndex { key, index },
         }
     };
-    for leak in leaks {
-        books.release(&leak.node, &leak.pod, &AllocationOwner::Rc(leak.owner));
+    for orphaned in orphaned_allocations {
+        ledger.release(&orphaned.node, &orphaned.pod, &AllocationOwner::Rc(orphaned.owner));
     }
-    (leaks.iter().map(guard).collect(), books.bookings())
+    (orphaned_allocations.iter().map(guard).collect(), ledger.bookings())
 }

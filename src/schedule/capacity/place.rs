@@ -222,11 +222,11 @@ impl<'a> Attempt<'a> {
             if here >= most {
                 continue;
             }
-            let site = self.sites.get_mut(node).expect("a candidate has a site");
-            site.take(want);
+            let candidate = self.sites.get_mut(node).expect("a candidate has a site");
+            candidate.take(want);
             nodes.push(node);
-            if site.has_room(want) {
-                queue.insert((site.rank(want, packing), node, here + 1));
+            if candidate.has_room(want) {
+                queue.insert((candidate.rank(want, packing), node, here + 1));
             }
         }
         nodes
@@ -281,8 +281,8 @@ impl<'a> Attempt<'a> {
             (WaitReason::InsufficientCapacity, what)
         };
         for node in candidates[at].iter().take(NODES_NAMED) {
-            if let Some(lack) = self.lack(node, &task.resources, fleet) {
-                message.push_str(&format!("; {node}: {lack}"));
+            if let Some(insufficient) = self.insufficient(node, &task.resources, fleet) {
+                message.push_str(&format!("; {node}: {insufficient}"));
             }
         }
         let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
@@ -290,15 +290,22 @@ impl<'a> Attempt<'a> {
     }
 
     /// Why not one pod more goes to a node, beside those of the gang that are there already.
-    fn lack(&self, node: &NodeName, want: &Resources, fleet: &Fleet) -> Option<Insufficient> {
-        let (site, room) = (&self.sites[node], fleet.rooms.of(node));
-        if want.is_zero() || site.has_room(want) {
+    fn insufficient(
+        &self,
+        node: &NodeName,
+        want: &Resources,
+        fleet: &Fleet,
+    ) -> Option<Insufficient> {
+        let (candidate, room) = (&self.sites[node], fleet.rooms.of(node));
+        if want.is_zero() || candidate.has_room(want) {
             return None;
         }
-        Some(match (room.is_unreadable, site.is_open) {
+        Some(match (room.is_unreadable, candidate.is_open) {
             (true, _) => Insufficient::Unreadable,
             (false, false) => Insufficient::NothingDeclared,
-            (false, true) => Insufficient::Short(shortages(want, &site.free, &site.capacity)),
+            (false, true) => {
+                Insufficient::Short(shortages(want, &candidate.free, &candidate.capacity))
+            }
         })
     }
 }

@@ -70,53 +70,57 @@ fn waits(decision: Decision) -> Vec<TaskWait> {
 #[test]
 fn devices_get_the_lowest_free_numbers_and_keep_them() {
     let mut room = room("cpu=8,memory=8Gi,gpu=4");
-    room.promise(&pod(1), &owner(1), &amount("gpu=1")).unwrap();
-    room.promise(&pod(2), &owner(2), &amount("gpu=2")).unwrap();
-    let numbers = |room: &NodeCapacity, n| room.promised.pods[&pod(n)].devices["gpu"].clone();
+    room.allocate(&pod(1), &owner(1), &amount("gpu=1")).unwrap();
+    room.allocate(&pod(2), &owner(2), &amount("gpu=2")).unwrap();
+    let numbers = |room: &NodeCapacity, n| room.allocated.pods[&pod(n)].devices["gpu"].clone();
     assert_eq!((numbers(&room, 1), numbers(&room, 2)), ([0].into(), [1, 2].into()));
     assert!(room.release(&pod(1), &owner(1)));
-    room.promise(&pod(2), &owner(2), &amount("cpu=1,gpu=3")).unwrap();
+    room.allocate(&pod(2), &owner(2), &amount("cpu=1,gpu=3")).unwrap();
     assert_eq!(numbers(&room, 2), [0, 1, 2].into());
-    room.promise(&pod(2), &owner(2), &amount("gpu=1")).unwrap();
+    room.allocate(&pod(2), &owner(2), &amount("gpu=1")).unwrap();
     assert_eq!(numbers(&room, 2), [0].into());
     assert!(!room.release(&pod(2), &owner(3)), "it is another's");
     // What stands under a pod's id is its place's: the next pod there takes it over, with devices of its own.
-    room.promise(&pod(2), &owner(3), &amount("gpu=4")).unwrap();
+    room.allocate(&pod(2), &owner(3), &amount("gpu=4")).unwrap();
     assert_eq!(numbers(&room, 2), [0, 1, 2, 3].into());
 }
 
 #[test]
 fn what_does_not_fit_says_what_is_short() {
     let mut room = room("cpu=4,memory=8Gi,gpu=2");
-    room.promise(&pod(1), &owner(1), &amount("cpu=3500m,gpu=2")).unwrap();
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3500m,gpu=2")).unwrap();
     let before = room.clone();
-    let lack =
-        room.promise(&pod(2), &owner(2), &amount("cpu=1,memory=1Gi,gpu=1,fpga=1")).unwrap_err();
+    let insufficient =
+        room.allocate(&pod(2), &owner(2), &amount("cpu=1,memory=1Gi,gpu=1,fpga=1")).unwrap_err();
     assert_eq!(
-        lack.to_string(),
+        insufficient.to_string(),
         "cpu: 1 wanted, 500m of 4 free; fpga: 1 wanted, 0 of 0 free; gpu: 1 wanted, 0 of 2 free"
     );
     assert_eq!(room, before);
     assert_eq!(
-        NodeCapacity::default().lack(&pod(1), &amount("cpu=1")),
+        NodeCapacity::default().insufficient(&pod(1), &amount("cpu=1")),
         Some(Insufficient::NothingDeclared)
     );
-    assert_eq!(NodeCapacity::default().lack(&pod(1), &amount("")), None, "nothing fits everywhere");
+    assert_eq!(
+        NodeCapacity::default().insufficient(&pod(1), &amount("")),
+        None,
+        "nothing fits everywhere"
+    );
     let unreadable = NodeCapacity { is_unreadable: true, ..before };
-    assert_eq!(unreadable.lack(&pod(3), &amount("cpu=1m")), Some(Insufficient::Unreadable));
+    assert_eq!(unreadable.insufficient(&pod(3), &amount("cpu=1m")), Some(Insufficient::Unreadable));
 }
 
 #[test]
 fn a_promise_stands_when_the_node_has_less_than_before_and_is_told_of() {
     let mut room = room("cpu=4,memory=8Gi,gpu=2");
-    room.promise(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     room.capacity = amount("cpu=2,gpu=1");
-    room.promise(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     assert_eq!(room.faults(), ["cpu: 3 promised of 2", "gpu 1 is promised to p1, and there are 1"]);
-    assert!(room.promise(&pod(2), &owner(2), &amount("memory=1")).is_err());
+    assert!(room.allocate(&pod(2), &owner(2), &amount("memory=1")).is_err());
     let mut twice = room.clone();
-    let copy = twice.promised.pods[&pod(1)].clone();
-    twice.promised.pods.insert(pod(2), copy);
+    let copy = twice.allocated.pods[&pod(1)].clone();
+    twice.allocated.pods.insert(pod(2), copy);
     assert!(twice.faults().contains(&"gpu 0 is promised to p1 and p2".to_owned()));
 }
 
@@ -124,19 +128,19 @@ fn a_promise_stands_when_the_node_has_less_than_before_and_is_told_of() {
 fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
     let mut rooms = NodeCapacities::default();
     rooms.insert(node(1), NodeCapacity { index: Index(7), ..room("cpu=4,memory=1Gi") });
-    let mut books = Ledger::on(&rooms);
-    books.promise(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
-    books.promise(&node(1), &pod(2), &owner(1), &amount("cpu=3")).unwrap();
-    books.promise(&node(2), &pod(3), &owner(1), &amount("")).unwrap();
-    books.release(&node(3), &pod(3), &owner(1));
-    assert!(books.promise(&node(1), &pod(3), &owner(1), &amount("cpu=1m")).is_err());
-    let bookings = books.bookings();
+    let mut ledger = Ledger::on(&rooms);
+    ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
+    ledger.allocate(&node(1), &pod(2), &owner(1), &amount("cpu=3")).unwrap();
+    ledger.allocate(&node(2), &pod(3), &owner(1), &amount("")).unwrap();
+    ledger.release(&node(3), &pod(3), &owner(1));
+    assert!(ledger.allocate(&node(1), &pod(3), &owner(1), &amount("cpu=1m")).is_err());
+    let bookings = ledger.bookings();
     assert_eq!(bookings.len(), 1);
     assert!(matches!(bookings[0].op(), Op::Cas { index: Index(7), .. }));
     rooms.insert(node(1), bookings[0].applied(Index(9)));
-    let mut books = Ledger::on(&rooms);
-    books.promise(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
-    let again = books.bookings();
+    let mut ledger = Ledger::on(&rooms);
+    ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
+    let again = ledger.bookings();
     assert!(matches!(again[0].op(), Op::CheckIndex { index: Index(9), .. }), "nothing changes");
     assert_eq!(again[0].applied(Index(20)).index, Index(9));
 }
@@ -271,19 +275,19 @@ proptest! {
         for (n, who, want, releases) in acts {
             let before = room.clone();
             if releases {
-                let was_his = before.promised.pods.get(&pod(n)).is_some_and(|a| a.owner == owner(who));
+                let was_his = before.allocated.pods.get(&pod(n)).is_some_and(|a| a.owner == owner(who));
                 prop_assert_eq!(room.release(&pod(n), &owner(who)), was_his);
-                prop_assert_eq!(room.promised.pods.contains_key(&pod(n)), before.promised.pods.contains_key(&pod(n)) && !was_his);
+                prop_assert_eq!(room.allocated.pods.contains_key(&pod(n)), before.allocated.pods.contains_key(&pod(n)) && !was_his);
                 continue;
             }
-            let fits = room.lack(&pod(n), &want).is_none() || room.holds(&pod(n), &owner(who), &want);
-            prop_assert_eq!(room.promise(&pod(n), &owner(who), &want).is_ok(), fits);
+            let fits = room.insufficient(&pod(n), &want).is_none() || room.holds(&pod(n), &owner(who), &want);
+            prop_assert_eq!(room.allocate(&pod(n), &owner(who), &want).is_ok(), fits);
             if fits {
                 prop_assert!(room.holds(&pod(n), &owner(who), &want));
                 let once = room.clone();
-                room.promise(&pod(n), &owner(who), &want).unwrap();
+                room.allocate(&pod(n), &owner(who), &want).unwrap();
                 prop_assert_eq!(&room, &once);
-                if !before.promised.pods.contains_key(&pod(n)) {
+                if !before.allocated.pods.contains_key(&pod(n)) {
                     let mut restored = once;
                     restored.release(&pod(n), &owner(who));
                     prop_assert_eq!(restored, before);
@@ -300,16 +304,16 @@ proptest! {
     fn a_placement_is_whole_and_can_be_promised(
         gang in any_gang(),
         capacities in prop::collection::vec(any_amount(6), 1..5),
-        promised in prop::collection::vec((0usize..5, any_amount(3)), 0..5),
+        allocated in prop::collection::vec((0usize..5, any_amount(3)), 0..5),
         unfit in prop::collection::btree_set(0usize..5, 0..2),
     ) {
         let mut seen = fleet(&vec![""; capacities.len()]);
         for (n, capacity) in capacities.iter().enumerate() {
             seen.rooms.insert(node(n), NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() });
         }
-        for (at, (n, want)) in promised.iter().enumerate().filter(|(_, (n, _))| *n < capacities.len()) {
+        for (at, (n, want)) in allocated.iter().enumerate().filter(|(_, (n, _))| *n < capacities.len()) {
             let mut room = seen.rooms.of(&node(*n)).clone();
-            let _ = room.promise(&pod(at), &owner(9), want);
+            let _ = room.allocate(&pod(at), &owner(9), want);
             seen.rooms.insert(node(*n), room);
         }
         seen.unfit = unfit.into_iter().map(node).collect();
@@ -318,14 +322,14 @@ proptest! {
         match decision {
             Decision::Bind(placement) => {
                 prop_assert_eq!(placement.check(&gang), Ok(()));
-                let mut books = Ledger::on(&seen.rooms);
+                let mut ledger = Ledger::on(&seen.rooms);
                 for (task, n, on) in placement.pods(&gang) {
                     prop_assert!(task.selector.matches(&seen.labels.nodes[on]));
                     prop_assert!(!seen.unfit.contains(on));
                     let pod = format!("{}-{n}", task.name).parse().unwrap();
-                    prop_assert_eq!(books.promise(on, &pod, &owner(1), &task.resources), Ok(()));
+                    prop_assert_eq!(ledger.allocate(on, &pod, &owner(1), &task.resources), Ok(()));
                 }
-                for booking in books.bookings() {
+                for booking in ledger.bookings() {
                     prop_assert!(booking.room.faults().is_empty());
                 }
             }

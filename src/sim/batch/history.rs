@@ -31,8 +31,8 @@ pub struct Try {
 }
 
 impl From<&PodIdentity> for Try {
-    fn from(mark: &PodIdentity) -> Try {
-        let PodIdentity { job, uid, slot, version, attempt } = mark.clone();
+    fn from(identity: &PodIdentity) -> Try {
+        let PodIdentity { job, uid, slot, version, attempt } = identity.clone();
         Try { job, uid, slot, version, attempt }
     }
 }
@@ -62,68 +62,73 @@ pub struct History {
 
 impl History {
     /// Notes which pods a write shows to be lost; before it is looked at.
-    pub fn losses(board: &mut BatchModel, deed: &AppliedBatchWrite) {
-        for seen in &deed.changes {
-            let ModelEvent::Intent(place, (Some(mark), None)) = seen else { continue };
-            if deed.process().is_none() || maybe_down(board, place, deed) {
+    pub fn losses(model: &mut BatchModel, applied_write: &AppliedBatchWrite) {
+        for seen in &applied_write.changes {
+            let ModelEvent::Intent(place, (Some(identity), None)) = seen else { continue };
+            if applied_write.process().is_none() || maybe_down(model, place, applied_write) {
                 met(Occasion::MemberLost);
-                board.history.lost.insert(Try::from(&**mark));
+                model.history.lost.insert(Try::from(&**identity));
             }
         }
     }
 
     /// Notes what a write did; after it was looked at.
-    pub fn note(board: &mut BatchModel, deed: &AppliedBatchWrite) {
+    pub fn note(model: &mut BatchModel, applied_write: &AppliedBatchWrite) {
         let mut touched: BTreeSet<Namespaced> = BTreeSet::new();
-        for seen in &deed.changes {
+        for seen in &applied_write.changes {
             match seen {
-                ModelEvent::Intent(_, (_, Some(mark))) => {
-                    board.history.made.insert(Try::from(&**mark));
+                ModelEvent::Intent(_, (_, Some(identity))) => {
+                    model.history.made.insert(Try::from(&**identity));
                 }
                 ModelEvent::GroupStatus(id, (_, after)) => {
-                    let waiting = &mut board.history.waiting;
+                    let waiting = &mut model.history.waiting;
                     match after.as_ref().is_some_and(|after| after.phase == PodGroupPhase::Pending)
                     {
-                        true => drop(waiting.entry(id.clone()).or_insert(deed.write.at)),
+                        true => drop(waiting.entry(id.clone()).or_insert(applied_write.write.at)),
                         false => drop(waiting.remove(id)),
                     }
                 }
                 // What its tasks need may be another number now.
                 ModelEvent::Job(id, _) => drop(touched.insert(id.clone())),
-                ModelEvent::PodStatus(place, Some(standing)) => {
-                    let Some(mark) = board.realities.get(place) else { continue };
-                    touched.insert(mark.job.clone());
-                    if standing.phase.has_ended() {
-                        board.history.ended.insert(Try::from(&**mark), standing.exit_code(None));
+                ModelEvent::PodStatus(place, Some(pod_state)) => {
+                    let Some(identity) = model.realities.get(place) else { continue };
+                    touched.insert(identity.job.clone());
+                    if pod_state.phase.has_ended() {
+                        model
+                            .history
+                            .ended
+                            .insert(Try::from(&**identity), pod_state.exit_code(None));
                     }
                 }
-                ModelEvent::Command(id, (Some(command), None)) if deed.process().is_some() => {
-                    board.history.consumed.insert(*id);
+                ModelEvent::Command(id, (Some(command), None))
+                    if applied_write.process().is_some() =>
+                {
+                    model.history.consumed.insert(*id);
                     if let crate::command::Target::Job { job, .. } = &command.target
-                        && let Some(seen) = board.jobs.get(job)
+                        && let Some(seen) = model.jobs.get(job)
                     {
-                        board.history.commanded.insert((job.clone(), seen.uid));
+                        model.history.commanded.insert((job.clone(), seen.uid));
                     }
                 }
                 ModelEvent::Reality(_, (before, after)) => {
-                    touched.extend(before.iter().chain(after).map(|mark| mark.job.clone()));
+                    touched.extend(before.iter().chain(after).map(|identity| identity.job.clone()));
                 }
                 _ => {}
             }
         }
         for id in touched {
-            let ready: Vec<_> = match board.spec(&id) {
+            let ready: Vec<_> = match model.spec(&id) {
                 Some((uid, spec)) => {
-                    ready_tasks(board, &id, uid, spec).map(|task| (id.clone(), uid, task)).collect()
+                    ready_tasks(model, &id, uid, spec).map(|task| (id.clone(), uid, task)).collect()
                 }
                 None => Vec::new(),
             };
-            let history = &mut board.history;
+            let history = &mut model.history;
             let were: Vec<_> = history.ready_now.iter().filter(|(job, ..)| *job == id).collect();
             let were: Vec<_> = were.into_iter().cloned().collect();
             for key in were {
                 history.ready_now.remove(&key);
-                history.ready.insert(key, deed.write.at);
+                history.ready.insert(key, applied_write.write.at);
             }
             history.ready_now.extend(ready);
         }
@@ -132,17 +137,17 @@ impl History {
 
 /// Tasks of which as many members as their `minAvailable` run or have succeeded, as nodes say.
 pub fn ready_tasks<'a>(
-    board: &'a BatchModel,
+    model: &'a BatchModel,
     id: &'a Namespaced,
     uid: JobUid,
     spec: &'a JobSpec,
 ) -> impl Iterator<Item = String> + 'a {
     let there = move |task: &str| {
-        let own = board.real_of(id).filter(|(place, mark)| {
-            let standing = board.standings.get(*place);
-            mark.uid == uid
-                && mark.slot.task == task
-                && standing.is_some_and(|s| {
+        let own = model.real_of(id).filter(|(place, identity)| {
+            let pod_state = model.pod_states.get(*place);
+            identity.uid == uid
+                && identity.slot.task == task
+                && pod_state.is_some_and(|s| {
                     s.phase == PodPhase::Succeeded || s.phase == PodPhase::Running && s.ready
                 })
         });

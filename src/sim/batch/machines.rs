@@ -44,14 +44,14 @@ pub fn node(n: usize) -> NodeName {
 /// See the module.
 pub struct Machines {
     consul: Embedded,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     seed: u64,
     state: Mutex<State>,
 }
 
 struct State {
     machines: BTreeMap<NodeName, Machine>,
-    dice: SimRng,
+    rng: SimRng,
     /// Nothing fails by itself any more.
     calm: bool,
 }
@@ -90,14 +90,14 @@ impl Machines {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Checker>,
+        checker: Arc<Checker>,
         count: usize,
-        mut dice: SimRng,
+        mut rng: SimRng,
     ) -> Arc<Self> {
         let machines = (0..count).map(|n| (node(n), Machine::default())).collect();
-        let seed = dice.seed();
-        let state = Mutex::new(State { machines, dice, calm: false });
-        Arc::new(Machines { consul, referee, seed, state })
+        let seed = rng.seed();
+        let state = Mutex::new(State { machines, rng, calm: false });
+        Arc::new(Machines { consul, checker, seed, state })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -106,12 +106,12 @@ impl Machines {
 
     fn put(&self, key: &Key, value: Bytes, mode: PutMode) {
         let put = self.consul.put(key, value, 0, mode);
-        let _ = self.referee.now(SimActor::Node, put);
+        let _ = self.checker.now(SimActor::Node, put);
     }
 
     fn delete(&self, key: &Key) {
         let delete = self.consul.delete(key, DeleteMode::Always);
-        let _ = self.referee.now(SimActor::Node, delete);
+        let _ = self.checker.now(SimActor::Node, delete);
     }
 
     fn write_record(&self, node: &NodeName, state: NodeState, session: SessionId) {
@@ -129,7 +129,7 @@ impl Machines {
     pub fn start_agent(&self, node: &NodeName) {
         self.kill_agent(node);
         let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
-        let session = self.referee.now(SimActor::Node, self.consul.create_session(&new));
+        let session = self.checker.now(SimActor::Node, self.consul.create_session(&new));
         let Ok(session) = session else { return };
         self.put(&key::node_labels(node), r#"{"pool":"batch"}"#.into(), PutMode::Set);
         self.write_record(node, NodeState::Ready, session.clone());
@@ -143,7 +143,7 @@ impl Machines {
     pub fn kill_agent(&self, node: &NodeName) {
         let session = self.lock().machines.get_mut(node).and_then(|machine| machine.agent.take());
         if let Some(session) = session {
-            let _ = self.referee.now(SimActor::Node, self.consul.destroy_session(&session));
+            let _ = self.checker.now(SimActor::Node, self.consul.destroy_session(&session));
         }
     }
 
@@ -163,13 +163,13 @@ impl Machines {
     /// An operator drains a machine, or ends that.
     pub fn drain(&self, node: &NodeName, state: NodeState) {
         let key = key::node(node);
-        let read = self.referee.now(SimActor::User, self.consul.get(&key, Query::PLAIN));
+        let read = self.checker.now(SimActor::User, self.consul.get(&key, Query::PLAIN));
         let entry = read.ok().and_then(|answer| answer.value);
         let Some(entry) = entry else { return };
         let mut record = NodeRecord::decode(&entry.value).unwrap_or_default();
         record.state = state;
         let put = self.consul.put(&key, record.encode(), 0, PutMode::Set);
-        let _ = self.referee.now(SimActor::User, put);
+        let _ = self.checker.now(SimActor::User, put);
     }
 
     /// From now on everything that runs ends well.
@@ -207,13 +207,15 @@ impl Machines {
             }
         }
         let intended: BTreeMap<PodId, (Arc<PodIdentity>, Bytes)> =
-            self.referee.board(|board, _| {
-                let all = board.intended(node);
-                all.map(|(pod, mark, entry)| (pod.clone(), (mark.clone(), entry.value.clone())))
-                    .collect()
+            self.checker.model(|model, _| {
+                let all = model.intended(node);
+                all.map(|(pod, identity, entry)| {
+                    (pod.clone(), (identity.clone(), entry.value.clone()))
+                })
+                .collect()
             });
-        let real: BTreeSet<PodId> = self.referee.board(|board, _| {
-            let here = board.realities.keys().filter(|place| place.node == *node);
+        let real: BTreeSet<PodId> = self.checker.model(|model, _| {
+            let here = model.realities.keys().filter(|place| place.node == *node);
             here.map(|place| place.pod.clone()).collect()
         });
         self.stop(node, &intended, now);
@@ -237,14 +239,14 @@ impl Machines {
         let mut gone = Vec::new();
         {
             let mut state = self.lock();
-            let State { machines, dice, .. } = &mut *state;
+            let State { machines, rng, .. } = &mut *state;
             let Some(machine) = machines.get_mut(node) else { return };
             for (pod, process) in &mut machine.processes {
                 let wanted = intended.get(pod).is_some_and(|(_, text)| *text == process.manifest);
                 match process.state {
                     Run::Stopping(until) if until <= now => gone.push(pod.clone()),
                     Run::Running { .. } if !wanted => {
-                        process.state = Run::Stopping(now + dice.between(MOMENT, SLOWEST_STOP));
+                        process.state = Run::Stopping(now + rng.between(MOMENT, SLOWEST_STOP));
                     }
                     Run::Ended(_) if !wanted => gone.push(pod.clone()),
                     _ => {}
@@ -267,11 +269,11 @@ impl Machines {
         let mut state = self.lock();
         let calm = state.calm;
         let Some(machine) = state.machines.get_mut(node) else { return };
-        for (pod, (mark, manifest)) in intended {
+        for (pod, (identity, manifest)) in intended {
             if machine.processes.contains_key(pod) {
                 continue;
             }
-            let fate = self.fate(mark, calm);
+            let fate = self.fate(identity, calm);
             let process = Process {
                 manifest: manifest.clone(),
                 state: Run::Running { until: fate.runs.map(|runs| now + runs), then: fate.code },
@@ -300,26 +302,27 @@ impl Machines {
                 Op::Set { key: reality, value: manifest, flags: 0 },
                 Op::Set { key: told, value: status.encode(), flags: 0 },
             ];
-            let _ = self.referee.now(SimActor::Node, self.consul.txn(&ops));
+            let _ = self.checker.now(SimActor::Node, self.consul.txn(&ops));
         }
     }
 
     /// What becomes of a try: always the same of the same one.
-    fn fate(&self, mark: &PodIdentity, calm: bool) -> Fate {
-        let text = format!("{}/{}/{}/{}", mark.job, mark.slot, mark.version, mark.attempt);
+    fn fate(&self, identity: &PodIdentity, calm: bool) -> Fate {
+        let text =
+            format!("{}/{}/{}/{}", identity.job, identity.slot, identity.version, identity.attempt);
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let mut dice = SimRng::new(self.seed ^ hash);
-        let runs = dice.between(Duration::from_millis(300), Duration::from_secs(6));
-        let name = mark.job.name.as_str();
+        let mut rng = SimRng::new(self.seed ^ hash);
+        let runs = rng.between(Duration::from_millis(300), Duration::from_secs(6));
+        let name = identity.job.name.as_str();
         let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
-        if endless || name.starts_with("mpi") && mark.slot.task == "Worker" {
+        if endless || name.starts_with("mpi") && identity.slot.task == "Worker" {
             return Fate { runs: None, code: 0 };
         }
         let fails =
-            dice.permille(if mark.version + u64::from(mark.attempt) < 3 { 300 } else { 50 });
-        let code = if dice.permille(500) { 1 + dice.below(3) } else { 137 };
+            rng.permille(if identity.version + u64::from(identity.attempt) < 3 { 300 } else { 50 });
+        let code = if rng.permille(500) { 1 + rng.below(3) } else { 137 };
         let code = i32::try_from(code).unwrap_or(1);
         match doomed || fails && !calm {
             true => Fate { runs: Some(runs), code },

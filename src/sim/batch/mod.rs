@@ -5,8 +5,8 @@
 //! |---|---|
 //! | `world.rs` | the world of one seed |
 //! | `script.rs` | what happens and when, drawn from the seed |
-//! | `machines.rs`, `people.rs` | processes that end as the seed says; jobs, commands, queues |
-//! | `board.rs`, `history.rs` | the store as the checks see it, and what no key tells any more |
+//! | `machines.rs`, `workload.rs` | processes that end as the seed says; jobs, commands, queues |
+//! | `model.rs`, `history.rs` | the store as the checks see it, and what no key tells any more |
 //! | `checks/` | invariants 1, 14 to 25, after every applied write |
 //! | `liveness.rs` | what must have come about once the faults have ended (16, 22, 27 to 29) |
 

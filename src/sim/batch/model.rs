@@ -145,7 +145,7 @@ pub struct BatchModel {
     /// Pods of jobs that are real.
     pub realities: BTreeMap<PodRef, Arc<PodIdentity>>,
     /// What nodes say of them.
-    pub standings: BTreeMap<PodRef, Arc<PodState>>,
+    pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
     /// What nodes say of themselves.
     pub nodes: BTreeMap<NodeName, NodeSeen>,
     /// What they have promised.
@@ -207,10 +207,10 @@ impl BatchModel {
         }
         let seen = |change: &KvChange| self.set(write.at, &change.key, change.after.as_ref());
         let changes: Vec<ModelEvent> = changes.iter().map(seen).collect();
-        let deed = AppliedBatchWrite { write, changes };
-        History::losses(self, &deed);
-        checks::check(&deed, self, facts, say);
-        History::note(self, &deed);
+        let applied_write = AppliedBatchWrite { write, changes };
+        History::losses(self, &applied_write);
+        checks::check(&applied_write, self, facts, say);
+        History::note(self, &applied_write);
     }
 
     /// Takes over a restored state: what happened since did not happen.
@@ -244,7 +244,7 @@ impl BatchModel {
                 let spec = document::decode(&id, &entry.value).ok().map(|(_, read)| read.spec);
                 let deleting = match &spec {
                     Some(spec) => spec.deleting,
-                    None => document::farewell(&entry.value).is_some(),
+                    None => document::finalize(&entry.value).is_some(),
                 };
                 Arc::new(JobSeen { uid: JobUid(entry.create_index), spec, deleting })
             });
@@ -294,7 +294,7 @@ impl BatchModel {
                 Some(after) => self.intents.insert(place.clone(), after.clone()),
                 None => self.intents.remove(&place),
             };
-            let pair = (before.map(|(mark, _)| mark), after.map(|(mark, _)| mark));
+            let pair = (before.map(|(identity, _)| identity), after.map(|(identity, _)| identity));
             return Some(ModelEvent::Intent(place, pair));
         }
         if key::realities().tail(text).is_some() {
@@ -305,10 +305,10 @@ impl BatchModel {
         key::pod_statuses().tail(text)?;
         let (pod, node) = key::pod_and_node(&key::pod_statuses(), text)?;
         let place = PodRef { node, pod };
-        let standing = entry
+        let pod_state = entry
             .and_then(|e| PodStatus::decode(&e.value).ok())
             .map(|status| Arc::new(stands(&status)));
-        let (_, after) = put(&mut self.standings, &place, standing);
+        let (_, after) = put(&mut self.pod_states, &place, pod_state);
         Some(ModelEvent::PodStatus(place, after))
     }
 
@@ -359,8 +359,8 @@ impl BatchModel {
             let node: NodeName = tail.parse().ok()?;
             match entry {
                 Some(entry) => {
-                    let promised = Allocations::decode(&entry.value).unwrap_or_default();
-                    self.allocations.insert(node.clone(), promised);
+                    let allocated = Allocations::decode(&entry.value).unwrap_or_default();
+                    self.allocations.insert(node.clone(), allocated);
                 }
                 None => drop(self.allocations.remove(&node)),
             }
@@ -400,8 +400,8 @@ impl BatchModel {
         &'a self,
         id: &'a Namespaced,
     ) -> impl Iterator<Item = (&'a PodRef, &'a PodIdentity)> {
-        let own = move |(_, mark): &(&PodRef, &Arc<PodIdentity>)| mark.job == *id;
-        self.realities.iter().filter(own).map(|(place, mark)| (place, &**mark))
+        let own = move |(_, identity): &(&PodRef, &Arc<PodIdentity>)| identity.job == *id;
+        self.realities.iter().filter(own).map(|(place, identity)| (place, &**identity))
     }
 
     /// What is intended on a node.
@@ -410,7 +410,10 @@ impl BatchModel {
         node: &'a NodeName,
     ) -> impl Iterator<Item = (&'a PodId, &'a Arc<PodIdentity>, &'a Arc<Entry>)> {
         let here = move |(place, _): &(&PodRef, _)| place.node == *node;
-        self.intents.iter().filter(here).map(|(place, (mark, entry))| (&place.pod, mark, entry))
+        self.intents
+            .iter()
+            .filter(here)
+            .map(|(place, (identity, entry))| (&place.pod, identity, entry))
     }
 }
 

@@ -69,22 +69,22 @@ type Sort = (usize, usize);
 
 /// The jobs of a world, and the script, in order of time.
 #[must_use]
-pub fn script(dice: &mut SimRng, farms: usize) -> (Vec<Sort>, Vec<(Duration, BatchAct)>) {
+pub fn script(rng: &mut SimRng, farms: usize) -> (Vec<Sort>, Vec<(Duration, BatchAct)>) {
     let mut plot =
-        ScheduleBuilder::new(dice.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
-    let jobs = 2 + plot.dice.below(4);
-    let mut kinds: Vec<_> = (0..jobs).map(|n| (plot.dice.below(KINDS.len()), n)).collect();
-    let strait = plot.dice.permille(150);
+        ScheduleBuilder::new(rng.fork(), farms, HEALED_AT, &[-20, -5, 5, 20], hideable());
+    let jobs = 2 + plot.rng.below(4);
+    let mut kinds: Vec<_> = (0..jobs).map(|n| (plot.rng.below(KINDS.len()), n)).collect();
+    let strait = plot.rng.permille(150);
     if strait {
         plot.strait(&mut kinds);
     }
     for n in usize::from(strait)..jobs {
         let least = if strait { 26 } else { 1 };
         let most = if strait { 34 } else { 24 };
-        let at = plot.dice.between(Duration::from_secs(least), Duration::from_secs(most));
+        let at = plot.rng.between(Duration::from_secs(least), Duration::from_secs(most));
         plot.at(at, BatchAct::Submit(n));
     }
-    let scenes = if strait { 2 + plot.dice.below(4) } else { 6 + plot.dice.below(10) };
+    let scenes = if strait { 2 + plot.rng.below(4) } else { 6 + plot.rng.below(10) };
     for _ in 0..scenes {
         plot.scene(jobs);
     }
@@ -104,19 +104,19 @@ impl ScheduleBuilder<BatchAct> {
             self.at(Duration::from_millis(300), BatchAct::Drain(machine, true));
             self.at(HEALED_AT, BatchAct::Drain(machine, false));
         }
-        let early = self.dice.between(Duration::from_secs(1), Duration::from_secs(4));
+        let early = self.rng.between(Duration::from_secs(1), Duration::from_secs(4));
         self.at(early, BatchAct::Submit(0));
     }
 
     fn scene(&mut self, jobs: usize) {
         let at = self.moment();
-        match self.dice.below(12) {
+        match self.rng.below(12) {
             0..=2 => self.process(at),
             3 | 4 => self.network(at),
             5 => self.consul(at, jobs),
             6 | 7 => self.machines(at),
             8 => self.queues(at),
-            _ => self.people(at, jobs),
+            _ => self.workload(at, jobs),
         }
     }
 
@@ -125,9 +125,9 @@ impl ScheduleBuilder<BatchAct> {
     fn slow_and_busy(&mut self, at: Duration, jobs: usize) {
         self.slow_lists(at);
         for job in 0..jobs {
-            let (soon, action) = (self.soon(at), *self.dice.pick(&ACTIONS));
+            let (soon, action) = (self.soon(at), *self.rng.pick(&ACTIONS));
             self.at(soon + Duration::from_secs(2), BatchAct::Command(job, action));
-            let action = *self.dice.pick(&ACTIONS);
+            let action = *self.rng.pick(&ACTIONS);
             self.at(soon + Duration::from_secs(4), BatchAct::Command(job, action));
         }
         for n in [4, 6, 8] {
@@ -137,11 +137,11 @@ impl ScheduleBuilder<BatchAct> {
     }
 
     fn consul(&mut self, at: Duration, jobs: usize) {
-        match self.dice.below(8) {
+        match self.rng.below(8) {
             0 | 1 => self.while_(at, 1, 8, Fault::Leaderless(true), Fault::Leaderless(false)),
             6 | 7 => self.slow_and_busy(at, jobs),
             2 => {
-                let length = self.dice.between(Duration::from_secs(1), Duration::from_secs(6));
+                let length = self.rng.between(Duration::from_secs(1), Duration::from_secs(6));
                 self.at(at, Fault::Stall(length));
             }
             // What was sent before the session ended arrives after it.
@@ -156,8 +156,8 @@ impl ScheduleBuilder<BatchAct> {
     }
 
     fn machines(&mut self, at: Duration) {
-        let machine = self.dice.below(MACHINES);
-        match self.dice.below(5) {
+        let machine = self.rng.below(MACHINES);
+        match self.rng.below(5) {
             0 | 1 => {
                 self.while_(at, 1, 30, BatchAct::AgentDown(machine), BatchAct::AgentUp(machine))
             }
@@ -172,15 +172,15 @@ impl ScheduleBuilder<BatchAct> {
         }
     }
 
-    fn people(&mut self, at: Duration, jobs: usize) {
-        let job = self.dice.below(jobs);
-        match self.dice.below(14) {
+    fn workload(&mut self, at: Duration, jobs: usize) {
+        let job = self.rng.below(jobs);
+        match self.rng.below(14) {
             0..=4 => {
-                let action = *self.dice.pick(&ACTIONS);
+                let action = *self.rng.pick(&ACTIONS);
                 self.at(at, BatchAct::Command(job, action));
                 // Somebody changes his mind, or asks twice.
-                if self.dice.permille(400) {
-                    let (soon, action) = (self.soon(at), *self.dice.pick(&ACTIONS));
+                if self.rng.permille(400) {
+                    let (soon, action) = (self.soon(at), *self.rng.pick(&ACTIONS));
                     self.at(soon, BatchAct::Command(job, action));
                 }
             }
@@ -188,13 +188,13 @@ impl ScheduleBuilder<BatchAct> {
                 self.while_(at, 1, 15, BatchAct::Suspend(job, true), BatchAct::Suspend(job, false))
             }
             7 => {
-                let count = 1 + self.dice.below(4);
+                let count = 1 + self.rng.below(4);
                 self.at(at, BatchAct::Scale(job, count));
             }
             8 => self.while_(at, 0, 6, BatchAct::Delete(job), BatchAct::Submit(job)),
             9 => self.while_(at, 0, 6, BatchAct::Drop(job), BatchAct::Submit(job)),
             10 | 11 => {
-                let how = self.dice.below(3);
+                let how = self.rng.below(3);
                 self.while_(at, 1, 15, BatchAct::Malform(job, how), BatchAct::Mend(job));
             }
             12 => self.at(at, BatchAct::DropIntent(job)),
@@ -203,8 +203,8 @@ impl ScheduleBuilder<BatchAct> {
     }
 
     fn queues(&mut self, at: Duration) {
-        let queue = self.dice.below(QUEUES.len());
-        match self.dice.below(5) {
+        let queue = self.rng.below(QUEUES.len());
+        match self.rng.below(5) {
             0 | 1 => {
                 let (begin, end) =
                     (BatchAct::CommandQueue(queue, false), BatchAct::CommandQueue(queue, true));
@@ -214,7 +214,7 @@ impl ScheduleBuilder<BatchAct> {
                 self.while_(at, 1, 20, BatchAct::Close(queue, true), BatchAct::Close(queue, false))
             }
             3 => {
-                let limit = 1 + self.dice.below(6) as u64;
+                let limit = 1 + self.rng.below(6) as u64;
                 self.while_(at, 1, 20, BatchAct::Limit(queue, limit), BatchAct::MendQueue(queue));
             }
             _ => self.while_(at, 1, 15, BatchAct::MalformQueue(queue), BatchAct::MendQueue(queue)),

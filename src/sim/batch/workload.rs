@@ -24,7 +24,7 @@ pub const QUEUES: [&str; 4] = ["top", "strict", "loose", "default"];
 /// See the module.
 pub struct Workload {
     consul: Embedded,
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     clock: Arc<WallClock>,
     ids: IdSource,
     /// Commands that were given.
@@ -164,27 +164,27 @@ impl Workload {
     #[must_use]
     pub fn new(
         consul: Embedded,
-        referee: Arc<Checker>,
+        checker: Arc<Checker>,
         clock: Arc<WallClock>,
         ids: IdSource,
     ) -> Workload {
-        Workload { consul, referee, clock, ids, given: Mutex::default() }
+        Workload { consul, checker, clock, ids, given: Mutex::default() }
     }
 
     fn get(&self, key: &Key) -> Option<Entry> {
-        let got = self.referee.now(SimActor::User, self.consul.get(key, Query::PLAIN));
+        let got = self.checker.now(SimActor::User, self.consul.get(key, Query::PLAIN));
         got.ok().and_then(|answer| answer.value)
     }
 
     /// Writes a value.
     pub fn put(&self, key: &Key, value: impl Into<bytes::Bytes>) {
         let put = self.consul.put(key, value.into(), 0, PutMode::Set);
-        let _ = self.referee.now(SimActor::User, put);
+        let _ = self.checker.now(SimActor::User, put);
     }
 
     fn delete(&self, key: &Key) {
         let delete = self.consul.delete(key, DeleteMode::Always);
-        let _ = self.referee.now(SimActor::User, delete);
+        let _ = self.checker.now(SimActor::User, delete);
     }
 
     /// Writes the scheduler and the queues.
@@ -312,8 +312,12 @@ impl Workload {
 
     /// Takes the intent of a job's pod away, as if evicted by hand.
     pub fn drop_intent(&self, id: &Namespaced) {
-        let place = self.referee.board(|board, _| {
-            board.intents.iter().find(|(_, (mark, _))| mark.job == *id).map(|(at, _)| at.clone())
+        let place = self.checker.model(|model, _| {
+            model
+                .intents
+                .iter()
+                .find(|(_, (identity, _))| identity.job == *id)
+                .map(|(at, _)| at.clone())
         });
         if let Some(place) = place {
             self.delete(&key::intent(&place.node, &place.pod));
@@ -331,14 +335,14 @@ impl Workload {
 
     /// Has jobs go on that somebody stopped: nothing shall be waited for any more.
     pub fn resume_all(&self) {
-        let stopped: Vec<Namespaced> = self.referee.board(|board, _| {
-            let stopped = board.statuses.iter().filter(|(id, status)| {
-                let of_this = board.jobs.get(*id).is_some_and(|job| job.uid == status.uid);
+        let stopped: Vec<Namespaced> = self.checker.model(|model, _| {
+            let stopped = model.statuses.iter().filter(|(id, status)| {
+                let of_this = model.jobs.get(*id).is_some_and(|job| job.uid == status.uid);
                 // Those that their record suspended go on by themselves.
                 status.state.phase == JobPhase::Aborted && of_this && !status.suspended
             });
             let asked = |id: &Namespaced| {
-                board
+                model
                     .commands
                     .values()
                     .any(|command| matches!(&command.target, Target::Job { job, .. } if job == id))

@@ -32,9 +32,9 @@ const A_JOB_TAKES: Duration = Duration::from_secs(40);
 
 /// See the module.
 pub struct BatchWorld {
-    referee: Arc<Checker>,
+    checker: Arc<Checker>,
     machines: Arc<Machines>,
-    people: Workload,
+    workload: Workload,
     farms: Farms,
     /// The jobs, each by its kind and its number.
     kinds: Vec<(usize, usize)>,
@@ -46,27 +46,27 @@ pub struct BatchWorld {
 impl BatchWorld {
     /// Lives through a seed.
     pub async fn live(seed: u64, options: &Options) -> SimReport {
-        let Beginning { mut dice, ids, start, clock, consul } = Beginning::of(seed).await;
-        let referee = Checker::of_batch(&consul, options.print);
-        let machines = Machines::new(consul.clone(), referee.clone(), MACHINES, dice.fork());
-        let people = Workload::new(consul.clone(), referee.clone(), clock, ids.fork());
-        let designs = designs(&mut dice);
-        let weather = weather(&mut dice);
-        let lost = dice.permille(250).then(|| dice.below(MACHINES));
-        let farms = Farms::new(consul, referee.clone(), designs, weather, start);
+        let Beginning { mut rng, ids, start, clock, consul } = Beginning::of(seed).await;
+        let checker = Checker::of_batch(&consul, options.print);
+        let machines = Machines::new(consul.clone(), checker.clone(), MACHINES, rng.fork());
+        let workload = Workload::new(consul.clone(), checker.clone(), clock, ids.fork());
+        let designs = designs(&mut rng);
+        let weather = weather(&mut rng);
+        let lost = rng.permille(250).then(|| rng.below(MACHINES));
+        let farms = Farms::new(consul, checker.clone(), designs, weather, start);
         let kinds = Vec::new();
         let mut world =
-            BatchWorld { referee: referee.clone(), machines, people, farms, kinds, lost, start };
+            BatchWorld { checker: checker.clone(), machines, workload, farms, kinds, lost, start };
         let agents = tokio::spawn(world.machines.clone().run());
-        lifecycle::live(seed, start, &referee, agents, world.play(dice)).await
+        lifecycle::live(seed, start, &checker, agents, world.play(rng)).await
     }
 
-    async fn play(&mut self, mut dice: SimRng) {
+    async fn play(&mut self, mut rng: SimRng) {
         (0..MACHINES).for_each(|n| self.machines.start_agent(&node(n)));
-        self.people.set_up();
-        let (kinds, acts) = script(&mut dice, self.farms.count());
+        self.workload.set_up();
+        let (kinds, acts) = script(&mut rng, self.farms.count());
         self.kinds = kinds;
-        self.farms.start_all(dice);
+        self.farms.start_all(rng);
         for (at, act) in acts {
             self.farms.until(self.start + at).await;
             self.say(format!("{act:?}"));
@@ -75,13 +75,13 @@ impl BatchWorld {
         self.farms.until(self.start + HEALED_AT).await;
         self.heal();
         met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
-        self.settle(SETTLES_WITHIN, 27, "the faults").await;
+        self.quiesce(SETTLES_WITHIN, 27, "the faults").await;
         self.rest().await;
         self.take_over().await;
     }
 
     fn say(&self, what: String) {
-        self.referee.say(self.start.elapsed(), format!("-- {what}"));
+        self.checker.say(self.start.elapsed(), format!("-- {what}"));
     }
 
     fn job(&self, n: usize) -> Namespaced {
@@ -95,36 +95,36 @@ impl BatchWorld {
     }
 
     fn act(&mut self, act: BatchAct) {
-        let people = &self.people;
+        let workload = &self.workload;
         match act {
-            BatchAct::Fault(trouble) => self.farms.befall(trouble),
+            BatchAct::Fault(trouble) => self.farms.inject(trouble),
             BatchAct::AgentDown(n) => self.machines.kill_agent(&node(n)),
             BatchAct::AgentUp(n) => self.machines.start_agent(&node(n)),
             BatchAct::Crash(n) => self.machines.crash(&node(n)),
             BatchAct::Drain(n, true) => self.machines.drain(&node(n), NodeState::Draining),
             BatchAct::Drain(n, false) => self.machines.drain(&node(n), NodeState::Ready),
-            BatchAct::Submit(n) => people.submit(&self.job(n), &self.document(n)),
-            BatchAct::Suspend(n, suspend) => people.suspend(&self.job(n), suspend),
+            BatchAct::Submit(n) => workload.submit(&self.job(n), &self.document(n)),
+            BatchAct::Suspend(n, suspend) => workload.suspend(&self.job(n), suspend),
             BatchAct::Command(n, action) => {
-                people.command(&self.job(n), action, Some(("w", Some(0))))
+                workload.command(&self.job(n), action, Some(("w", Some(0))))
             }
-            BatchAct::Scale(n, count) => people.scale(&self.job(n), count),
-            BatchAct::Delete(n) => people.delete_job(&self.job(n)),
-            BatchAct::Drop(n) => people.drop_job(&self.job(n)),
-            BatchAct::Malform(n, how) => people.malform(&self.job(n), how),
-            BatchAct::Mend(n) => people.mend(&self.job(n), &self.document(n)),
-            BatchAct::DropIntent(n) => people.drop_intent(&self.job(n)),
-            BatchAct::CommandQueue(n, open) => people.command_queue(QUEUES[n], open),
+            BatchAct::Scale(n, count) => workload.scale(&self.job(n), count),
+            BatchAct::Delete(n) => workload.delete_job(&self.job(n)),
+            BatchAct::Drop(n) => workload.drop_job(&self.job(n)),
+            BatchAct::Malform(n, how) => workload.malform(&self.job(n), how),
+            BatchAct::Mend(n) => workload.mend(&self.job(n), &self.document(n)),
+            BatchAct::DropIntent(n) => workload.drop_intent(&self.job(n)),
+            BatchAct::CommandQueue(n, open) => workload.command_queue(QUEUES[n], open),
             BatchAct::Close(n, closed) => {
                 let state = if closed { "Closed" } else { "Open" };
-                people.edit_queue(QUEUES[n], |spec| spec["state"] = state.into());
+                workload.edit_queue(QUEUES[n], |spec| spec["state"] = state.into());
             }
             BatchAct::Limit(n, cpu) => {
-                people.edit_queue(QUEUES[n], |spec| spec["capability"]["cpu"] = cpu.into());
+                workload.edit_queue(QUEUES[n], |spec| spec["capability"]["cpu"] = cpu.into());
             }
-            BatchAct::MalformQueue(n) => people.malform_queue(QUEUES[n]),
-            BatchAct::MendQueue(n) => people.mend_queue(QUEUES[n]),
-            BatchAct::Litter => people.litter(),
+            BatchAct::MalformQueue(n) => workload.malform_queue(QUEUES[n]),
+            BatchAct::MendQueue(n) => workload.mend_queue(QUEUES[n]),
+            BatchAct::Litter => workload.litter(),
         }
     }
 
@@ -139,30 +139,30 @@ impl BatchWorld {
         if let Some(n) = self.lost {
             self.machines.crash(&node(n));
         }
-        QUEUES.iter().for_each(|name| self.people.mend_queue(name));
+        QUEUES.iter().for_each(|name| self.workload.mend_queue(name));
         for n in 0..self.kinds.len() {
             let (id, wanted) = (self.job(n), self.document(n));
-            self.people.mend(&id, &wanted);
-            self.people.submit(&id, &wanted);
+            self.workload.mend(&id, &wanted);
+            self.workload.submit(&id, &wanted);
         }
     }
 
     fn unsettled(&self) -> Option<(u32, String)> {
         let live = self.farms.live();
-        self.referee.board(|board, facts| liveness::unsettled(board, facts, &live))
+        self.checker.model(|model, facts| liveness::unsettled(model, facts, &live))
     }
 
     /// Everything ends, within `limit` of `what`.
-    async fn settle(&mut self, limit: Duration, number: u32, what: &str) {
+    async fn quiesce(&mut self, limit: Duration, number: u32, what: &str) {
         let deadline = Instant::now() + limit;
         while let Some((invariant, unsettled)) = self.unsettled() {
             if Instant::now() >= deadline {
                 let invariant = if invariant == 27 { number } else { invariant };
                 let text = format!("not within {limit:?} of {what}: {unsettled}");
-                self.referee.violated(invariant, text);
+                self.checker.violated(invariant, text);
                 return;
             }
-            self.people.resume_all();
+            self.workload.resume_all();
             self.farms.until(Instant::now() + Duration::from_millis(500)).await;
         }
         self.say("everything has ended".to_owned());
@@ -174,47 +174,47 @@ impl BatchWorld {
         let since = self.start.elapsed();
         let before = self.farms.requests();
         self.farms.until(Instant::now() + REST).await;
-        if let Some(process) = self.referee.sessions_ended(since).first() {
-            self.referee.violated(12, format!("a session of #{process} ended while all was well"));
+        if let Some(process) = self.checker.sessions_ended(since).first() {
+            self.checker.violated(12, format!("a session of #{process} ended while all was well"));
         }
         for (process, now) in self.farms.requests() {
             let count = now - before.get(&process).copied().unwrap_or(0);
             if count > REQUESTS_AT_REST {
                 let what = format!("#{process} made {count} requests in {REST:?} of rest");
-                self.referee.violated(29, what);
+                self.checker.violated(29, what);
             }
         }
         if let Some((number, what)) = self.unsettled() {
-            self.referee.violated(number, format!("it did not last: {what}"));
+            self.checker.violated(number, format!("it did not last: {what}"));
         }
     }
 
     /// 28: a farm that ends in the middle of work is followed in time.
     async fn take_over(&mut self) {
         for (kind, n) in [(0, 90), (1, 91), (2, 92), (WIDE, 93)] {
-            self.people.submit(&job_id(kind, n), &document(kind, n));
+            self.workload.submit(&job_id(kind, n), &document(kind, n));
         }
         self.farms.until(Instant::now() + Duration::from_secs(1)).await;
         let (limit, signal) = self.farms.end_one();
-        self.settle(limit + A_JOB_TAKES, 28, signal).await;
+        self.quiesce(limit + A_JOB_TAKES, 28, signal).await;
     }
 }
 
 /// Two farms or three; now and then one cannot have a check, or believes that little fits into a transaction.
-fn designs(dice: &mut SimRng) -> Vec<Design> {
+fn designs(rng: &mut SimRng) -> Vec<Design> {
     let mut designs: Vec<Design> = ["a", "b", "c"].map(|name| Design::new(name, "")).into();
-    designs.truncate(2 + usize::from(dice.permille(300)));
-    if dice.permille(100) {
-        let n = dice.below(designs.len());
+    designs.truncate(2 + usize::from(rng.permille(300)));
+    if rng.permille(100) {
+        let n = rng.below(designs.len());
         designs[n].session.session_ttl = Duration::from_secs(10);
     }
-    if dice.permille(500) {
+    if rng.permille(500) {
         // Gangs are then written ahead.
-        let ops = *dice.pick(&[12, 14, 20]);
+        let ops = *rng.pick(&[12, 14, 20]);
         designs.iter_mut().for_each(|design| design.limits.ops = ops);
     }
-    if dice.permille(300) {
-        let n = dice.below(designs.len());
+    if rng.permille(300) {
+        let n = rng.below(designs.len());
         designs[n].is_newer = true;
     }
     designs

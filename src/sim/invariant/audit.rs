@@ -10,14 +10,19 @@ use crate::rc::status::RcStatus;
 use crate::store::key;
 
 /// After one deed.
-pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
-    if deed.process().is_none() {
+pub fn check(
+    applied_write: &AppliedWrite<'_>,
+    picture: &Picture,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    if applied_write.process().is_none() {
         return;
     }
-    let entries = entries(deed, say);
-    let Some((rc, before)) = &deed.record else {
+    let entries = entries(applied_write, say);
+    let Some((rc, before)) = &applied_write.record else {
         // Records of other kinds, such as queues, are told of beside what changed of them.
-        let others = deed.changes.iter().any(|(item, _)| *item == Item::Other);
+        let others = applied_write.changes.iter().any(|(item, _)| *item == Item::Other);
         if entries.iter().any(|details| details.controller().is_some() || !others) {
             say(15, "an audit record was written apart from what it is about".to_owned());
         }
@@ -26,13 +31,13 @@ pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say
     let no_status = RcStatus::default();
     let statuses = (before, picture.statuses.get(rc).unwrap_or(&no_status));
     chain(*rc, statuses, say);
-    retargets(deed, picture, facts.by_hand.contains_key(rc), &entries, say);
+    retargets(applied_write, picture, facts.by_hand.contains_key(rc), &entries, say);
     transfers(*rc, statuses, &entries, say);
 }
 
-fn entries(deed: &AppliedWrite<'_>, say: Say<'_>) -> Vec<Details> {
+fn entries(applied_write: &AppliedWrite<'_>, say: Say<'_>) -> Vec<Details> {
     let mut all = Vec::new();
-    for (item, change) in &deed.changes {
+    for (item, change) in &applied_write.changes {
         let (Item::Audit(id), Some(entry)) = (item, &change.after) else { continue };
         match AuditRecord::decode(&entry.value).and_then(|record| record.details()) {
             Ok(details) => all.push(details),
@@ -53,13 +58,13 @@ fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), say: Say<'_>) {
 /// A change of pods has one entry, which names the nodes as they changed and as they are; the latter not where a user
 /// moved pods by hand, which no transaction is guarded against.
 fn retargets(
-    deed: &AppliedWrite<'_>,
+    applied_write: &AppliedWrite<'_>,
     picture: &Picture,
     by_hand: bool,
     entries: &[Details],
     say: Say<'_>,
 ) {
-    let Some(rc) = deed.record() else { return };
+    let Some(rc) = applied_write.record() else { return };
     let retargets: Vec<_> = entries
         .iter()
         .filter_map(|details| if let Details::Retarget(d) = details { Some(d) } else { None })
@@ -67,7 +72,7 @@ fn retargets(
     let mut touched: BTreeSet<&NodeName> = BTreeSet::new();
     let after: BTreeSet<NodeName> = picture.places(rc).into_iter().map(|p| p.node).collect();
     let mut before: BTreeSet<PodRef> = picture.places(rc);
-    for (item, change) in &deed.changes {
+    for (item, change) in &applied_write.changes {
         let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
         touched.insert(&place.node);
         if matches!(item, Item::Pod(_)) {

@@ -25,16 +25,16 @@ pub fn unsettled(
     }
     wanted.iter().find_map(|rc| {
         let Some(spec) = picture.spec(*rc) else { return Some(format!("{rc} has no record")) };
-        let promises = || promises(picture, spec);
-        owner(picture, facts, live, *rc).or_else(|| count(picture, spec)).or_else(promises)
+        let allocations = || allocations(picture, spec);
+        owner(picture, facts, live, *rc).or_else(|| count(picture, spec)).or_else(allocations)
     })
 }
 
 /// What is promised in a record's name is promised to its pods.
-fn promises(picture: &Picture, spec: &RcSpec) -> Option<String> {
-    let owner = spec.promisee();
-    picture.allocations.iter().find_map(|(node, promised)| {
-        let own = promised.pods.iter().filter(|(_, allocation)| allocation.owner == owner);
+fn allocations(picture: &Picture, spec: &RcSpec) -> Option<String> {
+    let owner = spec.owner();
+    picture.allocations.iter().find_map(|(node, allocated)| {
+        let own = allocated.pods.iter().filter(|(_, allocation)| allocation.owner == owner);
         let is_left = |pod: &PodId| {
             let place = PodRef { node: node.clone(), pod: pod.clone() };
             picture.pods.get(&place).and_then(|pod| pod.rc) != Some(spec.id)

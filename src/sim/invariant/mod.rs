@@ -124,8 +124,13 @@ impl AppliedWrite<'_> {
 }
 
 /// Looks at one deed; `picture` is what it left.
-pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
-    ownership::check(deed, picture, facts, say);
-    replication::check(deed, picture, facts, say);
-    audit::check(deed, picture, facts, say);
+pub fn check(
+    applied_write: &AppliedWrite<'_>,
+    picture: &Picture,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    ownership::check(applied_write, picture, facts, say);
+    replication::check(applied_write, picture, facts, say);
+    audit::check(applied_write, picture, facts, say);
 }

@@ -12,13 +12,18 @@ use crate::sim::checker::SimActor;
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
-pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
-    nothing_left(deed, say);
-    relabelled(deed, picture, facts);
-    new_owners(deed, picture, facts, say);
-    let Some(process) = deed.process() else { return };
+pub fn check(
+    applied_write: &AppliedWrite<'_>,
+    picture: &Picture,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    nothing_left(applied_write, say);
+    relabelled(applied_write, picture, facts);
+    new_owners(applied_write, picture, facts, say);
+    let Some(process) = applied_write.process() else { return };
     let Some(farm) = facts.processes.get(&process) else { return };
-    for rc in written(deed) {
+    for rc in written(applied_write) {
         match picture.owners.get(&rc) {
             Some(session) if facts.sessions.get(session) == Some(&process) => {}
             holder => {
@@ -28,7 +33,7 @@ pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say
                 say(1, format!("{me} #{process} changed {rc}, whose lock {whose} holds"));
             }
         }
-        if !may_match(picture, rc, &farm.selector, deed) {
+        if !may_match(picture, rc, &farm.selector, applied_write) {
             let (me, selector) = (&farm.farm, &farm.selector);
             say(3, format!("{me} changed {rc}, which its selector {selector:?} does not match"));
         }
@@ -37,28 +42,36 @@ pub fn check(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say
 
 /// Records in whose name a transaction was made: the one whose status it replaces, or else those whose pods it
 /// touches. A record that touches another's pods is found out elsewhere (9).
-fn written(deed: &AppliedWrite<'_>) -> BTreeSet<RcId> {
-    if let Some(record) = deed.record() {
+fn written(applied_write: &AppliedWrite<'_>) -> BTreeSet<RcId> {
+    if let Some(record) = applied_write.record() {
         return BTreeSet::from([record]);
     }
-    deed.owners_of_pods()
+    applied_write.owners_of_pods()
 }
 
-fn may_match(picture: &Picture, rc: RcId, selector: &Selector, deed: &AppliedWrite<'_>) -> bool {
+fn may_match(
+    picture: &Picture,
+    rc: RcId,
+    selector: &Selector,
+    applied_write: &AppliedWrite<'_>,
+) -> bool {
     if selector.is_everything() {
         return true;
     }
     let matches =
         |labels: &Option<Labels>| labels.as_ref().is_some_and(|labels| selector.matches(labels));
     let bare = selector.matches(&Labels::new());
-    picture.rc_labels.get(&rc).map_or(bare, |t| t.ever(picture.oldest_view(deed.at), bare, matches))
+    picture
+        .rc_labels
+        .get(&rc)
+        .map_or(bare, |t| t.ever(picture.oldest_view(applied_write.at), bare, matches))
 }
 
 /// A lock that nobody holds is none: its key goes with its holder.
-fn nothing_left(deed: &AppliedWrite<'_>, say: Say<'_>) {
-    for (item, change) in &deed.changes {
+fn nothing_left(applied_write: &AppliedWrite<'_>, say: Say<'_>) {
+    for (item, change) in &applied_write.changes {
         let (Item::Owner(rc) | Item::OtherLock(rc)) = item else { continue };
-        let ends = deed.actor == SimActor::Consul && matches!(item, Item::Owner(_));
+        let ends = applied_write.actor == SimActor::Consul && matches!(item, Item::Owner(_));
         met_if(ends && change.after.is_none(), Occasion::LockEnded);
         if change.after.as_ref().is_some_and(|entry| entry.session.is_none()) {
             say(4, format!("{} of {rc} stays without a holder", change.key));
@@ -67,8 +80,8 @@ fn nothing_left(deed: &AppliedWrite<'_>, say: Say<'_>) {
 }
 
 /// Whether an owner must let a record go.
-fn relabelled(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts) {
-    for (item, _) in &deed.changes {
+fn relabelled(applied_write: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts) {
+    for (item, _) in &applied_write.changes {
         let Item::RcLabels(rc) = item else { continue };
         let owner = picture.owners.get(rc).and_then(|session| facts.sessions.get(session));
         let Some(owner) = owner.and_then(|process| facts.processes.get(process)) else { continue };
@@ -79,15 +92,20 @@ fn relabelled(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts) {
 }
 
 /// Whoever gets a lock may have it.
-fn new_owners(deed: &AppliedWrite<'_>, picture: &Picture, facts: &CheckFacts, say: Say<'_>) {
-    for (item, change) in &deed.changes {
+fn new_owners(
+    applied_write: &AppliedWrite<'_>,
+    picture: &Picture,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    for (item, change) in &applied_write.changes {
         let Item::Owner(rc) = item else { continue };
         let Some(session) = change.after.as_ref().and_then(|entry| entry.session.as_ref()) else {
             continue;
         };
         let owner = facts.sessions.get(session).and_then(|process| facts.processes.get(process));
         let Some(owner) = owner else { continue };
-        if !may_match(picture, *rc, &owner.selector, deed) {
+        if !may_match(picture, *rc, &owner.selector, applied_write) {
             let (farm, selector) = (&owner.farm, &owner.selector);
             say(3, format!("{farm} got {rc}, which its selector {selector:?} does not match"));
         }

@@ -257,8 +257,8 @@ impl Picture {
                 self.nodes.entry(node.clone()).or_default().push(at, said);
             }
             (Item::Allocations(node), Some(entry)) => {
-                let promised = Allocations::decode(&entry.value).unwrap_or_default();
-                self.allocations.insert(node.clone(), promised);
+                let allocated = Allocations::decode(&entry.value).unwrap_or_default();
+                self.allocations.insert(node.clone(), allocated);
             }
             (Item::Allocations(node), None) => drop(self.allocations.remove(node)),
             (Item::OtherLock(_) | Item::Audit(_) | Item::Other, _) => {}
@@ -387,9 +387,9 @@ impl Picture {
     pub fn has_room(&self, spec: &RcSpec, node: &NodeName) -> bool {
         let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
         let capacity = said.map(|said| said.capacity.clone()).unwrap_or_default();
-        let promised = self.allocations.get(node).cloned().unwrap_or_default();
-        let room = NodeCapacity { capacity, promised, ..NodeCapacity::default() };
-        room.lack(spec.manifest.id(), spec.resources()).is_none()
+        let allocated = self.allocations.get(node).cloned().unwrap_or_default();
+        let room = NodeCapacity { capacity, allocated, ..NodeCapacity::default() };
+        room.insufficient(spec.manifest.id(), spec.resources()).is_none()
     }
 
     /// Whether a node is fit now.
@@ -410,9 +410,9 @@ impl Picture {
 
 /// Whether a pod's place is promised all that its record asks for, by what its node has promised.
 #[must_use]
-pub fn was_promised(spec: &RcSpec, place: &PodRef, promised: Option<&Allocations>) -> bool {
-    let allocation = promised.and_then(|all| all.pods.get(&place.pod));
-    match allocation.filter(|allocation| allocation.owner == spec.promisee()) {
+pub fn was_promised(spec: &RcSpec, place: &PodRef, allocated: Option<&Allocations>) -> bool {
+    let allocation = allocated.and_then(|all| all.pods.get(&place.pod));
+    match allocation.filter(|allocation| allocation.owner == spec.owner()) {
         Some(allocation) => allocation.amounts() == *spec.resources(),
         None => spec.resources().is_zero(),
     }

@@ -188,12 +188,12 @@ impl World {
             limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let ground = Env {
+        let env = Env {
             store: Arc::new(self.consul.clone()),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),
         };
-        let farm = Farm::of_all_kinds(settings, ground, by_labels(), Arc::new(NoDiscovery));
+        let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));
         let shutdown = CancellationToken::new();
         tokio::spawn(farm.run(shutdown.clone()));
         FarmGuard(shutdown)

@@ -42,7 +42,7 @@ async fn create(cluster: &Cluster, n: u128, replicas: i64, resources: &str) {
     cluster.write_rc(n, &wanting(cluster, n, replicas, resources)).await;
 }
 
-async fn promised(cluster: &Cluster, n: &NodeName) -> Allocations {
+async fn allocated(cluster: &Cluster, n: &NodeName) -> Allocations {
     let entry = cluster.store.get(&key::allocation(n), Query::PLAIN).await.unwrap().value;
     entry.map(|entry| Allocations::decode(&entry.value).unwrap()).unwrap_or_default()
 }
@@ -53,8 +53,8 @@ fn check_books(cluster: &Cluster, each: &str) {
     cluster.store.inspect(|state| {
         for entry in state.kv.list("rcfarm/allocations/") {
             let name = key::allocations().tail(&entry.key).unwrap().to_owned();
-            let promised = Allocations::decode(&entry.value).unwrap();
-            for (pod, allocation) in &promised.pods {
+            let allocated = Allocations::decode(&entry.value).unwrap();
+            for (pod, allocation) in &allocated.pods {
                 let label = format!("labels/pod/{name}/{pod}");
                 let label = state.kv.list(&label).next().unwrap_or_else(|| panic!("no {label}"));
                 let owner = allocation.owner.to_string();
@@ -65,13 +65,13 @@ fn check_books(cluster: &Cluster, each: &str) {
                 );
             }
             let room =
-                NodeCapacity { capacity: capacity(each), promised, ..NodeCapacity::default() };
+                NodeCapacity { capacity: capacity(each), allocated, ..NodeCapacity::default() };
             assert!(room.faults().is_empty(), "{name}: {:?}", room.faults());
         }
     });
 }
 
-fn allocated(cluster: &Cluster) -> usize {
+fn allocation_count(cluster: &Cluster) -> usize {
     cluster.store.inspect(|state| {
         let records = state.kv.list("rcfarm/allocations/");
         records.map(|entry| Allocations::decode(&entry.value).unwrap().pods.len()).sum()
@@ -121,7 +121,7 @@ async fn pods_go_where_there_is_room_and_get_devices_of_their_own() {
     create(&cluster, 2, 2, "gpu: 1").await;
     has_pods(&cluster, 2, 2).await;
     for n in [0, 2] {
-        let pods = promised(&cluster, &node(n)).await.pods;
+        let pods = allocated(&cluster, &node(n)).await.pods;
         let numbers = |n| pods[&pod_id(n)].devices["gpu"].clone();
         assert_eq!(&numbers(1) | &numbers(2), BTreeSet::from([0, 1]), "n{n}");
         assert_eq!(pods[&pod_id(1)].owner.to_string(), format!("rc/{}", rc_id(1)));
@@ -217,7 +217,7 @@ async fn invariant_14_racing_farms_never_promise_a_node_twice() {
     for n in 0..20_u128 {
         create(&cluster, n, 0, "gpu: 1").await;
     }
-    within(60 * SECOND, "all is free again", || async { allocated(&cluster) == 0 }).await;
+    within(60 * SECOND, "all is free again", || async { allocation_count(&cluster) == 0 }).await;
     for farm in farms {
         farm.stop().await;
     }
@@ -248,7 +248,7 @@ async fn what_a_farm_promised_before_it_died_or_lost_an_answer_is_promised_once(
     create(&cluster, 3, 2, "gpu: 2").await;
     has_pods(&cluster, 3, 2).await;
     check_books(&cluster, each);
-    assert_eq!(allocated(&cluster), 6);
+    assert_eq!(allocation_count(&cluster), 6);
     next.stop().await;
 }
 
@@ -264,7 +264,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     let cpu = |allocations: Allocations| allocations.pods[&pod_id(1)].cpu_milli;
     // There is room for more.
     create(&cluster, 1, 1, "cpu: 2").await;
-    within(5 * SECOND, "grown", || async { cpu(promised(&cluster, &home).await) == 2_000 }).await;
+    within(5 * SECOND, "grown", || async { cpu(allocated(&cluster, &home).await) == 2_000 }).await;
     assert!(cluster.intent(&home, 1).await.unwrap().contains("cpu: 2"));
     // Somebody else takes the rest, and there is none.
     let mut other = wanting(&cluster, 2, 1, "cpu: 2");
@@ -288,7 +288,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     check_books(&cluster, "cpu=4,memory=8Gi");
     // What asks for nothing any more gives everything back.
     cluster.create_rc(1, 1).await;
-    within(5 * SECOND, "given back", || async { allocated(&cluster) == 1 }).await;
+    within(5 * SECOND, "given back", || async { allocation_count(&cluster) == 1 }).await;
     farm.stop().await;
 }
 
@@ -309,7 +309,7 @@ async fn a_drained_node_keeps_no_promise_and_the_pod_goes_where_there_is_room() 
         nodes.len() == 1 && !nodes.contains(&home) && !nodes.contains(&other)
     })
     .await;
-    assert!(promised(&cluster, &home.parse().unwrap()).await.pods.is_empty());
+    assert!(allocated(&cluster, &home.parse().unwrap()).await.pods.is_empty());
     check_books(&cluster, "cpu=1,memory=8Gi");
     farm.stop().await;
 }
@@ -321,9 +321,9 @@ async fn a_promise_that_was_deleted_by_hand_is_made_again() {
     create(&cluster, 1, 1, "gpu: 2").await;
     has_pods(&cluster, 1, 1).await;
     tokio::time::sleep(5 * SECOND).await;
-    let before = promised(&cluster, &node(0)).await;
+    let before = allocated(&cluster, &node(0)).await;
     cluster.delete(key::allocation(&node(0)).as_str()).await;
-    within(10 * SECOND, "made again", || async { promised(&cluster, &node(0)).await == before })
+    within(10 * SECOND, "made again", || async { allocated(&cluster, &node(0)).await == before })
         .await;
     farm.stop().await;
 }
@@ -342,7 +342,7 @@ async fn what_is_promised_to_nobody_is_freed_by_its_owner_or_by_who_needs_it() {
     cluster.delete(&format!("intent/{home}/pod-1")).await;
     cluster.delete(&format!("labels/pod/{home}/pod-1")).await;
     within(30 * SECOND, "freed by its owner", || async {
-        promised(&cluster, &home.parse().unwrap()).await.pods.is_empty()
+        allocated(&cluster, &home.parse().unwrap()).await.pods.is_empty()
     })
     .await;
     has_pods(&cluster, 1, 1).await;
@@ -353,7 +353,7 @@ async fn what_is_promised_to_nobody_is_freed_by_its_owner_or_by_who_needs_it() {
     cluster.delete(&format!("intent/{home}/pod-1")).await;
     cluster.delete(&format!("labels/pod/{home}/pod-1")).await;
     tokio::time::sleep(5 * SECOND).await;
-    assert_eq!(promised(&cluster, &home.parse().unwrap()).await.pods.len(), 1);
+    assert_eq!(allocated(&cluster, &home.parse().unwrap()).await.pods.len(), 1);
     create(&cluster, 2, 1, "cpu: 1").await;
     has_pods(&cluster, 2, 1).await;
     assert_eq!(cluster.nodes_of(2).await, [home].into());

@@ -119,14 +119,14 @@ impl Cluster {
             limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let ground =
+        let env =
             Env { store: store.clone(), clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) };
         let scheduler = self.scheduler.clone();
         let scheduler: MakeScheduler = match scheduler {
             Some(scheduler) => Box::new(move |_| scheduler),
             None => by_labels(),
         };
-        let farm = Farm::of_all_kinds(settings, ground, scheduler, self.discovery.clone());
+        let farm = Farm::of_all_kinds(settings, env, scheduler, self.discovery.clone());
         let report = farm.report();
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(farm.run(shutdown.clone()));

@@ -90,17 +90,20 @@ async fn turn(cluster: &Cluster, ends: &Ends, started: &Mutex<Vec<(String, Value
             cluster.delete(key::pod_status(&pod, &node).as_str()).await;
             continue;
         }
-        let mark = manifest["job"].clone();
-        note(started, &pod, mark);
+        let identity = manifest["job"].clone();
+        note(started, &pod, identity);
         cluster.put(reality.as_str(), manifest.to_string()).await;
         say(cluster, &node, &pod, None).await;
     }
 }
 
-fn note(started: &Mutex<Vec<(String, Value)>>, pod: &PodId, mark: Value) {
+fn note(started: &Mutex<Vec<(String, Value)>>, pod: &PodId, identity: Value) {
     let mut started = started.lock().unwrap();
-    assert!(!started.iter().any(|(_, other)| *other == mark), "a try was started twice: {mark}");
-    started.push((pod.to_string(), mark));
+    assert!(
+        !started.iter().any(|(_, other)| *other == identity),
+        "a try was started twice: {identity}"
+    );
+    started.push((pod.to_string(), identity));
 }
 
 async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, code: Option<i32>) {
@@ -754,9 +757,9 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
     if !with_room && !is_bound {
         // One node fewer: the gang cannot be placed any more.
         cluster.put(key::node(&taken).as_str(), r#"{"state":"draining"}"#).await;
-        let promised = key::allocation(&taken);
+        let allocated = key::allocation(&taken);
         let allocations = keys(&cluster, "rcfarm/allocations/").await;
-        if allocations.iter().any(|key| key == promised.as_str()) {
+        if allocations.iter().any(|key| key == allocated.as_str()) {
             // It was promised already: then that promise counts, and all are placed.
             cluster.put(key::node(&taken).as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
         }

@@ -21,7 +21,7 @@ const TREE: &str = "some/";
 struct Names(BTreeSet<String>);
 
 impl CacheIndex for Names {
-    fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
         Names(entries.into_iter().map(|entry| entry.key).collect())
     }
 
@@ -85,7 +85,7 @@ async fn a_read_that_was_under_way_when_news_came_does_not_bring_the_past_back()
     world.slow.store(false, Ordering::SeqCst);
     world.put("b").await;
     sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.tree.seen().value.0.len(), 2, "the watch has seen it");
+    assert_eq!(world.tree.snapshot().value.0.len(), 2, "the watch has seen it");
     assert_eq!(late.await.unwrap().value.0.len(), 2, "it is read once more");
     assert_eq!(*world.told.lock().unwrap(), [(1, true), (2, true)]);
 }
@@ -104,9 +104,9 @@ async fn what_was_read_after_a_snapshot_was_restored_is_believed() {
 async fn a_doubt_that_came_and_went_between_two_looks_of_the_watch_is_told() {
     let world = Watched::with(&["a", "b"]).await;
     world.hidden.store(true, Ordering::SeqCst);
-    assert!(world.tree.read_now().await.unwrap().suspicion.is_some());
+    assert!(world.tree.read_now().await.unwrap().untrusted.is_some());
     world.hidden.store(false, Ordering::SeqCst);
-    assert!(world.tree.read_now().await.unwrap().suspicion.is_none());
+    assert!(world.tree.read_now().await.unwrap().untrusted.is_none());
     sleep(5 * SECOND).await;
     let told = world.told.lock().unwrap().clone();
     assert_eq!(told.last(), Some(&(2, false)), "somebody may have paused meanwhile: {told:?}");

@@ -116,17 +116,17 @@ fn check(cluster: &Cluster) {
     cluster.store.inspect(|state| {
         let mut counters: BTreeMap<QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
         let mut charged: BTreeMap<QueueName, Amounts> = BTreeMap::new();
-        let mut promised: BTreeSet<(String, String)> = BTreeSet::new();
+        let mut allocated: BTreeSet<(String, String)> = BTreeSet::new();
         let capacity: Resources = EACH.parse().unwrap();
         for entry in state.kv.list("rcfarm/allocations/") {
             let node = key::allocations().tail(&entry.key).unwrap().to_owned();
             let room = NodeCapacity {
                 capacity: capacity.clone(),
-                promised: Allocations::decode(&entry.value).unwrap(),
+                allocated: Allocations::decode(&entry.value).unwrap(),
                 ..NodeCapacity::default()
             };
             assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
-            promised.extend(room.promised.pods.keys().map(|pod| (node.clone(), pod.to_string())));
+            allocated.extend(room.allocated.pods.keys().map(|pod| (node.clone(), pod.to_string())));
         }
         let mut known = BTreeSet::new();
         for entry in state.kv.list("rcfarm/pod_group_status/") {
@@ -144,13 +144,13 @@ fn check(cluster: &Cluster) {
             for (task, n, node) in place.placed() {
                 let pod = PodGroupSpec::pod_id(&id.name, task, n).unwrap();
                 let member = (node.to_string(), pod.to_string());
-                let is_promised = promised.contains(&member) || place.asks[task].is_empty();
+                let is_promised = allocated.contains(&member) || place.asks[task].is_empty();
                 let whole = place.state != PlacementState::Bound || is_promised;
                 assert!(whole, "invariant 16: {id} may start, and {pod} was promised nothing");
                 known.insert(member);
             }
         }
-        let left: Vec<_> = promised.difference(&known).collect();
+        let left: Vec<_> = allocated.difference(&known).collect();
         assert!(left.is_empty(), "promised to nobody: {left:?}");
         for entry in state.kv.list("rcfarm/queue_status/") {
             let name: QueueName = key::queue_statuses().tail(&entry.key).unwrap().parse().unwrap();
@@ -301,14 +301,14 @@ async fn what_is_promised_to_a_group_that_is_not_there_is_given_back() {
         cluster.put(key::allocation(&node(n)).as_str(), allocation.to_string()).await;
     }
     let farm = cluster.start("a");
-    let promised = async || {
+    let allocated = async || {
         let mut pods = BTreeSet::new();
         for entry in cluster.store.list(&key::allocations(), Query::PLAIN).await.unwrap().value {
             pods.extend(Allocations::decode(&entry.value).unwrap().pods.into_keys());
         }
         pods.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    within(30 * SECOND, "the ghost's are free", || async { promised().await.is_empty() }).await;
+    within(30 * SECOND, "the ghost's are free", || async { allocated().await.is_empty() }).await;
     put_group(&cluster, "g", json!({"tasks": workers(2, "3")})).await;
     within(20 * SECOND, "bound", || bound(&cluster, "g")).await;
     // Its status goes past its owner, and the record with it.
@@ -316,7 +316,7 @@ async fn what_is_promised_to_a_group_that_is_not_there_is_given_back() {
     cluster.delete(key::pod_group(&id("g")).as_str()).await;
     cluster.delete(key::pod_group_status(&id("g")).as_str()).await;
     let farm = cluster.start("b");
-    within(30 * SECOND, "free again", || async { promised().await.is_empty() }).await;
+    within(30 * SECOND, "free again", || async { allocated().await.is_empty() }).await;
     farm.stop().await;
 }
 
@@ -381,13 +381,13 @@ async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
         let next = cluster.start("lives");
         within(20 * SECOND, "nothing is left", || async {
             check(&cluster);
-            let promised = cluster.store.inspect(|state| {
+            let allocated = cluster.store.inspect(|state| {
                 let of = |e: &Arc<rcfarm::store::Entry>| {
                     Allocations::decode(&e.value).unwrap().pods.len()
                 };
                 state.kv.list("rcfarm/allocations/").map(of).sum::<usize>()
             });
-            status(&cluster, "g").await.is_none() && promised == 0
+            status(&cluster, "g").await.is_none() && allocated == 0
         })
         .await;
         next.stop().await;

@@ -48,7 +48,7 @@ async fn a_large_tree_shows_with_the_next_write_all_that_a_restored_snapshot_bro
     let snapshot = cluster.store.snapshot();
     let seen = tree.clone();
     let is = move |n: usize, pool: &str| {
-        let seen = seen.seen();
+        let seen = seen.snapshot();
         seen.value.labels.nodes.get(&node(n)).is_some_and(|labels| labels["pool"] == pool)
     };
     cluster.label_node(&node(5), json!({"pool": "db"})).await;

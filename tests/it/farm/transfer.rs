@@ -82,21 +82,21 @@ impl Discovery for Behind {
 /// Two healthy pods on n0 and n1, dynamic.
 async fn cluster() -> (Cluster, Arc<Books>) {
     let mut cluster = Cluster::new(2).await;
-    let books = Arc::new(Books::default());
-    *books.eligible.lock().unwrap() = [node(0), node(1)].into();
-    cluster.scheduler = Some(books.clone());
+    let ledger = Arc::new(Books::default());
+    *ledger.eligible.lock().unwrap() = [node(0), node(1)].into();
+    cluster.scheduler = Some(ledger.clone());
     let mut record = cluster.record(1, 2);
     record["allocation_strategy"] = json!("dynamic_strategy");
     cluster.write_rc(1, &record).await;
     for n in 0..2 {
         cluster.set_health(&node(n), 1, "passing").await;
     }
-    (cluster, books)
+    (cluster, ledger)
 }
 
 /// n0 becomes ineligible; a change of node labels makes every task look.
-async fn forbid_n0(cluster: &Cluster, books: &Books) {
-    books.eligible.lock().unwrap().remove(&node(0));
+async fn forbid_n0(cluster: &Cluster, ledger: &Books) {
+    ledger.eligible.lock().unwrap().remove(&node(0));
     cluster.label_node(&node(0), json!({"pool": "drained"})).await;
 }
 
@@ -115,12 +115,12 @@ async fn scheduled(cluster: &Cluster) {
 
 #[tokio::test(start_paused = true)]
 async fn when_all_pods_are_healthy_the_pod_moves_and_the_books_agree() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(5 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
-    assert_eq!(*books.returned.lock().unwrap(), [node(0)].into());
+    assert_eq!(*ledger.returned.lock().unwrap(), [node(0)].into());
     assert!(
         cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none())
     );
@@ -134,12 +134,12 @@ async fn when_all_pods_are_healthy_the_pod_moves_and_the_books_agree() {
 
 #[tokio::test(start_paused = true)]
 async fn a_static_rc_never_moves() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let record = cluster.record(1, 2);
     cluster.write_rc(1, &record).await;
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(3 * SECOND, "said so", || async {
         placed(&cluster).await == Some(RcReason::IneligibleNodes)
     })
@@ -150,11 +150,11 @@ async fn a_static_rc_never_moves() {
 
 #[tokio::test(start_paused = true)]
 async fn not_while_another_pod_is_unhealthy_but_when_the_leaving_one_is() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     cluster.set_health(&node(1), 1, "critical").await;
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(3 * SECOND, "waits", || async {
         placed(&cluster).await == Some(RcReason::PodsUnhealthy)
     })
@@ -167,14 +167,14 @@ async fn not_while_another_pod_is_unhealthy_but_when_the_leaving_one_is() {
 #[tokio::test(start_paused = true)]
 async fn not_while_somebody_holds_a_lock_and_no_session_leaks() {
     for lock in [key::rc_mutation_lock(rc_id(1)), key::rc_transfer_lock(rc_id(1))] {
-        let (cluster, books) = cluster().await;
+        let (cluster, ledger) = cluster().await;
         let farm = cluster.start("a");
         scheduled(&cluster).await;
         let session = cluster.store.create_session(&Default::default()).await.unwrap();
         let mode = PutMode::Acquire(session.clone());
         assert!(cluster.store.put(&lock, "".into(), 0, mode).await.unwrap());
         tokio::time::sleep(SECOND).await;
-        forbid_n0(&cluster, &books).await;
+        forbid_n0(&cluster, &ledger).await;
         within(3 * SECOND, "waits", || async {
             placed(&cluster).await == Some(RcReason::LockHeld)
         })
@@ -190,12 +190,12 @@ async fn not_while_somebody_holds_a_lock_and_no_session_leaks() {
 
 #[tokio::test(start_paused = true)]
 async fn not_while_service_discovery_is_behind() {
-    let (mut cluster, books) = cluster().await;
+    let (mut cluster, ledger) = cluster().await;
     let behind = Arc::new(Behind(Mutex::new(true)));
     cluster.discovery = behind.clone();
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(3 * SECOND, "waits", || async {
         placed(&cluster).await == Some(RcReason::DiscoveryNotSynced)
     })
@@ -208,11 +208,11 @@ async fn not_while_service_discovery_is_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
-    let (cluster, books) = cluster().await;
-    *books.refuse_allocation.lock().unwrap() = true;
+    let (cluster, ledger) = cluster().await;
+    *ledger.refuse_allocation.lock().unwrap() = true;
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(5 * SECOND, "undone", || async {
         placed(&cluster).await == Some(RcReason::TransferFailed)
     })
@@ -221,7 +221,7 @@ async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
     assert!(
         cluster.store.inspect(|t| t.kv.get(key::rc_mutation_lock(rc_id(1)).as_str()).is_none())
     );
-    *books.refuse_allocation.lock().unwrap() = false;
+    *ledger.refuse_allocation.lock().unwrap() = false;
     within(120 * SECOND, "later it moves", || async {
         cluster.nodes_of(1).await == names(&[1, 50])
     })
@@ -231,47 +231,47 @@ async fn a_failed_allocation_leaves_membership_and_lock_as_they_were() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_deallocation_gives_the_new_node_back() {
-    let (cluster, books) = cluster().await;
-    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+    let (cluster, ledger) = cluster().await;
+    *ledger.refuse_return_of.lock().unwrap() = Some(node(0));
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(120 * SECOND, "undone", || async {
         placed(&cluster).await == Some(RcReason::TransferFailed)
     })
     .await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
-    assert!(books.returned.lock().unwrap().contains(&node(50)));
+    assert!(ledger.returned.lock().unwrap().contains(&node(50)));
     farm.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_transfer_survives_the_death_of_its_farm() {
-    let (cluster, books) = cluster().await;
-    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+    let (cluster, ledger) = cluster().await;
+    *ledger.refuse_return_of.lock().unwrap() = Some(node(0));
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     within(5 * SECOND, "half done", || async {
         cluster.status(1).await.unwrap().transfer.is_some_and(|t| t.new_node.is_some())
     })
     .await;
     let id = cluster.status(1).await.unwrap().transfer.unwrap().id;
     farm.kill().await;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     let next = cluster.start("b");
     within(10 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
         .await;
-    assert_eq!(books.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
+    assert_eq!(ledger.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
     assert!(cluster.intent(&node(0), 1).await.is_none(), "{}", pod_id(1));
     next.stop().await;
 }
 
 /// Starts a transfer that stands still after its second step: n50 is allocated, n0 cannot be given back.
-async fn half_done(cluster: &Cluster, books: &Books) -> Uuid {
-    *books.refuse_return_of.lock().unwrap() = Some(node(0));
+async fn half_done(cluster: &Cluster, ledger: &Books) -> Uuid {
+    *ledger.refuse_return_of.lock().unwrap() = Some(node(0));
     scheduled(cluster).await;
-    forbid_n0(cluster, books).await;
+    forbid_n0(cluster, ledger).await;
     within(5 * SECOND, "half done", || async {
         cluster.status(1).await.unwrap().transfer.is_some_and(|t| t.new_node.is_some())
     })
@@ -286,14 +286,14 @@ fn mutation_lock(cluster: &Cluster) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_transfer_stands_still_while_the_trees_are_not_believed() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
-    half_done(&cluster, &books).await;
+    half_done(&cluster, &ledger).await;
     for n in 0..2 {
         cluster.delete(key::node_labels(&node(n)).as_str()).await;
     }
     tokio::time::sleep(SECOND / 10).await;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     tokio::time::sleep(100 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
     for n in 0..2 {
@@ -305,17 +305,17 @@ async fn a_transfer_stands_still_while_the_trees_are_not_believed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_goes_to_another_farm_takes_its_transfer_along() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let labels = key::rc_labels(rc_id(1));
     cluster.put(labels.as_str(), r#"{"tier":"a"}"#).await;
     let (a, b) = (cluster.start_selecting("a", "tier=a"), cluster.start_selecting("b", "tier=b"));
-    let id = half_done(&cluster, &books).await;
+    let id = half_done(&cluster, &ledger).await;
     cluster.put(labels.as_str(), r#"{"tier":"b"}"#).await;
     within(5 * SECOND, "the other's", || async { b.claims() == 1 }).await;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     within(30 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
         .await;
-    assert_eq!(books.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
+    assert_eq!(ledger.allocated.lock().unwrap().keys().copied().collect::<Vec<_>>(), [id]);
     assert!(!mutation_lock(&cluster));
     a.stop().await;
     b.stop().await;
@@ -323,9 +323,9 @@ async fn a_record_that_goes_to_another_farm_takes_its_transfer_along() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_deleted_during_its_transfer_leaves_no_lock() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
-    half_done(&cluster, &books).await;
+    half_done(&cluster, &ledger).await;
     assert!(mutation_lock(&cluster));
     cluster.delete(key::rc(rc_id(1)).as_str()).await;
     within(5 * SECOND, "given up", || async { !mutation_lock(&cluster) }).await;
@@ -335,51 +335,51 @@ async fn a_record_deleted_during_its_transfer_leaves_no_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn the_node_of_a_transfer_is_not_taken_by_a_higher_count() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
-    half_done(&cluster, &books).await;
+    half_done(&cluster, &ledger).await;
     let mut record = cluster.record(1, 3);
     record["allocation_strategy"] = json!("dynamic_strategy");
     cluster.write_rc(1, &record).await;
     tokio::time::sleep(SECOND).await;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     within(30 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
-    assert_eq!(*books.returned.lock().unwrap(), [node(0)].into(), "n50 was never given back");
+    assert_eq!(*ledger.returned.lock().unwrap(), [node(0)].into(), "n50 was never given back");
     farm.stop().await;
 }
 
 /// The crash point between giving the new node back and saying so.
 #[tokio::test(start_paused = true)]
 async fn a_transfer_that_is_being_undone_is_not_finished_by_the_next_owner() {
-    let (cluster, books) = cluster().await;
-    let seen = books.clone();
+    let (cluster, ledger) = cluster().await;
+    let seen = ledger.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
         Asked::Txn(_) if seen.returned.lock().unwrap().contains(&node(50)) => {
             Fate::of(FaultOutcome::Lose)
         }
         _ => Fate::DELIVER,
     });
-    half_done(&cluster, &books).await;
+    half_done(&cluster, &ledger).await;
     within(120 * SECOND, "given back", || async {
-        books.returned.lock().unwrap().contains(&node(50))
+        ledger.returned.lock().unwrap().contains(&node(50))
     })
     .await;
     farm.kill().await;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     let next = cluster.start("b");
     within(120 * SECOND, "moved once", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
         .await;
-    assert!(books.eligible.lock().unwrap().contains(&node(50)), "allocated anew");
+    assert!(ledger.eligible.lock().unwrap().contains(&node(50)), "allocated anew");
     next.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_transfer_that_keeps_failing_is_tried_ever_more_rarely() {
-    let (cluster, books) = cluster().await;
-    *books.refuse_allocation.lock().unwrap() = true;
+    let (cluster, ledger) = cluster().await;
+    *ledger.refuse_allocation.lock().unwrap() = true;
     let farm = cluster.start("a");
     scheduled(&cluster).await;
-    forbid_n0(&cluster, &books).await;
+    forbid_n0(&cluster, &ledger).await;
     tokio::time::sleep(3600 * SECOND).await;
     let audit = cluster.audit().await;
     let begun = audit.iter().filter(|r| r.event_type.as_str() == "NODE_TRANSFER_START").count();
@@ -389,10 +389,10 @@ async fn a_transfer_that_keeps_failing_is_tried_ever_more_rarely() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quarantine_does_not_forget_the_transfer() {
-    let (cluster, books) = cluster().await;
+    let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
-    let id = half_done(&cluster, &books).await;
-    *books.panics.lock().unwrap() = true;
+    let id = half_done(&cluster, &ledger).await;
+    *ledger.panics.lock().unwrap() = true;
     within(60 * SECOND, "quarantined", || async {
         cluster.status(1).await.unwrap().quarantined_until.is_some()
     })
@@ -400,8 +400,8 @@ async fn a_quarantine_does_not_forget_the_transfer() {
     let status = cluster.status(1).await.unwrap();
     assert_eq!(status.transfer.map(|t| t.id), Some(id));
     assert_eq!(status.replicas.current, 2);
-    *books.panics.lock().unwrap() = false;
-    *books.refuse_return_of.lock().unwrap() = None;
+    *ledger.panics.lock().unwrap() = false;
+    *ledger.refuse_return_of.lock().unwrap() = None;
     within(60 * SECOND, "finished", || async { cluster.nodes_of(1).await == names(&[1, 50]) })
         .await;
     farm.stop().await;

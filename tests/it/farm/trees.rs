@@ -16,7 +16,7 @@ use rcfarm::store::{Entry, Prefix, StoreError};
 use serde_json::json;
 
 fn names(tree: &Cache<NodeIndex>) -> BTreeSet<String> {
-    tree.seen().value.labels.nodes.keys().map(ToString::to_string).collect()
+    tree.snapshot().value.labels.nodes.keys().map(ToString::to_string).collect()
 }
 
 /// A read that was asked earlier may still be the one that shows more: it reached Consul later.
@@ -67,7 +67,7 @@ async fn a_reading_that_failed_serves_nobody() {
     cluster.put("labels/pod/n0000/web", "{}").await;
     let (second, third) = tokio::join!(world.catch_up(), world.catch_up());
     assert!(first.await.unwrap().is_ok() && second.is_err() && third.is_ok());
-    assert_eq!(world.pods.seen().value.len(), 2, "the third was told that it sees everything");
+    assert_eq!(world.pods.snapshot().value.len(), 2, "the third was told that it sees everything");
 }
 
 /// Lists show nothing and reads are refused, while `hidden`.
@@ -91,12 +91,12 @@ async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
     let watch = tokio::spawn(tree.clone().watch(cluster.ids.fork(), |_, _| {}));
     tree.first_read().await;
     for _ in 0..20 {
-        assert!(tree.seen().suspicion.is_some(), "and not when it is read again, either");
+        assert!(tree.snapshot().untrusted.is_some(), "and not when it is read again, either");
         tokio::time::sleep(SECOND / 2).await;
     }
     hidden.store(false, Ordering::SeqCst);
     tokio::time::sleep(3 * SECOND).await;
-    assert_eq!((names(&tree).len(), tree.seen().suspicion), (2, None));
+    assert_eq!((names(&tree).len(), tree.snapshot().untrusted), (2, None));
     watch.abort();
 }
 
@@ -110,11 +110,11 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
     tree.read_now().await.unwrap();
     hidden.store(true, Ordering::SeqCst);
     for _ in 0..3 {
-        assert!(tree.read_now().await.unwrap().suspicion.is_some(), "however often it is read");
+        assert!(tree.read_now().await.unwrap().untrusted.is_some(), "however often it is read");
     }
     hidden.store(false, Ordering::SeqCst);
     cluster.delete("labels/node/n0000").await;
-    assert_eq!(tree.read_now().await.unwrap().suspicion, None, "now it is gone");
+    assert_eq!(tree.read_now().await.unwrap().untrusted, None, "now it is gone");
 }
 
 /// Reads at most every five seconds.
@@ -181,7 +181,7 @@ static LATER_IS_IN: AtomicBool = AtomicBool::new(false);
 struct Slow(usize);
 
 impl CacheIndex for Slow {
-    fn digest(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
+    fn build(_: &Self, _: &Prefix, entries: Vec<Entry>) -> Self {
         DIGESTING.store(entries.len() == 1, Ordering::SeqCst);
         for _ in 0..100 {
             if entries.len() != 1 || LATER_IS_IN.load(Ordering::SeqCst) {
@@ -212,5 +212,5 @@ async fn a_slow_digestion_does_not_overwrite_a_later_answer() {
     tokio::spawn(read(tree.clone())).await.unwrap();
     LATER_IS_IN.store(true, Ordering::SeqCst);
     earlier.await.unwrap();
-    assert_eq!(tree.seen().value.0, 2);
+    assert_eq!(tree.snapshot().value.0, 2);
 }

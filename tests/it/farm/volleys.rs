@@ -72,11 +72,14 @@ async fn all_once(cluster: &Cluster, what: &str) {
     })
     .await;
     let pods = cluster.store.list(&key::labels(key::LabelKind::Pod), Query::PLAIN).await.unwrap();
-    let marks = pods.value.iter().map(|entry| mark_of(&decode_labels(&entry.value).unwrap()));
-    let marks: Vec<_> = marks.map(Option::unwrap).collect();
-    let slots: BTreeSet<_> = marks.iter().map(|mark| &mark.slot).collect();
-    assert_eq!((marks.len(), slots.len()), (MEMBERS, MEMBERS), "{what}");
-    assert!(marks.iter().all(|mark| (mark.version, mark.attempt) == (0, 0)), "{what}");
+    let identities = pods.value.iter().map(|entry| mark_of(&decode_labels(&entry.value).unwrap()));
+    let identities: Vec<_> = identities.map(Option::unwrap).collect();
+    let slots: BTreeSet<_> = identities.iter().map(|identity| &identity.slot).collect();
+    assert_eq!((identities.len(), slots.len()), (MEMBERS, MEMBERS), "{what}");
+    assert!(
+        identities.iter().all(|identity| (identity.version, identity.attempt) == (0, 0)),
+        "{what}"
+    );
     let mut added = Vec::new();
     for record in cluster.audit().await {
         if let Details::JobStep(step) = record.details().unwrap() {

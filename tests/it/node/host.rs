@@ -60,13 +60,13 @@ impl Host {
 
     /// Starts the agent, on `store` if it is not to be the plain one.
     pub fn start_on(&mut self, store: Embedded) {
-        let ground = Env {
+        let env = Env {
             store: Arc::new(store),
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),
         };
         let driver = Arc::new(ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm"))));
-        let agent = Agent::new(self.settings.clone(), ground, driver);
+        let agent = Agent::new(self.settings.clone(), env, driver);
         let shutdown = CancellationToken::new();
         self.agent = Some((tokio::spawn(agent.run(shutdown.clone())), shutdown));
     }

@@ -165,15 +165,15 @@ proptest! {
 
     #[test]
     fn the_trees_of_a_farm_take_anything(value in nearly(PRESENCE), tail in "[a-c]{0,3}/{0,2}[a-c]{0,3}|\\PC{0,5}") {
-        let (farms, rcs, bells) = (key::farms(), key::rcs(), key::bells());
+        let (farms, rcs, doorbells) = (key::farms(), key::rcs(), key::bells());
         let labels = key::labels(LabelKind::ReplicationController);
         let one = |prefix: &Prefix| vec![entry(prefix, &tail, value.clone())];
-        let peers = Peers::digest(&Peers::default(), &farms, one(&farms));
+        let peers = Peers::build(&Peers::default(), &farms, one(&farms));
         prop_assert!(peers.0.keys().all(|name| name.as_str() == tail));
-        prop_assert_eq!(Records::digest(&Records::default(), &rcs, one(&rcs)).0.len(), 1);
-        prop_assert!(Doorbells::digest(&Doorbells::default(), &bells, one(&bells)).0.len() <= 1);
-        prop_assert!(Locks::digest(&Locks::default(), &key::rc_locks(), one(&key::rc_locks())).0.len() <= 1);
-        prop_assert!(RecordLabels::digest(&RecordLabels::default(), &labels, one(&labels)).0.len() <= 1);
+        prop_assert_eq!(Records::build(&Records::default(), &rcs, one(&rcs)).0.len(), 1);
+        prop_assert!(Doorbells::build(&Doorbells::default(), &doorbells, one(&doorbells)).0.len() <= 1);
+        prop_assert!(Locks::build(&Locks::default(), &key::rc_locks(), one(&key::rc_locks())).0.len() <= 1);
+        prop_assert!(RecordLabels::build(&RecordLabels::default(), &labels, one(&labels)).0.len() <= 1);
     }
 
     #[test]

@@ -10,7 +10,7 @@ fn id(n: u8) -> PodId {
 
 fn pod(hash: u64, states: &[AgentPodState]) -> AgentPod {
     let processes = states.iter().enumerate().map(|(n, state)| (n.to_string(), *state));
-    AgentPod { hash, alone: SingleInstance::NotNeeded, processes: processes.collect() }
+    AgentPod { hash, single_instance: SingleInstance::NotNeeded, processes: processes.collect() }
 }
 
 fn decide(
@@ -68,13 +68,13 @@ fn pauses_are_waited_for_and_single_instances_need_a_lease() {
     let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
     assert_eq!((plan.actions, plan.again_at), (vec![], Some(soon)));
     let due = [AgentPodState::Waiting(now), AgentPodState::Waiting(now)];
-    let actions = |alone, has_lease| {
-        let pods = [(1, AgentPod { alone, ..pod(7, &due) })];
+    let actions = |single_instance, has_lease| {
+        let pods = [(1, AgentPod { single_instance, ..pod(7, &due) })];
         decide(Some(&[(1, 7)]), &[], &pods, has_lease, now).actions
     };
     let start = |n: &str| AgentAction::Start(id(1), n.to_owned());
-    for alone in [SingleInstance::Unasked, SingleInstance::Asked, SingleInstance::Sure] {
-        assert_eq!(actions(alone, false), [], "{alone:?}");
+    for single_instance in [SingleInstance::Unasked, SingleInstance::Asked, SingleInstance::Sure] {
+        assert_eq!(actions(single_instance, false), [], "{single_instance:?}");
     }
     assert_eq!(actions(SingleInstance::Unasked, true), [AgentAction::Ask(id(1))], "once for both");
     assert_eq!(actions(SingleInstance::Asked, true), []);

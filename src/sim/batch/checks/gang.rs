@@ -10,56 +10,56 @@ use crate::sim::invariant::Say;
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
-pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
+pub fn check(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
     let orders =
         |seen: &ModelEvent| matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations);
-    if deed.changes.iter().any(orders) {
-        promises(board, say);
-        whole(deed, board, say);
+    if applied_write.changes.iter().any(orders) {
+        allocations(model, say);
+        whole(applied_write, model, say);
     }
-    if deed.process().is_some() {
-        starts(deed, board, say);
+    if applied_write.process().is_some() {
+        starts(applied_write, model, say);
     }
 }
 
 /// What is promised is promised to members that have their place there, and no node promises more than it has; all
 /// members of a bound gang are promised what they ask for.
-fn promises(board: &BatchModel, say: Say<'_>) {
-    let mut promised = BTreeSet::new();
+fn allocations(model: &BatchModel, say: Say<'_>) {
+    let mut allocated = BTreeSet::new();
     let capacity = machines::capacity();
-    for (node, allocations) in &board.allocations {
+    for (node, allocations) in &model.allocations {
         let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
         met_if(cpu + 1_000 > capacity.cpu_milli, Occasion::NodeFilled);
         if cpu > capacity.cpu_milli {
             say(14, format!("{node} promised {cpu}m of {}m", capacity.cpu_milli));
         }
-        promised.extend(allocations.pods.keys().map(|pod| (node.clone(), pod.clone())));
+        allocated.extend(allocations.pods.keys().map(|pod| (node.clone(), pod.clone())));
     }
     let mut known = BTreeSet::new();
-    for (id, status) in &board.group_statuses {
+    for (id, status) in &model.group_statuses {
         let Some(place) = &status.placement else { continue };
         for (task, n, node) in place.placed() {
             let Ok(pod) = PodGroupSpec::pod_id(&id.name, task, n) else { continue };
             let member = (node.clone(), pod);
             let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
-            if place.state == PlacementState::Bound && asks && !promised.contains(&member) {
+            if place.state == PlacementState::Bound && asks && !allocated.contains(&member) {
                 let (node, pod) = &member;
                 say(16, format!("{id} may start, and {node} promised {pod} nothing"));
             }
             known.insert(member);
         }
     }
-    if let Some((node, pod)) = promised.difference(&known).next() {
+    if let Some((node, pod)) = allocated.difference(&known).next() {
         say(16, format!("{node} promised {pod} room, which is nobody's member"));
     }
 }
 
 /// A gang that may start from now on has a place for all that it needs.
-fn whole(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
-    if deed.process().is_none() {
+fn whole(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
+    if applied_write.process().is_none() {
         return;
     }
-    for seen in &deed.changes {
+    for seen in &applied_write.changes {
         let ModelEvent::GroupStatus(id, (before, Some(after))) = seen else { continue };
         let state = |status: &PodGroupStatus| status.placement.as_ref().map(|place| place.state);
         let was = before.as_ref().and_then(|before| state(before));
@@ -71,7 +71,7 @@ fn whole(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
         let Some(place) = after.placement.as_ref().filter(|place| bound(place.state)) else {
             continue;
         };
-        let record = board.groups.get(id).filter(|group| group.created == after.of);
+        let record = model.groups.get(id).filter(|group| group.created == after.of);
         let Some(record) = record.and_then(|group| group.record.as_ref()).filter(|_| !was) else {
             continue;
         };
@@ -92,18 +92,18 @@ fn whole(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
 }
 
 /// A member starts where its gang has its place for it, and only once the whole has.
-fn starts(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
-    for seen in &deed.changes {
-        let ModelEvent::Intent(place, (_, Some(mark))) = seen else { continue };
-        let id = &mark.job;
-        let record = board.groups.get(id).and_then(|group| group.record.as_ref());
-        let status = board.group_statuses.get(id);
+fn starts(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
+    for seen in &applied_write.changes {
+        let ModelEvent::Intent(place, (_, Some(identity))) = seen else { continue };
+        let id = &identity.job;
+        let record = model.groups.get(id).and_then(|group| group.record.as_ref());
+        let status = model.group_statuses.get(id);
         let (Some(record), Some(status)) = (record, status) else {
             say(16, format!("{} started, and its gang was not placed", place.pod));
             continue;
         };
-        let task = mark.slot.task.to_ascii_lowercase();
-        let node = status.node_of(&task, mark.slot.index);
+        let task = identity.slot.task.to_ascii_lowercase();
+        let node = status.node_of(&task, identity.slot.index);
         if !status.may_start(&record.spec) {
             let place_is = status.placement.as_ref().map(|place| place.state);
             let phase = status.phase;

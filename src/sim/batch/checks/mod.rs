@@ -26,33 +26,38 @@ use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::time::Timestamp;
 
 /// Looks at one deed; the board is what it left.
-pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
-    gang::check(deed, board, say);
-    queue::check(deed, board, facts, say);
-    pods::starts_on_nodes(deed, board, say);
-    let Some(process) = deed.process() else { return };
-    owners(deed, board, process, facts, say);
-    steps::check(deed, board, facts, say);
-    pods::check(deed, board, facts, say);
+pub fn check(
+    applied_write: &AppliedBatchWrite,
+    model: &BatchModel,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    gang::check(applied_write, model, say);
+    queue::check(applied_write, model, facts, say);
+    pods::starts_on_nodes(applied_write, model, say);
+    let Some(process) = applied_write.process() else { return };
+    owners(applied_write, model, process, facts, say);
+    steps::check(applied_write, model, facts, say);
+    pods::check(applied_write, model, facts, say);
 }
 
 /// 1: whoever changes a job, or what orders the queues, holds its lock.
 fn owners(
-    deed: &AppliedBatchWrite,
-    board: &BatchModel,
+    applied_write: &AppliedBatchWrite,
+    model: &BatchModel,
     process: u32,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
     let mut jobs: BTreeSet<&Namespaced> = BTreeSet::new();
     let mut orders = false;
-    for seen in &deed.changes {
+    for seen in &applied_write.changes {
         match seen {
             ModelEvent::Job(id, _) | ModelEvent::JobStatus(id, _) | ModelEvent::Group(id) => {
                 _ = jobs.insert(id)
             }
             ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair) => {
-                jobs.extend(marks(pair).map(|m| &m.job))
+                jobs.extend(identities(pair).map(|m| &m.job))
             }
             ModelEvent::GroupStatus(..)
             | ModelEvent::QueueStatus
@@ -65,35 +70,35 @@ fn owners(
         session.is_some_and(|session| facts.sessions.get(session) == Some(&process))
     };
     for id in jobs {
-        if !mine(board.job_owners.get(id)) {
+        if !mine(model.job_owners.get(id)) {
             say(1, format!("#{process} changed {id}, whose lock it does not hold"));
         }
     }
-    if orders && !board.scheduler_owners.values().any(|session| mine(Some(session))) {
+    if orders && !model.scheduler_owners.values().any(|session| mine(Some(session))) {
         say(1, format!("#{process} ordered the queues, and holds no scheduler's lock"));
     }
 }
 
 /// The marks before and after.
-fn marks(pair: &super::model::Pair<PodIdentity>) -> impl Iterator<Item = &PodIdentity> {
-    pair.0.iter().chain(&pair.1).map(|mark| &**mark)
+fn identities(pair: &super::model::Pair<PodIdentity>) -> impl Iterator<Item = &PodIdentity> {
+    pair.0.iter().chain(&pair.1).map(|identity| &**identity)
 }
 
 /// The latest time that the clock of the process has shown which did it. A deed is decided first and written then, and
 /// the clock may have jumped back in between.
-fn clock(deed: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
-    facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().max()
+fn clock(applied_write: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
+    facts.clocks.get(&applied_write.process()?)?.lately(VIEW).into_iter().max()
 }
 
 /// The earliest that it has shown, for it may have jumped ahead.
-fn clock_before(deed: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
-    facts.clocks.get(&deed.process()?)?.lately(VIEW).into_iter().min()
+fn clock_before(applied_write: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
+    facts.clocks.get(&applied_write.process()?)?.lately(VIEW).into_iter().min()
 }
 
 /// Whether a node may have looked down within [`VIEW`].
-pub fn maybe_down(board: &BatchModel, place: &PodRef, deed: &AppliedBatchWrite) -> bool {
-    let from = deed.write.at.saturating_sub(VIEW);
-    let gone = board.nodes.get(&place.node).is_some_and(|node| node.gone);
-    let absences = board.history.absences.get(&place.node);
+pub fn maybe_down(model: &BatchModel, place: &PodRef, applied_write: &AppliedBatchWrite) -> bool {
+    let from = applied_write.write.at.saturating_sub(VIEW);
+    let gone = model.nodes.get(&place.node).is_some_and(|node| node.gone);
+    let absences = model.history.absences.get(&place.node);
     gone || absences.is_some_and(|all| all.iter().any(|(_, until)| *until >= from))
 }

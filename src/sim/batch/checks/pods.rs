@@ -17,26 +17,35 @@ use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed of a process.
-pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
-    for seen in &deed.changes {
+pub fn check(
+    applied_write: &AppliedBatchWrite,
+    model: &BatchModel,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    for seen in &applied_write.changes {
         match seen {
-            ModelEvent::Intent(place, (before, Some(mark))) if before.as_ref() != Some(mark) => {
+            ModelEvent::Intent(place, (before, Some(identity)))
+                if before.as_ref() != Some(identity) =>
+            {
                 if before.is_some() {
                     say(20, format!("{}/{} was overwritten", place.node, place.pod));
                 }
-                made(deed, place, mark, board, facts, say);
+                made(applied_write, place, identity, model, facts, say);
             }
-            ModelEvent::Intent(place, (Some(mark), None)) => removed(deed, place, mark, board, say),
+            ModelEvent::Intent(place, (Some(identity), None)) => {
+                removed(applied_write, place, identity, model, say)
+            }
             _ => {}
         }
     }
 }
 
 fn status_of<'d>(
-    deed: &'d AppliedBatchWrite,
+    applied_write: &'d AppliedBatchWrite,
     id: &Namespaced,
 ) -> Option<(Option<&'d JobStatus>, Option<&'d JobStatus>)> {
-    deed.changes.iter().find_map(|seen| match seen {
+    applied_write.changes.iter().find_map(|seen| match seen {
         ModelEvent::JobStatus(of, (before, after)) if of == id => {
             Some((before.as_deref(), after.as_deref()))
         }
@@ -45,43 +54,46 @@ fn status_of<'d>(
 }
 
 fn made(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     place: &PodRef,
-    mark: &Arc<PodIdentity>,
-    board: &BatchModel,
+    identity: &Arc<PodIdentity>,
+    model: &BatchModel,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
-    let (id, name) = (&mark.job, &place.pod);
-    if board.pods.get(place) != Some(mark) {
+    let (id, name) = (&identity.job, &place.pod);
+    if model.pods.get(place) != Some(identity) {
         say(8, format!("{name} on {} has not the labels of its intent", place.node));
     }
-    let Some((uid, spec)) = board.spec(id) else {
+    let Some((uid, spec)) = model.spec(id) else {
         say(20, format!("{name} was made, and there is no job {id} that can be read"));
         return;
     };
-    if mark.uid != uid {
-        say(20, format!("{name} was made for {id} {}, which is {uid}", mark.uid));
+    if identity.uid != uid {
+        say(20, format!("{name} was made for {id} {}, which is {uid}", identity.uid));
     }
-    if board.history.made.contains(&Try::from(&**mark)) {
+    if model.history.made.contains(&Try::from(&**identity)) {
         say(
             22,
-            format!("{name}, attempt {} and try {}, was made twice", mark.version, mark.attempt),
+            format!(
+                "{name}, attempt {} and try {}, was made twice",
+                identity.version, identity.attempt
+            ),
         );
     }
-    if board.restored_at.is_none() {
-        beside(deed, place, mark, board, say);
+    if model.restored_at.is_none() {
+        beside(applied_write, place, identity, model, say);
     }
-    depends(deed, mark, board, say);
-    let born_again = board.realities.values().any(|of| of.job == *id && of.uid < uid);
+    depends(applied_write, identity, model, say);
+    let born_again = model.realities.values().any(|of| of.job == *id && of.uid < uid);
     met_if(born_again, Occasion::BornAgain);
-    let written = status_of(deed, id);
-    let (before, after) = written.unwrap_or((None, board.statuses.get(id).map(|now| &**now)));
+    let written = status_of(applied_write, id);
+    let (before, after) = written.unwrap_or((None, model.statuses.get(id).map(|now| &**now)));
     let Some(after) = after else { return };
-    let memory = after.tasks.get(&mark.slot.task);
+    let memory = after.tasks.get(&identity.slot.task);
     let is_told = memory.is_some_and(|memory| match written {
-        Some(_) => memory.started.contains(mark.slot.index),
-        None => memory.starting.contains(mark.slot.index),
+        Some(_) => memory.started.contains(identity.slot.index),
+        None => memory.starting.contains(identity.slot.index),
     });
     if !is_told {
         say(22, format!("{name} was made, and the status of {id} does not tell that it starts"));
@@ -89,31 +101,32 @@ fn made(
     if !after.state.phase.starts_members() || spec.suspend {
         say(21, format!("{name} was made while {id} is {}", after.state.phase));
     }
-    let current = after.tasks.get(&mark.slot.task);
-    let tries = current.and_then(|memory| memory.attempts.get(&mark.slot.index)).copied();
-    if (mark.version, mark.attempt) != (after.version, tries.unwrap_or(0)) {
+    let current = after.tasks.get(&identity.slot.task);
+    let tries = current.and_then(|memory| memory.attempts.get(&identity.slot.index)).copied();
+    if (identity.version, identity.attempt) != (after.version, tries.unwrap_or(0)) {
         say(20, format!("{name} is of another attempt than {id}"));
     }
     let Some(before) = before.filter(|before| before.uid == uid) else { return };
-    let own = before.tasks.get(&mark.slot.task).and_then(|m| m.not_before.get(&mark.slot.index));
+    let own =
+        before.tasks.get(&identity.slot.task).and_then(|m| m.not_before.get(&identity.slot.index));
     let due = before.not_before.into_iter().chain(own.copied()).max();
     met_if(due.is_some(), Occasion::PausedMade);
-    if due.zip(clock(deed, facts)).is_some_and(|(due, now)| now < due) {
+    if due.zip(clock(applied_write, facts)).is_some_and(|(due, now)| now < due) {
         say(24, format!("{name} was made before {due:?}"));
     }
 }
 
 /// 20: no two pods of a member, and none of an older attempt beside one of a newer.
 fn beside(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     place: &PodRef,
-    mark: &Arc<PodIdentity>,
-    board: &BatchModel,
+    identity: &Arc<PodIdentity>,
+    model: &BatchModel,
     say: Say<'_>,
 ) {
-    let id = &mark.job;
-    for (other, of) in board.pods.iter().filter(|(at, of)| of.job == *id && *at != place) {
-        if of.uid == mark.uid && (of.slot == mark.slot || of.version != mark.version) {
+    let id = &identity.job;
+    for (other, of) in model.pods.iter().filter(|(at, of)| of.job == *id && *at != place) {
+        if of.uid == identity.uid && (of.slot == identity.slot || of.version != identity.version) {
             say(
                 20,
                 format!(
@@ -123,26 +136,32 @@ fn beside(
             );
         }
     }
-    real_beside(deed, place, mark, board, say);
+    real_beside(applied_write, place, identity, model, say);
 }
 
 fn real_beside(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     place: &PodRef,
-    mark: &PodIdentity,
-    board: &BatchModel,
+    identity: &PodIdentity,
+    model: &BatchModel,
     say: Say<'_>,
 ) {
-    for (other, of) in board.real_of(&mark.job) {
-        let older = of.uid == mark.uid
-            && (of.slot == mark.slot && of.attempt != mark.attempt || of.version != mark.version);
-        if older && of != mark && !maybe_down(board, other, deed) {
+    for (other, of) in model.real_of(&identity.job) {
+        let older = of.uid == identity.uid
+            && (of.slot == identity.slot && of.attempt != identity.attempt
+                || of.version != identity.version);
+        if older && of != identity && !maybe_down(model, other, applied_write) {
             let (a, b) = (of.version, of.attempt);
             say(
                 20,
                 format!(
                     "{} on {} ({}, {}) beside {} on {} ({a}, {b}), which still runs",
-                    place.pod, place.node, mark.version, mark.attempt, other.pod, other.node
+                    place.pod,
+                    place.node,
+                    identity.version,
+                    identity.attempt,
+                    other.pod,
+                    other.node
                 ),
             );
         }
@@ -150,31 +169,36 @@ fn real_beside(
 }
 
 /// 20, as nodes see it: whatever the store says, tries do not run beside each other.
-pub fn starts_on_nodes(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
-    if board.restored_at.is_some() {
+pub fn starts_on_nodes(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
+    if model.restored_at.is_some() {
         return;
     }
-    for seen in &deed.changes {
-        if let ModelEvent::Reality(place, (None, Some(mark))) = seen
-            && !maybe_down(board, place, deed)
+    for seen in &applied_write.changes {
+        if let ModelEvent::Reality(place, (None, Some(identity))) = seen
+            && !maybe_down(model, place, applied_write)
         {
-            real_beside(deed, place, mark, board, say);
+            real_beside(applied_write, place, identity, model, say);
         }
     }
 }
 
 /// 23: what it depends on was so, lately.
-fn depends(deed: &AppliedBatchWrite, mark: &PodIdentity, board: &BatchModel, say: Say<'_>) {
-    let Some((uid, spec)) = board.spec(&mark.job) else { return };
-    let Some(task) = spec.task(&mark.slot.task) else {
-        say(20, format!("{} has no task {}", mark.job, mark.slot.task));
+fn depends(
+    applied_write: &AppliedBatchWrite,
+    identity: &PodIdentity,
+    model: &BatchModel,
+    say: Say<'_>,
+) {
+    let Some((uid, spec)) = model.spec(&identity.job) else { return };
+    let Some(task) = spec.task(&identity.slot.task) else {
+        say(20, format!("{} has no task {}", identity.job, identity.slot.task));
         return;
     };
-    let from = deed.write.at.saturating_sub(VIEW);
+    let from = applied_write.write.at.saturating_sub(VIEW);
     let was_ready = |name: &String| {
-        let key = (mark.job.clone(), uid, name.clone());
+        let key = (identity.job.clone(), uid, name.clone());
         let waits = spec.task(name).is_some_and(|task| task.min_available.is_some());
-        let history = &board.history;
+        let history = &model.history;
         let until = history.ready.get(&key);
         !waits || history.ready_now.contains(&key) || until.is_some_and(|until| *until >= from)
     };
@@ -182,26 +206,26 @@ fn depends(deed: &AppliedBatchWrite, mark: &PodIdentity, board: &BatchModel, say
     let ready = if task.any_dependency { all.any(|one| one) } else { all.all(|one| one) };
     met_if(!task.depends_on.is_empty(), Occasion::DependentMade);
     if !task.depends_on.is_empty() && !ready {
-        let (slot, on) = (&mark.slot, task.depends_on.join(", "));
-        say(23, format!("{} of {} started, which waits for {on}", slot, mark.job));
+        let (slot, on) = (&identity.slot, task.depends_on.join(", "));
+        say(23, format!("{} of {} started, which waits for {on}", slot, identity.job));
     }
 }
 
 fn removed(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     place: &PodRef,
-    mark: &PodIdentity,
-    board: &BatchModel,
+    identity: &PodIdentity,
+    model: &BatchModel,
     say: Say<'_>,
 ) {
-    let id = &mark.job;
-    if board.pods.contains_key(place) {
+    let id = &identity.job;
+    if model.pods.contains_key(place) {
         say(8, format!("{} on {} went, and its labels stay", place.pod, place.node));
     }
-    if board.jobs.get(id).is_some_and(|job| job.uid < mark.uid) {
+    if model.jobs.get(id).is_some_and(|job| job.uid < identity.uid) {
         say(25, format!("{} of the newer {id} was removed for the older", place.pod));
     }
-    let step = deed.changes.iter().find_map(|seen| match seen {
+    let step = applied_write.changes.iter().find_map(|seen| match seen {
         ModelEvent::Audit(details) => match &**details {
             Details::JobStep(step) if step.job == *id => Some(step),
             _ => None,
@@ -214,22 +238,25 @@ fn removed(
     if !matches!(asked, Some("RestartPod" | "RestartTask")) || ends {
         return;
     }
-    let Some((Some(before), _)) = status_of(deed, id) else { return };
-    let memory = before.tasks.get(&mark.slot.task);
-    let tries = memory.and_then(|m| m.attempts.get(&mark.slot.index)).copied().unwrap_or(0);
-    let current = before.uid == mark.uid && (mark.version, mark.attempt) == (before.version, tries);
-    let in_range = board.spec(id).is_some_and(|(_, spec)| {
-        spec.task(&mark.slot.task).is_some_and(|task| mark.slot.index < task.replicas)
+    let Some((Some(before), _)) = status_of(applied_write, id) else { return };
+    let memory = before.tasks.get(&identity.slot.task);
+    let tries = memory.and_then(|m| m.attempts.get(&identity.slot.index)).copied().unwrap_or(0);
+    let current = before.uid == identity.uid
+        && (identity.version, identity.attempt) == (before.version, tries);
+    let in_range = model.spec(id).is_some_and(|(_, spec)| {
+        spec.task(&identity.slot.task).is_some_and(|task| identity.slot.index < task.replicas)
     });
-    let failed = board.history.ended.get(&Try::from(mark)).is_some_and(|code| *code != Some(0));
-    let meant = failed || named(deed, &mark.slot, asked) || maybe_down(board, place, deed);
+    let failed = model.history.ended.get(&Try::from(identity)).is_some_and(|code| *code != Some(0));
+    let meant = failed
+        || named(applied_write, &identity.slot, asked)
+        || maybe_down(model, place, applied_write);
     // The members of a task go together: one of them failed, or it was named.
-    let of_task =
-        asked == Some("RestartTask")
-            && board.history.ended.iter().any(|(of, code)| {
-                of.job == *id && of.slot.task == mark.slot.task && *code != Some(0)
-            });
-    let beside = board.real_of(id).any(|(_, of)| of.uid == mark.uid && of.slot != mark.slot);
+    let of_task = asked == Some("RestartTask")
+        && model.history.ended.iter().any(|(of, code)| {
+            of.job == *id && of.slot.task == identity.slot.task && *code != Some(0)
+        });
+    let beside =
+        model.real_of(id).any(|(_, of)| of.uid == identity.uid && of.slot != identity.slot);
     met_if(current && beside, Occasion::OneOfMany);
     if current && in_range && !meant && !of_task {
         let why = step.map(|step| step.message.as_str()).unwrap_or_default();
@@ -239,8 +266,8 @@ fn removed(
 }
 
 /// Whether the command that is consumed names the member.
-fn named(deed: &AppliedBatchWrite, slot: &Slot, asked: Option<&str>) -> bool {
-    deed.changes.iter().any(|seen| match seen {
+fn named(applied_write: &AppliedBatchWrite, slot: &Slot, asked: Option<&str>) -> bool {
+    applied_write.changes.iter().any(|seen| match seen {
         ModelEvent::Command(_, (Some(command), None)) => match &command.target {
             Target::Job { task: Some(task), index, .. } => {
                 let whole = asked == Some("RestartTask");

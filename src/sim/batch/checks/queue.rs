@@ -14,21 +14,26 @@ use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
 /// After one deed.
-pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
+pub fn check(
+    applied_write: &AppliedBatchWrite,
+    model: &BatchModel,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
     let counts =
         |seen: &ModelEvent| matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::QueueStatus);
-    if deed.changes.iter().any(counts) {
-        recount(board, say);
-        lower_waits(deed, board, facts);
+    if applied_write.changes.iter().any(counts) {
+        recount(model, say);
+        lower_waits(applied_write, model, facts);
     }
-    if deed.process().is_none() {
+    if applied_write.process().is_none() {
         return;
     }
-    for seen in &deed.changes {
+    for seen in &applied_write.changes {
         let ModelEvent::GroupStatus(id, (before, after)) = seen else { continue };
         edge(id, before.as_deref(), after.as_deref(), say);
         if let Some(before) = before {
-            put_out(id, before, after.as_deref(), board, say);
+            put_out(id, before, after.as_deref(), model, say);
         }
         let Some(after) = after else { continue };
         let charged = |s: &Option<Arc<PodGroupStatus>>| {
@@ -38,29 +43,29 @@ pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, s
         let was = before.as_ref().is_some_and(|s| s.phase.is_admitted());
         let more = charged(&Some(after.clone())).beyond(&charged(before));
         if !more.is_empty() {
-            limits(id, after, &more, board, say);
+            limits(id, after, &more, model, say);
         }
         if !was && after.phase.is_admitted() {
-            open(id, after, board, say);
-            order(deed, id, after, board, facts, say);
+            open(id, after, model, say);
+            order(applied_write, id, after, model, facts, say);
         }
     }
 }
 
 /// Counters and charges of every queue equal a recount of the groups.
-fn recount(board: &BatchModel, say: Say<'_>) {
+fn recount(model: &BatchModel, say: Say<'_>) {
     let mut phases: BTreeMap<&QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
-    for status in board.group_statuses.values() {
+    for status in model.group_statuses.values() {
         if let Some(queue) = &status.queue {
             phases.entry(queue).or_default().push(status.phase);
         }
     }
-    for (name, status) in &board.queue_statuses {
+    for (name, status) in &model.queue_statuses {
         let recount = Counters::recount(phases.remove(name).unwrap_or_default());
         if status.groups != recount {
             say(17, format!("{name} counts {:?}, there are {recount:?}", status.groups));
         }
-        let used = used(board, |queue| queue == name);
+        let used = used(model, |queue| queue == name);
         if status.allocated != used {
             say(17, format!("{name} is charged {}, its groups have {used}", status.allocated));
         }
@@ -70,17 +75,17 @@ fn recount(board: &BatchModel, say: Say<'_>) {
     }
 }
 
-fn used(board: &BatchModel, counts: impl Fn(&QueueName) -> bool) -> Amounts {
-    let admitted = board.group_statuses.values().filter(|s| s.phase.is_admitted());
+fn used(model: &BatchModel, counts: impl Fn(&QueueName) -> bool) -> Amounts {
+    let admitted = model.group_statuses.values().filter(|s| s.phase.is_admitted());
     let mine = admitted.filter(|s| s.queue.as_ref().is_some_and(&counts));
     Amounts::sum(mine.map(|status| &status.charged))
 }
 
 /// A queue and those above it, the nearest first.
-fn chain<'b>(board: &'b BatchModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
+fn chain<'b>(model: &'b BatchModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
     let (mut chain, mut at) = (Vec::new(), Some(name));
     while let Some(name) = at.filter(|_| chain.len() < 9) {
-        let Some((name, Some(spec))) = board.queues.get_key_value(name) else { break };
+        let Some((name, Some(spec))) = model.queues.get_key_value(name) else { break };
         chain.push((name, spec));
         at = spec.parent();
     }
@@ -89,7 +94,7 @@ fn chain<'b>(board: &'b BatchModel, name: &'b QueueName) -> Vec<(&'b QueueName, 
 
 /// What is charged more than before stays within what the queue and those above may use, and leaves their siblings what
 /// they are guaranteed.
-fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &BatchModel, say: Say<'_>) {
+fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, model: &BatchModel, say: Say<'_>) {
     let Some(queue) = &after.queue else {
         say(17, format!("{id} was admitted without a queue"));
         return;
@@ -98,14 +103,14 @@ fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &BatchMod
         say(17, format!("{id} is charged {}, it has {}", after.charged, place.charge()));
     }
     let below =
-        |name: &QueueName, top: &QueueName| chain(board, name).iter().any(|(link, _)| *link == top);
+        |name: &QueueName, top: &QueueName| chain(model, name).iter().any(|(link, _)| *link == top);
     let mut from = queue;
-    for (link, spec) in chain(board, queue) {
-        let mut all = used(board, |name| below(name, link));
-        for (sibling, other) in &board.queues {
+    for (link, spec) in chain(model, queue) {
+        let mut all = used(model, |name| below(name, link));
+        for (sibling, other) in &model.queues {
             let Some(other) = other.as_ref().filter(|_| sibling != from) else { continue };
             if other.parent() == Some(link) {
-                let theirs = used(board, |name| below(name, sibling));
+                let theirs = used(model, |name| below(name, sibling));
                 all.add(&other.guarantee.resource.beyond(&theirs));
             }
         }
@@ -122,9 +127,9 @@ fn limits(id: &GroupId, after: &PodGroupStatus, more: &Amounts, board: &BatchMod
 }
 
 /// A closed queue admits nothing.
-fn open(id: &GroupId, after: &PodGroupStatus, board: &BatchModel, say: Say<'_>) {
+fn open(id: &GroupId, after: &PodGroupStatus, model: &BatchModel, say: Say<'_>) {
     let Some(queue) = &after.queue else { return };
-    let chain = chain(board, queue);
+    let chain = chain(model, queue);
     if chain.is_empty() {
         say(17, format!("{id} was admitted to {queue}, which cannot be read or is not there"));
     }
@@ -135,27 +140,27 @@ fn open(id: &GroupId, after: &PodGroupStatus, board: &BatchModel, say: Say<'_>) 
 
 /// 18: in a strict queue nothing goes before what is higher, waits, and may go.
 fn order(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     id: &GroupId,
     after: &PodGroupStatus,
-    board: &BatchModel,
+    model: &BatchModel,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
     let Some(queue) = &after.queue else { return };
     let strict = |spec: &QueueSpec| spec.dequeue_strategy == QueueStrategy::Fifo;
-    if !board.queues.get(queue).and_then(Option::as_ref).is_some_and(strict) {
+    if !model.queues.get(queue).and_then(Option::as_ref).is_some_and(strict) {
         return;
     }
     let priority = |id: &GroupId| {
-        let group = board.groups.get(id)?;
+        let group = model.groups.get(id)?;
         Some(group.record.as_ref()?.spec.priority)
     };
     let Some(mine) = priority(id) else { return };
-    for (other, priority, status) in waiting(deed, board, facts, queue) {
+    for (other, priority, status) in waiting(applied_write, model, facts, queue) {
         let higher =
             (priority, std::cmp::Reverse(status.since)) > (mine, std::cmp::Reverse(after.since));
-        if higher && !exceeds(board, id, other, queue) {
+        if higher && !exceeds(model, id, other, queue) {
             say(18, format!("{id} went before {other}, which waits in {queue}: {}", status.reason));
         }
     }
@@ -163,15 +168,15 @@ fn order(
 
 /// Whether a group asks for more than its queue may use, or those above it, had `admitted` not just been admitted: then it
 /// holds up nobody.
-fn exceeds(board: &BatchModel, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
-    let group = board.groups.get(id).and_then(|group| group.record.as_ref());
+fn exceeds(model: &BatchModel, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
+    let group = model.groups.get(id).and_then(|group| group.record.as_ref());
     let Some(least) = group.map(|record| record.spec.charge(&record.spec.least())) else {
         return false;
     };
-    let just = board.group_statuses.get(admitted).map(|status| &status.charged);
-    chain(board, queue).iter().any(|(link, spec)| {
-        let below = |name: &QueueName| chain(board, name).iter().any(|(above, _)| above == link);
-        let mut all = used(board, below);
+    let just = model.group_statuses.get(admitted).map(|status| &status.charged);
+    chain(model, queue).iter().any(|(link, spec)| {
+        let below = |name: &QueueName| chain(model, name).iter().any(|(above, _)| above == link);
+        let mut all = used(model, below);
         all.add(&least);
         just.into_iter().for_each(|just| all.take(just));
         spec.capability.exceeded_by(&all).is_some()
@@ -180,14 +185,15 @@ fn exceeds(board: &BatchModel, admitted: &GroupId, id: &GroupId, queue: &QueueNa
 
 /// Groups that have waited in a queue for longer than a view is old, and may go; each with its priority.
 fn waiting<'b>(
-    deed: &'b AppliedBatchWrite,
-    board: &'b BatchModel,
+    applied_write: &'b AppliedBatchWrite,
+    model: &'b BatchModel,
     facts: &CheckFacts,
     queue: &'b QueueName,
 ) -> impl Iterator<Item = (&'b GroupId, i64, &'b PodGroupStatus)> {
-    let (now, since) = (super::clock_before(deed, facts), deed.write.at.saturating_sub(VIEW));
-    board.group_statuses.iter().filter_map(move |(other, status)| {
-        let group = board.groups.get(other)?;
+    let (now, since) =
+        (super::clock_before(applied_write, facts), applied_write.write.at.saturating_sub(VIEW));
+    model.group_statuses.iter().filter_map(move |(other, status)| {
+        let group = model.groups.get(other)?;
         let record = group.record.as_ref()?;
         let waits = status.phase == PodGroupPhase::Pending
             && status.queue.as_ref() == Some(queue)
@@ -195,8 +201,8 @@ fn waiting<'b>(
             && status.of == group.created
             && record.spec.round == status.round
             && group.since < since
-            && board.history.waiting.get(other).is_some_and(|from| *from < since)
-            && board.restored_at.is_none();
+            && model.history.waiting.get(other).is_some_and(|from| *from < since)
+            && model.restored_at.is_none();
         let barred = record.spec.hold.is_some()
             || status.not_before.is_some_and(|at| now.is_none_or(|now| at > now))
             || matches!(
@@ -208,15 +214,15 @@ fn waiting<'b>(
 }
 
 /// Whether in a strict queue a lower group that asks for less waits behind a higher one.
-fn lower_waits(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts) {
+fn lower_waits(applied_write: &AppliedBatchWrite, model: &BatchModel, facts: &CheckFacts) {
     let strict = |spec: &Option<QueueSpec>| {
         spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == QueueStrategy::Fifo)
     };
-    for queue in board.queues.iter().filter(|(_, spec)| strict(spec)).map(|(queue, _)| queue) {
-        for (_, priority, first) in waiting(deed, board, facts, queue) {
-            let behind = board.groups.iter().any(|(id, group)| {
+    for queue in model.queues.iter().filter(|(_, spec)| strict(spec)).map(|(queue, _)| queue) {
+        for (_, priority, first) in waiting(applied_write, model, facts, queue) {
+            let behind = model.groups.iter().any(|(id, group)| {
                 let record = group.record.as_ref().filter(|record| record.spec.queue == *queue);
-                let status = board.group_statuses.get(id);
+                let status = model.group_statuses.get(id);
                 let pending = status.is_none_or(|status| status.phase == PodGroupPhase::Pending);
                 let since = status.map_or(group.created, |status| status.since);
                 record.is_some_and(|record| {
@@ -232,18 +238,18 @@ fn lower_waits(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts)
 }
 
 /// Whether a group's queue and those above are open, and use no more than they may.
-fn would_admit(board: &BatchModel, status: &PodGroupStatus) -> bool {
+fn would_admit(model: &BatchModel, status: &PodGroupStatus) -> bool {
     let Some(queue) = &status.queue else { return false };
-    let chain = chain(board, queue);
+    let chain = chain(model, queue);
     let links = chain.iter();
     let mut links =
-        links.map(|(link, spec)| spec.state == Desired::Open && within(board, link, spec));
+        links.map(|(link, spec)| spec.state == Desired::Open && within(model, link, spec));
     !chain.is_empty() && links.all(|fits| fits)
 }
 
-fn within(board: &BatchModel, link: &QueueName, spec: &QueueSpec) -> bool {
-    let below = |name: &QueueName| chain(board, name).iter().any(|(above, _)| *above == link);
-    spec.capability.exceeded_by(&used(board, below)).is_none()
+fn within(model: &BatchModel, link: &QueueName, spec: &QueueSpec) -> bool {
+    let below = |name: &QueueName| chain(model, name).iter().any(|(above, _)| *above == link);
+    spec.capability.exceeded_by(&used(model, below)).is_none()
 }
 
 /// 19: nobody's place is taken away while its owner wants it and has pods there.
@@ -251,17 +257,17 @@ fn put_out(
     id: &GroupId,
     before: &PodGroupStatus,
     after: Option<&PodGroupStatus>,
-    board: &BatchModel,
+    model: &BatchModel,
     say: Say<'_>,
 ) {
     let bound = |status: &PodGroupStatus| {
         status.placement.as_ref().is_some_and(|place| place.state == PlacementState::Bound)
     };
     if !bound(before) || after.is_some_and(bound) {
-        met_if(bound(before) && !would_admit(board, before), Occasion::KeptAnyway);
+        met_if(bound(before) && !would_admit(model, before), Occasion::KeptAnyway);
         return;
     }
-    let Some(group) = board.groups.get(id).filter(|group| group.created == before.of) else {
+    let Some(group) = model.groups.get(id).filter(|group| group.created == before.of) else {
         return;
     };
     let Some(record) = &group.record else {

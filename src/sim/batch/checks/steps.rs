@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::model::{AppliedBatchWrite, BatchModel, ModelEvent, Pair};
-use super::{clock, marks};
+use super::{clock, identities};
 use crate::audit::{Details, JobStep};
 use crate::command::{Command, CommandAction, Target};
 use crate::ids::Namespaced;
@@ -17,52 +17,64 @@ use crate::sim::reached::{Occasion, met, met_if};
 use crate::time::Timestamp;
 
 /// After one deed of a process.
-pub fn check(deed: &AppliedBatchWrite, board: &BatchModel, facts: &CheckFacts, say: Say<'_>) {
-    for seen in &deed.changes {
+pub fn check(
+    applied_write: &AppliedBatchWrite,
+    model: &BatchModel,
+    facts: &CheckFacts,
+    say: Say<'_>,
+) {
+    for seen in &applied_write.changes {
         match seen {
             ModelEvent::JobStatus(id, (before, Some(after))) => {
-                status(deed, id, (before, after), board, facts, say);
+                status(applied_write, id, (before, after), model, facts, say);
             }
-            ModelEvent::Job(id, (Some(record), None)) => gone(deed, id, record, board, facts, say),
+            ModelEvent::Job(id, (Some(record), None)) => {
+                gone(applied_write, id, record, model, facts, say)
+            }
             ModelEvent::Command(id, (Some(command), None)) => {
-                consumed(deed, *id, command, board, facts, say)
+                consumed(applied_write, *id, command, model, facts, say)
             }
             _ => {}
         }
     }
-    for seen in &deed.changes {
+    for seen in &applied_write.changes {
         let (ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair)) = seen else { continue };
         let told = |id: &Namespaced| {
             let of = |seen: &ModelEvent| matches!(seen, ModelEvent::JobStatus(of, _) if of == id);
             // What a job left whose record is gone is swept away.
-            deed.changes.iter().any(of) || !board.jobs.contains_key(id)
+            applied_write.changes.iter().any(of) || !model.jobs.contains_key(id)
         };
         // Of a volley that status told before; a pod that is made is held against it where pods are looked at.
         let is_made = matches!(pair, (None, Some(_)));
-        if let Some(mark) = marks(pair).find(|mark| !told(&mark.job)).filter(|_| !is_made) {
-            say(22, format!("pods of {} were changed, and its status was not", mark.job));
+        if let Some(identity) =
+            identities(pair).find(|identity| !told(&identity.job)).filter(|_| !is_made)
+        {
+            say(22, format!("pods of {} were changed, and its status was not", identity.job));
         }
     }
-    volleys(deed, board, say);
+    volleys(applied_write, model, say);
 }
 
 /// 15: transactions that make pods and leave the status as it is stand in the log with them.
-fn volleys(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
+fn volleys(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
     let status_of = |seen: &ModelEvent| match seen {
         ModelEvent::JobStatus(id, _) => Some(id.clone()),
         _ => None,
     };
-    let told: BTreeSet<Namespaced> = deed.changes.iter().filter_map(status_of).collect();
+    let told: BTreeSet<Namespaced> = applied_write.changes.iter().filter_map(status_of).collect();
     let mut added: BTreeMap<&Namespaced, BTreeSet<String>> = BTreeMap::new();
-    for seen in &deed.changes {
-        if let ModelEvent::Intent(place, (_, Some(mark))) = seen
-            && !told.contains(&mark.job)
+    for seen in &applied_write.changes {
+        if let ModelEvent::Intent(place, (_, Some(identity))) = seen
+            && !told.contains(&identity.job)
         {
-            added.entry(&mark.job).or_default().insert(format!("{}@{}", mark.slot, place.node));
+            added
+                .entry(&identity.job)
+                .or_default()
+                .insert(format!("{}@{}", identity.slot, place.node));
         }
     }
     for (id, added) in added {
-        let steps: Vec<&JobStep> = logged(deed, id).collect();
+        let steps: Vec<&JobStep> = logged(applied_write, id).collect();
         let is = |step: &JobStep| step.pods_added.iter().cloned().collect::<BTreeSet<_>>();
         // Several of one volley may have gone together.
         let logged: BTreeSet<String> = steps.iter().flat_map(|step| is(step)).collect();
@@ -70,7 +82,7 @@ fn volleys(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
         if logged != added || count != added.len() {
             say(15, format!("{id}: {added:?} made; the log says {steps:?}"));
         }
-        let phase = board.statuses.get(id).map(|status| status.state.phase.to_string());
+        let phase = model.statuses.get(id).map(|status| status.state.phase.to_string());
         if let Some(step) = steps.iter().find(|step| phase.as_ref() != Some(&step.phase)) {
             say(15, format!("{id} is {phase:?}; the log says {step:?}"));
         }
@@ -78,10 +90,10 @@ fn volleys(deed: &AppliedBatchWrite, board: &BatchModel, say: Say<'_>) {
 }
 
 fn logged<'d>(
-    deed: &'d AppliedBatchWrite,
+    applied_write: &'d AppliedBatchWrite,
     id: &'d Namespaced,
 ) -> impl Iterator<Item = &'d JobStep> {
-    let steps = deed.changes.iter().filter_map(|seen| match seen {
+    let steps = applied_write.changes.iter().filter_map(|seen| match seen {
         ModelEvent::Audit(details) => match &**details {
             Details::JobStep(step) => Some(step),
             _ => None,
@@ -92,10 +104,10 @@ fn logged<'d>(
 }
 
 fn status(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     id: &Namespaced,
     (before, after): (&Option<Arc<JobStatus>>, &Arc<JobStatus>),
-    board: &BatchModel,
+    model: &BatchModel,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
@@ -107,8 +119,8 @@ fn status(
     let fresh = JobStatus { uid: after.uid, ..JobStatus::default() };
     let before = before.as_deref().filter(|before| before.uid == after.uid).unwrap_or(&fresh);
     edges(id, before, after, say);
-    log(deed, id, before, after, say);
-    let Some((uid, spec)) = board.spec(id) else { return };
+    log(applied_write, id, before, after, say);
+    let Some((uid, spec)) = model.spec(id) else { return };
     // Of a job that it could not look at, an owner says so in what it knows.
     let is_said = matches!(after.state.reason.as_str(), "Quarantined" | "InvalidRecord");
     if after.uid != uid {
@@ -118,12 +130,12 @@ fn status(
         say(20, format!("{id} is {uid}, and its status tells of {}", after.uid));
         return;
     }
-    counters(deed, id, (before, after), spec, board, say);
-    let now = clock(deed, facts);
+    counters(applied_write, id, (before, after), spec, model, say);
+    let now = clock(applied_write, facts);
     let fails = after.state.phase == JobPhase::Failed && before.state.phase != JobPhase::Failed;
     let ended = after.state.phase.is_final() && !before.state.phase.is_final();
     met_if(ended, Occasion::Ended);
-    waits_for_others(id, after, spec, board);
+    waits_for_others(id, after, spec, model);
     if fails && after.state.reason == "DeadlineExceeded" {
         met(Occasion::DeadlinePassed);
         let due = before.start_time.zip(spec.active_deadline);
@@ -132,13 +144,13 @@ fn status(
             say(24, format!("{id} failed at {now:?}, its deadline is {due:?}"));
         }
     } else if fails && after.state.reason != "MaxRetryReached" {
-        let failed = failures(board, id, uid).any(|(_, code)| code.is_some());
+        let failed = failures(model, id, uid).any(|(_, code)| code.is_some());
         if !failed {
             say(22, format!("{id} failed ({}), and none of its members did", after.state.reason));
         }
     }
     let done = after.state.phase == JobPhase::Completed && before.state.phase.starts_members();
-    let ended_well = board
+    let ended_well = model
         .history
         .ended
         .iter()
@@ -149,12 +161,15 @@ fn status(
 }
 
 /// Whether a job has its place, and members of it wait for others.
-fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: &BatchModel) {
+fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, model: &BatchModel) {
     let made = |task: &str| {
-        board.intents.values().any(|(mark, _)| mark.job == *id && mark.slot.task == task)
+        model
+            .intents
+            .values()
+            .any(|(identity, _)| identity.job == *id && identity.slot.task == task)
     };
     let waits = spec.tasks.iter().any(|task| !task.depends_on.is_empty() && !made(&task.name));
-    let group = board.group_statuses.get(id).zip(board.groups.get(id));
+    let group = model.group_statuses.get(id).zip(model.groups.get(id));
     let placed = group.is_some_and(|(status, group)| {
         group.record.as_ref().is_some_and(|record| status.may_start(&record.spec))
     });
@@ -163,11 +178,11 @@ fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, board: 
 
 /// Tries of a job that ended, and not well.
 pub fn failures<'b>(
-    board: &'b BatchModel,
+    model: &'b BatchModel,
     id: &'b Namespaced,
     uid: JobUid,
 ) -> impl Iterator<Item = (&'b super::super::history::Try, Option<i32>)> {
-    let own = board.history.ended.iter().filter(move |(of, _)| of.job == *id && of.uid == uid);
+    let own = model.history.ended.iter().filter(move |(of, _)| of.job == *id && of.uid == uid);
     own.filter(|(_, code)| **code != Some(0)).map(|(of, code)| (of, *code))
 }
 
@@ -235,22 +250,22 @@ fn listed(from: JobPhase, to: JobPhase) -> bool {
 
 /// 15: what was done stands in the log, once, in the same transaction.
 fn log(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     id: &Namespaced,
     before: &JobStatus,
     after: &JobStatus,
     say: Say<'_>,
 ) {
-    let steps: Vec<&JobStep> = logged(deed, id).collect();
+    let steps: Vec<&JobStep> = logged(applied_write, id).collect();
     let mut added: BTreeSet<String> = BTreeSet::new();
     let mut moved = false;
     let mut command = None;
-    for seen in &deed.changes {
+    for seen in &applied_write.changes {
         match seen {
-            ModelEvent::Intent(place, (_, Some(mark))) if mark.job == *id => {
-                _ = added.insert(format!("{}@{}", mark.slot, place.node))
+            ModelEvent::Intent(place, (_, Some(identity))) if identity.job == *id => {
+                _ = added.insert(format!("{}@{}", identity.slot, place.node))
             }
-            ModelEvent::Intent(_, (Some(mark), None)) if mark.job == *id => moved = true,
+            ModelEvent::Intent(_, (Some(identity), None)) if identity.job == *id => moved = true,
             ModelEvent::Command(of, (Some(asked), None)) => {
                 if matches!(&asked.target, Target::Job { job, .. } if job == id) {
                     command = Some(*of);
@@ -281,15 +296,16 @@ fn log(
 /// 22: counters grow by one with the restart that they count, and never beyond what happened or their limit; 20:
 /// nothing but a restart of the whole begins a new attempt of the whole.
 fn counters(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     id: &Namespaced,
     (before, after): (&JobStatus, &JobStatus),
     spec: &JobSpec,
-    board: &BatchModel,
+    model: &BatchModel,
     say: Say<'_>,
 ) {
-    let asked = logged(deed, id).find_map(|step| step.asked.as_deref()).unwrap_or("nothing");
-    let by_person = logged(deed, id).any(|step| step.command.is_some());
+    let asked =
+        logged(applied_write, id).find_map(|step| step.asked.as_deref()).unwrap_or("nothing");
+    let by_person = logged(applied_write, id).any(|step| step.command.is_some());
     let restart = matches!(asked, "RestartJob" | "RestartTask" | "RestartPod");
     let (old, new) = (before.retry_count, after.retry_count);
     if new != old && (new != old + 1 || !restart || by_person) {
@@ -318,13 +334,13 @@ fn counters(
             say(22, format!("{id}: failures of {name} were forgotten"));
         }
     }
-    if board.restored_at.is_some() {
+    if model.restored_at.is_some() {
         return;
     }
     let uid = after.uid;
-    let faults = failures(board, id, uid).count();
-    let own_faults = failures(board, id, uid).filter(|(_, code)| code.is_some()).count();
-    let lost = board.history.lost.iter().filter(|of| of.job == *id && of.uid == uid).count();
+    let faults = failures(model, id, uid).count();
+    let own_faults = failures(model, id, uid).filter(|(_, code)| code.is_some()).count();
+    let lost = model.history.lost.iter().filter(|of| of.job == *id && of.uid == uid).count();
     if after.retry_count as usize > faults + lost {
         let n = after.retry_count;
         say(
@@ -349,10 +365,10 @@ fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
 
 /// 25: a record goes when a person says so or when its time is up, and nothing of it stays.
 fn gone(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     id: &Namespaced,
     record: &super::super::model::JobSeen,
-    board: &BatchModel,
+    model: &BatchModel,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
@@ -360,23 +376,23 @@ fn gone(
     if record.spec.is_none() && !record.deleting {
         say(25, format!("{id} was deleted, and nobody can read what it says"));
     }
-    let status = deed.changes.iter().find_map(|seen| match seen {
+    let status = applied_write.changes.iter().find_map(|seen| match seen {
         ModelEvent::JobStatus(of, (before, None)) if of == id => before.as_deref(),
         _ => None,
     });
     if let Some(spec) = record.spec.as_ref().filter(|_| !record.deleting) {
         let due = status.filter(|status| status.uid == record.uid);
         let due = due.and_then(|status| expires(spec, status));
-        let now = clock(deed, facts);
+        let now = clock(applied_write, facts);
         if due.zip(now).is_none_or(|(due, now)| now < due) {
             let phase = status.map(|status| status.state.phase);
             say(25, format!("{id} was deleted when it was {phase:?}; due {due:?}, now {now:?}"));
         }
     }
-    if let Some((place, _)) = board.pods.iter().find(|(_, mark)| mark.job == *id) {
+    if let Some((place, _)) = model.pods.iter().find(|(_, identity)| identity.job == *id) {
         say(25, format!("{id} was deleted, and {}/{} stays", place.node, place.pod));
     }
-    if board.groups.contains_key(id) {
+    if model.groups.contains_key(id) {
         say(25, format!("{id} was deleted, and its group stays"));
     }
 }
@@ -384,23 +400,23 @@ fn gone(
 /// A command is consumed in the transaction that carries it out.
 /// Of a job that goes, because a person says so or because its time is up (25), it goes with the job.
 fn consumed(
-    deed: &AppliedBatchWrite,
+    applied_write: &AppliedBatchWrite,
     command_id: uuid::Uuid,
     command: &Command,
-    board: &BatchModel,
+    model: &BatchModel,
     facts: &CheckFacts,
     say: Say<'_>,
 ) {
-    if board.history.consumed.contains(&command_id) {
+    if model.history.consumed.contains(&command_id) {
         say(22, format!("command {command_id} was carried out twice"));
     }
     let Target::Job { job, uid, task, index } = &command.target else {
-        return queues(command, board, say);
+        return queues(command, model, say);
     };
-    if !board.jobs.contains_key(job) {
+    if !model.jobs.contains_key(job) {
         return;
     }
-    let pair: Option<&Pair<JobStatus>> = deed.changes.iter().find_map(|seen| match seen {
+    let pair: Option<&Pair<JobStatus>> = applied_write.changes.iter().find_map(|seen| match seen {
         ModelEvent::JobStatus(id, pair) if id == job => Some(pair),
         _ => None,
     });
@@ -408,15 +424,15 @@ fn consumed(
         say(22, format!("{} of {job} was consumed, and nothing was done", command.action));
         return;
     };
-    let (Some(after), Some((record_uid, spec))) = (after, board.spec(job)) else { return };
-    let earlier = board.given.get(&command_id).is_some_and(|given| *given < record_uid.0);
+    let (Some(after), Some((record_uid, spec))) = (after, model.spec(job)) else { return };
+    let earlier = model.given.get(&command_id).is_some_and(|given| *given < record_uid.0);
     let of_another = uid.is_some_and(|uid| JobUid(uid) != record_uid);
     if earlier || of_another || spec.deleting {
         return;
     }
     let before = before.as_ref().filter(|before| before.uid == after.uid);
     let due = before.and_then(|before| expires(spec, before));
-    if due.zip(clock(deed, facts)).is_some_and(|(due, now)| now >= due) {
+    if due.zip(clock(applied_write, facts)).is_some_and(|(due, now)| now >= due) {
         return;
     }
     let from = before.map_or(JobPhase::Pending, |before| before.state.phase);
@@ -447,14 +463,14 @@ fn consumed(
     }
 }
 
-fn queues(command: &Command, board: &BatchModel, say: Say<'_>) {
+fn queues(command: &Command, model: &BatchModel, say: Say<'_>) {
     let Target::Queue { queue } = &command.target else { return };
     let wanted = match command.action {
         CommandAction::OpenQueue => Desired::Open,
         CommandAction::CloseQueue => Desired::Closed,
         _ => return,
     };
-    let state = board.queues.get(queue).and_then(|spec| Some(spec.as_ref()?.state));
+    let state = model.queues.get(queue).and_then(|spec| Some(spec.as_ref()?.state));
     if state != Some(wanted) {
         say(22, format!("{} of {queue} was consumed, and it is {state:?}", command.action));
     }

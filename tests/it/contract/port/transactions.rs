@@ -38,7 +38,7 @@ pub const CASES: &[Case<Port>] = cases! {
     pT41 Shared "lock is refused during a lock-delay" => lock_delay;
     pT43 Shared "what fits the limits by our count is never too large" => fits;
     pT44 Shared "the index of a transaction that only checks and deletes is 0" => no_entry;
-    pT45 Shared "entries are named below the root" => rooted;
+    pT45 Shared "entries are named below the root" => prefixed;
     pT47 Shared "a transaction that changes nothing names the index that its keys have" => changes_nothing;
     pT46 Shared "a read-only transaction commits at 0" => read_only;
     pT48 Shared "questions are answered at one moment, and nothing moves" => questions;
@@ -336,7 +336,7 @@ async fn no_entry(p: Port) {
     assert_eq!(p.commit(&[delete_op("a"), not_exists("a")]).await, (Index::ZERO, vec![]));
 }
 
-async fn rooted(p: Port) {
+async fn prefixed(p: Port) {
     p.set("p/a", "x").await;
     let (_, entries) =
         p.commit(&[Op::GetTree { prefix: prefix("p") }, get_op("p/a"), set("b", "x")]).await;
