@@ -1,4 +1,4 @@
-//! Where the simulation reaches into the program: safety layers that it can switch off, to see that their absence is
+//! Failpoints for the simulation: safety layers that it can switch off, to see that their absence is
 //! noticed, tasks that it can hold still, as SIGSTOP does, and how large a large tree is. Outside tests and the feature
 //! `sim` every function here is empty.
 

@@ -15,7 +15,7 @@
 //! | [`schedule`] | the `Scheduler` trait and its implementations |
 //! | [`labels`], [`manifest`], [`audit`] | pure building blocks: selectors, pod manifests, audit records |
 //! | [`node`] | what the farm reads of nodes and pods' health |
-//! | [`failpoints`], `sim` | the simulated world, and where it reaches into the program |
+//! | [`failpoints`], `sim` | the simulated world, and the failpoints that it uses |
 //! | [`http`] | health, readiness, metrics and status of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
 //!

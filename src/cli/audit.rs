@@ -337,7 +337,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
-    let orphaned_allocations = allocations::promises_of(&entries).orphaned_allocations;
+    let orphaned_allocations = allocations::allocations_of(&entries).orphaned_allocations;
     let leaked = |orphaned: &OrphanedAllocation| json!({"node": orphaned.node, "pod_id": orphaned.pod, "replication_controller_id": orphaned.owner});
     let shown = json!({
         "records": log.len(),

@@ -173,7 +173,7 @@ pub(super) mod tests {
     use crate::labels::Labels;
     use crate::store::Reader;
 
-    /// A console whose first write transactions meet these fates.
+    /// A context whose first write transactions meet these fates.
     pub(in crate::cli) fn context(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
         let next = AtomicUsize::new(0);
         let faults = move |request: &Request<'_>| match request {

@@ -144,7 +144,7 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     runtime.block_on(dispatch(cli, address))
 }
 
-/// A daemon has a client and a log of its own; every other command a console.
+/// A daemon has a client and a log of its own; every other command a context.
 async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     let Cli { global, command } = cli;
     let mut context = || -> anyhow::Result<CommandContext> {

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_never_longer_than_the_port_promises() {
+    fn a_body_is_never_longer_than_the_port_allocations() {
         let id = SessionId::from("adf4238a-882b-9ddc-4a9d-5b6758e4159e");
         let (k, index) = (key("some/key"), Index(u64::MAX));
         for len in 0..8 {

@@ -1,4 +1,4 @@
-//! One watched tree: read by one blocking query, digested once, shared by all who need it.
+//! Cache of one Consul prefix: one blocking query, decoded once, shared by all readers.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::store::watch::{Budget, PollPolicy, Transferred, TreeWatch};
 use crate::store::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use crate::time::{IdSource, backoff};
 
-/// What a tree means to us.
+/// Index built from the entries of one Consul prefix.
 #[expect(
     clippy::len_without_is_empty,
     reason = "a length is only ever compared with the one before"
@@ -30,7 +30,7 @@ pub trait CacheIndex: Default + Send + Sync + 'static {
     fn len(&self) -> usize;
 }
 
-/// A tree as it was when read.
+/// Contents of a prefix at one read.
 #[derive(Debug, Default)]
 pub struct Snapshot<T> {
     /// Its meaning.
@@ -41,7 +41,7 @@ pub struct Snapshot<T> {
     pub asked: Option<Instant>,
     /// How many reads had been sent when this one was answered.
     sent_by_then: u64,
-    /// Why it is not to be trusted.
+    /// Why the mass deletion guard holds it back, if it does.
     pub untrusted: Option<UntrustedReason>,
     /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
     doubts: u32,
@@ -49,7 +49,7 @@ pub struct Snapshot<T> {
     trusted_len: usize,
     /// The size of the answer.
     entries: usize,
-    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index promises, and a snapshot
+    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index allocations, and a snapshot
     /// that is restored takes that away under the same index.
     indexes: u64,
 }
@@ -80,14 +80,14 @@ impl<T> Snapshot<T> {
     }
 }
 
-/// A read that was sent: when, and as which.
+/// A read that was sent: its time and its sequence number.
 #[derive(Debug, Clone, Copy)]
 struct SentRead {
     at: Instant,
     number: u64,
 }
 
-/// A watched tree.
+/// Cache of one Consul prefix, kept current by one blocking query and shared by all readers.
 pub struct Cache<T> {
     reader: Arc<dyn Reader>,
     prefix: Prefix,
@@ -110,7 +110,7 @@ type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
 /// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
 const EMPTY_PAUSE: Duration = Duration::from_millis(500);
 
-/// A tree that is not believed is read again this often.
+/// A tree that is not trusted is read again this often.
 const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
 
 /// At least this often a tree is read anew, whatever its watch says.
@@ -168,11 +168,11 @@ impl<T: CacheIndex> Cache<T> {
     /// Any [`StoreError`].
     pub async fn read_now(&self) -> Result<Arc<Snapshot<T>>, StoreError> {
         loop {
-            let ask = self.ask();
+            let request = self.request();
             let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
             let (answer, _) = self.verified(answer, true).await?;
             let before = self.snapshot().index;
-            if !self.take(answer, ask, true) {
+            if !self.take(answer, request, true) {
                 continue;
             }
             let seen = self.snapshot();
@@ -183,7 +183,7 @@ impl<T: CacheIndex> Cache<T> {
         }
     }
 
-    fn ask(&self) -> SentRead {
+    fn request(&self) -> SentRead {
         SentRead { at: Instant::now(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
     }
 
@@ -206,7 +206,7 @@ impl<T: CacheIndex> Cache<T> {
         *seen = Arc::new(Snapshot { untrusted: None, trusted_len, ..(**seen).clone() });
     }
 
-    /// Ends the pause between two reads, if one is going on.
+    /// Ends the pause before the next read, if there is one.
     pub fn refresh_soon(&self) {
         self.read_at_once.notify_one();
     }
@@ -230,7 +230,7 @@ impl<T: CacheIndex> Cache<T> {
         let (mut budget, mut last_read) = (Budget::default(), Instant::now());
         let mut failures = 0;
         loop {
-            let ask = self.ask();
+            let request = self.request();
             let next = tokio::select! {
                 biased;
                 next = watch.next() => next,
@@ -254,7 +254,7 @@ impl<T: CacheIndex> Cache<T> {
                     failures = 0;
                     let before = self.snapshot();
                     let woken = Instant::now();
-                    if !self.take(answer, ask, confirmed) {
+                    if !self.take(answer, request, confirmed) {
                         watch.reset();
                     }
                     let seen = self.snapshot();
@@ -266,7 +266,7 @@ impl<T: CacheIndex> Cache<T> {
                     let (empty, doubtful) = (seen.entries == 0, seen.untrusted.is_some());
                     told = seen;
                     let rested = woken.duration_since(last_read);
-                    let cost = cost(&before, watch.transferred(), ask.at, woken);
+                    let cost = cost(&before, watch.transferred(), request.at, woken);
                     budget = budget.after_read(self.poll_policy, rested, cost);
                     last_read = Instant::now();
                     let pause = budget.pause(self.poll_policy);
@@ -326,18 +326,18 @@ impl<T: CacheIndex> Cache<T> {
     /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one, and that
     /// may be the past: nobody confirmed it, and a deposed leader remembers such a state; or it was under way when the
     /// last one was answered, and which of them is of the later time nothing tells.
-    fn take(&self, answer: Answer<Vec<Entry>>, ask: SentRead, confirmed: bool) -> bool {
+    fn take(&self, answer: Answer<Vec<Entry>>, request: SentRead, confirmed: bool) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
         // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
         // earlier and shows nothing newer was overtaken.
-        if old.asked.is_some_and(|then| then > ask.at) && answer.index <= old.index {
+        if old.asked.is_some_and(|then| then > request.at) && answer.index <= old.index {
             return true;
         }
-        if answer.index < old.index && !(confirmed && ask.number > old.sent_by_then) {
+        if answer.index < old.index && !(confirmed && request.number > old.sent_by_then) {
             return false;
         }
-        let asked = Some(old.asked.map_or(ask.at, |then| then.max(ask.at)));
+        let asked = Some(old.asked.map_or(request.at, |then| then.max(request.at)));
         let sent_by_then = self.sent.load(Ordering::SeqCst);
         let (first, entries) = (!old.is_read(), answer.value.len());
         let indexes = answer.value.iter().fold(0, |sum: u64, e| sum.wrapping_add(e.modify_index.0));
@@ -410,12 +410,12 @@ fn cost<T>(
     if before.is_read() { digestion + by_size } else { digestion + waited }
 }
 
-/// What the trees tell the farm.
+/// Events that caches push to the farm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FarmEvent {
     /// Records, their labels or their locks changed: claims may have to be planned anew.
     Claims,
-    /// These records' worlds changed.
+    /// Caches that these records depend on changed.
     Changed(BTreeSet<RecordId>),
     /// Something that concerns every record changed.
     All,
@@ -423,7 +423,7 @@ pub enum FarmEvent {
     Doorbells,
 }
 
-/// Where the trees leave their events for the farm; also how a farm waits.
+/// Queue of events that wake the farm loop. Equal events are merged.
 #[derive(Default)]
 pub struct WakeQueue {
     events: Mutex<Vec<FarmEvent>>,
@@ -431,7 +431,7 @@ pub struct WakeQueue {
 }
 
 impl WakeQueue {
-    /// Leaves an event.
+    /// Adds an event.
     pub fn push(&self, event: FarmEvent) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if !events.contains(&event) {

@@ -41,7 +41,7 @@ pub type Guarded = (RecordId, Option<Op>);
 /// What became of giving locks up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]
-pub enum Parted {
+pub enum ReleaseOutcome {
     /// Given up.
     AsPlanned,
     /// The store failed, so some may be ours still.
@@ -117,7 +117,7 @@ impl Claims {
 
     /// Gives locks up, each under its guard: released and deleted in one step, so that whoever waits gets them at
     /// once. A lock that is not ours any more makes its whole batch fall apart into single ones.
-    pub async fn release(&self, kind: &dyn Kind, parted: &[Guarded]) -> Parted {
+    pub async fn release(&self, kind: &dyn Kind, parted: &[Guarded]) -> ReleaseOutcome {
         let ops = |(id, guard): &Guarded| {
             let key = lock_key(kind, id)?;
             let unlock = self.unlock_op(kind, id)?;
@@ -134,7 +134,7 @@ impl Claims {
         parted: &[Guarded],
         farm: &FarmName,
         to: &SessionId,
-    ) -> Parted {
+    ) -> ReleaseOutcome {
         let ops = |(id, guard): &Guarded| {
             let key = lock_key(kind, id)?;
             let value = Bytes::copy_from_slice(farm.as_str().as_bytes());
@@ -145,7 +145,12 @@ impl Claims {
     }
 
     /// Gives up another lock of a record than the one that says who owns it.
-    pub async fn release_stray(&self, kind: &dyn Kind, id: &RecordId, lock: &str) -> Parted {
+    pub async fn release_stray(
+        &self,
+        kind: &dyn Kind,
+        id: &RecordId,
+        lock: &str,
+    ) -> ReleaseOutcome {
         let key = kind.locks().key_of(&format!("{id}/{lock}"));
         let ops = key.map(|key| {
             let (value, session) = (Bytes::new(), self.epoch.session().clone());
@@ -155,12 +160,12 @@ impl Claims {
     }
 
     /// Commits the operations of each lock together, those of many locks in one transaction where they fit.
-    async fn part(&self, locks: Vec<Vec<Op>>) -> Parted {
+    async fn part(&self, locks: Vec<Vec<Op>>) -> ReleaseOutcome {
         let most = locks.iter().map(Vec::len).max().unwrap_or(1);
-        let mut parted = Parted::AsPlanned;
+        let mut parted = ReleaseOutcome::AsPlanned;
         for batch in locks.chunks((self.limits.ops / most).max(1)) {
             match (self.part_batch(&batch.concat()).await, batch) {
-                (Parted::Refused, many) if many.len() > 1 => {
+                (ReleaseOutcome::Refused, many) if many.len() > 1 => {
                     debug!(locks = many.len(), "release refused: releasing claims one by one");
                     for ops in many {
                         parted = parted.max(self.part_batch(ops).await);
@@ -172,17 +177,17 @@ impl Claims {
         parted
     }
 
-    async fn part_batch(&self, ops: &[Op]) -> Parted {
+    async fn part_batch(&self, ops: &[Op]) -> ReleaseOutcome {
         match self.store.txn(ops).await {
-            Ok(TxnOutcome::Committed { .. }) => Parted::AsPlanned,
+            Ok(TxnOutcome::Committed { .. }) => ReleaseOutcome::AsPlanned,
             Ok(TxnOutcome::Refused(refusals)) => {
                 debug!(?refusals, "release refused");
-                Parted::Refused
+                ReleaseOutcome::Refused
             }
             Err(error) => {
                 let key = ops.first().map_or("", Op::subject);
                 warn!(%error, key, "claims could not be released; will retry");
-                Parted::Unknown
+                ReleaseOutcome::Unknown
             }
         }
     }

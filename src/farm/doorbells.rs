@@ -1,6 +1,6 @@
 //! Which doorbells were answered, and when they are taken down.
 //!
-//! Not at once: the answer is a transaction of the record's task, and the write that takes the bell down would stand
+//! Not at once: the answer is a transaction of the record's task, and the write that takes the doorbell down would stand
 //! before it in Consul's log, which on a server with a disk costs it a sync. And many are taken down in one go.
 
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use super::kind::RecordId;
 use super::records::Doorbells;
 use crate::store::Index;
 
-/// A bell by kind and record, and the index at which it was rung.
+/// A doorbell by kind and record, and the index at which it was rung.
 pub(super) type Rung = ((String, RecordId), Index);
 
-/// So long after its answer a bell is taken down.
+/// So long after its answer a doorbell is taken down.
 const AFTER: Duration = Duration::from_millis(250);
 
 /// So long after it could not be, that is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// Handled doorbells and when to delete them.
 #[derive(Debug, Default)]
 pub(super) struct Answering {
     answered: BTreeMap<(String, RecordId), Index>,
@@ -48,12 +48,12 @@ impl Answering {
         self.answered.retain(|bell, _| doorbells.0.contains_key(bell));
     }
 
-    /// When bells are to be taken down next.
+    /// When doorbells are to be taken down next.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The bells to be taken down, in groups of at most so many.
+    /// The doorbells to be taken down, in groups of at most so many.
     pub(super) fn take(&mut self, at_most: usize) -> Vec<Vec<Rung>> {
         self.due = None;
         let all = std::mem::take(&mut self.hanging);

@@ -45,7 +45,7 @@ impl fmt::Debug for RecordId {
     }
 }
 
-/// What every controller and every kind gets from its farm.
+/// What a farm gives to every controller and every kind.
 #[derive(Clone)]
 pub struct ControllerContext {
     /// The farm.
@@ -62,7 +62,7 @@ pub struct ControllerContext {
     pub limits: crate::store::TxnLimits,
 }
 
-/// What a controller gets when its record has been claimed.
+/// A claimed record with its claim and the caches of its kind.
 #[derive(Clone)]
 pub struct ClaimedRecord {
     /// The record.
@@ -159,7 +159,7 @@ pub trait Kind: Send + Sync + 'static {
     fn confirm(&self);
 
     /// What holds destructive plans back, for people; empty when nothing does.
-    fn suspicions(&self) -> Vec<String>;
+    fn untrusted_caches(&self) -> Vec<String>;
 
     /// Nodes that could not start pods of several records, and until when its controllers add none there.
     fn suspects(&self) -> BTreeMap<NodeName, Instant> {
@@ -178,7 +178,7 @@ pub trait Kind: Send + Sync + 'static {
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller>;
 }
 
-/// When to look again.
+/// When to reconcile again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// When something changes.

@@ -1,4 +1,4 @@
-//! One kind of record in a farm: its trees, its running tasks, and the books that planning claims needs.
+//! One kind of record in a farm: its trees, its running tasks, and what the claim plan needs to know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) struct KindState {
     pub(super) unusable: BTreeSet<RecordId>,
     /// Its locks and labels are being read anew, because Consul refused what followed from them.
     pub(super) is_doubted: bool,
-    /// What the books were last made from.
+    /// What `count` last used.
     stock: Option<Stock>,
 }
 
@@ -179,7 +179,7 @@ impl RunningRecord {
 }
 
 impl KindState {
-    /// Whether the bell is ours to answer, or nobody's any more.
+    /// Whether the doorbell is ours to answer, or nobody's any more.
     pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
         if let Some(running) = self.running.get(id) {
             if self.records.snapshot().index < rung {

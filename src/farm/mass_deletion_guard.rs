@@ -1,11 +1,11 @@
 //! Consul answers 404 both for "nothing there" and for "you may not look" (`consul_semantics.md` §0 #13), and a
-//! restored snapshot or a slip of the hand can empty a tree. So a tree that shrinks suddenly is not believed.
+//! restored snapshot or a slip of the hand can empty a tree. So a tree that shrinks suddenly is not trusted.
 
 use std::fmt;
 
 use crate::failpoints::{Failpoint, enabled};
 
-/// Why a tree is not believed.
+/// Why a tree is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UntrustedReason {
     /// It was this large and is now less than half of it.
@@ -30,7 +30,7 @@ impl fmt::Display for UntrustedReason {
     }
 }
 
-/// A tree may lose this many entries at once without suspicion.
+/// A tree may lose this many entries at once before the guard holds removals back.
 const FEW: usize = 4;
 
 /// Judges a tree that had `trusted` entries when last trusted and has `now`.
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_that_loses_more_than_half_at_once_is_not_believed() {
+    fn a_tree_that_loses_more_than_half_at_once_is_not_trusted() {
         for (trusted, now, is_trusted) in [
             (0, 0, true),
             (1, 0, true),

@@ -3,7 +3,7 @@
 //! Keys read: per kind the records, their labels and their locks; `rcfarm/farms/`, `rcfarm/bell/`, `rcfarm/layout`.
 //! Keys written: ownership locks, its own `rcfarm/farms/<farm>`, `rcfarm/layout` and the bell sentinel when they
 //! are missing; it deletes the doorbells it has answered. Everything else is written by controllers.
-//! Who else writes them: other farms their own locks and presence; users records, labels and bells.
+//! Who else writes them: other farms their own locks and presence; users records, labels and doorbells.
 //! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
 
 pub mod cache;
@@ -54,7 +54,7 @@ pub struct FarmSettings {
 /// The grace of a node, unless set otherwise.
 pub const NODE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What a farm runs on.
+/// Environment of a farm: store, clock and identifiers.
 #[derive(Clone)]
 pub struct Env {
     /// The store.

@@ -62,7 +62,7 @@ impl FarmLoop<'_> {
                 .map(|state| (state.kind.name().to_owned(), state.running.len()))
                 .collect(),
             scheduler: self.states.iter().find_map(|state| state.kind.scheduler()),
-            suspicions: self.suspicions(),
+            suspicions: self.untrusted_caches(),
             suspect_nodes: self.suspects().into_keys().collect(),
             unusable_keys: unusable.collect(),
             leaving: false,
@@ -73,12 +73,12 @@ impl FarmLoop<'_> {
         self.states.iter().flat_map(|state| state.kind.suspects()).collect()
     }
 
-    pub(super) fn suspicions(&self) -> Vec<String> {
+    pub(super) fn untrusted_caches(&self) -> Vec<String> {
         let records = self.states.iter().filter_map(|state| {
             let why = state.records.snapshot().untrusted?;
             Some(format!("{}: {why}", state.kind.records()))
         });
-        records.chain(self.states.iter().flat_map(|state| state.kind.suspicions())).collect()
+        records.chain(self.states.iter().flat_map(|state| state.kind.untrusted_caches())).collect()
     }
 
     /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not

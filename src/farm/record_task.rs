@@ -22,7 +22,7 @@ const RESYNC: Duration = Duration::from_secs(300);
 /// So many failures in a row and the record is quarantined.
 const PATIENCE: u32 = 3;
 
-/// Why a child has ended.
+/// Why a record task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskExit {
     /// It was told to.
@@ -31,7 +31,7 @@ pub enum TaskExit {
     ClaimLost,
 }
 
-/// The farm's end of a child.
+/// Handle by which the farm wakes and stops a record task.
 pub struct TaskHandle {
     /// Look again.
     pub wake: Arc<Notify>,
@@ -39,7 +39,7 @@ pub struct TaskHandle {
     pub stop: CancellationToken,
 }
 
-/// What a child needs.
+/// What a record task needs.
 pub struct RecordTask {
     /// The record's kind.
     pub kind: Arc<dyn Kind>,
@@ -47,7 +47,7 @@ pub struct RecordTask {
     pub claimed: ClaimedRecord,
     /// The farm's end.
     pub handle: Arc<TaskHandle>,
-    /// The right to be at work, of which a kind's children have a few together. Ten thousand at once would hold
+    /// The right to be at work, of which the tasks of a kind have a few together. Ten thousand at once would hold
     /// up the heartbeats of the session that they all write under.
     pub turns: Arc<Semaphore>,
     /// Jitter.

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, error_span, info, warn};
 
 use super::cache::{Cache, FarmEvent, WakeQueue};
-use super::claims::{BUSY_PAUSE, Claims, Guarded, Parted, Round};
+use super::claims::{BUSY_PAUSE, Claims, Guarded, ReleaseOutcome, Round};
 use super::doorbells::{Answering, Rung};
 use super::kind::{ClaimedRecord, Kind, RecordId, lock_key};
 use super::kind_state::{KindState, LockRelease, RunningRecord};
@@ -40,7 +40,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum Done {
     Claimed(usize, Round),
     /// Locks were given up or handed over.
-    Parted(usize, Parted),
+    Parted(usize, ReleaseOutcome),
     /// The locks and the labels of a kind were read anew.
     Read(usize),
     /// The farm has said this of itself; `None`: it could not be written.
@@ -49,7 +49,7 @@ pub(super) enum Done {
     Quiet(Vec<Rung>),
 }
 
-/// What lives longer than an epoch.
+/// State that survives a lost Consul session.
 pub(super) struct FarmLoop<'f> {
     pub(super) farm: &'f Farm,
     pub(super) wake_queue: Arc<WakeQueue>,
@@ -60,7 +60,7 @@ pub(super) struct FarmLoop<'f> {
     pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
 }
 
-/// What lives as long as an epoch.
+/// State of one Consul session.
 pub(super) struct SessionState {
     pub(super) epoch: Epoch,
     claims: Claims,
@@ -146,7 +146,7 @@ impl FarmLoop<'_> {
                             self.claimed(e, n, round);
                             true
                         }
-                        Done::Parted(n, Parted::Refused) => {
+                        Done::Parted(n, ReleaseOutcome::Refused) => {
                             self.doubt(e, n);
                             false
                         }
@@ -155,8 +155,8 @@ impl FarmLoop<'_> {
                             true
                         }
                         // Whatever became of the locks, they are planned for anew.
-                        Done::Parted(_, Parted::Unknown) => true,
-                        Done::Parted(_, Parted::AsPlanned) => false,
+                        Done::Parted(_, ReleaseOutcome::Unknown) => true,
+                        Done::Parted(_, ReleaseOutcome::AsPlanned) => false,
                         Done::Announced(presence) => {
                             e.announced.said = presence;
                             false
@@ -236,7 +236,7 @@ impl FarmLoop<'_> {
         }
     }
 
-    /// Takes the answered bells down when their time has come, but for those that were rung anew; when it will.
+    /// Takes the answered doorbells down when their time has come, but for those that were rung anew; when it will.
     fn take_bells_down(&self, e: &mut SessionState) -> Option<Instant> {
         let now = Instant::now();
         if let Some(at) = e.answering.due().filter(|at| *at > now) {
@@ -304,7 +304,7 @@ impl FarmLoop<'_> {
             again_at = [again_at, decided.again_at].into_iter().flatten().min();
             self.carry_out(e, n, decided, &labels.value);
         }
-        let suspicions = self.suspicions();
+        let suspicions = self.untrusted_caches();
         self.farm.note(|report| {
             report.suspicions = suspicions;
             for state in &self.states {
@@ -520,7 +520,7 @@ impl FarmLoop<'_> {
     }
 }
 
-/// Takes bells down, each unless it was rung anew.
+/// Takes doorbells down, each unless it was rung anew.
 async fn quieten(store: Arc<dyn Store>, doorbells: Vec<Rung>) -> Done {
     let down = |((kind, id), index): &Rung| {
         let key = key::bells().key_of(&format!("{kind}/{id}"))?;

@@ -1,4 +1,4 @@
-//! Members whose pods do not fit into one transaction are started in a volley of several. Pure.
+//! Members whose pods do not fit into one transaction are started in a batched start of several. Pure.
 //!
 //! The transaction that begins it says in the status which members are started, and which of them the others make
 //! (`starting`). The others do not touch the status: each is guarded by its ModifyIndex, so several are under way at once,
@@ -12,10 +12,10 @@ use super::plan::{JobObserved, JobPlan};
 use super::spec::Slot;
 use super::status::JobStatus;
 
-/// No more pods than this are made in one volley: the rest comes after it.
+/// No more pods than this are made in one batched start: the rest comes after it.
 const MOST: usize = 4_096;
 
-/// Ends the volley that the status tells of: members of which there is no pod were not started.
+/// Ends the batched start that the status tells of: members of which there is no pod were not started.
 pub(super) fn reconcile_existing(status: &mut JobStatus, seen: &JobObserved<'_>) {
     if !status.is_starting() {
         return;

@@ -1,4 +1,4 @@
-//! What every job controller of a farm looks at, each tree read once for all.
+//! Caches for all job controllers of a farm, one per Consul tree.
 //!
 //! The owner of a job is the only one that changes its pods, so what it has just written counts more than a tree that
 //! was read before ([`JobPendingWrites`]). How a pod stands its node's agent says in `status/pods/`; that counts only when
@@ -155,7 +155,7 @@ impl CacheIndex for PodStates {
     }
 }
 
-/// What an owner knows of its pods from its own transactions, until the trees have caught up.
+/// The owner's own writes that the caches do not show yet.
 #[derive(Debug, Clone, Default)]
 pub struct JobPendingWrites {
     /// Index of the last transaction that changed pods, and so their labels. One that changed neither is none that
@@ -169,7 +169,7 @@ pub struct JobPendingWrites {
     pub pods: BTreeMap<PodRef, (LabelledMember, Option<(Index, u64)>)>,
     /// Pods that were removed, and when.
     pub removed: BTreeMap<PodRef, (Slot, Instant)>,
-    /// Pods that were read one by one, because the job's bell was rung.
+    /// Pods that were read one by one, because the job's doorbell was rung.
     pub fresh: BTreeMap<PodRef, FreshStatus>,
 }
 
@@ -205,7 +205,7 @@ pub struct Page {
     pub group: (Index, Option<PodGroupRecord>),
 }
 
-/// See the module.
+/// Caches shared by all job controllers of a farm.
 pub struct JobCaches {
     reader: Arc<dyn Reader>,
     /// Nodes and intents, which replication controllers look at, too.
@@ -496,7 +496,7 @@ impl JobCaches {
         }
     }
 
-    /// A job's bell was rung.
+    /// A job's doorbell was rung.
     pub fn note_rung(&self, id: &RecordId) {
         if let Ok(id) = id.as_str().parse() {
             self.doorbells().ring(id);

@@ -64,7 +64,7 @@ pub struct JobController {
     /// What is known may be older than what was last written: it is read before the next plan.
     behind: bool,
     refused: u32,
-    /// Transactions of a volley may be under way that are not awaited here.
+    /// Transactions of a batched start may be under way that are not awaited here.
     loose: bool,
     owner: JobOwner,
     warned: Option<String>,

@@ -20,7 +20,7 @@ use crate::store::{Index, Query, Reader, StoreError, key};
 const ANSWERED_PER_SECOND: u32 = 16;
 const PODS: usize = 8;
 
-/// Jobs whose bells were rung and not answered, and how many were in this second.
+/// Jobs whose doorbells were rung and not answered, and how many were in this second.
 #[derive(Debug, Default)]
 pub struct JobDoorbells {
     rung: BTreeSet<Namespaced>,
@@ -29,12 +29,12 @@ pub struct JobDoorbells {
 }
 
 impl JobDoorbells {
-    /// A job's bell was rung.
+    /// A job's doorbell was rung.
     pub fn ring(&mut self, job: Namespaced) {
         self.rung.insert(job);
     }
 
-    /// Whether a job's bell is to be answered by reading its pods, of which so many have yet to end.
+    /// Whether a job's doorbell is to be answered by reading its pods, of which so many have yet to end.
     pub fn answer(&mut self, job: &Namespaced, pods: usize, now: Instant) -> bool {
         if !self.rung.remove(job) || !(1..=PODS).contains(&pods) {
             return false;

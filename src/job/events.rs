@@ -59,7 +59,7 @@ pub fn step(
     Some(AuditRecord::new(&Details::JobStep(details), ctx.clock.wall()))
 }
 
-/// What a transaction of a volley did.
+/// What a transaction of a batched start did.
 pub fn batched_start(
     ctx: &ControllerContext,
     id: &Namespaced,

@@ -189,7 +189,7 @@ impl Kind for JobKind {
         self.caches.pods.confirm();
     }
 
-    fn suspicions(&self) -> Vec<String> {
+    fn untrusted_caches(&self) -> Vec<String> {
         self.caches.blind().into_iter().collect()
     }
 

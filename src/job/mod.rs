@@ -21,7 +21,7 @@
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
 //! | `waiting` | why it is not yet where it should be |
 //! | `batched_start` | members that are started by several transactions |
-//! | `sweep` | what is done about a job whose record is gone |
+//! | `collect_orphans` | deletes the pods, status and group of a job whose record is gone |
 //! | [`caches`], [`labelled`], [`doorbells`] | the trees that it watches, and who is told of an end at once |
 
 pub mod adoption;

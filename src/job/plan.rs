@@ -96,9 +96,9 @@ pub struct Create {
 pub enum GroupStep {
     /// It is as the job says, and it says what has become of its pods.
     Keep,
-    /// Whatever there is stays as it is, and none is made: the job goes, and its pods first, or its shape is another now.
+    /// Whatever there is stays as it is, and none is made: the job goes, and its pods first, or its immutable fields have changed.
     Leave,
-    /// It goes, and what was promised to it with it.
+    /// It goes, and what was allocated to it with it.
     Delete,
 }
 

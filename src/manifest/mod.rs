@@ -120,7 +120,7 @@ impl Manifest {
         &self.id
     }
 
-    /// What the pod asks for (`resources:`), to be promised to it where it is placed.
+    /// What the pod asks for (`resources:`), to be allocated to it where it is placed.
     #[must_use]
     pub fn resources(&self) -> &Resources {
         &self.resources

@@ -18,7 +18,7 @@ const RECORDS: usize = 3;
 const WINDOW: Duration = Duration::from_secs(600);
 /// For so long at first; each time that follows is twice as long.
 const FIRST: Duration = Duration::from_secs(60);
-/// The longest suspicion. A node that did well for as long is as good as any.
+/// The longest time for which a node is suspect. A node that did well for as long is as good as any.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// What is held against a node.
@@ -49,45 +49,45 @@ impl NodeFailureTracker {
         if failed.len() > 1 {
             return None;
         }
-        let trouble = self.nodes.entry(node.clone()).or_default();
-        if trouble.until.is_some_and(|until| now >= until + LONGEST) {
-            *trouble = NodeFailures::default();
+        let failures = self.nodes.entry(node.clone()).or_default();
+        if failures.until.is_some_and(|until| now >= until + LONGEST) {
+            *failures = NodeFailures::default();
         }
         // Once suspected, a node has to show that it does better: the next failure is enough.
-        let enough = if trouble.times == 0 { RECORDS } else { 1 };
-        // What failed before a suspicion has been paid for.
-        let since = trouble.until;
+        let enough = if failures.times == 0 { RECORDS } else { 1 };
+        // What failed before the node became suspect no longer counts.
+        let since = failures.until;
         let only_here = |failed: &&BTreeMap<NodeName, Instant>| {
             failed.len() == 1
                 && failed.get(node).is_some_and(|at| since.is_none_or(|since| *at >= since))
         };
-        if trouble.until.is_some_and(|until| now < until)
+        if failures.until.is_some_and(|until| now < until)
             || self.records.values().filter(only_here).count() < enough
         {
             return None;
         }
-        let pause = backoff(FIRST, LONGEST, trouble.times);
-        trouble.times = trouble.times.saturating_add(1);
-        trouble.until = Some(now + pause);
+        let pause = backoff(FIRST, LONGEST, failures.times);
+        failures.times = failures.times.saturating_add(1);
+        failures.until = Some(now + pause);
         Some(pause)
     }
 
     /// Whether a node is suspected.
     #[must_use]
     pub fn is_suspect(&self, node: &NodeName, now: Instant) -> bool {
-        self.nodes.get(node).and_then(|trouble| trouble.until).is_some_and(|until| now < until)
+        self.nodes.get(node).and_then(|failures| failures.until).is_some_and(|until| now < until)
     }
 
     /// The nodes that are suspected, and until when.
     pub fn suspects(&self, now: Instant) -> impl Iterator<Item = (&NodeName, Instant)> {
-        let until = |(node, trouble): (_, &NodeFailures)| Some((node, trouble.until?));
+        let until = |(node, failures): (_, &NodeFailures)| Some((node, failures.until?));
         self.nodes.iter().filter_map(until).filter(move |(_, until)| now < *until)
     }
 
-    /// When the next suspicion ends.
+    /// When the next node is no longer suspect.
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Option<Instant> {
-        self.nodes.values().filter_map(|trouble| trouble.until).filter(|until| *until > now).min()
+        self.nodes.values().filter_map(|failures| failures.until).filter(|until| *until > now).min()
     }
 }
 
@@ -98,36 +98,39 @@ mod tests {
     #[test]
     fn many_records_make_a_node_suspect_for_ever_longer_and_one_does_not() {
         let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
-        let (mut troubles, start) = (NodeFailureTracker::default(), Instant::now());
+        let (mut failure_tracker, start) = (NodeFailureTracker::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         for n in 0..100 {
-            assert_eq!(troubles.failed(&n1, "r1", after(n)), None, "always the same record");
+            assert_eq!(failure_tracker.failed(&n1, "r1", after(n)), None, "always the same record");
         }
-        assert_eq!(troubles.failed(&n1, "r2", after(100)), None);
-        assert_eq!(troubles.failed(&n2, "r3", after(100)), None, "another node");
-        assert_eq!(troubles.failed(&n1, "r4", after(800)), None, "the others are long ago");
-        assert_eq!(troubles.failed(&n1, "r5", after(801)), None);
-        assert_eq!(troubles.failed(&n1, "r6", after(802)), Some(FIRST));
-        assert!(troubles.is_suspect(&n1, after(861)) && !troubles.is_suspect(&n2, after(861)));
-        let suspects: Vec<_> = troubles.suspects(after(861)).collect();
+        assert_eq!(failure_tracker.failed(&n1, "r2", after(100)), None);
+        assert_eq!(failure_tracker.failed(&n2, "r3", after(100)), None, "another node");
+        assert_eq!(failure_tracker.failed(&n1, "r4", after(800)), None, "the others are long ago");
+        assert_eq!(failure_tracker.failed(&n1, "r5", after(801)), None);
+        assert_eq!(failure_tracker.failed(&n1, "r6", after(802)), Some(FIRST));
+        assert!(
+            failure_tracker.is_suspect(&n1, after(861))
+                && !failure_tracker.is_suspect(&n2, after(861))
+        );
+        let suspects: Vec<_> = failure_tracker.suspects(after(861)).collect();
         assert_eq!(suspects, [(&n1, after(862))]);
-        assert_eq!(troubles.next_end(after(861)), Some(after(862)));
-        assert_eq!(troubles.suspects(after(862)).count(), 0);
-        assert_eq!(troubles.failed(&n1, "r7", after(861)), None, "it is suspected already");
-        assert!(!troubles.is_suspect(&n1, after(862)));
-        assert_eq!(troubles.failed(&n1, "r8", after(900)), Some(FIRST * 2));
+        assert_eq!(failure_tracker.next_end(after(861)), Some(after(862)));
+        assert_eq!(failure_tracker.suspects(after(862)).count(), 0);
+        assert_eq!(failure_tracker.failed(&n1, "r7", after(861)), None, "it is suspected already");
+        assert!(!failure_tracker.is_suspect(&n1, after(862)));
+        assert_eq!(failure_tracker.failed(&n1, "r8", after(900)), Some(FIRST * 2));
         let long = after(900) + FIRST * 2 + LONGEST;
-        assert_eq!(troubles.failed(&n1, "r8", long), None, "it did well for long");
+        assert_eq!(failure_tracker.failed(&n1, "r8", long), None, "it did well for long");
     }
 
     #[test]
     fn records_that_start_nowhere_take_no_fleet_with_them() {
-        let (mut troubles, now) = (NodeFailureTracker::default(), Instant::now());
+        let (mut failure_tracker, now) = (NodeFailureTracker::default(), Instant::now());
         let mut suspects = 0;
         for node in 0..20 {
             let node: NodeName = format!("n{node}").parse().unwrap();
             for record in 0..5 {
-                let began = troubles.failed(&node, &format!("bad-{record}"), now);
+                let began = failure_tracker.failed(&node, &format!("bad-{record}"), now);
                 suspects += usize::from(began.is_some());
             }
         }

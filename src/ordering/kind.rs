@@ -113,7 +113,7 @@ impl Kind for OrderingKind {
         self.caches.groups.confirm();
     }
 
-    fn suspicions(&self) -> Vec<String> {
+    fn untrusted_caches(&self) -> Vec<String> {
         let (queues, groups) = (self.caches.queues.snapshot(), self.caches.groups.snapshot());
         let seen = [
             (self.caches.queues.prefix(), queues.untrusted),

@@ -2,7 +2,7 @@
 //! record, so exactly one farm orders the queues that name it; when it dies, another takes over.
 //!
 //! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/pod_groups/`, their statuses, and what nodes have
-//! and have promised.
+//! and have allocated.
 //! Keys written: `rcfarm/scheduler_status/<name>` (in every transaction: the chain), `rcfarm/queue_status/<queue>`,
 //! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`;
 //! `rcfarm/queues/default` when it is missing.
@@ -10,7 +10,7 @@
 //! allocations, by CAS.
 //! A crash between two writes leaves: groups each before or after its change, whole. A gang that touches more nodes
 //! than fit into a transaction is written ahead: first its whole place into its status (`Reserving`), then the
-//! promises of the nodes, in parts, then `Bound`. Nothing of it starts before `Bound`, and whoever owns the scheduler
+//! allocations of the nodes, in parts, then `Bound`. Nothing of it starts before `Bound`, and whoever owns the scheduler
 //! next goes on where the last one stopped, forward or back.
 //!
 //! | part | is |

@@ -1,4 +1,4 @@
-//! A group's members as pods on nodes: the question to the scheduler, what is promised for them, and what a pass
+//! A group's members as pods on nodes: the question to the scheduler, what is allocated for them, and what a pass
 //! does to one group. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,9 +71,9 @@ pub struct PlacementChange {
     pub before: Option<VersionedStatus>,
     /// Its status afterwards; `None`: the group is forgotten.
     pub after: Option<PodGroupStatus>,
-    /// Promises that are taken back.
+    /// Allocations that are taken back.
     pub release: Vec<GroupMember>,
-    /// Promises that are made, after those were taken back.
+    /// Allocations that are made, after those were taken back.
     pub allocate: Vec<GroupMember>,
     /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
     /// the pods since, and a record that no tree shows may be there.
@@ -106,18 +106,18 @@ impl PlacementChange {
     }
 }
 
-/// Nodes on which something is promised for these.
+/// Nodes on which something is allocated for these.
 pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTreeSet<&'m NodeName> {
     members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
 }
 
-/// In whose name a group's pods are promised their room.
+/// In whose name a group's pods are allocated their room.
 #[must_use]
 pub fn owner_of(id: &GroupId) -> AllocationOwner {
     AllocationOwner::Other(format!("pod_group/{id}"))
 }
 
-/// The group in whose name something is promised.
+/// The group in whose name something is allocated.
 #[must_use]
 pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
     match owner {

@@ -1,6 +1,6 @@
 //! Who goes next: queues, groups and nodes in, changes out. Pure.
 //!
-//! One pass settles what the known groups have become ([`super::reconcile_existing`]: ended, held, moved on, half placed), then goes
+//! One pass reconciles what the known groups have become ([`super::reconcile_existing`]: ended, held, moved on, half placed), then goes
 //! through those that want a place, in one order: queues of higher priority first, then groups of higher priority, then
 //! those that wait longer. A group is admitted and placed in the same step, whole or not at all: its queue and those
 //! above have enough left, and every member has a node with room. In a strict queue nothing goes before one that
@@ -368,7 +368,7 @@ impl<'a> Pass<'a> {
         self.room(&gang(c.id, spec, counts, self.seen.spec), request_key(spec, counts))
     }
 
-    /// Nodes for a gang, unless one of its shape found none before.
+    /// Nodes for a gang, unless one with the same request key found none before.
     pub(super) fn room(
         &mut self,
         question: &Gang,

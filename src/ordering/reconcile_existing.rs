@@ -63,7 +63,7 @@ impl<'a> Pass<'a> {
         candidates
     }
 
-    /// Gives back what is promised in the name of groups that have no status.
+    /// Gives back what is allocated in the name of groups that have no status.
     pub(super) fn free_orphaned(&mut self) {
         if !self.is_default() {
             return;

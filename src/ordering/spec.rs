@@ -34,7 +34,7 @@ pub struct SchedulerRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SchedulerSpec {
-    /// How places are found: `capacity`, over what nodes have and have promised.
+    /// How places are found: `capacity`, over what nodes have and have allocated.
     pub algorithm: String,
     /// Which nodes it may use at all; empty: all.
     pub node_selector: String,

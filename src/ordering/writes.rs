@@ -36,7 +36,7 @@ pub struct Batch {
     pub count: usize,
     /// Its operations, without the fixed ones.
     pub ops: Vec<Op>,
-    /// What it does to the promises of nodes.
+    /// What it does to the allocations of nodes.
     pub bookings: Vec<Booking>,
     /// Queues' statuses afterwards.
     pub queues: BTreeMap<QueueName, QueueStatus>,

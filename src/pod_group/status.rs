@@ -1,7 +1,7 @@
 //! What the scheduler's owner says of a PodGroup: the value of `rcfarm/pod_group_status/<ns>/<name>`.
 //!
 //! It is also the write-ahead record of a gang's placement (`GroupPlacement`): one CAS puts the whole of it here before
-//! anything is promised on a node, so that any later owner can finish or undo it.
+//! anything is allocated on a node, so that any later owner can finish or undo it.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ pub enum PodGroupReason {
     InsufficientCapacity,
     /// Its place is being reserved, in several transactions.
     Reserving,
-    /// A node that it was promised had no room after all, and the whole place is being given back.
+    /// A node that it was allocated had no room after all, and the whole place is being given back.
     ReservationFailed,
     /// Its place is being given back, in several transactions.
     Releasing,
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn members_start_on_their_nodes_when_the_whole_place_is_promised_to_their_owner() {
+    fn members_start_on_their_nodes_when_the_whole_place_is_allocated_to_their_owner() {
         let mut spec = PodGroupSpec { round: 3, ..PodGroupSpec::default() };
         let owner = |uid: &str| OwnerRef { kind: "Job".into(), name: "a".into(), uid: uid.into() };
         spec.owner = Some(owner("u1"));

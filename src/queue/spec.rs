@@ -38,12 +38,12 @@ pub struct BadField {
 }
 
 impl BadField {
-    /// A finding.
+    /// One invalid field.
     pub fn new(path: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         BadField { path: path.into(), why: why.into(), fix: fix.into() }
     }
 
-    /// All findings in one line.
+    /// All invalid fields in one line.
     #[must_use]
     pub fn list(all: &[BadField]) -> String {
         all.iter().map(BadField::to_string).collect::<Vec<_>>().join(" · ")

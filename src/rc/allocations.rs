@@ -1,4 +1,4 @@
-//! What an RC's pods were promised, beside the pods themselves: whose turn it is to promise, and promises that no pod
+//! What an RC's pods were promised, beside the pods themselves: whose turn it is to promise, and allocations that no pod
 //! has any more.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use crate::farm::kind::{Action, ReconcileError};
 use crate::ids::{NodeName, PodId, RcId};
 use crate::schedule::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
 
-/// Each leak takes two operations at most; a full transaction has room for so many on the oldest Consul.
+/// Each orphaned allocation takes two operations at most; a full transaction has room for so many on the oldest Consul.
 const LEAKS_PER_TRANSACTION: usize = 20;
 
 impl RcController {
@@ -42,7 +42,7 @@ impl RcController {
         look.eligible.iter().filter(lacks).cloned().collect()
     }
 
-    /// Frees what was promised to pods that are gone: this RC's own, and where it finds no room, other controllers'
+    /// Frees what was allocated to pods that are gone: this RC's own, and where it finds no room, other controllers'
     /// that stand in its way. `None`: there is nothing to free.
     pub(super) async fn free_orphaned(
         &mut self,
@@ -114,7 +114,7 @@ impl ReplicationPlan {
 }
 
 impl ClusterView {
-    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is promised,
+    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is allocated,
     /// and when a pod or an intent is gone. `true`: that is news.
     pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +126,7 @@ impl ClusterView {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What an RC was promised at places where it has no pod.
+    /// What an RC was allocated at places where it has no pod.
     fn orphaned_of<'p>(
         &self,
         id: RcId,
@@ -140,7 +140,7 @@ impl ClusterView {
         self.orphaned_on(&nodes).into_iter().filter(own).collect()
     }
 
-    /// What any RC was promised on some nodes where it has no pod, as far as the pods were read since.
+    /// What any RC was allocated on some nodes where it has no pod, as far as the pods were read since.
     fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
         let (labels, rooms) = (self.pods.snapshot(), self.rooms());
         let rooms = nodes.iter().map(|node| (node, rooms.of(node)));

@@ -1,4 +1,4 @@
-//! What every RC controller of a farm looks at: nodes, pods, intents, health; each tree read once for all.
+//! View of the cluster for all RC controllers of a farm: nodes, pods, intents, health; one cache per tree.
 //!
 //! The owner of an RC is the only one that changes its pods, so what it has just written counts more than a tree
 //! that was read before ([`PendingWrites`]); the trees tell what people did behind its back.
@@ -222,7 +222,7 @@ impl NodeSource for Arc<ClusterView> {
     }
 }
 
-/// What an owner knows of its pods from its own transactions, until the trees have caught up.
+/// The owner's own writes that the caches do not show yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingWrites {
     /// Index of the last transaction that changed pods.
@@ -271,7 +271,7 @@ impl PendingWrites {
     }
 }
 
-/// See the module.
+/// Caches of nodes, pods, intents and health, shared by all controllers of a farm.
 pub struct ClusterView {
     reader: Arc<dyn Reader>,
     /// `labels/node/`
@@ -281,7 +281,7 @@ pub struct ClusterView {
     /// A node whose agent is gone counts as down after this long.
     node_grace: Duration,
     /// Nodes that could not start pods of several records.
-    troubles: Mutex<NodeFailureTracker>,
+    failure_tracker: Mutex<NodeFailureTracker>,
     /// `labels/pod/`
     pub pods: Arc<Cache<PodLabels>>,
     /// `intent/`
@@ -293,7 +293,7 @@ pub struct ClusterView {
     /// Controllers that wait for room or for a place.
     pub(super) waiting: Mutex<BTreeSet<RcId>>,
     pub(super) statuses: RcStatuses,
-    /// RCs whose bells were rung, and whose pods' health was not read since.
+    /// RCs whose doorbells were rung, and whose pods' health was not read since.
     rung: Mutex<BTreeSet<RcId>>,
     /// Held while pods and intents are read.
     reading: tokio::sync::Mutex<()>,
@@ -312,7 +312,7 @@ impl ClusterView {
             nodes: Cache::guarded(reader.clone(), labels(LabelKind::Node), PollPolicy::PROMPT),
             records: Cache::new(reader.clone(), key::nodes(), PollPolicy::PROMPT),
             node_grace,
-            troubles: Mutex::default(),
+            failure_tracker: Mutex::default(),
             pods: Cache::new(reader.clone(), labels(LabelKind::Pod), PollPolicy::PODS),
             intents: Cache::new(reader.clone(), key::intents(), PollPolicy::INTENTS),
             health: Cache::new(reader.clone(), key::healths(), PollPolicy::RESYNC),
@@ -492,7 +492,9 @@ impl ClusterView {
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         let now = Instant::now();
         match self.records.snapshot().value.readiness(node, now, self.node_grace) {
-            NodeReadiness::Ready if self.troubles().is_suspect(node, now) => NodeReadiness::Suspect,
+            NodeReadiness::Ready if self.failure_tracker().is_suspect(node, now) => {
+                NodeReadiness::Suspect
+            }
             readiness => readiness,
         }
     }
@@ -505,15 +507,15 @@ impl ClusterView {
         for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
             let PodRef { node, pod } = place;
             let record = labels.value.record(place).unwrap_or(pod.as_str());
-            if let Some(pause) = self.troubles().failed(node, record, Instant::now()) {
+            if let Some(pause) = self.failure_tracker().failed(node, record, Instant::now()) {
                 warn!(alert = true, %node, ?pause,
                     "the node could not start pods of several records: none is added there for a while");
             }
         }
     }
 
-    fn troubles(&self) -> std::sync::MutexGuard<'_, NodeFailureTracker> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failure_tracker(&self) -> std::sync::MutexGuard<'_, NodeFailureTracker> {
+        self.failure_tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the pods of a node are reached, if it says so.
@@ -537,8 +539,11 @@ impl ClusterView {
     /// Nodes that could not start pods of several records, and until when none is added there.
     #[must_use]
     pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        let troubles = self.troubles();
-        troubles.suspects(Instant::now()).map(|(node, until)| (node.clone(), until)).collect()
+        let failure_tracker = self.failure_tracker();
+        failure_tracker
+            .suspects(Instant::now())
+            .map(|(node, until)| (node.clone(), until))
+            .collect()
     }
 
     /// Nodes that are down.
@@ -551,7 +556,7 @@ impl ClusterView {
         seen.value.nodes.keys().filter(down).cloned().collect()
     }
 
-    /// What the nodes have, and what of it is promised.
+    /// What the nodes have, and what of it is allocated.
     #[must_use]
     pub fn rooms(&self) -> NodeCapacities {
         self.ledger.rooms(&self.records.snapshot().value.capacities)
@@ -562,7 +567,7 @@ impl ClusterView {
     pub fn next_change(&self) -> Option<Instant> {
         let (seen, now) = (self.records.snapshot(), Instant::now());
         let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
-        down_at.filter(|at| *at > now).chain(self.troubles().next_end(now)).min()
+        down_at.filter(|at| *at > now).chain(self.failure_tracker().next_end(now)).min()
     }
 
     /// Whether the trees show everything that `known` says, so that it can be forgotten.

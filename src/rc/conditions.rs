@@ -52,7 +52,7 @@ pub(super) fn scheduled_condition(
         (RcReason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
     } else if eligible == 0 {
         (RcReason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
-    } else if let Shortage::Room(why) = shortage {
+    } else if let Shortage::Capacity(why) = shortage {
         (RcReason::InsufficientCapacity, format!("{current} of {desired}: {why}"))
     } else if let Shortage::Places(n) = shortage {
         let pod = seen.spec.manifest.id();

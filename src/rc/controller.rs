@@ -67,7 +67,7 @@ pub struct RcController {
     pub(super) known: Option<PendingWrites>,
     /// The record's value that was decoded last, and what came of it.
     decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
-    /// Health as read when the bell was rung last.
+    /// Health as read when the doorbell was rung last.
     fresh: Option<FreshHealth>,
     /// The status or the trees may be older than what was last written: they are read before the next plan.
     behind: bool,
@@ -146,7 +146,7 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        if self.reliance.take_astray() || self.behind {
+        if self.reliance.take_misplaced() || self.behind {
             self.refresh().await?;
         }
         let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
@@ -577,7 +577,7 @@ impl Controller for RcController {
         let mut plan = self.decide(&look).await?;
         if plan.steps.is_empty() && self.view.take_rung(self.id) {
             let read = self.view.read_health(look.spec.manifest.id()).await;
-            // The bell is answered by an answer only.
+            // The doorbell is answered by an answer only.
             self.fresh = Some(read.inspect_err(|_| self.view.note_rung(self.id))?);
             let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
             (plan, look) = (self.decide(&again).await?, again);

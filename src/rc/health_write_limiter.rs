@@ -1,4 +1,4 @@
-//! How seldom a change of health alone is written: a few at once, then one every two seconds. Pure.
+//! Rate limit for status writes that only change health: 8 at once, then one every two seconds. Pure.
 
 use std::time::Duration;
 

@@ -209,7 +209,7 @@ impl Kind for RcKind {
         self.view.health.confirm();
     }
 
-    fn suspicions(&self) -> Vec<String> {
+    fn untrusted_caches(&self) -> Vec<String> {
         let (nodes, pods) = (self.view.nodes.snapshot(), self.view.pods.snapshot());
         let (intents, health) = (self.view.intents.snapshot(), self.view.health.snapshot());
         let seen = [

@@ -16,7 +16,7 @@ use crate::node::Health;
 use crate::schedule::capacity::{Insufficient, NodeCapacities, ranked};
 use crate::store::Index;
 
-/// Where a pod stands; its labels and its intent are named by it.
+/// Identity of a pod in the cluster: node and pod id. The keys of its labels and intent contain both.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodRef {
     /// The machine.
@@ -62,7 +62,7 @@ pub struct RcPod {
     pub health: Health,
 }
 
-/// Who stands at a place where a pod might be added.
+/// State of the slot where a pod might be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotState {
     /// Nobody.
@@ -73,7 +73,7 @@ pub enum SlotState {
     Other,
 }
 
-/// What a node is fit for, besides its labels.
+/// Readiness of a node for pods of the RC, besides its labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeReadiness {
     /// Pods may be added; also of a node that says nothing of itself, as p2's do.
@@ -90,7 +90,7 @@ pub enum NodeReadiness {
     Down,
 }
 
-/// How far the trees that were read can be trusted.
+/// Which changes are allowed, given what the mass deletion guard holds back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedActions {
     /// Nothing suspicious.
@@ -126,7 +126,7 @@ pub struct ReplicationObserved<'a> {
     pub readiness: &'a dyn Fn(&NodeName) -> NodeReadiness,
     /// Who stands where on the nodes that have no pod of ours.
     pub slot: &'a dyn Fn(&NodeName) -> SlotState,
-    /// What the nodes have, and what of it is promised.
+    /// What the nodes have, and what of it is allocated.
     pub rooms: &'a NodeCapacities,
     /// What the trees are worth.
     pub allowed_actions: AllowedActions,
@@ -213,8 +213,8 @@ pub enum Drift {
     IntentDiffers,
     /// A label of the RC is missing or has another value.
     LabelsDiffer,
-    /// Its node has promised it something else than the record asks for, or nothing.
-    PromiseDiffers,
+    /// Its node has allocated it something else than the record asks for, or nothing.
+    AllocationDiffers,
     /// The manifest has another id now: the pod changes its place on the same node.
     PodIdChanged,
 }
@@ -274,7 +274,7 @@ pub enum TransferPlan {
     Continue,
 }
 
-/// A statement for the status.
+/// A condition for the status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedCondition {
     /// About what.
@@ -358,7 +358,7 @@ pub(super) enum Shortage {
     Nodes,
     Places(usize),
     /// In words, with the numbers.
-    Room(String),
+    Capacity(String),
 }
 
 /// Pods to add or to remove so that the count is as desired.
@@ -401,7 +401,7 @@ fn additions(seen: &ReplicationObserved<'_>, wanted: usize) -> (Vec<PodStep>, Sh
     }
     let shortage = match (steps.len() < wanted, taken) {
         (false, _) => Shortage::None,
-        (true, _) if !lacking.is_empty() => Shortage::Room(room_words(seen, &lacking)),
+        (true, _) if !lacking.is_empty() => Shortage::Capacity(room_words(seen, &lacking)),
         (true, 0) => Shortage::Nodes,
         (true, n) => Shortage::Places(n),
     };
@@ -493,7 +493,8 @@ fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodSt
             Intent::Same(_) => {
                 let labels = wanted.iter().any(|(key, value)| pod.labels.get(key) != Some(value));
                 let labels = labels.then_some(Drift::LabelsDiffer);
-                labels.or_else(|| promise_differs(seen, place).then_some(Drift::PromiseDiffers))
+                labels
+                    .or_else(|| allocation_differs(seen, place).then_some(Drift::AllocationDiffers))
             }
         }
     };
@@ -513,7 +514,7 @@ fn repair_steps(seen: &ReplicationObserved<'_>, so_far: &[PodStep]) -> Vec<PodSt
         .collect()
 }
 
-fn promise_differs(seen: &ReplicationObserved<'_>, place: &PodRef) -> bool {
+fn allocation_differs(seen: &ReplicationObserved<'_>, place: &PodRef) -> bool {
     let room = seen.rooms.of(&place.node);
     !room.is_unreadable && !room.holds(&place.pod, &seen.spec.owner(), seen.spec.resources())
 }

@@ -288,7 +288,7 @@ impl RcSpec {
         self.manifest.resources()
     }
 
-    /// For whom its pods' resources are promised.
+    /// For whom its pods' resources are allocated.
     #[must_use]
     pub fn owner(&self) -> AllocationOwner {
         AllocationOwner::Rc(self.id)

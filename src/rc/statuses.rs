@@ -50,7 +50,7 @@ impl Reliance {
     }
 
     /// Whether another status was seen since this was asked last.
-    pub(super) fn take_astray(&self) -> bool {
+    pub(super) fn take_misplaced(&self) -> bool {
         std::mem::take(&mut self.lock().misplaced)
     }
 

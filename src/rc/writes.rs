@@ -105,7 +105,7 @@ pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
     }
 }
 
-/// What one step changes of what its node has promised. Where the record cannot be read, a pod that is there is left
+/// What one step changes of what its node has allocated. Where the record cannot be read, a pod that is there is left
 /// as it is.
 fn book(ledger: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), Insufficient> {
     let (owner, want) = (spec.owner(), spec.resources());
@@ -125,7 +125,7 @@ fn book(ledger: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), In
     }
 }
 
-/// What the steps of one transaction change of what nodes have promised. None, when the pods ask for nothing and were
+/// What the steps of one transaction change of what nodes have allocated. None, when the pods ask for nothing and were
 /// promised nothing.
 ///
 /// # Errors

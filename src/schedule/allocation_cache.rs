@@ -83,7 +83,7 @@ impl AllocationIndex {
         touched
     }
 
-    /// Where a controller was promised something, as node and pod.
+    /// Where a controller was allocated something, as node and pod.
     pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = &(NodeName, PodId)> {
         self.by_rc.get(&rc).into_iter().flatten()
     }
@@ -116,10 +116,10 @@ impl CacheIndex for AllocationIndex {
 
 /// How the tree is watched: promptly, because freed room is waited for, and rarely enough where many pods are placed.
 const PACE: PollPolicy = PollPolicy {
-    floor: Duration::ZERO,
-    times_cost: 10,
+    min_pause: Duration::ZERO,
+    cost_factor: 10,
     burst: Duration::from_millis(100),
-    ceiling: Duration::from_secs(10),
+    max_pause: Duration::from_secs(10),
     reading: PollPolicy::PROMPT.reading,
 };
 
@@ -173,7 +173,7 @@ impl AllocationCache {
         }
     }
 
-    /// What the nodes have and have promised, as far as is known.
+    /// What the nodes have and have allocated, as far as is known.
     #[must_use]
     pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
         let seen = self.tree.snapshot();
@@ -188,7 +188,7 @@ impl AllocationCache {
         view.rooms.clone()
     }
 
-    /// Whether any node has promised anything yet, as far as is known.
+    /// Whether any node has allocated anything yet, as far as is known.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.tree.snapshot().value.len() > 0

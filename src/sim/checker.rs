@@ -80,7 +80,7 @@ impl Hash {
 }
 
 impl Checker {
-    /// A referee of replication controllers in `consul`; prints the trace as it goes where `print` is set.
+    /// A checker of replication controllers in `consul`; prints the trace as it goes where `print` is set.
     #[must_use]
     pub fn new(consul: &Embedded, print: bool) -> Arc<Checker> {
         Checker::of(Scene::Services(Box::default()), consul, print)

@@ -167,9 +167,9 @@ impl Farms {
         });
     }
 
-    /// Something befalls.
-    pub fn inject(&mut self, trouble: Fault) {
-        match trouble {
+    /// Injects a fault.
+    pub fn inject(&mut self, fault: Fault) {
+        match fault {
             Fault::Kill(farm) => self.end(farm, RunningFarm::kill),
             Fault::Stop(farm) => {
                 if let Some(running) = self.running[farm].as_ref() {

@@ -1,4 +1,4 @@
-//! What befalls farms, their wires and Consul itself in every world, and when.
+//! Faults injected into farms, their networks and Consul in every world, and when.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::store::Prefix;
 /// When the faults begin.
 pub const CALM_UNTIL: Duration = Duration::from_secs(6);
 
-/// One thing that befalls. Numbers are those of farms.
+/// One injected fault. Numbers are those of farms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Fault {
@@ -21,7 +21,7 @@ pub enum Fault {
     Thaw(usize),
     KillSession(usize),
     Jump(usize, i64),
-    // The wire of one farm.
+    // The network of one farm.
     Storm(usize, Box<NetworkFaults>),
     Cut(usize, bool),
     Deaf(usize, bool),
@@ -104,7 +104,7 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
         self.rng.between(CALM_UNTIL, self.healed_at - Duration::from_secs(3))
     }
 
-    /// Something befalls a process.
+    /// Injects a fault into a process.
     pub fn process(&mut self, at: Duration) {
         use Fault as T;
         let farm = self.rng.below(self.farms);
@@ -121,7 +121,7 @@ impl<A: From<Fault>> ScheduleBuilder<A> {
         }
     }
 
-    /// Something befalls a farm's wire.
+    /// Injects a fault into a farm's network.
     pub fn network(&mut self, at: Duration) {
         use Fault as T;
         let farm = self.rng.below(self.farms);

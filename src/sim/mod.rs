@@ -3,11 +3,11 @@
 //! | file | is |
 //! |---|---|
 //! | `world.rs` | the world of one seed: set up, play the script, heal, check that all becomes well |
-//! | `script.rs`, `trouble.rs` | what happens and when, drawn from the seed; what befalls farms in every world |
-//! | `life.rs` | how every world begins and ends |
+//! | `script.rs`, `faults.rs` | what happens and when, drawn from the seed; faults injected in every world |
+//! | `lifecycle.rs` | how every world begins and ends |
 //! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
 //! | `network.rs` | the network between a process and Consul |
-//! | `tomorrow.rs` | a farm of a newer version beside the others |
+//! | `version_skew.rs` | a farm of a newer version beside the others |
 //! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
 //! | `checker.rs` | sees every applied write, keeps the trace |
 //! | `reached.rs` | how often each invariant was put to the test |

@@ -131,7 +131,7 @@ pub enum Ended {
 pub struct ProcessEnv<'a> {
     /// The store.
     pub consul: &'a Embedded,
-    /// The referee.
+    /// The checker.
     pub checker: &'a Arc<Checker>,
     /// The machine's clock.
     pub clock: &'a Arc<WallClock>,

@@ -48,8 +48,8 @@ pub enum RcAct {
 }
 
 impl From<Fault> for RcAct {
-    fn from(trouble: Fault) -> RcAct {
-        RcAct::Fault(trouble)
+    fn from(fault: Fault) -> RcAct {
+        RcAct::Fault(fault)
     }
 }
 

@@ -107,7 +107,7 @@ impl RcWorld {
 
     fn act(&mut self, act: RcAct) {
         match act {
-            RcAct::Fault(trouble) => self.farms.inject(trouble),
+            RcAct::Fault(fault) => self.farms.inject(fault),
             RcAct::Mood(record, mood) => self.farms.moods().set(rc_id(record), mood),
             other => self.act_on_machines_or_records(other),
         }

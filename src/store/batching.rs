@@ -36,7 +36,7 @@ struct Queue {
     waiting: VecDeque<Waiting>,
 }
 
-/// See the module.
+/// Combines waiting transactions into one.
 pub(super) struct CommitBatcher {
     store: Arc<dyn Store>,
     limits: TxnLimits,
@@ -45,7 +45,7 @@ pub(super) struct CommitBatcher {
     put_back: Notify,
 }
 
-/// Takes a transaction back whose controller is gone, as long as it was not sent.
+/// Place in the queue of a waiting transaction; dropping it removes the transaction unless it was sent.
 struct Ticket<'g> {
     batcher: &'g CommitBatcher,
     number: u64,

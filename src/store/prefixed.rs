@@ -1,4 +1,4 @@
-//! Puts a configured root in front of every key, and takes it off again.
+//! Adds a configured prefix to every key of a request, and strips it from answers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::ids::SessionId;
 
-/// A store of which everything stands below one prefix.
+/// A store that keeps all keys below one prefix.
 #[derive(Clone)]
 pub struct Prefixed {
     inner: Arc<dyn Store>,

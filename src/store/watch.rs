@@ -59,19 +59,19 @@ impl Position {
 
 /// How a watch spaces its reads, so that a large tree that changes often does not drown Consul.
 ///
-/// Each read leaves a debt of `times_cost` times what it cost; time pays it back, and the next read waits until no
+/// Each read consumes `cost_factor` times what it cost; time refills it, and the next read waits until no
 /// more than `burst` of it is left. So single changes, however large the tree, are read at once, and under
-/// unceasing ones reading takes at most the share `1 / (1 + times_cost)` of the time.
+/// unceasing ones reading takes at most the share `1 / (1 + cost_factor)` of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollPolicy {
     /// At least this long from one answer to the next request.
-    pub floor: Duration,
-    /// What a read costs is owed this many times.
-    pub times_cost: u32,
-    /// So much may be owed.
+    pub min_pause: Duration,
+    /// A read that took `d` consumes `d * cost_factor` of the budget.
+    pub cost_factor: u32,
+    /// So much may be consumed before reads are delayed.
     pub burst: Duration,
     /// Never longer than this.
-    pub ceiling: Duration,
+    pub max_pause: Duration,
     /// What of a large tree is read when it has changed.
     pub reading: Reading,
 }
@@ -89,19 +89,19 @@ pub enum Reading {
 impl PollPolicy {
     /// For trees on which latency depends.
     pub const PROMPT: PollPolicy = PollPolicy {
-        floor: Duration::ZERO,
-        times_cost: 2,
+        min_pause: Duration::ZERO,
+        cost_factor: 2,
         burst: Duration::from_millis(100),
-        ceiling: Duration::from_secs(5),
+        max_pause: Duration::from_secs(5),
         reading: Reading::Parts(Duration::ZERO),
     };
     /// For trees that become large and change without pause while much is under way: a single change is read at once,
     /// under unceasing ones each of them is read a ninth of the time.
     pub const BULK: PollPolicy = PollPolicy {
-        floor: Duration::ZERO,
-        times_cost: 8,
+        min_pause: Duration::ZERO,
+        cost_factor: 8,
         burst: Duration::from_millis(100),
-        ceiling: Duration::from_secs(5),
+        max_pause: Duration::from_secs(5),
         reading: PollPolicy::PROMPT.reading,
     };
     /// For locks, which we ourselves change most: not while the first transaction under a new one is under way.
@@ -109,17 +109,17 @@ impl PollPolicy {
         PollPolicy { reading: Reading::Parts(Duration::from_millis(20)), ..PollPolicy::PROMPT };
     /// For large trees that are only looked at to check what is already known.
     pub const RESYNC: PollPolicy = PollPolicy {
-        floor: Duration::from_millis(500),
-        times_cost: 60,
+        min_pause: Duration::from_millis(500),
+        cost_factor: 60,
         burst: Duration::ZERO,
-        ceiling: Duration::from_secs(60),
+        max_pause: Duration::from_secs(60),
         reading: Reading::Whole(Duration::ZERO),
     };
     /// For the trees that grow with the pods, which only farms write: they are read whole, never while the transaction
     /// that woke their watch is still being answered, and not both at once.
     pub const PODS: PollPolicy = PollPolicy {
-        times_cost: 400,
-        ceiling: Duration::from_secs(20),
+        cost_factor: 400,
+        max_pause: Duration::from_secs(20),
         reading: Reading::Whole(Duration::from_millis(150)),
         ..PollPolicy::RESYNC
     };
@@ -128,22 +128,25 @@ impl PollPolicy {
         PollPolicy { reading: Reading::Whole(Duration::from_millis(300)), ..PollPolicy::PODS };
 }
 
-/// What a watch owes for its reads.
+/// Budget of a watch: the time consumed by its reads that has not been refilled yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budget(Duration);
 
 impl Budget {
-    /// The debt after a read that cost `cost` to transfer and digest, `rested` after the one before.
+    /// The budget after a read that cost `cost` to transfer and digest, `rested` after the one before.
     #[must_use]
     pub fn after_read(self, poll_policy: PollPolicy, rested: Duration, cost: Duration) -> Budget {
-        let owed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.times_cost);
-        Budget(owed.min(poll_policy.ceiling.saturating_add(poll_policy.burst)))
+        let owed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.cost_factor);
+        Budget(owed.min(poll_policy.max_pause.saturating_add(poll_policy.burst)))
     }
 
     /// How long the next read waits.
     #[must_use]
     pub fn pause(self, poll_policy: PollPolicy) -> Duration {
-        poll_policy.floor.max(self.0.saturating_sub(poll_policy.burst)).min(poll_policy.ceiling)
+        poll_policy
+            .min_pause
+            .max(self.0.saturating_sub(poll_policy.burst))
+            .min(poll_policy.max_pause)
     }
 }
 

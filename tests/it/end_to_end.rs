@@ -216,7 +216,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
 
 /// Two farms at once on machines with few devices: what is promised is there, to one pod each, whoever dies.
 #[tokio::test(flavor = "multi_thread")]
-async fn invariant_14_two_farms_share_few_devices_and_never_promise_one_twice() {
+async fn invariant_14_two_farms_share_few_devices_and_never_allocation_one_twice() {
     let scene = Scene::new(3).await;
     for n in 0..3 {
         let record =

@@ -132,7 +132,7 @@ impl KnownRecords {
     }
 }
 
-/// What nodes have promised: each to a pod that is there, and no more than they have.
+/// What nodes have allocated: each to a pod that is there, and no more than they have.
 async fn allocations(context: &CommandContext) -> Check {
     let allocations = match allocations::allocations(context).await {
         Ok(allocations) => allocations,

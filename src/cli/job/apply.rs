@@ -122,7 +122,7 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
         if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
             document["metadata"]["namespace"] = json!(args.within);
         }
-        let id = document::name(&document).map_err(|remark| wrong(remark.to_string()))?;
+        let id = document::name(&document).map_err(|issue| wrong(issue.to_string()))?;
         if all.iter().any(|other| other.id == id) {
             return Err(wrong(format!("{id} stands in it twice")));
         }
@@ -131,7 +131,7 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
                 let stored = context.get(&key::job(&id)).await?;
                 all.push(Wanted { id, document: as_stored(document), read, stored });
             }
-            Err(found) => problems.extend(found.iter().map(|remark| format!("{id}: {remark}"))),
+            Err(found) => problems.extend(found.iter().map(|issue| format!("{id}: {issue}"))),
         }
     }
     problems.extend(all.iter().filter_map(conflict));

@@ -133,7 +133,7 @@ async fn collect_orphans(
     Ok(CliExit::Ok)
 }
 
-/// Waits until no node has a pod of the job any more: with its group goes the promise of their room.
+/// Waits until no node has a pod of the job any more: with its group goes the allocation of their room.
 async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
     let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();

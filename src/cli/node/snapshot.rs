@@ -179,7 +179,7 @@ fn readiness_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
 pub(in crate::cli) struct Fitness {
     /// Those that are not ready.
     pub(in crate::cli) readiness_by_node: BTreeMap<NodeName, NodeReadiness>,
-    /// What they have, and what of it is promised.
+    /// What they have, and what of it is allocated.
     pub(in crate::cli) rooms: NodeCapacities,
 }
 

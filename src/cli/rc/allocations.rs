@@ -1,4 +1,4 @@
-//! What nodes have promised, read at one moment, and what of it no pod has any more.
+//! What nodes have allocated, read at one moment, and what of it no pod has any more.
 
 use super::snapshot::places;
 use crate::cli::context::CommandContext;
@@ -9,7 +9,7 @@ use crate::store::key::{self, LabelKind};
 use crate::store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 
 /// The promises of all nodes.
-pub(in crate::cli) struct Promises {
+pub(in crate::cli) struct AllocationReport {
     pub(in crate::cli) rooms: NodeCapacities,
     /// Those without their pods.
     pub(in crate::cli) orphaned_allocations: Vec<OrphanedAllocation>,
@@ -21,12 +21,14 @@ pub(in crate::cli) fn trees() -> [Prefix; 3] {
 }
 
 /// Reads them. In one transaction: read one after the other they would differ while a farm works.
-pub(in crate::cli) async fn allocations(context: &CommandContext) -> Result<Promises, StoreError> {
-    Ok(promises_of(&snapshot(context, trees()).await?))
+pub(in crate::cli) async fn allocations(
+    context: &CommandContext,
+) -> Result<AllocationReport, StoreError> {
+    Ok(allocations_of(&snapshot(context, trees()).await?))
 }
 
 /// The same of entries that were read at one moment, those of other trees among them.
-pub(in crate::cli) fn promises_of(entries: &[Entry]) -> Promises {
+pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
     let under = |prefix: &Prefix| -> Vec<Entry> {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
         entries.cloned().collect()
@@ -39,10 +41,10 @@ pub(in crate::cli) fn promises_of(entries: &[Entry]) -> Promises {
         let pod = pods.get(&PodRef { node: node.clone(), pod: pod.clone() })?;
         Some((pod.entry.modify_index, pod.rc))
     });
-    Promises { rooms, orphaned_allocations }
+    AllocationReport { rooms, orphaned_allocations }
 }
 
-impl Promises {
+impl AllocationReport {
     /// What else is wrong, in words: records that cannot be read, more promised than there is, devices twice. Of a
     /// node that does not say what it has nothing can be told.
     pub(in crate::cli) fn faults(&self) -> Vec<String> {
@@ -57,7 +59,7 @@ impl Promises {
         faults.collect()
     }
 
-    /// How much is promised, as pods and nodes.
+    /// How much is allocated, as pods and nodes.
     pub(in crate::cli) fn count(&self) -> (usize, usize) {
         let allocated = self.rooms.iter().map(|(_, room)| room.allocated.pods.len());
         allocated.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
@@ -78,7 +80,7 @@ pub(in crate::cli) async fn snapshot(
     }
 }
 
-/// A leak for people.
+/// An orphaned allocation as text.
 pub(in crate::cli) fn words(orphaned: &OrphanedAllocation) -> String {
     let OrphanedAllocation { node, pod, owner, .. } = orphaned;
     format!("{node} has promised something to pod {pod} of {owner}, which is not there")

@@ -204,7 +204,7 @@ mod tests {
         value.to_string().into()
     }
 
-    /// A console before whose first `times` transactions somebody else writes the record.
+    /// A context before whose first `times` transactions somebody else writes the record.
     async fn contended(times: usize) -> (Embedded, CommandContext) {
         let consul = Embedded::default();
         let key = key::rc(ID.parse::<RcId>().unwrap());

@@ -1,4 +1,4 @@
-//! `rcfarm rc orphans`: pods whose label names a controller that is gone, and promises of nodes whose pods are gone.
+//! `rcfarm rc orphans`: pods whose label names a controller that is gone, and allocations of nodes whose pods are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ struct Orphan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum What {
-    /// A pod without its controller; it keeps what it was promised.
+    /// A pod without its controller; it keeps what it was allocated.
     Pod,
     /// A promise without its pod.
     Promise,

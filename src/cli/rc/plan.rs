@@ -124,7 +124,7 @@ fn repair_words(why: Drift) -> &'static str {
         Drift::IntentMissing => "its intent is missing",
         Drift::IntentDiffers => "its intent is not the record's manifest",
         Drift::LabelsDiffer => "a label of the record is missing or differs",
-        Drift::PromiseDiffers => "its node has not promised it what the manifest asks for",
+        Drift::AllocationDiffers => "its node has not promised it what the manifest asks for",
         Drift::PodIdChanged => "the manifest has another id now",
     }
 }

@@ -192,7 +192,7 @@ impl RcSnapshot {
         }
     }
 
-    /// What the nodes have, and what of it is promised.
+    /// What the nodes have, and what of it is allocated.
     pub(super) fn rooms(&self) -> &NodeCapacities {
         &self.fitness.rooms
     }

@@ -1,4 +1,4 @@
-//! The transactions that make the pods of a volley (see [`crate::job::batched_start`]).
+//! The transactions that make the pods of a batched start (see [`crate::job::batched_start`]).
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ const AT_ONCE: usize = 4;
 /// Left for the audit record, which lists the pods once more: at least, and for each pod.
 const AUDIT_BYTES: (usize, usize) = (4 * 1024, 200);
 
-/// What became of a volley.
+/// What became of a batched start.
 #[derive(Default)]
 struct BatchProgress {
     made: Vec<(Index, Vec<Made>)>,
@@ -158,7 +158,7 @@ impl JobController {
         self.known.at = Some(Instant::now());
     }
 
-    /// Whether something of a volley may be under way that is not awaited here: of whoever planned before, or one whose
+    /// Whether something of a batched start may be under way that is not awaited here: of whoever planned before, or one whose
     /// answer was lost.
     pub(super) fn has_loose_ends(&self) -> bool {
         self.loose && self.page.status.1.is_starting()

@@ -55,13 +55,13 @@ impl<'v> FieldReader<'v> {
     pub fn of(
         path: impl Into<String>,
         value: &'v Value,
-        remarks: &mut FieldIssues,
+        issues: &mut FieldIssues,
     ) -> FieldReader<'v> {
         let path = path.into();
         let map = value.as_object();
         if map.is_none() && !value.is_null() {
             let whole = if path.is_empty() { "the record" } else { path.as_str() };
-            remarks.problem(whole, "it must be a mapping of fields");
+            issues.problem(whole, "it must be a mapping of fields");
         }
         FieldReader { path, map, asked: BTreeSet::new() }
     }
@@ -83,11 +83,11 @@ impl<'v> FieldReader<'v> {
     }
 
     /// A text.
-    pub fn text(&mut self, name: &'static str, remarks: &mut FieldIssues) -> Option<&'v str> {
+    pub fn text(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<&'v str> {
         let value = self.take(name)?;
         let text = value.as_str();
         if text.is_none() {
-            remarks.problem(self.at(name), "it must be a text; put quotes around it");
+            issues.problem(self.at(name), "it must be a text; put quotes around it");
         }
         text.filter(|text| !text.is_empty())
     }
@@ -97,23 +97,23 @@ impl<'v> FieldReader<'v> {
         &mut self,
         name: &'static str,
         words: &[(&str, T)],
-        remarks: &mut FieldIssues,
+        issues: &mut FieldIssues,
     ) -> Option<T> {
-        let text = self.text(name, remarks)?;
+        let text = self.text(name, issues)?;
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             let why = format!("{text:?} is not known; write one of {}", known.join(", "));
-            remarks.problem(self.at(name), why);
+            issues.problem(self.at(name), why);
         }
         found
     }
 
     /// `true` or `false`.
-    pub fn flag(&mut self, name: &'static str, remarks: &mut FieldIssues) -> Option<bool> {
+    pub fn flag(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<bool> {
         let value = self.take(name)?;
         if !value.is_boolean() {
-            remarks.problem(self.at(name), "write true or false");
+            issues.problem(self.at(name), "write true or false");
         }
         value.as_bool()
     }
@@ -123,37 +123,37 @@ impl<'v> FieldReader<'v> {
         &mut self,
         name: &'static str,
         least: i64,
-        remarks: &mut FieldIssues,
+        issues: &mut FieldIssues,
     ) -> Option<i64> {
         let value = self.take(name)?;
         let number = value.as_i64().filter(|n| *n >= least && *n <= i64::from(i32::MAX));
         if number.is_none() {
             let why = format!("{value} is no whole number from {least} to {}", i32::MAX);
-            remarks.problem(self.at(name), why);
+            issues.problem(self.at(name), why);
         }
         number
     }
 
     /// A count: a whole number from 0 up.
-    pub fn count(&mut self, name: &'static str, remarks: &mut FieldIssues) -> Option<u32> {
-        self.number(name, 0, remarks).and_then(|n| u32::try_from(n).ok())
+    pub fn count(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<u32> {
+        self.number(name, 0, issues).and_then(|n| u32::try_from(n).ok())
     }
 
     /// A duration, such as `90s` or `5m`.
-    pub fn duration(&mut self, name: &'static str, remarks: &mut FieldIssues) -> Option<Duration> {
-        let text = self.text(name, remarks)?;
+    pub fn duration(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<Duration> {
+        let text = self.text(name, issues)?;
         let parsed = humantime::parse_duration(text);
         let wrong = |error| {
-            remarks.problem(self.at(name), format!("{error}; write it like 90s, 5m or 1h30m"));
+            issues.problem(self.at(name), format!("{error}; write it like 90s, 5m or 1h30m"));
         };
         parsed.map_err(wrong).ok()
     }
 
     /// The fields of an object; those of nothing when it is absent.
-    pub fn object(&mut self, name: &'static str, remarks: &mut FieldIssues) -> FieldReader<'v> {
+    pub fn object(&mut self, name: &'static str, issues: &mut FieldIssues) -> FieldReader<'v> {
         let path = self.at(name);
         match self.take(name) {
-            Some(value) => FieldReader::of(path, value, remarks),
+            Some(value) => FieldReader::of(path, value, issues),
             None => FieldReader { path, map: None, asked: BTreeSet::new() },
         }
     }
@@ -162,11 +162,11 @@ impl<'v> FieldReader<'v> {
     pub fn list(
         &mut self,
         name: &'static str,
-        remarks: &mut FieldIssues,
+        issues: &mut FieldIssues,
     ) -> Vec<(String, &'v Value)> {
         let Some(value) = self.take(name) else { return Vec::new() };
         let Some(members) = value.as_array() else {
-            remarks.problem(self.at(name), "it must be a list");
+            issues.problem(self.at(name), "it must be a list");
             return Vec::new();
         };
         let path = self.at(name);
@@ -174,12 +174,12 @@ impl<'v> FieldReader<'v> {
     }
 
     /// The members of a list of texts.
-    pub fn texts(&mut self, name: &'static str, remarks: &mut FieldIssues) -> Vec<String> {
+    pub fn texts(&mut self, name: &'static str, issues: &mut FieldIssues) -> Vec<String> {
         let mut texts = Vec::new();
-        for (path, value) in self.list(name, remarks) {
+        for (path, value) in self.list(name, issues) {
             match value.as_str() {
                 Some(text) => texts.push(text.to_owned()),
-                None => remarks.problem(path, "it must be a text; put quotes around it"),
+                None => issues.problem(path, "it must be a text; put quotes around it"),
             }
         }
         texts
@@ -189,39 +189,39 @@ impl<'v> FieldReader<'v> {
     pub fn entries(
         &mut self,
         name: &'static str,
-        remarks: &mut FieldIssues,
+        issues: &mut FieldIssues,
     ) -> Vec<(String, &'v str, &'v Value)> {
         let path = self.at(name);
-        let inner = self.object(name, remarks);
+        let inner = self.object(name, issues);
         let map = inner.map.into_iter().flatten();
         map.map(|(name, value)| (format!("{path}.{name}"), name.as_str(), value)).collect()
     }
 
     /// Fields that are known and not honoured, though the program runs as well without.
-    pub fn pass_over(&mut self, names: &[&'static str], why: &str, remarks: &mut FieldIssues) {
+    pub fn pass_over(&mut self, names: &[&'static str], why: &str, issues: &mut FieldIssues) {
         for name in names {
             if self.take(name).is_some() {
-                remarks.warning(self.at(name), why);
+                issues.warning(self.at(name), why);
             }
         }
     }
 
     /// Fields that are known and cannot be honoured: without them the program would not run as it is meant to.
-    pub fn refuse(&mut self, names: &[&'static str], why: &str, remarks: &mut FieldIssues) {
+    pub fn refuse(&mut self, names: &[&'static str], why: &str, issues: &mut FieldIssues) {
         for name in names {
             if self.take(name).is_some() {
-                remarks.problem(self.at(name), why);
+                issues.problem(self.at(name), why);
             }
         }
     }
 
     /// Reports the fields that nobody asked for.
-    pub fn finish(self, remarks: &mut FieldIssues) {
+    pub fn finish(self, issues: &mut FieldIssues) {
         for name in self.map.into_iter().flat_map(Map::keys) {
             if !self.asked.contains(name.as_str()) {
                 let known: Vec<&str> = self.asked.iter().copied().collect();
                 let why = format!("there is no such field here; there are {}", known.join(", "));
-                remarks.problem(self.at(name), why);
+                issues.problem(self.at(name), why);
             }
         }
     }

@@ -83,7 +83,7 @@ const RESTARTS: [(&str, Restart); 4] = [
 pub(super) fn job(
     framework: Framework,
     spec: &mut FieldReader<'_>,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> JobSpec {
     let rules = match framework {
         Framework::Volcano | Framework::Pod | Framework::TensorFlow => TENSORFLOW,
@@ -91,35 +91,35 @@ pub(super) fn job(
         Framework::Mpi => MPI,
         Framework::XgBoost => XGBOOST,
     };
-    let mut job = base(rules.framework, members(&rules, spec, remarks), Defaults::Kubeflow);
+    let mut job = base(rules.framework, members(&rules, spec, issues), Defaults::Kubeflow);
     job.min_available = job.replicas();
-    run_policy(&mut job, spec, remarks);
+    run_policy(&mut job, spec, issues);
     match framework {
-        Framework::TensorFlow => tensorflow(&mut job, spec, remarks),
-        Framework::PyTorch => pytorch(&mut job, spec, remarks),
-        Framework::Mpi => mpi(&mut job, spec, remarks),
+        Framework::TensorFlow => tensorflow(&mut job, spec, issues),
+        Framework::PyTorch => pytorch(&mut job, spec, issues),
+        Framework::Mpi => mpi(&mut job, spec, issues),
         Framework::XgBoost | Framework::Volcano | Framework::Pod => {}
     }
     job
 }
 
 /// The members in the order of the rules; a type in another case (`worker`, `WORKER`) is that type.
-fn members(rules: &Rules, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Vec<JobTask> {
+fn members(rules: &Rules, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<JobTask> {
     let mut tasks: Vec<(usize, JobTask)> = Vec::new();
-    let entries = spec.entries(rules.field, remarks);
+    let entries = spec.entries(rules.field, issues);
     if entries.is_empty() {
-        remarks.problem(spec.at(rules.field), "there are no members; write at least one type");
+        issues.problem(spec.at(rules.field), "there are no members; write at least one type");
     }
     for (path, name, value) in entries {
         let known = rules.types.iter().position(|known| known.eq_ignore_ascii_case(name));
         match known {
             Some(at) => {
                 let name = rules.types[at];
-                tasks.push((at, member(rules, name, path, value, remarks)));
+                tasks.push((at, member(rules, name, path, value, issues)));
             }
             None => {
                 let why = format!("there is no such type; there are {}", rules.types.join(", "));
-                remarks.problem(path, why);
+                issues.problem(path, why);
             }
         }
     }
@@ -132,25 +132,25 @@ fn member(
     name: &str,
     path: String,
     value: &Value,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> JobTask {
-    let mut fields = FieldReader::of(path, value, remarks);
-    let replicas = super::replicas(&mut fields, remarks).unwrap_or(1);
-    let restart = fields.word("restartPolicy", &RESTARTS, remarks);
-    let (template, in_template) = template(fields.at("template"), fields.take("template"), remarks);
+    let mut fields = FieldReader::of(path, value, issues);
+    let replicas = super::replicas(&mut fields, issues).unwrap_or(1);
+    let restart = fields.word("restartPolicy", &RESTARTS, issues);
+    let (template, in_template) = template(fields.at("template"), fields.take("template"), issues);
     if in_template.is_some() {
         // SettedPodTemplateRestartPolicy
         let field = format!("{}.spec.restartPolicy", fields.at("template"));
-        remarks.warning(field, "the restartPolicy beside the template counts");
+        issues.warning(field, "the restartPolicy beside the template counts");
     }
     if !template.containers.is_empty()
         && !template.containers.iter().any(|container| container.name == rules.container)
     {
         let field = format!("{}.spec.containers", fields.at("template"));
         let why = format!("there is no container named {:?}", rules.container);
-        remarks.problem(field, why);
+        issues.problem(field, why);
     }
-    fields.finish(remarks);
+    fields.finish(issues);
     JobTask {
         name: name.to_owned(),
         replicas,
@@ -164,72 +164,68 @@ fn member(
     }
 }
 
-fn tensorflow(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+fn tensorflow(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     let policies = [("AllWorkers", true), ("", false), ("Default", false)];
-    job.all_workers_must_succeed = spec.word("successPolicy", &policies, remarks).unwrap_or(false);
-    job.dynamic_workers = spec.flag("enableDynamicWorker", remarks).unwrap_or(false);
+    job.all_workers_must_succeed = spec.word("successPolicy", &policies, issues).unwrap_or(false);
+    job.dynamic_workers = spec.flag("enableDynamicWorker", issues).unwrap_or(false);
 }
 
-fn pytorch(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+fn pytorch(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     job.processes_per_node = match spec.take("nprocPerNode") {
         Some(Value::String(text)) => Some(text.clone()),
         Some(Value::Number(number)) => Some(number.to_string()),
         Some(_) => {
-            remarks.problem(spec.at("nprocPerNode"), "write auto, cpu, gpu or a number");
+            issues.problem(spec.at("nprocPerNode"), "write auto, cpu, gpu or a number");
             None
         }
         None => None,
     };
-    let mut fields = spec.object("elasticPolicy", remarks);
+    let mut fields = spec.object("elasticPolicy", issues);
     if fields.is_empty() {
         return;
     }
-    let port = fields.number("rdzvPort", 1, remarks);
+    let port = fields.number("rdzvPort", 1, issues);
     let mut elastic = Elastic {
-        min: fields.count("minReplicas", remarks),
-        max: fields.count("maxReplicas", remarks),
-        backend: fields.text("rdzvBackend", remarks).map(str::to_owned),
-        host: fields.text("rdzvHost", remarks).map(str::to_owned),
+        min: fields.count("minReplicas", issues),
+        max: fields.count("maxReplicas", issues),
+        backend: fields.text("rdzvBackend", issues).map(str::to_owned),
+        host: fields.text("rdzvHost", issues).map(str::to_owned),
         port: port.and_then(|port| u16::try_from(port).ok()),
-        id: fields.text("rdzvId", remarks).map(str::to_owned),
+        id: fields.text("rdzvId", issues).map(str::to_owned),
         conf: Vec::new(),
-        max_restarts: fields.count("maxRestarts", remarks),
-        standalone: fields.flag("standalone", remarks).unwrap_or(false),
+        max_restarts: fields.count("maxRestarts", issues),
+        standalone: fields.flag("standalone", issues).unwrap_or(false),
     };
-    for (path, value) in fields.list("rdzvConf", remarks) {
-        let mut pair = FieldReader::of(path, value, remarks);
-        let key = pair.text("key", remarks).unwrap_or_default().to_owned();
-        let value = pair.text("value", remarks).unwrap_or_default().to_owned();
-        pair.finish(remarks);
+    for (path, value) in fields.list("rdzvConf", issues) {
+        let mut pair = FieldReader::of(path, value, issues);
+        let key = pair.text("key", issues).unwrap_or_default().to_owned();
+        let value = pair.text("value", issues).unwrap_or_default().to_owned();
+        pair.finish(issues);
         elastic.conf.push((key, value));
     }
     if let Some(n) = fields.take("nProcPerNode") {
         job.processes_per_node = Some(n.to_string().trim_matches('"').to_owned());
     }
-    fields.refuse(
-        &["metrics"],
-        "nobody scales a job by its load; change replicas by hand",
-        remarks,
-    );
+    fields.refuse(&["metrics"], "nobody scales a job by its load; change replicas by hand", issues);
     if let (Some(min), Some(max)) = (elastic.min, elastic.max)
         && min > max
     {
         let why = format!("it is more than maxReplicas, {max}");
-        remarks.problem(fields.at("minReplicas"), why);
+        issues.problem(fields.at("minReplicas"), why);
     }
-    fields.finish(remarks);
+    fields.finish(issues);
     job.elastic = Some(elastic);
 }
 
-fn mpi(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    job.slots_per_worker = spec.count("slotsPerWorker", remarks).unwrap_or(1);
+fn mpi(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    job.slots_per_worker = spec.count("slotsPerWorker", issues).unwrap_or(1);
     spec.pass_over(
         &["mainContainer", "sshAuthMountPath"],
         "the container is named mpi, and the nodes' own ssh is used; it is passed over",
-        remarks,
+        issues,
     );
-    if spec.text("mpiImplementation", remarks).is_some_and(|name| name != "OpenMPI") {
+    if spec.text("mpiImplementation", issues).is_some_and(|name| name != "OpenMPI") {
         let why = "only OpenMPI's way of finding hosts is served";
-        remarks.problem(spec.at("mpiImplementation"), why);
+        issues.problem(spec.at("mpiImplementation"), why);
     }
 }

@@ -97,33 +97,33 @@ pub fn name(document: &Value) -> Result<Namespaced, FieldIssue> {
 /// # Errors
 /// All that is wrong with it, by field.
 pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldIssue>> {
-    let mut remarks = FieldIssues::default();
-    let framework = framework(document).map_err(|remark| vec![remark])?;
-    let mut top = FieldReader::of("", document, &mut remarks);
+    let mut issues = FieldIssues::default();
+    let framework = framework(document).map_err(|issue| vec![issue])?;
+    let mut top = FieldReader::of("", document, &mut issues);
     top.take("apiVersion");
     top.take("kind");
     // What another cluster said of it.
     top.take("status");
-    let (labels, deleting) = metadata(id, framework, &mut top, &mut remarks);
-    let mut spec = top.object("spec", &mut remarks);
+    let (labels, deleting) = metadata(id, framework, &mut top, &mut issues);
+    let mut spec = top.object("spec", &mut issues);
     if spec.is_empty() {
-        remarks.problem("spec", "there is no spec");
+        issues.problem("spec", "there is no spec");
     }
-    top.finish(&mut remarks);
+    top.finish(&mut issues);
     let mut job = match framework {
-        Framework::Volcano => volcano::job(&mut spec, &mut remarks),
-        Framework::Pod => pod::job(document, &labels, &mut spec, &mut remarks),
-        other => kubeflow::job(other, &mut spec, &mut remarks),
+        Framework::Volcano => volcano::job(&mut spec, &mut issues),
+        Framework::Pod => pod::job(document, &labels, &mut spec, &mut issues),
+        other => kubeflow::job(other, &mut spec, &mut issues),
     };
     if framework != Framework::Pod {
-        spec.finish(&mut remarks);
+        spec.finish(&mut issues);
     }
     job.deleting = deleting;
-    validate(id, &job, &mut remarks);
-    if remarks.problems.is_empty() {
-        Ok(Read { spec: job, labels, warnings: remarks.warnings })
+    validate(id, &job, &mut issues);
+    if issues.problems.is_empty() {
+        Ok(Read { spec: job, labels, warnings: issues.warnings })
     } else {
-        Err(remarks.problems)
+        Err(issues.problems)
     }
 }
 
@@ -162,26 +162,26 @@ fn metadata(
     id: &Namespaced,
     framework: Framework,
     top: &mut FieldReader<'_>,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> (BTreeMap<String, String>, bool) {
-    let mut metadata = top.object("metadata", remarks);
+    let mut metadata = top.object("metadata", issues);
     for (field, own) in [("name", id.name.as_str()), ("namespace", id.namespace.as_str())] {
-        let said = metadata.text(field, remarks);
+        let said = metadata.text(field, issues);
         if said.is_some_and(|said| said != own) {
             let why = format!("the record stands under {id}, so it must be {own:?}");
-            remarks.problem(metadata.at(field), why);
+            issues.problem(metadata.at(field), why);
         }
     }
     let mut labels = BTreeMap::new();
-    for (path, name, value) in metadata.entries("labels", remarks) {
+    for (path, name, value) in metadata.entries("labels", issues) {
         match value.as_str() {
             Some(value) => drop(labels.insert(name.to_owned(), value.to_owned())),
-            None => remarks.problem(path, "it must be a text; put quotes around it"),
+            None => issues.problem(path, "it must be a text; put quotes around it"),
         }
     }
-    let deleting = metadata.text("deletionTimestamp", remarks).is_some();
+    let deleting = metadata.text("deletionTimestamp", issues).is_some();
     let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
-    annotations(&mut metadata, honoured, remarks);
+    annotations(&mut metadata, honoured, issues);
     // Of another cluster.
     for passed in [
         "uid",
@@ -194,17 +194,17 @@ fn metadata(
     ] {
         metadata.take(passed);
     }
-    metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, remarks);
-    metadata.finish(remarks);
+    metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, issues);
+    metadata.finish(issues);
     (labels, deleting)
 }
 
 /// Annotations are for other programs, but for those by which Volcano's parts are told something (`volcano.md` §1.7).
-fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], remarks: &mut FieldIssues) {
-    for (path, name, _) in metadata.entries("annotations", remarks) {
+fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut FieldIssues) {
+    for (path, name, _) in metadata.entries("annotations", issues) {
         let is_volcanos = VOLCANOS.iter().any(|prefix| name.starts_with(prefix));
         if is_volcanos && !honoured.contains(&name) {
-            remarks.warning(path, NOBODY_READS);
+            issues.warning(path, NOBODY_READS);
         }
     }
 }
@@ -213,11 +213,11 @@ fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], remarks: &mut 
 const VOLCANOS: [&str; 3] = ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/"];
 
 /// How many members: more than a group may have are a slip of the hand.
-fn replicas(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Option<u32> {
-    let count = fields.count("replicas", remarks)?;
+fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u32> {
+    let count = fields.count("replicas", issues)?;
     if u64::from(count) > MOST_MEMBERS {
         let why = format!("{count} members are absurd: at most {MOST_MEMBERS}");
-        remarks.problem(fields.at("replicas"), why);
+        issues.problem(fields.at("replicas"), why);
         return None;
     }
     Some(count)
@@ -237,13 +237,13 @@ pub fn queue_field(framework: Framework) -> &'static str {
 fn priority_class(
     fields: &mut FieldReader<'_>,
     name: &'static str,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> Option<String> {
-    let class = fields.text(name, remarks)?;
+    let class = fields.text(name, issues)?;
     if class.parse::<i64>().is_err() {
         let why =
             format!("{class:?} is no number, so the priority is 0; write one, as in \"1000\"");
-        remarks.warning(fields.at(name), why);
+        issues.warning(fields.at(name), why);
     }
     Some(class.to_owned())
 }
@@ -287,76 +287,76 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
 }
 
 /// Kubeflow's run policy, under `runPolicy`. Older records have its fields in the spec itself.
-fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    let mut policy = spec.object("runPolicy", remarks);
+fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    let mut policy = spec.object("runPolicy", issues);
     let own = policy.take("managedBy").and_then(Value::as_str).map(str::to_owned);
     if own.is_some_and(|own| own != "kubeflow.org/training-operator") {
         let why = "another program shall work on it; leave it out";
-        remarks.problem(policy.at("managedBy"), why);
+        issues.problem(policy.at("managedBy"), why);
     }
     for fields in [&mut policy, spec] {
         let words =
             [("None", CleanPods::None), ("Running", CleanPods::Running), ("All", CleanPods::All)];
-        if let Some(clean) = fields.word("cleanPodPolicy", &words, remarks) {
+        if let Some(clean) = fields.word("cleanPodPolicy", &words, issues) {
             job.clean_pods = clean;
         }
         let seconds = |n: u32| Duration::from_secs(n.into());
-        if let Some(ttl) = fields.count("ttlSecondsAfterFinished", remarks) {
+        if let Some(ttl) = fields.count("ttlSecondsAfterFinished", issues) {
             job.ttl = Some(seconds(ttl));
         }
-        if let Some(limit) = fields.count("activeDeadlineSeconds", remarks) {
+        if let Some(limit) = fields.count("activeDeadlineSeconds", issues) {
             job.active_deadline = Some(seconds(limit));
         }
-        if let Some(limit) = fields.count("backoffLimit", remarks) {
+        if let Some(limit) = fields.count("backoffLimit", issues) {
             job.backoff_limit = Some(limit);
         }
-        if let Some(suspend) = fields.flag("suspend", remarks) {
+        if let Some(suspend) = fields.flag("suspend", issues) {
             job.suspend = suspend;
         }
-        restart_delay(job, fields, remarks);
+        restart_delay(job, fields, issues);
     }
-    let mut scheduling = policy.object("schedulingPolicy", remarks);
-    if let Some(min) = scheduling.count("minAvailable", remarks) {
+    let mut scheduling = policy.object("schedulingPolicy", issues);
+    if let Some(min) = scheduling.count("minAvailable", issues) {
         job.min_available = min;
     }
-    if let Some(queue) = scheduling.text("queue", remarks) {
+    if let Some(queue) = scheduling.text("queue", issues) {
         job.queue = queue.to_owned();
     }
-    if let Some(class) = priority_class(&mut scheduling, "priorityClass", remarks) {
+    if let Some(class) = priority_class(&mut scheduling, "priorityClass", issues) {
         job.priority_class = Some(class);
     }
-    if let Some(seconds) = scheduling.count("scheduleTimeoutSeconds", remarks) {
+    if let Some(seconds) = scheduling.count("scheduleTimeoutSeconds", issues) {
         job.schedule_timeout = Some(Duration::from_secs(seconds.into()));
     }
-    min_resources(job, &mut scheduling, remarks);
-    scheduling.finish(remarks);
-    policy.finish(remarks);
+    min_resources(job, &mut scheduling, issues);
+    scheduling.finish(issues);
+    policy.finish(issues);
 }
 
-fn restart_delay(job: &mut JobSpec, fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    let mut delay = fields.object("restartDelay", remarks);
-    if let Some(first) = delay.duration("first", remarks) {
+fn restart_delay(job: &mut JobSpec, fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    let mut delay = fields.object("restartDelay", issues);
+    if let Some(first) = delay.duration("first", issues) {
         job.restart_delay.first = first;
     }
-    if let Some(longest) = delay.duration("longest", remarks) {
+    if let Some(longest) = delay.duration("longest", issues) {
         job.restart_delay.longest = longest;
     }
-    delay.finish(remarks);
+    delay.finish(issues);
 }
 
-fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     let mut wanted = Resources::default();
-    let entries = scheduling.entries("minResources", remarks);
+    let entries = scheduling.entries("minResources", issues);
     for (path, name, value) in &entries {
         let amount = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let what = name.rsplit('/').next().unwrap_or(name);
         if let Err(error) = wanted.set(what, &amount) {
-            remarks.problem(path.clone(), error.to_string());
+            issues.problem(path.clone(), error.to_string());
         }
     }
     if !entries.is_empty() {
         let why = "a job waits until its members have a place, and is charged what they ask for; it is passed over";
-        remarks.warning(scheduling.at("minResources"), why);
+        issues.warning(scheduling.at("minResources"), why);
         job.min_resources = Some(wanted);
     }
 }

@@ -37,19 +37,19 @@ pub(super) fn job(
     document: &Value,
     labels: &BTreeMap<String, String>,
     spec: &mut FieldReader<'_>,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> JobSpec {
-    check_annotations(document, remarks);
-    let priority_class = priority_class(spec, "priorityClassName", remarks);
-    let active_deadline = spec.count("activeDeadlineSeconds", remarks);
-    let suspend = !spec.list("schedulingGates", remarks).is_empty();
+    check_annotations(document, issues);
+    let priority_class = priority_class(spec, "priorityClassName", issues);
+    let active_deadline = spec.count("activeDeadlineSeconds", issues);
+    let suspend = !spec.list("schedulingGates", issues).is_empty();
     let mut rest = document.get("spec").cloned().unwrap_or_default();
     if let Some(fields) = rest.as_object_mut() {
         for own in ["priorityClassName", "activeDeadlineSeconds", "schedulingGates"] {
             fields.remove(own);
         }
     }
-    let (mut template, restart) = template(String::new(), Some(&json!({"spec": rest})), remarks);
+    let (mut template, restart) = template(String::new(), Some(&json!({"spec": rest})), issues);
     template.labels.clone_from(labels);
     let task = JobTask {
         name: TASK.to_owned(),
@@ -73,21 +73,21 @@ pub(super) fn job(
     job
 }
 
-fn check_annotations(document: &Value, remarks: &mut FieldIssues) {
+fn check_annotations(document: &Value, issues: &mut FieldIssues) {
     let field = |name: &str| format!("metadata.annotations.{name}");
     for name in QUEUE {
         if annotation(document, name).is_some_and(|queue| !queue.is_string()) {
-            remarks.problem(field(name), "it must be a text; put quotes around it");
+            issues.problem(field(name), "it must be a text; put quotes around it");
         }
     }
     let together = "pods that start together are members of one job: make them tasks of a Job";
     for name in GROUP {
         if annotation(document, name).is_some() {
-            remarks.problem(field(name), together);
+            issues.problem(field(name), together);
         }
     }
     let alone = |size: &Value| size.as_str().is_some_and(|size| size == "1");
     if annotation(document, GROUP_SIZE).is_some_and(|size| !alone(size)) {
-        remarks.problem(field(GROUP_SIZE), together);
+        issues.problem(field(GROUP_SIZE), together);
     }
 }

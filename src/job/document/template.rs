@@ -21,51 +21,51 @@ const NOT_HERE: &str = "it means nothing to processes on a node; it is passed ov
 pub fn template(
     path: String,
     value: Option<&Value>,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> (Template, Option<Restart>) {
     let nothing = Value::Null;
     if value.is_none() {
-        remarks.problem(path.clone(), "there is no pod template; write what shall run");
+        issues.problem(path.clone(), "there is no pod template; write what shall run");
     }
-    let mut fields = FieldReader::of(path, value.unwrap_or(&nothing), remarks);
-    let mut metadata = fields.object("metadata", remarks);
-    let labels = texts_by_name(&mut metadata, "labels", remarks);
-    super::annotations(&mut metadata, &[], remarks);
+    let mut fields = FieldReader::of(path, value.unwrap_or(&nothing), issues);
+    let mut metadata = fields.object("metadata", issues);
+    let labels = texts_by_name(&mut metadata, "labels", issues);
+    super::annotations(&mut metadata, &[], issues);
     metadata.take("creationTimestamp");
-    metadata.pass_over(&["name", "namespace"], "pods are named after their job", remarks);
-    metadata.finish(remarks);
-    let mut spec = fields.object("spec", remarks);
-    fields.finish(remarks);
+    metadata.pass_over(&["name", "namespace"], "pods are named after their job", issues);
+    metadata.finish(issues);
+    let mut spec = fields.object("spec", issues);
+    fields.finish(issues);
 
-    let containers = spec.list("containers", remarks);
+    let containers = spec.list("containers", issues);
     if containers.is_empty() && value.is_some() {
-        remarks.problem(spec.at("containers"), "a pod needs at least one container");
+        issues.problem(spec.at("containers"), "a pod needs at least one container");
     }
     let containers: Vec<Container> =
-        containers.into_iter().map(|(path, value)| container(path, value, remarks)).collect();
+        containers.into_iter().map(|(path, value)| container(path, value, issues)).collect();
     for (n, one) in containers.iter().enumerate() {
         if containers[..n].iter().any(|other| other.name == one.name) {
             let field = format!("{}[{n}].name", spec.at("containers"));
-            remarks.problem(field, format!("there is another container {:?}", one.name));
+            issues.problem(field, format!("there is another container {:?}", one.name));
         }
     }
-    let restart = spec.word("restartPolicy", &RESTARTS, remarks);
+    let restart = spec.word("restartPolicy", &RESTARTS, issues);
     let template = Template {
         containers,
-        node_selector: node_selector(&mut spec, remarks),
-        run_as: run_as(&mut spec, remarks),
+        node_selector: node_selector(&mut spec, issues),
+        run_as: run_as(&mut spec, issues),
         grace: spec
-            .number("terminationGracePeriodSeconds", 0, remarks)
+            .number("terminationGracePeriodSeconds", 0, issues)
             .map(|n| Duration::from_secs(n.unsigned_abs())),
         labels,
     };
-    volumes(&mut spec, remarks);
-    unserved(&mut spec, remarks);
-    spec.finish(remarks);
+    volumes(&mut spec, issues);
+    unserved(&mut spec, issues);
+    spec.finish(issues);
     (template, restart)
 }
 
-fn unserved(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+fn unserved(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     spec.pass_over(
         &[
             "imagePullSecrets",
@@ -90,42 +90,38 @@ fn unserved(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
             "readinessGates",
         ],
         NOT_HERE,
-        remarks,
+        issues,
     );
     spec.pass_over(
         &["priorityClassName", "priority"],
         "the job's own priorityClassName counts",
-        remarks,
+        issues,
     );
     spec.refuse(
         &["initContainers", "ephemeralContainers"],
         "a node starts all processes of a pod at once; do it at the beginning of the command",
-        remarks,
+        issues,
     );
-    spec.refuse(
-        &["affinity", "nodeName"],
-        "places are chosen by labels; use nodeSelector",
-        remarks,
-    );
+    spec.refuse(&["affinity", "nodeName"], "places are chosen by labels; use nodeSelector", issues);
     spec.refuse(
         &["hostAliases"],
         "names of other hosts must be known to the node; add them there",
-        remarks,
+        issues,
     );
     spec.refuse(
         &["activeDeadlineSeconds"],
         "a time limit is the job's; use its runPolicy.activeDeadlineSeconds",
-        remarks,
+        issues,
     );
 }
 
-fn node_selector(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Selector {
+fn node_selector(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Selector {
     let field = spec.at("nodeSelector");
-    let wanted = texts_by_name(spec, "nodeSelector", remarks);
+    let wanted = texts_by_name(spec, "nodeSelector", issues);
     let parts: Vec<String> = wanted.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let parsed = parts.join(",").parse::<Selector>();
     parsed.unwrap_or_else(|error| {
-        remarks.problem(field, error.to_string());
+        issues.problem(field, error.to_string());
         Selector::everything()
     })
 }
@@ -133,30 +129,30 @@ fn node_selector(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Selec
 fn texts_by_name(
     fields: &mut FieldReader<'_>,
     name: &'static str,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> BTreeMap<String, String> {
-    let entries = fields.entries(name, remarks);
+    let entries = fields.entries(name, issues);
     let entry = |(path, name, value): (String, &str, &Value)| match value {
         Value::String(text) => Some((name.to_owned(), text.clone())),
         _ => {
-            remarks.problem(path, "it must be a text; put quotes around it");
+            issues.problem(path, "it must be a text; put quotes around it");
             None
         }
     };
     entries.into_iter().filter_map(entry).collect()
 }
 
-fn run_as(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Option<String> {
-    let mut ctx = spec.object("securityContext", remarks);
-    let user = ctx.number("runAsUser", 0, remarks);
-    let group = ctx.number("runAsGroup", 0, remarks);
+fn run_as(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<String> {
+    let mut ctx = spec.object("securityContext", issues);
+    let user = ctx.number("runAsUser", 0, issues);
+    let group = ctx.number("runAsGroup", 0, issues);
     ctx.pass_over(
         &["fsGroup", "fsGroupChangePolicy", "runAsNonRoot", "seccompProfile", "supplementalGroups"],
         NOT_HERE,
-        remarks,
+        issues,
     );
-    ctx.pass_over(&["sysctls", "seLinuxOptions", "windowsOptions"], NOT_HERE, remarks);
-    ctx.finish(remarks);
+    ctx.pass_over(&["sysctls", "seLinuxOptions", "windowsOptions"], NOT_HERE, issues);
+    ctx.finish(issues);
     match (user, group) {
         (None, _) => None,
         (Some(user), None) => Some(user.to_string()),
@@ -166,16 +162,16 @@ fn run_as(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Option<Strin
 
 /// Of volumes, a path of the node that is mounted under its own name is there already; an empty directory is the
 /// program's to make. Anything else would be other data than is meant.
-fn volumes(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    for (path, value) in spec.list("volumes", remarks) {
-        let mut volume = FieldReader::of(path, value, remarks);
+fn volumes(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    for (path, value) in spec.list("volumes", issues) {
+        let mut volume = FieldReader::of(path, value, issues);
         volume.take("name");
-        let own_host_path = volume.object("hostPath", remarks);
+        let own_host_path = volume.object("hostPath", issues);
         if !own_host_path.is_empty() {
             continue;
         }
         if volume.take("emptyDir").is_some() {
-            remarks.warning(
+            issues.warning(
                 volume.at("emptyDir"),
                 "nothing is mounted: the program sees the node's own directory of that path",
             );
@@ -185,19 +181,19 @@ fn volumes(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
         let kind = known.find(|kind| *kind != "name").unwrap_or("source");
         let why =
             "processes have no volumes of this kind; put the data on the nodes and use hostPath";
-        remarks.problem(volume.at(kind), why);
+        issues.problem(volume.at(kind), why);
     }
 }
 
-fn container(path: String, value: &Value, remarks: &mut FieldIssues) -> Container {
-    let mut fields = FieldReader::of(path, value, remarks);
-    let name = fields.text("name", remarks).unwrap_or_default().to_owned();
+fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container {
+    let mut fields = FieldReader::of(path, value, issues);
+    let name = fields.text("name", issues).unwrap_or_default().to_owned();
     if let Err(error) = check_segment(&name) {
-        remarks.problem(fields.at("name"), error.to_string());
+        issues.problem(fields.at("name"), error.to_string());
     }
     if fields.take("image").is_some() {
         let why = "no image is fetched: the command runs on the node as it is";
-        remarks.warning(fields.at("image"), why);
+        issues.warning(fields.at("image"), why);
     }
     fields.pass_over(
         &[
@@ -210,67 +206,67 @@ fn container(path: String, value: &Value, remarks: &mut FieldIssues) -> Containe
             "volumeDevices",
         ],
         NOT_HERE,
-        remarks,
+        issues,
     );
-    let mut command = fields.texts("command", remarks);
+    let mut command = fields.texts("command", issues);
     if command.is_empty() {
         let why = "without an image there is no program of its own; write what shall be run";
-        remarks.problem(fields.at("command"), why);
+        issues.problem(fields.at("command"), why);
     }
-    command.extend(fields.texts("args", remarks));
-    let ports = ports(&mut fields, remarks);
+    command.extend(fields.texts("args", issues));
+    let ports = ports(&mut fields, issues);
     let container = Container {
         name,
         command: command.iter().map(|word| variables(word)).collect(),
-        env: env(&mut fields, remarks),
-        cwd: fields.text("workingDir", remarks).map(str::to_owned),
-        health: health(&mut fields, &ports, remarks),
+        env: env(&mut fields, issues),
+        cwd: fields.text("workingDir", issues).map(str::to_owned),
+        health: health(&mut fields, &ports, issues),
         ports,
         requests: Resources::default(),
         limits: Resources::default(),
     };
-    let (requests, limits) = resources(&mut fields, remarks);
-    mounts(&mut fields, remarks);
-    security(&mut fields, remarks);
+    let (requests, limits) = resources(&mut fields, issues);
+    mounts(&mut fields, issues);
+    security(&mut fields, issues);
     fields.pass_over(
         &["livenessProbe", "startupProbe", "lifecycle"],
         "a check restarts nothing and nothing runs beside the program; use readinessProbe to have its health seen",
-        remarks,
+        issues,
     );
     fields.refuse(
         &["envFrom"],
         "there are no config maps and secrets; write the variables in env",
-        remarks,
+        issues,
     );
-    fields.finish(remarks);
+    fields.finish(issues);
     Container { requests, limits, ..container }
 }
 
-fn security(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
+fn security(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     if fields.take("securityContext").is_some() {
         let why = "only the pod's own securityContext.runAsUser and runAsGroup are honoured";
-        remarks.warning(fields.at("securityContext"), why);
+        issues.warning(fields.at("securityContext"), why);
     }
 }
 
 /// A mount is honoured when it shows a path of the node under its own name; the volumes themselves are judged above.
-fn mounts(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    for (path, value) in fields.list("volumeMounts", remarks) {
-        let mut mount = FieldReader::of(path, value, remarks);
+fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    for (path, value) in fields.list("volumeMounts", issues) {
+        let mut mount = FieldReader::of(path, value, issues);
         mount.take("name");
         mount.take("readOnly");
         mount.take("mountPropagation");
         mount.take("recursiveReadOnly");
-        if mount.text("mountPath", remarks).is_some() {
+        if mount.text("mountPath", issues).is_some() {
             let why = "nothing is mounted: the program sees the node's own files at that path";
-            remarks.warning(mount.at("mountPath"), why);
+            issues.warning(mount.at("mountPath"), why);
         }
         mount.refuse(
             &["subPath", "subPathExpr"],
             "nothing is mounted; name the path itself",
-            remarks,
+            issues,
         );
-        mount.finish(remarks);
+        mount.finish(issues);
     }
 }
 
@@ -301,35 +297,35 @@ fn variables(text: &str) -> String {
     out
 }
 
-fn env(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Vec<(String, String)> {
+fn env(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(String, String)> {
     let mut env = Vec::new();
-    for (path, value) in fields.list("env", remarks) {
-        let mut one = FieldReader::of(path, value, remarks);
-        let name = one.text("name", remarks).unwrap_or_default().to_owned();
+    for (path, value) in fields.list("env", issues) {
+        let mut one = FieldReader::of(path, value, issues);
+        let name = one.text("name", issues).unwrap_or_default().to_owned();
         if name.is_empty() || name.contains(['=', '\0']) {
-            remarks.problem(one.at("name"), "a variable needs a name without \"=\"");
+            issues.problem(one.at("name"), "a variable needs a name without \"=\"");
         }
-        let from = one.object("valueFrom", remarks);
+        let from = one.object("valueFrom", issues);
         let value = match one.take("value") {
             Some(Value::String(text)) => variables(text),
             Some(_) => {
-                remarks.problem(one.at("value"), "it must be a text; put quotes around it");
+                issues.problem(one.at("value"), "it must be a text; put quotes around it");
                 String::new()
             }
             None if from.is_empty() => String::new(),
-            None => field_value(from, remarks),
+            None => field_value(from, issues),
         };
-        one.finish(remarks);
+        one.finish(issues);
         env.push((name, value));
     }
     env
 }
 
 /// `valueFrom.fieldRef`, of the fields that a node knows.
-fn field_value(mut from: FieldReader<'_>, remarks: &mut FieldIssues) -> String {
-    let mut field = from.object("fieldRef", remarks);
+fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
+    let mut field = from.object("fieldRef", issues);
     field.take("apiVersion");
-    let path = field.text("fieldPath", remarks);
+    let path = field.text("fieldPath", issues);
     let value = match path {
         Some("metadata.name") => "${RCFARM_POD}",
         Some("spec.nodeName") => "${RCFARM_NODE}",
@@ -338,7 +334,7 @@ fn field_value(mut from: FieldReader<'_>, remarks: &mut FieldIssues) -> String {
             let why = format!(
                 "{other:?} is not known to nodes; they know metadata.name, spec.nodeName, status.podIP, status.hostIP"
             );
-            remarks.problem(field.at("fieldPath"), why);
+            issues.problem(field.at("fieldPath"), why);
             ""
         }
         None => "",
@@ -346,38 +342,38 @@ fn field_value(mut from: FieldReader<'_>, remarks: &mut FieldIssues) -> String {
     from.refuse(
         &["configMapKeyRef", "secretKeyRef", "resourceFieldRef", "fileKeyRef"],
         "there are no config maps and secrets; write the value itself",
-        remarks,
+        issues,
     );
-    from.finish(remarks);
+    from.finish(issues);
     value.to_owned()
 }
 
-fn ports(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Vec<(Option<String>, u16)> {
+fn ports(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(Option<String>, u16)> {
     let mut ports = Vec::new();
-    for (path, value) in fields.list("ports", remarks) {
-        let mut port = FieldReader::of(path, value, remarks);
-        let name = port.text("name", remarks).map(str::to_owned);
-        let number = port.number("containerPort", 1, remarks);
+    for (path, value) in fields.list("ports", issues) {
+        let mut port = FieldReader::of(path, value, issues);
+        let name = port.text("name", issues).map(str::to_owned);
+        let number = port.number("containerPort", 1, issues);
         port.take("protocol");
-        port.pass_over(&["hostPort", "hostIP"], NOT_HERE, remarks);
+        port.pass_over(&["hostPort", "hostIP"], NOT_HERE, issues);
         match number.map(u16::try_from) {
             Some(Ok(number)) => ports.push((name, number)),
-            Some(Err(_)) => remarks.problem(port.at("containerPort"), "ports end at 65535"),
+            Some(Err(_)) => issues.problem(port.at("containerPort"), "ports end at 65535"),
             None => {}
         }
-        port.finish(remarks);
+        port.finish(issues);
     }
     ports
 }
 
 /// What is reserved, and what is enforced. What is limited and not requested is requested, as Kubernetes has it.
-fn resources(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> (Resources, Resources) {
-    let mut both = fields.object("resources", remarks);
-    let limits = amounts(&mut both, "limits", remarks);
+fn resources(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> (Resources, Resources) {
+    let mut both = fields.object("resources", issues);
+    let limits = amounts(&mut both, "limits", issues);
     let mut requests = limits.clone();
-    requests.extend(amounts(&mut both, "requests", remarks));
-    both.pass_over(&["claims"], NOT_HERE, remarks);
-    both.finish(remarks);
+    requests.extend(amounts(&mut both, "requests", issues));
+    both.pass_over(&["claims"], NOT_HERE, issues);
+    both.finish(issues);
     let set = |amounts: BTreeMap<String, String>| {
         let mut resources = Resources::default();
         for (what, amount) in amounts {
@@ -392,12 +388,12 @@ fn resources(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> (Resour
 fn amounts(
     both: &mut FieldReader<'_>,
     which: &'static str,
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> BTreeMap<String, String> {
     let mut amounts = BTreeMap::new();
-    for (path, name, value) in both.entries(which, remarks) {
+    for (path, name, value) in both.entries(which, issues) {
         if name == "ephemeral-storage" || name.starts_with("hugepages-") {
-            remarks.warning(path, "nodes do not count it; it is passed over");
+            issues.warning(path, "nodes do not count it; it is passed over");
             continue;
         }
         let amount = match value {
@@ -408,7 +404,7 @@ fn amounts(
         let what = name.rsplit('/').next().unwrap_or(name);
         match Resources::default().set(what, &amount) {
             Ok(()) => drop(amounts.insert(what.to_owned(), amount)),
-            Err(error) => remarks.problem(path, error.to_string()),
+            Err(error) => issues.problem(path, error.to_string()),
         }
     }
     amounts
@@ -418,52 +414,52 @@ fn amounts(
 fn health(
     fields: &mut FieldReader<'_>,
     ports: &[(Option<String>, u16)],
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> Option<Value> {
-    let mut probe = fields.object("readinessProbe", remarks);
+    let mut probe = fields.object("readinessProbe", issues);
     if probe.is_empty() {
         return None;
     }
     let mut check = serde_json::Map::new();
-    let mut http = probe.object("httpGet", remarks);
+    let mut http = probe.object("httpGet", issues);
     if !http.is_empty() {
-        let port = probed(&mut http, ports, remarks);
-        let path = http.text("path", remarks).unwrap_or_default().trim_start_matches('/');
+        let port = probed(&mut http, ports, issues);
+        let path = http.text("path", issues).unwrap_or_default().trim_start_matches('/');
         check.insert("http".to_owned(), json!(format!("http://127.0.0.1:{port}/{path}")));
-        http.pass_over(&["scheme", "host", "httpHeaders"], NOT_HERE, remarks);
+        http.pass_over(&["scheme", "host", "httpHeaders"], NOT_HERE, issues);
     }
-    http.finish(remarks);
-    let mut tcp = probe.object("tcpSocket", remarks);
+    http.finish(issues);
+    let mut tcp = probe.object("tcpSocket", issues);
     if !tcp.is_empty() {
-        let port = probed(&mut tcp, ports, remarks);
+        let port = probed(&mut tcp, ports, issues);
         check.insert("tcp".to_owned(), json!(format!("127.0.0.1:{port}")));
-        tcp.pass_over(&["host"], NOT_HERE, remarks);
+        tcp.pass_over(&["host"], NOT_HERE, issues);
     }
-    tcp.finish(remarks);
-    let mut exec = probe.object("exec", remarks);
+    tcp.finish(issues);
+    let mut exec = probe.object("exec", issues);
     if !exec.is_empty() {
-        check.insert("exec".to_owned(), json!(exec.texts("command", remarks)));
+        check.insert("exec".to_owned(), json!(exec.texts("command", issues)));
     }
-    exec.finish(remarks);
+    exec.finish(issues);
     if check.len() != 1 {
         let why = "it needs one of httpGet, tcpSocket and exec, and not two: it could never pass";
-        remarks.problem(fields.at("readinessProbe"), why);
+        issues.problem(fields.at("readinessProbe"), why);
     }
     for (name, ours) in [("periodSeconds", "interval"), ("timeoutSeconds", "timeout")] {
-        if let Some(seconds) = probe.number(name, 1, remarks) {
+        if let Some(seconds) = probe.number(name, 1, issues) {
             check.insert(ours.to_owned(), json!(format!("{seconds}s")));
         }
     }
     for (name, ours) in
         [("successThreshold", "passing_after"), ("failureThreshold", "critical_after")]
     {
-        if let Some(count) = probe.number(name, 1, remarks) {
+        if let Some(count) = probe.number(name, 1, issues) {
             check.insert(ours.to_owned(), json!(count));
         }
     }
-    probe.pass_over(&["initialDelaySeconds", "terminationGracePeriodSeconds"], NOT_HERE, remarks);
-    probe.refuse(&["grpc"], "use httpGet, tcpSocket or exec", remarks);
-    probe.finish(remarks);
+    probe.pass_over(&["initialDelaySeconds", "terminationGracePeriodSeconds"], NOT_HERE, issues);
+    probe.refuse(&["grpc"], "use httpGet, tcpSocket or exec", issues);
+    probe.finish(issues);
     Some(Value::Object(check))
 }
 
@@ -471,7 +467,7 @@ fn health(
 fn probed(
     fields: &mut FieldReader<'_>,
     ports: &[(Option<String>, u16)],
-    remarks: &mut FieldIssues,
+    issues: &mut FieldIssues,
 ) -> u16 {
     let port = match fields.take("port") {
         Some(Value::String(name)) => {
@@ -483,7 +479,7 @@ fn probed(
     };
     if port.is_none_or(|port| port == 0) {
         let why = "write a number from 1 to 65535, or the name of one of the container's ports";
-        remarks.problem(fields.at("port"), why);
+        issues.problem(fields.at("port"), why);
     }
     port.unwrap_or_default()
 }

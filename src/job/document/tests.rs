@@ -20,8 +20,8 @@ fn accepted(text: &str) -> Read {
     read(&id, &document).unwrap_or_else(|problems| panic!("{problems:?}"))
 }
 
-fn fields(remarks: &[FieldIssue]) -> Vec<&str> {
-    remarks.iter().map(|remark| remark.field.as_str()).collect()
+fn fields(issues: &[FieldIssue]) -> Vec<&str> {
+    issues.iter().map(|issue| issue.field.as_str()).collect()
 }
 
 const VOLCANO: &str = r#"

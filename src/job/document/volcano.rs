@@ -22,53 +22,53 @@ const RESTARTS: [(&str, Restart); 4] = [
 /// The default of a job's and of a task's `maxRetry` (`volcano.md` §1.1).
 pub const MAX_RETRY: u32 = 3;
 
-pub(super) fn job(spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> JobSpec {
+pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSpec {
     let tasks: Vec<JobTask> = spec
-        .list("tasks", remarks)
+        .list("tasks", issues)
         .into_iter()
         .enumerate()
-        .map(|(n, (path, value))| task(n, path, value, remarks))
+        .map(|(n, (path, value))| task(n, path, value, issues))
         .collect();
-    let min_available = spec.count("minAvailable", remarks);
+    let min_available = spec.count("minAvailable", issues);
     // Kubernetes leaves out zeros when it writes a record down.
     let needed = tasks.iter().map(JobTask::needed).fold(0, u32::saturating_add);
     let mut job = base(Framework::Volcano, tasks, Defaults::Volcano);
     job.min_available = min_available.unwrap_or(needed);
-    job.min_success = spec.number("minSuccess", 1, remarks).and_then(|n| u32::try_from(n).ok());
-    job.max_retry = spec.count("maxRetry", remarks).unwrap_or(MAX_RETRY);
-    job.policies = policies(spec, remarks);
-    if let Some(queue) = spec.text("queue", remarks) {
+    job.min_success = spec.number("minSuccess", 1, issues).and_then(|n| u32::try_from(n).ok());
+    job.max_retry = spec.count("maxRetry", issues).unwrap_or(MAX_RETRY);
+    job.policies = policies(spec, issues);
+    if let Some(queue) = spec.text("queue", issues) {
         job.queue = queue.to_owned();
     }
-    job.priority_class = priority_class(spec, "priorityClassName", remarks);
-    plugins(&mut job, spec, remarks);
-    if let Some(ttl) = spec.count("ttlSecondsAfterFinished", remarks) {
+    job.priority_class = priority_class(spec, "priorityClassName", issues);
+    plugins(&mut job, spec, issues);
+    if let Some(ttl) = spec.count("ttlSecondsAfterFinished", issues) {
         job.ttl = Some(Duration::from_secs(ttl.into()));
     }
-    run_policy(&mut job, spec, remarks);
+    run_policy(&mut job, spec, issues);
     spec.refuse(
         &["volumes"],
         "processes have no claims of volumes; put the data on the nodes",
-        remarks,
+        issues,
     );
     spec.refuse(
         &["networkTopology"],
         "places are chosen by labels and room; use nodeSelector to stay in one part of a network",
-        remarks,
+        issues,
     );
-    spec.pass_over(&["schedulerName", "runningEstimate"], super::NOBODY_READS, remarks);
+    spec.pass_over(&["schedulerName", "runningEstimate"], super::NOBODY_READS, issues);
     job
 }
 
-fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, remarks: &mut FieldIssues) {
-    for (path, name, value) in spec.entries("plugins", remarks) {
+fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
+    for (path, name, value) in spec.entries("plugins", issues) {
         let Some((_, plugin)) = Plugin::ALL.iter().find(|(known, _)| *known == name) else {
             let known: Vec<&str> = Plugin::ALL.iter().map(|(name, _)| *name).collect();
             let why = format!("unable to find job plugin {name:?}; there are {}", known.join(", "));
-            remarks.problem(path, why);
+            issues.problem(path, why);
             continue;
         };
-        job.plugins.insert(*plugin, arguments(path, *plugin, value, remarks));
+        job.plugins.insert(*plugin, arguments(path, *plugin, value, issues));
     }
 }
 
@@ -88,18 +88,13 @@ fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'stat
     }
 }
 
-fn arguments(
-    path: String,
-    plugin: Plugin,
-    value: &Value,
-    remarks: &mut FieldIssues,
-) -> Vec<String> {
+fn arguments(path: String, plugin: Plugin, value: &Value, issues: &mut FieldIssues) -> Vec<String> {
     let (honoured, idle) = known_arguments(plugin);
     let listed = match value {
         Value::Null => &[][..],
         Value::Array(listed) => listed,
         _ => {
-            remarks.problem(path, "it must be a list of arguments, as in [--port=2222]");
+            issues.problem(path, "it must be a list of arguments, as in [--port=2222]");
             return Vec::new();
         }
     };
@@ -107,7 +102,7 @@ fn arguments(
     for (n, value) in listed.iter().enumerate() {
         let here = format!("{path}[{n}]");
         let Some(text) = value.as_str() else {
-            remarks.problem(here, "it must be a text; put quotes around it");
+            issues.problem(here, "it must be a text; put quotes around it");
             continue;
         };
         let (name, given) = match text.trim_start_matches('-').split_once('=') {
@@ -115,15 +110,15 @@ fn arguments(
             None => (text.trim_start_matches('-'), None),
         };
         match given {
-            _ if idle.contains(&name) => remarks.warning(here, super::NOBODY_READS),
+            _ if idle.contains(&name) => issues.warning(here, super::NOBODY_READS),
             _ if !honoured.contains(&name) => {
                 let known: Vec<&str> = honoured.iter().chain(idle).copied().collect();
                 let why = format!("there is no argument {name:?}; there are: {}", known.join(", "));
-                remarks.problem(here, why);
+                issues.problem(here, why);
             }
-            None | Some("") => remarks.problem(here, format!("write it as --{name}=VALUE")),
+            None | Some("") => issues.problem(here, format!("write it as --{name}=VALUE")),
             Some(port) if name == "port" && !port.parse::<u16>().is_ok_and(|port| port > 0) => {
-                remarks.problem(here, format!("{port:?} is no port: write a number up to 65535"));
+                issues.problem(here, format!("{port:?} is no port: write a number up to 65535"));
             }
             Some(_) => arguments.push(text.to_owned()),
         }
@@ -131,29 +126,29 @@ fn arguments(
     arguments
 }
 
-fn task(n: usize, path: String, value: &Value, remarks: &mut FieldIssues) -> JobTask {
-    let mut fields = FieldReader::of(path, value, remarks);
-    let name = fields.text("name", remarks).map_or_else(|| format!("default{n}"), str::to_owned);
-    let replicas = super::replicas(&mut fields, remarks).unwrap_or(0);
-    let min_available = fields.count("minAvailable", remarks);
-    let policies = policies(&mut fields, remarks);
-    let max_retry = match fields.number("maxRetry", -1, remarks) {
+fn task(n: usize, path: String, value: &Value, issues: &mut FieldIssues) -> JobTask {
+    let mut fields = FieldReader::of(path, value, issues);
+    let name = fields.text("name", issues).map_or_else(|| format!("default{n}"), str::to_owned);
+    let replicas = super::replicas(&mut fields, issues).unwrap_or(0);
+    let min_available = fields.count("minAvailable", issues);
+    let policies = policies(&mut fields, issues);
+    let max_retry = match fields.number("maxRetry", -1, issues) {
         Some(-1) => None,
         None | Some(0) => Some(MAX_RETRY),
         Some(n) => u32::try_from(n).ok(),
     };
-    let mut depends_on = fields.object("dependsOn", remarks);
-    let names = depends_on.texts("name", remarks);
-    let any = depends_on.word("iteration", &[("any", true), ("all", false)], remarks);
-    depends_on.finish(remarks);
-    let own_restart = fields.word("restartPolicy", &RESTARTS, remarks);
-    let (template, restart) = template(fields.at("template"), fields.take("template"), remarks);
-    if fields.text("topologyPolicy", remarks).is_some_and(|policy| policy != "none") {
+    let mut depends_on = fields.object("dependsOn", issues);
+    let names = depends_on.texts("name", issues);
+    let any = depends_on.word("iteration", &[("any", true), ("all", false)], issues);
+    depends_on.finish(issues);
+    let own_restart = fields.word("restartPolicy", &RESTARTS, issues);
+    let (template, restart) = template(fields.at("template"), fields.take("template"), issues);
+    if fields.text("topologyPolicy", issues).is_some_and(|policy| policy != "none") {
         let why = "nodes do not tell their NUMA cells; leave it out or write none";
-        remarks.problem(fields.at("topologyPolicy"), why);
+        issues.problem(fields.at("topologyPolicy"), why);
     }
-    fields.refuse(&["partitionPolicy"], "tasks are not divided; make several tasks", remarks);
-    fields.finish(remarks);
+    fields.refuse(&["partitionPolicy"], "tasks are not divided; make several tasks", issues);
+    fields.finish(issues);
     JobTask {
         name,
         replicas,
@@ -168,35 +163,35 @@ fn task(n: usize, path: String, value: &Value, remarks: &mut FieldIssues) -> Job
 }
 
 /// Policies as they stand; [`crate::job::validate`] judges them together.
-fn policies(fields: &mut FieldReader<'_>, remarks: &mut FieldIssues) -> Vec<LifecyclePolicy> {
-    let listed = fields.list("policies", remarks);
-    listed.into_iter().filter_map(|(path, value)| policy(path, value, remarks)).collect()
+fn policies(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<LifecyclePolicy> {
+    let listed = fields.list("policies", issues);
+    listed.into_iter().filter_map(|(path, value)| policy(path, value, issues)).collect()
 }
 
-fn policy(path: String, value: &Value, remarks: &mut FieldIssues) -> Option<LifecyclePolicy> {
-    let mut fields = FieldReader::of(path, value, remarks);
+fn policy(path: String, value: &Value, issues: &mut FieldIssues) -> Option<LifecyclePolicy> {
+    let mut fields = FieldReader::of(path, value, issues);
     let words = CommandAction::OF_JOBS.map(|action| (action.as_str(), action));
-    let before = remarks.problems.len();
-    let action = fields.word("action", &words, remarks);
-    if action.is_none() && remarks.problems.len() == before {
-        remarks.problem(fields.at("action"), "a policy needs an action");
+    let before = issues.problems.len();
+    let action = fields.word("action", &words, issues);
+    if action.is_none() && issues.problems.len() == before {
+        issues.problem(fields.at("action"), "a policy needs an action");
     }
     let mut events: std::collections::BTreeSet<PolicyEvent> =
-        fields.word("event", &PolicyEvent::ALL, remarks).into_iter().collect();
-    for (path, value) in fields.list("events", remarks) {
+        fields.word("event", &PolicyEvent::ALL, issues).into_iter().collect();
+    for (path, value) in fields.list("events", issues) {
         let name = value.as_str().unwrap_or_default();
         match PolicyEvent::ALL.iter().find(|(known, _)| *known == name) {
             Some((_, event)) => drop(events.insert(*event)),
             None => {
                 let known: Vec<&str> = PolicyEvent::ALL.iter().map(|(name, _)| *name).collect();
                 let why = format!("{value} is not known; write one of {}", known.join(", "));
-                remarks.problem(path, why);
+                issues.problem(path, why);
             }
         }
     }
-    let exit_code = fields.number("exitCode", i64::from(i32::MIN), remarks);
-    let timeout = fields.duration("timeout", remarks);
-    fields.finish(remarks);
+    let exit_code = fields.number("exitCode", i64::from(i32::MIN), issues);
+    let timeout = fields.duration("timeout", issues);
+    fields.finish(issues);
     Some(LifecyclePolicy {
         action: action?,
         events,

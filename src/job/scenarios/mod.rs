@@ -1,4 +1,4 @@
-//! Whole lives of jobs, without a store: plans are carried out on pods in memory, and a clock is moved by hand.
+//! Whole histories of jobs, without a store: plans are carried out on pods in memory, and a clock is moved by hand.
 
 mod facts;
 mod kubeflow;
@@ -214,7 +214,7 @@ impl Scenario {
         panic!("it never comes to rest: {:?}", self.status);
     }
 
-    /// Waits, and settles again.
+    /// Waits, and reconciles again.
     fn wait(&mut self, seconds: u64) -> JobPhase {
         self.now = self.now.checked_add(Duration::from_secs(seconds)).unwrap();
         self.reconcile()

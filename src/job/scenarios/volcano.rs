@@ -550,7 +550,7 @@ fn members_on_lost_nodes_are_made_elsewhere_once() {
 }
 
 #[test]
-fn of_a_volley_what_did_not_come_through_is_started_again_as_the_same_try() {
+fn of_a_batched_start_what_did_not_come_through_is_started_again_as_the_same_try() {
     let mut life = volcano(&[task("a", 5)], policy("PodFailed", "RestartJob"));
     (life.room, life.missed) = (2, 2);
     while life.pods.is_empty() {

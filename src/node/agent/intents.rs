@@ -31,7 +31,7 @@ pub struct Intended {
     pub hash: u64,
     /// The controller that it belongs to.
     pub owner: Option<RcId>,
-    /// Devices that it was promised.
+    /// Devices that it was allocated.
     pub devices: BTreeMap<String, BTreeSet<u32>>,
 }
 
@@ -151,7 +151,7 @@ impl IntentWatch {
             }
         }
         if is_news || pods.values().any(|pod| !pod.devices.is_empty()) {
-            self.promise(&mut pods, last).await?;
+            self.allocated_devices(&mut pods, last).await?;
         }
         let doubted = match labels.filter(|_| suspicious) {
             Some(labels) => self.doubted(missing, &labels, filtered).await?,
@@ -175,18 +175,18 @@ impl IntentWatch {
 
     /// Gives the pods the devices that they were promised. A promise that is missing takes nothing away: somebody
     /// deleted it, and the farm will make it again.
-    async fn promise(
+    async fn allocated_devices(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
         last: &NodeIntents,
     ) -> Result<(), StoreError> {
         let entry = self.env.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
-        let promised = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
-        let promised = promised.unwrap_or_default();
+        let allocated = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
+        let allocated = allocated.unwrap_or_default();
         // What the last agent knew.
         let kept = if last.pods.is_empty() { self.data.pods() } else { BTreeMap::new() };
         for (pod, intended) in pods {
-            match (promised.pods.get(pod), kept.get(pod)) {
+            match (allocated.pods.get(pod), kept.get(pod)) {
                 (Some(allocation), _) => intended.devices.clone_from(&allocation.devices),
                 (None, Some(kept)) if *kept.manifest == *intended.manifest => {
                     intended.devices.clone_from(&kept.devices);

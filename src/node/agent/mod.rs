@@ -7,7 +7,7 @@
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
 //! job's `rcfarm/bell/job/<ns>/<name>`.
-//! Who else writes them: operators and farms the node's record, by CAS; farms answer the bells.
+//! Who else writes them: operators and farms the node's record, by CAS; farms answer the doorbells.
 //! A crash between two writes leaves pods running under their shims, which the next agent adopts from the data
 //! directory ([`state`]), and reports that it writes again.
 //!

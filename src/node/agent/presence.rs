@@ -43,7 +43,7 @@ pub(super) struct AgentPresence {
 }
 
 enum Registered {
-    Standing(PresenceState),
+    Current(PresenceState),
     /// Another agent has the name.
     Taken,
     /// Somebody changed the record meanwhile.
@@ -135,7 +135,7 @@ impl AgentPresence {
         let mut said = false;
         loop {
             match self.try_register(kept, health).await? {
-                Registered::Standing(presence_state) => {
+                Registered::Current(presence_state) => {
                     info!(node = %self.settings.name, session = %kept.epoch().session(), "the node is registered");
                     self.write_lease(kept);
                     let _ = self.events.send(AgentEvent::Presence(presence_state));
@@ -193,7 +193,7 @@ impl AgentPresence {
             TxnOutcome::Refused(_) => Ok(Registered::Again),
             TxnOutcome::Committed { entries, .. } => {
                 let mine = entries.iter().rev().find(|entry| entry.key == at.as_str());
-                Ok(Registered::Standing(PresenceState {
+                Ok(Registered::Current(PresenceState {
                     claim: Claim::new(at, kept.epoch().clone()),
                     health: health.clone(),
                     created: mine.map_or(Index::ZERO, |entry| entry.create_index),

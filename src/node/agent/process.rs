@@ -42,7 +42,7 @@ impl ProcessDriver {
 }
 
 /// Whether the process is still the one that was started then.
-fn lives(pid: i32, ticks: u64) -> bool {
+fn is_alive(pid: i32, ticks: u64) -> bool {
     start_ticks(pid) == Some(ticks)
 }
 
@@ -59,11 +59,11 @@ fn end_of(pid: i32) -> Option<AsyncFd<OwnedFd>> {
 /// Resolves when the process is gone.
 async fn gone(pid: i32, ticks: u64) {
     // Only with the descriptor in hand is it sure whose it is.
-    if let Some(end) = end_of(pid).filter(|_| lives(pid, ticks)) {
+    if let Some(end) = end_of(pid).filter(|_| is_alive(pid, ticks)) {
         let _ = end.readable().await;
         return;
     }
-    while lives(pid, ticks) {
+    while is_alive(pid, ticks) {
         sleep(LOOK_EVERY).await;
     }
 }
@@ -128,7 +128,8 @@ impl Driver for ProcessDriver {
             let exit = state::read::<ProcessExit>(&dir.join("exit.json"));
             return exit.map_or(FoundProcess::Nothing, FoundProcess::Exited);
         };
-        if lives(running.shim, running.shim_ticks) || lives(running.pid, running.start_ticks) {
+        if is_alive(running.shim, running.shim_ticks) || is_alive(running.pid, running.start_ticks)
+        {
             return FoundProcess::Running(running);
         }
         let lost = || ProcessExit {
@@ -154,12 +155,12 @@ impl Driver for ProcessDriver {
 
     async fn stop(&self, running: &Started, name: &str, grace: Duration) {
         let Some(group) = Pid::from_raw(running.pid) else { return };
-        if !lives(running.pid, running.start_ticks) {
+        if !is_alive(running.pid, running.start_ticks) {
             return;
         }
         let _ = kill_process_group(group, signal(name));
         let ended = timeout(grace, gone(running.pid, running.start_ticks)).await;
-        if ended.is_err() && lives(running.pid, running.start_ticks) {
+        if ended.is_err() && is_alive(running.pid, running.start_ticks) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }

@@ -77,7 +77,7 @@ pub fn bell(owner: RcId, value: &str) -> Op {
     Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
 }
 
-/// Rings jobs at the ends of their pods, and not all the time: the bells would cost the farms more than they tell them. What
+/// Rings jobs at the ends of their pods, and not all the time: the doorbells would cost the farms more than they tell them. What
 /// ends meanwhile they see when they read the tree.
 #[derive(Debug, Default)]
 pub struct JobBells {

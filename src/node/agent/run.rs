@@ -89,7 +89,7 @@ impl Agent {
 
     async fn run_inner(self, shutdown: CancellationToken) -> Result<(), AgentError> {
         let data = Arc::new(DataDir::open(&self.settings.data_dir).map_err(AgentError::DataDir)?);
-        let (events, inbox) = unbounded_channel();
+        let (events, events_in) = unbounded_channel();
         let mut work = Work {
             writer: Writer::new(self.env.store.clone()),
             agent: self,
@@ -109,7 +109,7 @@ impl Agent {
             removing: BTreeSet::new(),
         };
         work.adopt().await;
-        work.serve(inbox, shutdown).await
+        work.serve(events_in, shutdown).await
     }
 }
 
@@ -171,7 +171,7 @@ impl Work {
 
     async fn serve(
         &mut self,
-        mut inbox: UnboundedReceiver<AgentEvent>,
+        mut events_in: UnboundedReceiver<AgentEvent>,
         shutdown: CancellationToken,
     ) -> Result<(), AgentError> {
         let presence = AgentPresence {
@@ -189,9 +189,9 @@ impl Work {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break Ok(()),
-                Some(event) = inbox.recv() => {
+                Some(event) = events_in.recv() => {
                     self.hear(event);
-                    while let Ok(event) = inbox.try_recv() {
+                    while let Ok(event) = events_in.try_recv() {
                         self.hear(event);
                     }
                 }
@@ -206,7 +206,7 @@ impl Work {
             }
         };
         if ended.is_ok() && self.agent.settings.at_shutdown == AtShutdown::StopPods {
-            self.stop_everything(&mut inbox).await;
+            self.stop_everything(&mut events_in).await;
         }
         present.cancel();
         self.tasks.0.shutdown().await;
@@ -288,8 +288,8 @@ impl Work {
 
     /// Notes that the intents were believed under this record of the node.
     fn remember(&self) {
-        let believed = self.intents.as_ref().is_some_and(|intents| intents.doubted.is_empty());
-        if let (Some(presence), true) = (&self.presence, believed) {
+        let trusted = self.intents.as_ref().is_some_and(|intents| intents.doubted.is_empty());
+        if let (Some(presence), true) = (&self.presence, trusted) {
             let created = Some(presence.created);
             if let Err(error) = self.data.remember(|memory| memory.record_created = created) {
                 warn!(%error, "the data directory cannot be written");
@@ -542,8 +542,8 @@ impl Work {
                 Leave::WriteFlapping => {
                     // Not what is known of it, so that the truth is written as soon as it may be.
                     report = flapping(&report);
-                    let rare = report.ops(node, id, &presence.health, wall);
-                    ops.splice(..rare.len(), rare);
+                    let throttled = report.ops(node, id, &presence.health, wall);
+                    ops.splice(..throttled.len(), throttled);
                 }
                 Leave::Wait(at) => {
                     again_at = Some(again_at.map_or(at, |other: Instant| other.min(at)));
@@ -617,7 +617,7 @@ impl Work {
     }
 
     /// Stops every pod, waits, and says so.
-    async fn stop_everything(&mut self, inbox: &mut UnboundedReceiver<AgentEvent>) {
+    async fn stop_everything(&mut self, events_in: &mut UnboundedReceiver<AgentEvent>) {
         let until = Instant::now() + LEAVE_TIMEOUT;
         self.intents = Some(NodeIntents::default());
         loop {
@@ -632,7 +632,7 @@ impl Work {
                     warn!(pods = self.pods.len(), "pods are left running: they did not stop in time");
                     return;
                 }
-                Some(event) = inbox.recv() => {
+                Some(event) = events_in.recv() => {
                     if !matches!(event, AgentEvent::Intents(_)) {
                         self.hear(event);
                     }

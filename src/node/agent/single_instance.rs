@@ -132,10 +132,10 @@ impl Asking {
         let lease = record.and_then(|record| record.lease_ms);
         let lease = lease.map_or(LONGEST_LEASE, Duration::from_millis);
         let since = *gone_since.entry(node.clone()).or_insert_with(Instant::now);
-        let lives = since.elapsed() < lease;
-        if !lives {
+        let is_alive = since.elapsed() < lease;
+        if !is_alive {
             info!(pod = %self.pod, %node, "the node is gone, and with its lease what it ran");
         }
-        Ok(lives)
+        Ok(is_alive)
     }
 }

@@ -48,7 +48,7 @@ pub struct StoredPod {
     pub manifest: String,
     /// The controller that it belongs to.
     pub owner: Option<RcId>,
-    /// The devices that it was promised.
+    /// The devices that it was allocated.
     #[serde(default)]
     pub devices: BTreeMap<String, std::collections::BTreeSet<u32>>,
 }

@@ -18,10 +18,10 @@ use crate::schedule::NodeLabels;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// The one of which least is promised: a node that fails takes little with it.
+    /// The one of which least is allocated: a node that fails takes little with it.
     #[default]
     Spread,
-    /// The one of which most is promised: large requests find empty nodes later on.
+    /// The one of which most is allocated: large requests find empty nodes later on.
     BinPack,
 }
 
@@ -91,7 +91,7 @@ pub struct Fleet {
     pub labels: Arc<NodeLabels>,
     /// Of these, those that get no pod: they are being emptied, or down.
     pub unfit: BTreeSet<NodeName>,
-    /// What they have, and what of it is promised.
+    /// What they have, and what of it is allocated.
     pub rooms: NodeCapacities,
 }
 

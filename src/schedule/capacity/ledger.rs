@@ -1,4 +1,4 @@
-//! Changes of what several nodes have promised, made together: in one transaction, or not at all.
+//! Changes of what several nodes have allocated, made together: in one transaction, or not at all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -10,7 +10,7 @@ use crate::ids::{NodeName, PodId};
 use crate::manifest::Resources;
 use crate::store::{Index, Op, key};
 
-/// What each node has and what of it is promised. A node that is not there has nothing and promised nothing. Cheap to
+/// What each node has and what of it is allocated. A node that is not there has nothing and promised nothing. Cheap to
 /// clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeCapacities(Arc<BTreeMap<NodeName, Arc<NodeCapacity>>>);
@@ -85,7 +85,7 @@ impl<'a> Ledger<'a> {
         self.touch(node).allocate(pod, owner, want)
     }
 
-    /// [`NodeCapacity::release`]. Where nothing was promised, no node is touched.
+    /// [`NodeCapacity::release`]. Where nothing was allocated, no node is touched.
     pub fn release(&mut self, node: &NodeName, pod: &PodId, owner: &AllocationOwner) {
         if self.room(node).allocated.pods.get(pod).is_some_and(|a| a.owner == *owner) {
             self.touch(node).release(pod, owner);

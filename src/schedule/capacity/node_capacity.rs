@@ -1,4 +1,4 @@
-//! One node: what it has, what of it is promised, and whether something more fits.
+//! One node: what it has, what of it is allocated, and whether something more fits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,16 +8,16 @@ use crate::ids::PodId;
 use crate::manifest::Resources;
 use crate::store::Index;
 
-/// What a node has and what of it is promised.
+/// What a node has and what of it is allocated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeCapacity {
     /// What it says that it has; all zero: it says nothing.
     pub capacity: Resources,
-    /// What is promised.
+    /// What is allocated.
     pub allocated: Allocations,
     /// ModifyIndex of the record of the promises; 0: there is none.
     pub index: Index,
-    /// That record cannot be decoded. Nothing is promised on it, and nothing in it is changed.
+    /// That record cannot be decoded. Nothing is allocated on it, and nothing in it is changed.
     pub is_unreadable: bool,
 }
 
@@ -46,8 +46,8 @@ pub struct Short {
 }
 
 impl NodeCapacity {
-    /// What is promised to all pods but `pod`.
-    fn promised_beside(&self, pod: Option<&PodId>) -> Resources {
+    /// What is allocated to all pods but `pod`.
+    fn allocated_beside(&self, pod: Option<&PodId>) -> Resources {
         let mut sum = Resources::default();
         for allocation in
             self.allocated.pods.iter().filter(|(id, _)| Some(*id) != pod).map(|(_, a)| a)
@@ -64,7 +64,7 @@ impl NodeCapacity {
     }
 
     fn free_beside(&self, pod: Option<&PodId>) -> Resources {
-        let allocated = self.promised_beside(pod);
+        let allocated = self.allocated_beside(pod);
         let devices = self.capacity.devices.iter().map(|(kind, count)| {
             let allocated = allocated.devices.get(kind).copied().unwrap_or(0);
             (kind.clone(), count.saturating_sub(allocated))
@@ -82,7 +82,7 @@ impl NodeCapacity {
         self.free_beside(None)
     }
 
-    /// Why `want` does not fit beside the other pods' promises; `None`: it does. What `pod` itself was promised
+    /// Why `want` does not fit beside the other pods' promises; `None`: it does. What `pod` itself was allocated
     /// counts as free.
     #[must_use]
     pub fn insufficient(&self, pod: &PodId, want: &Resources) -> Option<Insufficient> {
@@ -99,7 +99,7 @@ impl NodeCapacity {
         (!short.is_empty()).then_some(Insufficient::Short(short))
     }
 
-    /// Whether `pod` was promised just that.
+    /// Whether `pod` was allocated just that.
     #[must_use]
     pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &Resources) -> bool {
         match self.allocated.pods.get(pod) {
@@ -165,7 +165,7 @@ impl NodeCapacity {
         first.chain(then).take(count as usize).collect()
     }
 
-    /// Takes back what `owner`'s pod was promised; `false`: nothing was.
+    /// Takes back what `owner`'s pod was allocated; `false`: nothing was.
     pub fn release(&mut self, pod: &PodId, owner: &AllocationOwner) -> bool {
         let is_owners = self.allocated.pods.get(pod).is_some_and(|a| a.owner == *owner);
         is_owners && self.allocated.pods.remove(pod).is_some()
@@ -175,7 +175,7 @@ impl NodeCapacity {
     /// comes from placing pods; a capacity that was lowered, or a record edited by hand, leads there.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
-        let allocated = self.promised_beside(None);
+        let allocated = self.allocated_beside(None);
         let over = |what: &str, allocated: u64, capacity: u64| {
             let words = |amount| in_words(what, amount);
             (allocated > capacity)

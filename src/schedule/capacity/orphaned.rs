@@ -1,8 +1,8 @@
-//! Promises that no pod has any more.
+//! Allocations that no pod has any more.
 //!
-//! What a controller's pod was promised is taken back in the transaction that removes the pod, so nothing leaks by
+//! What a controller's pod was allocated is taken back in the transaction that removes the pod, so nothing is orphaned by
 //! itself. A promise is left behind when pods are removed past us: by hand, or by a farm of square/p2, which knows of no
-//! promises. The proof is the pod's label: a promise of `rc/<uuid>` stands for the pod whose label names that controller,
+//! allocations. The proof is the pod's label: a promise of `rc/<uuid>` stands for the pod whose label names that controller,
 //! and only for it. A promise of another kind of record is that kind's business.
 
 use super::ledger::{Booking, Ledger, NodeCapacities};
@@ -25,7 +25,7 @@ pub struct OrphanedAllocation {
 }
 
 /// Finds promises without their pods. `label` gives the index of the labels at a place and the controller that they
-/// name; it must have been read no earlier than the promises.
+/// name; it must have been read no earlier than the allocations.
 pub fn orphaned_allocations<'a>(
     rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
     label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,

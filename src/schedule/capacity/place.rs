@@ -153,7 +153,7 @@ impl CandidateNode {
         }
     }
 
-    /// The largest share of something that is promised once the pod is here.
+    /// The largest share of something that is allocated once the pod is here.
     fn load_with(&self, want: &Resources) -> u64 {
         let load = |capacity: u64, free: u64, want: u64| {
             share(capacity - free.min(capacity) + want, capacity)

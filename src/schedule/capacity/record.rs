@@ -1,4 +1,4 @@
-//! `rcfarm/allocations/<node>`: what is promised on a node, and to whom.
+//! `rcfarm/allocations/<node>`: what is allocated on a node, and to whom.
 //!
 //! One record per node, so that a CAS on it keeps two placers from promising the same thing twice. It is written in
 //! the transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
@@ -14,14 +14,14 @@ use serde_json::{Map, Value};
 use crate::ids::{PodId, RcId};
 use crate::manifest::Resources;
 
-/// For whom something is promised. In JSON a text: `rc/<uuid>`, or what another kind of record calls itself, such
+/// For whom something is allocated. In JSON a text: `rc/<uuid>`, or what another kind of record calls itself, such
 /// as `job/<namespace>/<name>/<uid>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum AllocationOwner {
     /// A replication controller.
     Rc(RcId),
-    /// A record of another kind, by its own words. It keeps its own books: nobody else frees what it was promised.
+    /// A record of another kind, by its own words. It keeps its own books: nobody else frees what it was allocated.
     Other(String),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for AllocationOwner {
     }
 }
 
-/// What one pod was promised on a node.
+/// What one pod was allocated on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Allocation {

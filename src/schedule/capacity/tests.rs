@@ -111,7 +111,7 @@ fn what_does_not_fit_says_what_is_short() {
 }
 
 #[test]
-fn a_promise_stands_when_the_node_has_less_than_before_and_is_told_of() {
+fn a_allocation_stands_when_the_node_has_less_than_before_and_is_told_of() {
     let mut room = room("cpu=4,memory=8Gi,gpu=2");
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     room.capacity = amount("cpu=2,gpu=1");
@@ -264,10 +264,10 @@ prop_compose! {
 }
 
 proptest! {
-    /// Invariant 14. Whatever is promised and released in whatever order: never more than there is, no device twice,
+    /// Invariant 14. Whatever is allocated and released in whatever order: never more than there is, no device twice,
     /// what is released is free again, and asking for the same thing twice changes nothing.
     #[test]
-    fn invariant_14_a_room_never_promises_more_than_it_has(
+    fn invariant_14_a_room_never_allocations_more_than_it_has(
         capacity in any_amount(8),
         acts in prop::collection::vec((0usize..5, 0u128..3, any_amount(4), prop::bool::ANY), 0..30),
     ) {
@@ -301,7 +301,7 @@ proptest! {
 
     /// All or nothing, on matching nodes, within their room and the limits per node; and the same answer again.
     #[test]
-    fn a_placement_is_whole_and_can_be_promised(
+    fn a_placement_is_whole_and_can_be_allocated(
         gang in any_gang(),
         capacities in prop::collection::vec(any_amount(6), 1..5),
         allocated in prop::collection::vec((0usize..5, any_amount(3)), 0..5),

@@ -83,7 +83,7 @@ fn job(
     None
 }
 
-/// 16: no gang is half placed, and nothing is promised to those that have ended.
+/// 16: no gang is half placed, and nothing is allocated to those that have ended.
 fn gangs(model: &BatchModel) -> Option<(u32, String)> {
     let half = model.group_statuses.iter().find_map(|(id, status)| {
         let place = status.placement.as_ref()?;

@@ -148,7 +148,7 @@ pub struct BatchModel {
     pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
     /// What nodes say of themselves.
     pub nodes: BTreeMap<NodeName, NodeSeen>,
-    /// What they have promised.
+    /// What they have allocated.
     pub allocations: BTreeMap<NodeName, Allocations>,
     /// Commands that were not carried out.
     pub commands: BTreeMap<Uuid, Arc<Command>>,

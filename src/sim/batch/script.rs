@@ -44,8 +44,8 @@ pub enum BatchAct {
 }
 
 impl From<Fault> for BatchAct {
-    fn from(trouble: Fault) -> BatchAct {
-        BatchAct::Fault(trouble)
+    fn from(fault: Fault) -> BatchAct {
+        BatchAct::Fault(fault)
     }
 }
 

@@ -114,7 +114,7 @@ pub fn document(kind: usize, n: usize) -> Value {
             "policies": [{"event": "PodEvicted", "action": "RestartJob"},
                 {"event": "PodFailed", "action": "AbortJob", "timeout": "2s"}],
         }),
-        // With little room in a transaction it starts in a volley of several.
+        // With little room in a transaction it starts in a batched start of several.
         "wide" => {
             let mut many = task("w", 9, "c");
             many["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] =

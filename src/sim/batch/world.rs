@@ -97,7 +97,7 @@ impl BatchWorld {
     fn act(&mut self, act: BatchAct) {
         let workload = &self.workload;
         match act {
-            BatchAct::Fault(trouble) => self.farms.inject(trouble),
+            BatchAct::Fault(fault) => self.farms.inject(fault),
             BatchAct::AgentDown(n) => self.machines.kill_agent(&node(n)),
             BatchAct::AgentUp(n) => self.machines.start_agent(&node(n)),
             BatchAct::Crash(n) => self.machines.crash(&node(n)),

@@ -9,7 +9,7 @@ use crate::rc::plan::PodRef;
 use crate::rc::status::RcStatus;
 use crate::store::key;
 
-/// After one deed.
+/// After one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     picture: &Picture,

@@ -30,7 +30,7 @@ pub fn unsettled(
     })
 }
 
-/// What is promised in a record's name is promised to its pods.
+/// What is allocated in a record's name is allocated to its pods.
 fn allocations(picture: &Picture, spec: &RcSpec) -> Option<String> {
     let owner = spec.owner();
     picture.allocations.iter().find_map(|(node, allocated)| {

@@ -13,7 +13,7 @@
 //!
 //! What a farm decides it decides on views that are a moment old, and not everything is guarded in the transaction.
 //! Where a rule is about such things (labels of nodes, health), it holds if there was a moment within [`VIEW`] at
-//! which the deed would have been right.
+//! which the write would have been right.
 
 pub mod audit;
 pub mod liveness;
@@ -123,7 +123,7 @@ impl AppliedWrite<'_> {
     }
 }
 
-/// Looks at one deed; `picture` is what it left.
+/// Looks at one write; `picture` is what it left.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     picture: &Picture,

@@ -11,7 +11,7 @@ use crate::labels::{Labels, Selector};
 use crate::sim::checker::SimActor;
 use crate::sim::reached::{Occasion, met_if};
 
-/// After one deed.
+/// After one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     picture: &Picture,

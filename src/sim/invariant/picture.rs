@@ -184,7 +184,7 @@ pub struct Picture {
     pub node_labels: BTreeMap<NodeName, Timeline<Option<Labels>>>,
     /// What nodes say of themselves; `None`: nothing.
     pub nodes: BTreeMap<NodeName, Timeline<Option<ReportedStatus>>>,
-    /// What is promised on nodes.
+    /// What is allocated on nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
 }
 
@@ -376,10 +376,10 @@ impl Picture {
         self.health.get(place).is_some_and(|t| !t.ever(from, true, well))
     }
 
-    /// Whether a pod's place was promised all that its record asks for, if it asks for anything.
+    /// Whether a pod's place was allocated all that its record asks for, if it asks for anything.
     #[must_use]
-    pub fn is_promised(&self, spec: &RcSpec, place: &PodRef) -> bool {
-        was_promised(spec, place, self.allocations.get(&place.node))
+    pub fn is_allocated(&self, spec: &RcSpec, place: &PodRef) -> bool {
+        was_allocated(spec, place, self.allocations.get(&place.node))
     }
 
     /// Whether a node that says what it has has room for another pod of an RC.
@@ -408,9 +408,9 @@ impl Picture {
     }
 }
 
-/// Whether a pod's place is promised all that its record asks for, by what its node has promised.
+/// Whether a pod's place is allocated all that its record asks for, by what its node has allocated.
 #[must_use]
-pub fn was_promised(spec: &RcSpec, place: &PodRef, allocated: Option<&Allocations>) -> bool {
+pub fn was_allocated(spec: &RcSpec, place: &PodRef, allocated: Option<&Allocations>) -> bool {
     let allocation = allocated.and_then(|all| all.pods.get(&place.pod));
     match allocation.filter(|allocation| allocation.owner == spec.owner()) {
         Some(allocation) => allocation.amounts() == *spec.resources(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::picture::was_promised;
+use super::picture::was_allocated;
 use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say, Unfit, VIEW};
 use crate::farm::NODE_GRACE;
 use crate::ids::{NodeName, RcId};
@@ -51,7 +51,7 @@ impl Moves {
     }
 }
 
-/// After one deed.
+/// After one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     picture: &Picture,
@@ -95,7 +95,7 @@ pub fn check(
         counts(picture, spec, &moves, say);
         order(applied_write, picture, facts, spec, &moves, say);
     }
-    whole_promises(picture, spec, &moves, say);
+    whole_allocations(picture, spec, &moves, say);
     places(applied_write, picture, facts, spec, &moves, say);
     removals(applied_write, picture, spec, &moves, say);
 }
@@ -257,9 +257,9 @@ fn worth(
     let allocated = match applied_write.changes.iter().find(|(item, _)| *item == of_node) {
         Some((_, change)) => {
             let before = change.before.as_ref().map(|entry| Allocations::decode(&entry.value));
-            was_promised(spec, place, before.and_then(Result::ok).as_ref())
+            was_allocated(spec, place, before.and_then(Result::ok).as_ref())
         }
-        None => picture.is_promised(spec, place),
+        None => picture.is_allocated(spec, place),
     };
     if !allocated || picture.maybe_unfit(spec, &place.node, applied_write.at) {
         return None;
@@ -307,10 +307,10 @@ fn order(
     }
 }
 
-/// 14: whatever got a pod has promised it what it asks for, in the same transaction, and what a pod left promises
+/// 14: whatever got a pod has allocated it what it asks for, in the same transaction, and what a pod left promises
 /// it nothing.
-fn whole_promises(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
-    for place in moves.newly().filter(|place| !picture.is_promised(spec, place)) {
+fn whole_allocations(picture: &Picture, spec: &RcSpec, moves: &Moves, say: Say<'_>) {
+    for place in moves.newly().filter(|place| !picture.is_allocated(spec, place)) {
         say(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
     }
     for PodRef { node, pod } in moves.left() {
@@ -371,7 +371,7 @@ fn transfer_begins(applied_write: &AppliedWrite<'_>, picture: &Picture, rc: RcId
     }
 }
 
-/// 14: what is promised on a node is there.
+/// 14: what is allocated on a node is there.
 fn allocations(applied_write: &AppliedWrite<'_>, picture: &Picture, say: Say<'_>) {
     for (item, _) in &applied_write.changes {
         let Item::Allocations(node) = item else { continue };

@@ -53,7 +53,7 @@ async fn explain_says_for_each_node_what_is_short() {
 }
 
 #[tokio::test]
-async fn a_farms_promises_agree_with_the_log_and_the_doctor_and_go_with_the_pods() {
+async fn a_farms_allocations_agree_with_the_log_and_the_doctor_and_go_with_the_pods() {
     let world = world(2).await;
     let _farm = world.farm("f1", "");
     let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--wait"];
@@ -68,7 +68,7 @@ async fn a_farms_promises_agree_with_the_log_and_the_doctor_and_go_with_the_pods
 }
 
 #[tokio::test]
-async fn what_is_promised_to_nobody_is_reported_and_freed() {
+async fn what_is_allocated_to_nobody_is_reported_and_freed() {
     let world = world(2).await;
     let id = create(&world, "0").await;
     let leak = format!(
@@ -103,7 +103,7 @@ async fn what_is_promised_to_nobody_is_reported_and_freed() {
 }
 
 #[tokio::test]
-async fn an_orphan_gives_back_what_it_was_promised_when_it_is_removed() {
+async fn an_orphan_gives_back_what_it_was_allocated_when_it_is_removed() {
     let world = world(1).await;
     let id = create(&world, "1").await;
     let labels = format!(r#"{{"pod_id":"train","replication_controller_id":"{id}"}}"#);

@@ -191,7 +191,7 @@ async fn a_label_chooses_between_spreading_and_packing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invariant_14_racing_farms_never_promise_a_node_twice() {
+async fn invariant_14_racing_farms_never_allocation_a_node_twice() {
     let each = "cpu=3,memory=8Gi,gpu=2";
     let cluster = cluster(6, each).await;
     let farms = [cluster.start("a"), cluster.start("b"), cluster.start("c")];
@@ -224,7 +224,7 @@ async fn invariant_14_racing_farms_never_promise_a_node_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_farm_promised_before_it_died_or_lost_an_answer_is_promised_once() {
+async fn what_a_farm_allocated_before_it_died_or_lost_an_answer_is_allocated_once() {
     let each = "cpu=4,memory=8Gi,gpu=4";
     let cluster = cluster(2, each).await;
     let lost = std::sync::atomic::AtomicBool::new(false);
@@ -293,7 +293,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drained_node_keeps_no_promise_and_the_pod_goes_where_there_is_room() {
+async fn a_drained_node_keeps_no_allocation_and_the_pod_goes_where_there_is_room() {
     let cluster = cluster(3, "cpu=1,memory=8Gi").await;
     let farm = cluster.start("a");
     create(&cluster, 1, 1, "cpu: 1").await;
@@ -315,7 +315,7 @@ async fn a_drained_node_keeps_no_promise_and_the_pod_goes_where_there_is_room() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_promise_that_was_deleted_by_hand_is_made_again() {
+async fn a_allocation_that_was_deleted_by_hand_is_made_again() {
     let cluster = cluster(1, "cpu=4,memory=8Gi,gpu=4").await;
     let farm = cluster.start("a");
     create(&cluster, 1, 1, "gpu: 2").await;
@@ -329,7 +329,7 @@ async fn a_promise_that_was_deleted_by_hand_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_promised_to_nobody_is_freed_by_its_owner_or_by_who_needs_it() {
+async fn what_is_allocated_to_nobody_is_freed_by_its_owner_or_by_who_needs_it() {
     let each = "cpu=1,memory=8Gi";
     let cluster = cluster(2, each).await;
     let farm = cluster.start("a");

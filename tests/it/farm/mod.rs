@@ -1,5 +1,7 @@
 //! Farms on the model of Consul, in virtual time: what p2's own tests assert (`p2.md` §5), and what they never did.
 
+mod batched_starts;
+mod caches;
 mod capacity;
 pub(crate) mod cluster;
 mod faults;
@@ -12,7 +14,5 @@ mod rest;
 mod restored;
 mod scheduling;
 mod transfer;
-mod trees;
-mod volleys;
 
 pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

@@ -91,7 +91,7 @@ async fn a_read_that_was_under_way_when_news_came_does_not_bring_the_past_back()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_read_after_a_snapshot_was_restored_is_believed() {
+async fn what_was_read_after_a_snapshot_was_restored_is_trusted() {
     let world = Watched::with(&["a"]).await;
     let snapshot = world.consul.snapshot();
     world.put("b").await;

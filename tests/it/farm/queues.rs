@@ -75,7 +75,7 @@ async fn counts_one_of_two(cluster: &Cluster) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn statuses_that_somebody_deleted_leave_no_counter_wrong_and_nothing_promised() {
+async fn statuses_that_somebody_deleted_leave_no_counter_wrong_and_nothing_allocated() {
     let cluster = cluster(2).await;
     let farm = cluster.start("a");
     for name in ["one", "two"] {
@@ -292,7 +292,7 @@ async fn a_bad_scheduler_record_admits_nothing_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_promised_to_a_group_that_is_not_there_is_given_back() {
+async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
     let cluster = cluster(2).await;
     let allocation = json!({"pods": {
         "ghost-w-0": {"owner": "pod_group/ns/ghost", "cpu_milli": 4000},

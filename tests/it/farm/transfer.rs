@@ -285,7 +285,7 @@ fn mutation_lock(cluster: &Cluster) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transfer_stands_still_while_the_trees_are_not_believed() {
+async fn a_transfer_stands_still_while_the_trees_are_not_trusted() {
     let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");
     half_done(&cluster, &ledger).await;

@@ -7,7 +7,7 @@ use rcfarm::store::{DeleteMode, Store, key};
 use super::host::{Host, id, manifest};
 use crate::waiting::eventually;
 
-async fn promise(host: &Host, pod: &str, gpu: u32) {
+async fn allocate(host: &Host, pod: &str, gpu: u32) {
     let allocation =
         Allocation { devices: [("gpu".to_owned(), [gpu].into())].into(), ..Allocation::default() };
     let allocations =
@@ -28,16 +28,16 @@ async fn poke(host: &Host, pod: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_devices_are_another_pod_and_a_missing_promise_takes_none_away() {
+async fn other_devices_are_another_pod_and_a_missing_allocation_takes_none_away() {
     let mut host = Host::new();
-    promise(&host, "train", 0).await;
+    allocate(&host, "train", 0).await;
     host.start();
     let script = "echo on $RCFARM_DEVICES; exec sleep 601";
     let train = manifest("train", script, "resources: {gpu: 1}\n");
     host.intend("train", &train).await;
     let first = running(&host, "train", &["gpu:0"]).await;
     // The pod went and came back between two looks, and got another device.
-    promise(&host, "train", 1).await;
+    allocate(&host, "train", 1).await;
     poke(&host, "a").await;
     let second = running(&host, "train", &["gpu:1"]).await;
     assert_ne!(second.processes[0].pid, first.processes[0].pid);

@@ -25,7 +25,7 @@ async fn six(host: &mut Host) -> Vec<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn intents_that_vanish_without_their_labels_are_not_believed_and_with_them_they_are() {
+async fn intents_that_vanish_without_their_labels_are_not_trusted_and_with_them_they_are() {
     let mut host = Host::new();
     let pids = six(&mut host).await;
     host.store.delete_tree(&key::node_intents(&host.node())).await.unwrap();

@@ -9,7 +9,7 @@ use crate::sim::batch::machines;
 use crate::sim::invariant::Say;
 use crate::sim::reached::{Occasion, met_if};
 
-/// After one deed.
+/// After one write.
 pub fn check(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
     let orders =
         |seen: &ModelEvent| matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations);
@@ -22,8 +22,8 @@ pub fn check(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>
     }
 }
 
-/// What is promised is promised to members that have their place there, and no node promises more than it has; all
-/// members of a bound gang are promised what they ask for.
+/// What is allocated is allocated to members that have their place there, and no node promises more than it has; all
+/// members of a bound gang are allocated what they ask for.
 fn allocations(model: &BatchModel, say: Say<'_>) {
     let mut allocated = BTreeSet::new();
     let capacity = machines::capacity();

@@ -3,13 +3,13 @@
 //!
 //! | file | invariants |
 //! |---|---|
-//! | `gang.rs` | 14 promises, 16 gangs whole |
+//! | `gang.rs` | 14 allocations, 16 gangs whole |
 //! | `queue.rs` | 17 limits and counters, 18 order, 19 nobody is put out, 21 edges of queues and groups |
 //! | `steps.rs` | 15 audit, 21 edges and conditions, 22 counters, 25 the end of a job; commands, once |
 //! | `pods.rs` | 20 uids and attempts, 22 tries, 23 dependencies, 24 pauses |
 //!
 //! Here: 1 owners. What a farm decides it decides on views that are a moment old; where a transaction cannot guard a
-//! view (what nodes say), a rule holds if there was a moment within [`VIEW`] at which the deed would have been right.
+//! view (what nodes say), a rule holds if there was a moment within [`VIEW`] at which the write would have been right.
 
 mod gang;
 mod pods;
@@ -25,7 +25,7 @@ use crate::rc::plan::PodRef;
 use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::time::Timestamp;
 
-/// Looks at one deed; the board is what it left.
+/// Looks at one write; the model is what it left.
 pub fn check(
     applied_write: &AppliedBatchWrite,
     model: &BatchModel,
@@ -84,7 +84,7 @@ fn identities(pair: &super::model::Pair<PodIdentity>) -> impl Iterator<Item = &P
     pair.0.iter().chain(&pair.1).map(|identity| &**identity)
 }
 
-/// The latest time that the clock of the process has shown which did it. A deed is decided first and written then, and
+/// The latest time that the clock of the process has shown which did it. A write is decided first and written then, and
 /// the clock may have jumped back in between.
 fn clock(applied_write: &AppliedBatchWrite, facts: &CheckFacts) -> Option<Timestamp> {
     facts.clocks.get(&applied_write.process()?)?.lately(VIEW).into_iter().max()

@@ -16,7 +16,7 @@ use crate::rc::plan::PodRef;
 use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
-/// After one deed of a process.
+/// After one write of a process.
 pub fn check(
     applied_write: &AppliedBatchWrite,
     model: &BatchModel,

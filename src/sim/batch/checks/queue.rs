@@ -13,7 +13,7 @@ use crate::queue::status::Counters;
 use crate::sim::invariant::{CheckFacts, Say, VIEW};
 use crate::sim::reached::{Occasion, met_if};
 
-/// After one deed.
+/// After one write.
 pub fn check(
     applied_write: &AppliedBatchWrite,
     model: &BatchModel,

@@ -16,7 +16,7 @@ use crate::sim::invariant::{CheckFacts, Say};
 use crate::sim::reached::{Occasion, met, met_if};
 use crate::time::Timestamp;
 
-/// After one deed of a process.
+/// After one write of a process.
 pub fn check(
     applied_write: &AppliedBatchWrite,
     model: &BatchModel,
@@ -44,7 +44,7 @@ pub fn check(
             // What a job left whose record is gone is swept away.
             applied_write.changes.iter().any(of) || !model.jobs.contains_key(id)
         };
-        // Of a volley that status told before; a pod that is made is held against it where pods are looked at.
+        // Of a batched start that status told before; a pod that is made is held against it where pods are looked at.
         let is_made = matches!(pair, (None, Some(_)));
         if let Some(identity) =
             identities(pair).find(|identity| !told(&identity.job)).filter(|_| !is_made)
@@ -52,11 +52,11 @@ pub fn check(
             say(22, format!("pods of {} were changed, and its status was not", identity.job));
         }
     }
-    volleys(applied_write, model, say);
+    batched_starts(applied_write, model, say);
 }
 
 /// 15: transactions that make pods and leave the status as it is stand in the log with them.
-fn volleys(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
+fn batched_starts(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) {
     let status_of = |seen: &ModelEvent| match seen {
         ModelEvent::JobStatus(id, _) => Some(id.clone()),
         _ => None,
@@ -76,7 +76,7 @@ fn volleys(applied_write: &AppliedBatchWrite, model: &BatchModel, say: Say<'_>) 
     for (id, added) in added {
         let steps: Vec<&JobStep> = logged(applied_write, id).collect();
         let is = |step: &JobStep| step.pods_added.iter().cloned().collect::<BTreeSet<_>>();
-        // Several of one volley may have gone together.
+        // Several of one batched start may have gone together.
         let logged: BTreeSet<String> = steps.iter().flat_map(|step| is(step)).collect();
         let count: usize = steps.iter().map(|step| step.pods_added.len()).sum();
         if logged != added || count != added.len() {

@@ -18,7 +18,7 @@ use super::SECOND;
 use super::cluster::{Cluster, RunningFarm, within};
 
 const MEMBERS: usize = 150;
-/// The volley begins in a transaction with 28 of them and goes on in five; one comes before it and one after.
+/// The batched start begins in a transaction with 28 of them and goes on in five; one comes before it and one after.
 const TRANSACTIONS: usize = 9;
 
 fn job() -> Namespaced {
@@ -93,7 +93,7 @@ async fn all_once(cluster: &Cluster, what: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volley_is_some_transactions_beside_each_other_and_the_status_is_written_twice() {
+async fn a_batched_start_is_some_transactions_beside_each_other_and_the_status_is_written_twice() {
     let cluster = Cluster::new(4).await;
     let (farm, count) = farm(&cluster, usize::MAX, FaultOutcome::Deliver, false);
     tokio::time::sleep(5 * SECOND).await;
@@ -106,7 +106,7 @@ async fn a_volley_is_some_transactions_beside_each_other_and_the_status_is_writt
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_that_dies_in_a_volley_is_followed_by_one_that_ends_it() {
+async fn a_farm_that_dies_in_a_batched_start_is_followed_by_one_that_ends_it() {
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for nth in 0..TRANSACTIONS {
             let what = format!("{fate:?} of the {nth}th");
@@ -126,7 +126,7 @@ async fn a_farm_that_dies_in_a_volley_is_followed_by_one_that_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_looks_again_when_a_transaction_of_its_volley_has_no_answer() {
+async fn a_farm_looks_again_when_a_transaction_of_its_batched_start_has_no_answer() {
     let late =
         [1, 20, 60, 120, 3_000].map(std::time::Duration::from_millis).map(FaultOutcome::Late);
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply].into_iter().chain(late) {
@@ -141,7 +141,7 @@ async fn a_farm_looks_again_when_a_transaction_of_its_volley_has_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volley_of_a_job_that_is_wanted_no_more_is_taken_back() {
+async fn a_batched_start_of_a_job_that_is_wanted_no_more_is_taken_back() {
     for deleted in [true, false] {
         for nth in 1..TRANSACTIONS {
             let what = format!("deleted {deleted}, after the {nth}th");
@@ -178,7 +178,7 @@ async fn a_volley_of_a_job_that_is_wanted_no_more_is_taken_back() {
 
 /// One that is nobody's stands where a member is to go: the others start, and the job says what it waits for.
 #[tokio::test(start_paused = true)]
-async fn a_pod_in_the_way_of_a_volley_holds_up_its_own_member_only() {
+async fn a_pod_in_the_way_of_a_batched_start_holds_up_its_own_member_only() {
     let cluster = Cluster::new(1).await;
     let node = super::cluster::node(0);
     let pod = "j-w-140".parse().unwrap();

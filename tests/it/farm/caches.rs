@@ -118,7 +118,7 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
 }
 
 /// Reads at most every five seconds.
-const SLOW: PollPolicy = PollPolicy { floor: Duration::from_secs(5), ..PollPolicy::RESYNC };
+const SLOW: PollPolicy = PollPolicy { min_pause: Duration::from_secs(5), ..PollPolicy::RESYNC };
 
 /// A deposed leader answers plain reads with the past (`consul_semantics.md` §0 #3).
 #[tokio::test(start_paused = true)]
