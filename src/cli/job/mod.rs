@@ -25,7 +25,7 @@ pub enum JobCommand {
     Explain(JobArgs),
     /// Print the log of one of a job's pods, from its node
     Logs(show::JobLogsArgs),
-    /// Wait until a job has ended; exit code 2 if it failed
+    /// Wait until a job has ended; exit code 2 unless it succeeded
     Wait(wait::WaitArgs),
     /// Suspend a job: its pods are deleted, and it can be resumed
     Suspend(JobArgs),
