@@ -16,11 +16,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use rcfarm::ids::NodeName;
-use rcfarm::labels::{Labels, Selector};
-use rcfarm::manifest::Resources;
-use rcfarm::schedule::NodeLabels;
-use rcfarm::schedule::capacity::{Decision, Fleet, Gang, NodeCapacity, place};
+use rcfarm::placement::NodeLabels;
+use rcfarm::placement::capacity::{Decision, Fleet, Gang, NodeCapacity, place};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::labels::{Labels, Selector};
+use rcfarm_api::manifest::Resources;
 use serde::{Deserialize, Serialize};
 
 /// One machine in the file.

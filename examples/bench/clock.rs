@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rcfarm::consul::Consul;
-use rcfarm::store::{Index, Key, Prefix, Query, Reader as _};
+use rcfarm_consul::Consul;
+use rcfarm_store::{Index, Key, Prefix, Query, Reader as _};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};

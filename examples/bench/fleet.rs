@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use rcfarm::consul::Consul;
-use rcfarm::ids::{NodeName, RcId};
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_consul::Consul;
+use rcfarm_store::{
     DeleteMode, Entry, Index, Op, Prefix, PutMode, Query, Reader as _, Store as _, TxnOutcome,
 };
 use serde_json::json;

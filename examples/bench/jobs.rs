@@ -4,11 +4,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rcfarm::ids::Namespaced;
-use rcfarm::job::machine::JobPhase;
-use rcfarm::job::status::JobStatus;
-use rcfarm::node::record::NodeRecord;
-use rcfarm::store::{Op, Query, Reader as _, key};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_api::node::record::NodeRecord;
+use rcfarm_store::{Op, Query, Reader as _};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -128,7 +129,7 @@ impl Bench {
             clock.still(QUIET, PATIENCE).await?;
             farm.must_run()?;
             let statuses = self.store.list(&key::job_statuses(), Query::PLAIN).await?.value;
-            let done = |entry: &&rcfarm::store::Entry| {
+            let done = |entry: &&rcfarm_store::Entry| {
                 let status = JobStatus::decode(&entry.value).unwrap_or_default();
                 status.state.phase == JobPhase::Completed && status.members.succeeded == 1
             };

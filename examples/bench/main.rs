@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use rcfarm::consul::{Consul, ConsulConfig};
+use rcfarm_consul::{Consul, ConsulConfig};
 
 use rows::{Bench, Row};
 use server::Server;

@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::consul::Consul;
-use rcfarm::ids::{NodeName, PodId};
-use rcfarm::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
-use rcfarm::store::watch::TreeWatch;
-use rcfarm::store::{Entry, Op, Reader, key};
-use rcfarm::time::{Clock as _, SystemClock};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_consul::Consul;
+use rcfarm_store::time::{Clock as _, SystemClock};
+use rcfarm_store::watch::TreeWatch;
+use rcfarm_store::{Entry, Op, Reader};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

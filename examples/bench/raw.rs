@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use rcfarm::consul::Consul;
-use rcfarm::ids::{PodId, RcId, SessionId};
-use rcfarm::store::watch::TreeWatch;
-use rcfarm::store::{
+use rcfarm_api::ids::{PodId, RcId, SessionId};
+use rcfarm_api::key;
+use rcfarm_consul::Consul;
+use rcfarm_store::watch::TreeWatch;
+use rcfarm_store::{
     Behavior, Claim, Commit, Entry, Epoch, Index, NewSession, Op, PutMode, Query, Reader as _,
-    Store as _, Txn, TxnOutcome, Writer, key,
+    Store as _, Txn, TxnOutcome, Writer,
 };
 use serde_json::json;
 use tokio::task::{JoinHandle, JoinSet};
@@ -184,7 +185,7 @@ fn transaction(
     (rc, index): (RcId, Index),
     n: usize,
     pods: usize,
-) -> Txn<rcfarm::store::Fenced> {
+) -> Txn<rcfarm_store::Fenced> {
     let filler = |len: usize| bytes::Bytes::from(vec![b'x'; len]);
     let mut txn = Txn::under(claim);
     txn.push(Op::CheckIndex { key: key::rc(rc), index });

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rand::RngExt as _;
-use rcfarm::consul::Consul;
-use rcfarm::rc::status::RcStatus;
-use rcfarm::store::{Entry, Index, Query, Reader as _, key};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_consul::Consul;
+use rcfarm_store::{Entry, Index, Query, Reader as _};
 use tokio::time::{Instant, sleep};
 
 use crate::clock::IndexClock;

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use rcfarm::consul::{Consul, ConsulConfig};
-use rcfarm::ids::{NodeName, PodId, RcId};
-use rcfarm::node::status::PodStatus;
-use rcfarm::rc::status::RcStatus;
-use rcfarm::store::{Entry, Key, PutMode, Query, Reader as _, Store as _, key};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::node::status::PodStatus;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_store::{Entry, Key, PutMode, Query, Reader as _, Store as _};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -115,7 +116,7 @@ impl Lab {
     pub async fn until_led(&self) -> anyhow::Result<()> {
         let probe = Key::parse("bench-probe")?;
         until("a leader", || async {
-            let new = rcfarm::store::NewSession::default();
+            let new = rcfarm_store::NewSession::default();
             match self.store.create_session(&new).await {
                 Ok(session) => {
                     self.store.destroy_session(&session).await?;

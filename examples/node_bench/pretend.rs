@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rcfarm::node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
-use rcfarm::time::{Clock as _, SystemClock};
+use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
+use rcfarm_store::time::{Clock as _, SystemClock};
 
 pub struct Pretend;
 

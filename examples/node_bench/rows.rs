@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use rcfarm::farm::{Env, NODE_GRACE};
-use rcfarm::ids::{NodeName, PodId};
-use rcfarm::manifest::Resources;
-use rcfarm::node::Health;
-use rcfarm::node::agent::{Agent, AgentSettings, AtShutdown, session_settings};
-use rcfarm::node::status::NodePodPhase;
-use rcfarm::store::{DeleteMode, Index, Op, Query, Reader as _, Store as _, TxnLimits, key};
-use rcfarm::time::{Clock as _, IdSource, SystemClock, Timestamp};
+use rcfarm::farm::NODE_GRACE;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown, session_settings};
+use rcfarm_store::Env;
+use rcfarm_store::time::{Clock as _, IdSource, SystemClock};
+use rcfarm_store::{DeleteMode, Index, Op, Query, Reader as _, Store as _, TxnLimits};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -136,7 +139,7 @@ async fn start(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
 /// How long it takes until a blocking read shows a write, with nobody in between.
 async fn echo(lab: &Lab) -> anyhow::Result<(Duration, Duration)> {
     let mut times = Vec::new();
-    let at = rcfarm::store::Key::parse("bench-echo")?;
+    let at = rcfarm_store::Key::parse("bench-echo")?;
     let mut index = Index::ZERO;
     for n in 0..200 {
         let store = lab.store.clone();
@@ -478,9 +481,9 @@ async fn restart(lab: &mut Lab) -> anyhow::Result<Vec<Figure>> {
         lab.put(&key::intent(&node.name, pod), manifest(pod.as_str(), "")).await?;
         lab.store.delete(&key::intent(&node.name, old), DeleteMode::Always).await?;
     }
-    let values = |entries: Vec<rcfarm::store::Entry>| {
+    let values = |entries: Vec<rcfarm_store::Entry>| {
         let tail = |key: &str| key.rsplit('/').next().unwrap_or_default().to_owned();
-        let pair = |entry: rcfarm::store::Entry| (tail(&entry.key), entry.value);
+        let pair = |entry: rcfarm_store::Entry| (tail(&entry.key), entry.value);
         entries.into_iter().map(pair).collect::<BTreeMap<_, _>>()
     };
     until("reality like the intents", || async {

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::audit::{AuditRecord, Logged, compare, fold};
-use rcfarm::store::Index;
+use rcfarm_api::audit::{AuditRecord, Logged, compare, fold};
+use rcfarm_store::Index;
 
 fuzz_target!(|value: &[u8]| {
     let mut log = Vec::new();

@@ -4,7 +4,8 @@
 use axum::body::Body;
 use axum::http::Request;
 use libfuzzer_sys::fuzz_target;
-use rcfarm::embedded::{Embedded, Tables, serve::respond};
+use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_emulator::serve::respond;
 
 fuzz_target!(|body: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use rcfarm::job::document;
 use rcfarm::job::operator::{self, Cluster, ClusterPeer};
-use rcfarm::job::spec::Slot;
+use rcfarm_api::job::spec::Slot;
 
 fuzz_target!(|text: &str| {
     let Ok(document) = document::from_yaml(text) else { return };

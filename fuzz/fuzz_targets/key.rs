@@ -2,7 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::store::{Key, Prefix, key};
+use rcfarm_store::{Key, Prefix};
+use rcfarm_api::key;
 
 fuzz_target!(|text: &str| {
     if let Ok(key) = Key::parse(text) {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::manifest::Manifest;
+use rcfarm_api::manifest::Manifest;
 
 fuzz_target!(|text: &str| {
     match Manifest::parse(text) {

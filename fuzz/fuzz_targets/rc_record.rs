@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::rc::spec::{RcRecord, RcSpec};
+use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 
 fuzz_target!(|value: &[u8]| {
     match RcRecord::decode(value) {

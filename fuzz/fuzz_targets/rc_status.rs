@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::rc::status::RcStatus;
+use rcfarm_api::rc::status::RcStatus;
 
 fuzz_target!(|value: &[u8]| {
     if let Ok(status) = RcStatus::decode(value) {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcfarm::labels::{Labels, Selector};
+use rcfarm_api::labels::{Labels, Selector};
 
 fuzz_target!(|text: &str| {
     match text.parse::<Selector>() {

@@ -10,16 +10,17 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{duration, or_dash, table};
 use super::rc::{allocations, find, snapshot};
-use crate::audit::{
-    Actual, AuditRecord, Details, Difference, Logged, compare, fold, op, prune_plan,
+use crate::placement::capacity::OrphanedAllocation;
+use rcfarm_api::audit::{
+    Actual, AuditRecord, Details, Difference, Logged, compare, fold, prune_plan,
 };
-use crate::ids::{NodeName, RcId};
-use crate::rc::spec::RcRecord;
-use crate::schedule::capacity::OrphanedAllocation;
-use crate::store::key::{self, LabelKind};
-use crate::store::watch::LONGEST_WAIT;
-use crate::store::{Entry, Index, Op, Query, TxnOutcome};
-use crate::time::{Timestamp, backoff};
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::audit_op;
+use rcfarm_store::watch::LONGEST_WAIT;
+use rcfarm_store::{Entry, Index, Op, Query, TxnOutcome};
 
 /// The audit log: who changed what, when and why
 #[derive(clap::Subcommand)]
@@ -326,7 +327,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     // At one moment: read one after the other they would differ while a farm works.
     let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
-    let under = |prefix: &crate::store::Prefix| {
+    let under = |prefix: &rcfarm_store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
         entries.cloned().collect::<Vec<Entry>>()
     };
@@ -426,7 +427,7 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
 /// A part of a checkpoint must be there before anything is deleted.
 async fn write_checkpoint(context: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
     let id = context.ids.ordered_uuid(record.timestamp);
-    match context.store.txn(&[op(id, record)]).await? {
+    match context.store.txn(&[audit_op(id, record)]).await? {
         TxnOutcome::Committed { .. } => Ok(()),
         TxnOutcome::Refused(refusals) => {
             let what = refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
@@ -441,7 +442,7 @@ async fn write_checkpoint(context: &CommandContext, record: &AuditRecord) -> any
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::IdSource;
+    use rcfarm_store::time::IdSource;
 
     #[test]
     fn records_are_chosen_by_the_time_in_their_keys() {

@@ -7,8 +7,8 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use super::output::{Format, Output};
-use crate::consul::{Consul, ConsulConfig};
-use crate::store::{Prefix, Prefixed, Store};
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_store::{Prefix, Prefixed, Store};
 
 const CONSUL: &str = "Consul";
 const OUTPUT: &str = "Output";

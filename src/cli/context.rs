@@ -8,12 +8,14 @@ use uuid::Uuid;
 
 use super::failure::failure;
 use super::output::Output;
-use crate::audit::{self, Actor, AuditRecord, Details};
-use crate::ids::RcId;
-use crate::store::{
-    Entry, Index, Key, Op, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome, key,
+use rcfarm_api::audit::{Actor, AuditRecord, Details};
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::time::{Clock, IdSource, SystemClock};
+use rcfarm_store::{
+    Entry, Index, Key, Op, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,
 };
-use crate::time::{Clock, IdSource, SystemClock, Timestamp, backoff};
 
 /// How often a change is sent while its outcome is unknown, or Consul asks for patience.
 const ATTEMPTS: u32 = 5;
@@ -111,7 +113,7 @@ impl CommandContext {
             let value = id.to_string().into(); // new each time: an equal value wakes nobody
             txn.push(Op::Set { key: key::rc_bell(rc), value, flags: 0 });
         }
-        txn.push(audit::op(id, &AuditRecord::new(details, self.now())));
+        txn.push(rcfarm_store::audit_op(id, &AuditRecord::new(details, self.now())));
         self.send(id, txn.ops()).await
     }
 
@@ -167,11 +169,11 @@ pub(super) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::audit::LabelsChange;
     use crate::cli::output::Format;
-    use crate::embedded::{Embedded, Fate, FaultOutcome, Request};
-    use crate::labels::Labels;
-    use crate::store::Reader;
+    use rcfarm_api::audit::LabelsChange;
+    use rcfarm_api::labels::Labels;
+    use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
+    use rcfarm_store::Reader;
 
     /// A context whose first write transactions meet these fates.
     pub(in crate::cli) fn context(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
@@ -251,7 +253,7 @@ pub(super) mod tests {
         let consul = Embedded::default();
         let key = |n: usize| Key::parse(&format!("k/{n:03}")).unwrap();
         for n in (0..200).filter(|n| n % 3 != 0) {
-            let mode = crate::store::PutMode::Set;
+            let mode = rcfarm_store::PutMode::Set;
             assert!(consul.put(&key(n), n.to_string().into(), 0, mode).await.unwrap());
         }
         let context = context(&consul, Vec::new());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use crate::store::StoreError;
+use rcfarm_store::StoreError;
 
 /// How a command ended. The codes are part of the interface: `--help` and `docs/cli.md` list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

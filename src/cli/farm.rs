@@ -6,8 +6,9 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{age, table};
 use crate::farm::records::FarmPresence;
-use crate::ids::FarmName;
-use crate::store::{PutMode, Query, key};
+use rcfarm_api::ids::FarmName;
+use rcfarm_api::key;
+use rcfarm_store::{PutMode, Query};
 
 /// What farms are told and asked.
 #[derive(clap::Subcommand)]
@@ -43,7 +44,7 @@ pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyho
 
 async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let entries = context.store.list(&key::farms(), Query::PLAIN).await?.value;
-    let row = |entry: &crate::store::Entry| {
+    let row = |entry: &rcfarm_store::Entry| {
         entry.session.as_ref()?;
         let name = key::farms().tail(&entry.key)?.parse().ok()?;
         Some(Row { name, presence: serde_json::from_slice(&entry.value).ok()? })

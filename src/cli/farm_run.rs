@@ -10,16 +10,18 @@ use tracing::{info, warn};
 
 use super::failure::{CliExit, failure};
 use super::output::duration;
-use crate::consul::{Consul, NOISY_TARGETS};
-use crate::farm::kinds::{MakeScheduler, by_labels};
-use crate::farm::{Env, Farm, FarmSettings, SessionSettings};
+use crate::daemon::{MakeScheduler, by_labels};
+use crate::farm::{Farm, FarmSettings};
 use crate::http::{self, Shown};
-use crate::ids::FarmName;
-use crate::labels::Selector;
-use crate::schedule::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler};
-use crate::store::{Prefix, Prefixed, Store, TxnLimits};
+use crate::placement::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler};
 use crate::telemetry::{self, LogFormat};
-use crate::time::{IdSource, SystemClock};
+use rcfarm_api::ids::FarmName;
+use rcfarm_api::labels::Selector;
+use rcfarm_consul::{Consul, NOISY_TARGETS};
+use rcfarm_store::Env;
+use rcfarm_store::session::SessionSettings;
+use rcfarm_store::time::{IdSource, SystemClock};
+use rcfarm_store::{Prefix, Prefixed, Store, TxnLimits};
 
 /// How the farm runs.
 #[derive(clap::Args)]

@@ -6,14 +6,14 @@ use super::context::{CommandContext, Committed};
 use super::failure::{CliExit, failure};
 use super::output::table;
 use super::rc::find;
-use crate::audit::{Details, LabelsChange};
-use crate::ids::{NodeName, RcId};
-use crate::labels::{
+use rcfarm_api::audit::{Details, LabelsChange};
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{
     Labels, Selector, check_label_key, check_label_value, decode_labels, encode_labels,
 };
-use crate::rc::spec::{POD_ID, RC_ID};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Index, Key, Op, Query};
+use rcfarm_api::rc::spec::{POD_ID, RC_ID};
+use rcfarm_store::{Entry, Index, Key, Op, Query};
 
 /// Labels: what selectors look at
 #[derive(clap::Subcommand)]

@@ -13,14 +13,15 @@ use tracing::info;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, env, session_settings, stop_on_signal};
 use super::output::duration;
-use crate::consul::Consul;
-use crate::ids::NodeName;
-use crate::labels::{check_label_key, check_label_value};
-use crate::manifest::Resources;
-use crate::node::agent::process::ProcessDriver;
-use crate::node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
-use crate::node::shim;
-use crate::store::{Prefix, Prefixed, TxnLimits, key};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::key;
+use rcfarm_api::labels::{check_label_key, check_label_value};
+use rcfarm_api::manifest::Resources;
+use rcfarm_consul::Consul;
+use rcfarm_node::agent::process::ProcessDriver;
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
+use rcfarm_node::shim;
+use rcfarm_store::{Prefix, Prefixed, TxnLimits};
 
 /// How the agent runs.
 #[derive(clap::Args)]

@@ -10,12 +10,13 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::node::snapshot::fitness;
 use super::output::{age, fields, or_dash, table};
-use crate::ids::{NodeName, PodId};
-use crate::node::Health;
-use crate::node::record::NodeRecord;
-use crate::node::status::{NodePodPhase, PodStatus, ProcessStatus};
-use crate::rc::plan::NodeReadiness;
-use crate::store::{Query, key};
+use crate::replication::plan::NodeReadiness;
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::record::NodeRecord;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_store::Query;
 
 /// Pods: what nodes run, and how it is
 #[derive(clap::Subcommand)]
@@ -138,7 +139,7 @@ async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
     let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
     let readiness_by_node = fitness(context).await?.readiness_by_node;
-    let row = |entry: &crate::store::Entry| {
+    let row = |entry: &rcfarm_store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
@@ -237,7 +238,7 @@ async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliE
     Ok(CliExit::Ok)
 }
 
-fn last_exit(process: &ProcessStatus, now: crate::time::Timestamp) -> Option<String> {
+fn last_exit(process: &ProcessStatus, now: rcfarm_api::Timestamp) -> Option<String> {
     let exit = process.last_exit.as_ref()?;
     let how = match exit.exit_status {
         0 => format!("code {}", exit.exit_code),
@@ -259,7 +260,7 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
     let mut url =
         format!("http://{address}/pods/{pod}/log?lines={}&follow={}", args.lines, args.follow);
     if let Some(launchable) = &args.launchable {
-        crate::ids::check_segment(launchable).context("--launchable")?;
+        rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         url.push_str(&format!("&launchable={launchable}"));
     }
     let answer = reqwest::get(&url).await.map_err(|error| {

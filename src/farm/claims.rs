@@ -8,9 +8,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tracing::{debug, warn};
 
-use super::kind::{Kind, RecordId, lock_key};
-use crate::ids::{FarmName, SessionId};
-use crate::store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
+use super::kind::{Kind, lock_key};
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
 
 /// Claims, releases and hand-overs of one epoch.
 #[derive(Clone)]

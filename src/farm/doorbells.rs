@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::kind::RecordId;
 use super::records::Doorbells;
-use crate::store::Index;
+use rcfarm_api::Index;
+use rcfarm_api::ids::RecordId;
 
 /// A doorbell by kind and record, and the index at which it was rung.
 pub(super) type Rung = ((String, RecordId), Index);

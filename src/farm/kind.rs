@@ -2,7 +2,6 @@
 //! is one directory that implements [`Kind`], and one line where the farm is put together.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,39 +10,13 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::cache::{Cache, WakeQueue};
 use super::records::{Locks, RecordLabels, Records};
-use crate::ids::{FarmName, NodeName};
-use crate::store::watch::PollPolicy;
-use crate::store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
-use crate::time::{Clock, IdSource};
-
-/// A record's name below its kind's prefix: an RC's UUID, `<namespace>/<name>` of a job.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RecordId(Arc<str>);
-
-impl RecordId {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-impl From<&str> for RecordId {
-    fn from(text: &str) -> Self {
-        RecordId(text.into())
-    }
-}
-impl fmt::Display for RecordId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-impl fmt::Debug for RecordId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
+use crate::farm::wake_queue::WakeQueue;
+use rcfarm_api::ids::{FarmName, NodeName, RecordId};
+use rcfarm_store::cache::Cache;
+use rcfarm_store::time::{Clock, IdSource};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
 
 /// What a farm gives to every controller and every kind.
 #[derive(Clone)]
@@ -59,7 +32,7 @@ pub struct ControllerContext {
     /// Identifiers and jitter.
     pub ids: Arc<IdSource>,
     /// What fits into one transaction.
-    pub limits: crate::store::TxnLimits,
+    pub limits: rcfarm_store::TxnLimits,
 }
 
 /// A claimed record with its claim and the caches of its kind.

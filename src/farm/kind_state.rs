@@ -9,15 +9,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::cache::{Cache, Snapshot};
 use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
-use super::kind::{Kind, RecordId};
+use super::kind::Kind;
 use super::record_task::TaskHandle;
 use super::records::{Locks, RecordLabels, Records};
-use crate::ids::{FarmName, SessionId};
-use crate::store::watch::PollPolicy;
-use crate::store::{Claim, Index, Op, Reader};
-use crate::time::backoff;
+use rcfarm_api::backoff;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_store::cache::{Cache, Snapshot};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Claim, Index, Op, Reader};
 
 /// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
 const AT_WORK: usize = 64;

@@ -6,32 +6,26 @@
 //! Who else writes them: other farms their own locks and presence; users records, labels and doorbells.
 //! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
 
-pub mod cache;
 pub mod claims;
 mod doorbells;
 pub mod kind;
 mod kind_state;
-pub mod kinds;
-pub mod mass_deletion_guard;
 pub mod plan;
 pub mod preflight;
 mod presence;
 pub mod record_task;
 pub mod records;
 mod run;
-pub mod session;
 mod session_loop;
+pub mod wake_queue;
 
-use std::sync::Arc;
-
-use crate::ids::FarmName;
-use crate::labels::Selector;
-use crate::store::{Store, TxnLimits};
-use crate::time::{Clock, IdSource};
+use rcfarm_api::ids::FarmName;
+use rcfarm_api::labels::Selector;
+use rcfarm_store::TxnLimits;
+use rcfarm_store::session::SessionSettings;
 
 pub use preflight::PreflightError;
 pub use run::{Farm, FarmError, FarmReport};
-pub use session::{SERVICE, SessionSettings};
 
 /// The major version of the key layout that this program writes.
 pub const LAYOUT: u32 = 1;
@@ -53,14 +47,3 @@ pub struct FarmSettings {
 
 /// The grace of a node, unless set otherwise.
 pub const NODE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
-
-/// Environment of a farm: store, clock and identifiers.
-#[derive(Clone)]
-pub struct Env {
-    /// The store.
-    pub store: Arc<dyn Store>,
-    /// Time.
-    pub clock: Arc<dyn Clock>,
-    /// Identifiers and jitter.
-    pub ids: Arc<IdSource>,
-}

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::kind::RecordId;
 use super::records::{Locks, Peers, RecordLabels, Records};
-use crate::failpoints::{Failpoint, enabled};
-use crate::ids::{FarmName, SessionId};
-use crate::labels::Selector;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_api::labels::Selector;
+use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// A record that its preferred farm has not claimed for this long is anybody's.
 pub const GRACE: Duration = Duration::from_millis(750);

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::LAYOUT;
 use super::kind::Kind;
-use crate::store::{Answer, Entry, Key, Prefix, PutMode, Query, Reader, Store, StoreError, key};
+use rcfarm_api::key;
+use rcfarm_store::{Key, Prefix, PutMode, Query, Store, StoreError, may_read};
 
 /// Why a farm does not start.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +64,7 @@ pub(super) async fn check(
     check_layout(store).await?;
     // An empty prefix wakes its watchers on unrelated writes; a key that stays makes it quiet.
     store
-        .put(&key::bell_sentinel(), Bytes::new(), 0, PutMode::Cas(crate::store::Index::ZERO))
+        .put(&key::bell_sentinel(), Bytes::new(), 0, PutMode::Cas(rcfarm_api::Index::ZERO))
         .await?;
     plant(store, kinds).await
 }
@@ -74,7 +75,7 @@ async fn plant(
     kinds: &[std::sync::Arc<dyn Kind>],
 ) -> Result<(), PreflightError> {
     for prefix in kinds.iter().flat_map(|kind| kind.sentinels()) {
-        let (key, new) = (prefix.sentinel(), PutMode::Cas(crate::store::Index::ZERO));
+        let (key, new) = (prefix.sentinel(), PutMode::Cas(rcfarm_api::Index::ZERO));
         match store.put(&key, Bytes::new(), 0, new).await {
             // Without it there are more requests, no more.
             Ok(_) | Err(StoreError::Forbidden { .. }) => {}
@@ -82,7 +83,7 @@ async fn plant(
         }
     }
     for (key, value) in kinds.iter().flat_map(|kind| kind.seeds()) {
-        match store.put(&key, value, 0, PutMode::Cas(crate::store::Index::ZERO)).await {
+        match store.put(&key, value, 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await {
             Ok(_) => {}
             Err(StoreError::Forbidden { .. }) => {
                 tracing::warn!(%key, "the token may not make this record: somebody else has to");
@@ -91,32 +92,6 @@ async fn plant(
         }
     }
     Ok(())
-}
-
-/// Whether the token may read what stands under a prefix: a single read is refused without rights where a list
-/// would just be empty (`consul_semantics.md` §0 #13).
-pub(super) async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<bool, StoreError> {
-    let Some(probe) = prefix.key_of("rcfarm-probe") else { return Ok(true) };
-    match reader.get(&probe, Query::PLAIN).await {
-        Ok(_) => Ok(true),
-        Err(StoreError::Forbidden { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Lists what stands under a prefix, as the leader confirms it. An empty list is asked about once more.
-///
-/// # Errors
-/// [`StoreError::Forbidden`] when the token may not read there; any other [`StoreError`].
-pub async fn list_surely(
-    reader: &dyn Reader,
-    prefix: &Prefix,
-) -> Result<Answer<Vec<Entry>>, StoreError> {
-    let answer = reader.list(prefix, Query::CONSISTENT).await?;
-    if answer.value.is_empty() && !may_read(reader, prefix).await? {
-        return Err(StoreError::Forbidden { what: prefix.to_string() });
-    }
-    Ok(answer)
 }
 
 async fn check_rights(
@@ -151,7 +126,7 @@ async fn check_layout(store: &dyn Store) -> Result<(), PreflightError> {
             };
         }
         let value = serde_json::to_vec(&Layout { version: LAYOUT }).expect("a number encodes");
-        if store.put(&key, value.into(), 0, PutMode::Cas(crate::store::Index::ZERO)).await? {
+        if store.put(&key, value.into(), 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await? {
             return Ok(());
         }
     }

@@ -8,8 +8,9 @@ use tracing::warn;
 
 use super::records::FarmPresence;
 use super::session_loop::{Done, FarmLoop, SessionState};
-use crate::ids::{FarmName, NodeName, SessionId};
-use crate::store::{Op, Store, StoreError, TxnOutcome, key};
+use rcfarm_api::ids::{FarmName, NodeName, SessionId};
+use rcfarm_api::key;
+use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
 /// A presence says something new at most this often.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);

@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::kind::{Action, ClaimedRecord, Controller, Kind, ReconcileError};
-use crate::failpoints::{Failpoint, enabled};
-use crate::time::{IdSource, backoff};
+use rcfarm_api::backoff;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::time::IdSource;
 
 /// Every record is looked at again after this long (and up to half as much more), whatever the watches say.
 const RESYNC: Duration = Duration::from_secs(300);

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::cache::CacheIndex;
-use super::kind::RecordId;
-use crate::ids::{FarmName, NodeName, SessionId};
-use crate::labels::{Labels, Selector, decode_labels};
-use crate::store::{Entry, Index, Op, Prefix, key};
-use crate::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, NodeName, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_store::cache::CacheIndex;
+use rcfarm_store::{Entry, Index, Op, Prefix};
 
 /// A record as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,17 +11,20 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
-use super::cache::{Cache, FarmEvent, WakeQueue};
-use super::kind::{Kind, RecordId};
+use super::kind::Kind;
 use super::kind_state::KindState;
 use super::records::{Doorbells, Locks, Peers, RecordLabels, Records};
-use super::session::{FarmMember, Keeper};
 use super::session_loop::FarmLoop;
-use super::{Env, FarmSettings, PreflightError, preflight};
-use crate::failpoints;
-use crate::store::key;
-use crate::store::watch::PollPolicy;
-use crate::time::backoff;
+use super::{FarmSettings, PreflightError, preflight};
+use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use rcfarm_api::backoff;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::key;
+use rcfarm_store::Env;
+use rcfarm_store::cache::Cache;
+use rcfarm_store::failpoints;
+use rcfarm_store::session::{FarmMember, Keeper};
+use rcfarm_store::watch::PollPolicy;
 
 /// What a farm does at the moment, for its HTTP endpoint and its tests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
@@ -88,7 +91,7 @@ impl Farm {
             started = self.preflight() => started,
         };
         started?;
-        let reader: Arc<dyn crate::store::Reader> = self.env.store.clone();
+        let reader: Arc<dyn rcfarm_store::Reader> = self.env.store.clone();
         let wake_queue = Arc::new(WakeQueue::default());
         let peers = Cache::<Peers>::new(reader.clone(), key::farms(), PollPolicy::PROMPT);
         let doorbells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);

@@ -13,21 +13,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, error_span, info, warn};
 
-use super::cache::{Cache, FarmEvent, WakeQueue};
 use super::claims::{BUSY_PAUSE, Claims, Guarded, ReleaseOutcome, Round};
 use super::doorbells::{Answering, Rung};
-use super::kind::{ClaimedRecord, Kind, RecordId, lock_key};
+use super::kind::{ClaimedRecord, Kind, lock_key};
 use super::kind_state::{KindState, LockRelease, RunningRecord};
 use super::plan::{ClaimPlan, ClaimsObserved, plan};
 use super::presence::Announced;
 use super::record_task::{RecordTask, TaskExit, TaskHandle};
 use super::records::{Doorbells, FarmPresence, Locks, Peers, RecordLabels, Records};
 use super::run::Farm;
-use super::session::{Keeper, KeptSession};
-use crate::failpoints;
-use crate::ids::{FarmName, SessionId};
-use crate::store::{Claim, DeleteMode, Epoch, Index, Op, Store, TxnOutcome, key};
-use crate::time::{Timestamp, backoff};
+use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::cache::Cache;
+use rcfarm_store::failpoints;
+use rcfarm_store::session::{Keeper, KeptSession};
+use rcfarm_store::{Claim, DeleteMode, Epoch, Index, Op, Store, TxnOutcome};
 
 /// Reading anew is tried again after pauses from the first to the second of these.
 const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));

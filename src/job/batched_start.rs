@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use super::members::attempt_of;
 use super::plan::{JobObserved, JobPlan};
-use super::spec::Slot;
-use super::status::JobStatus;
+use rcfarm_api::job::spec::Slot;
+use rcfarm_api::job::status::JobStatus;
 
 /// No more pods than this are made in one batched start: the rest comes after it.
 const MOST: usize = 4_096;

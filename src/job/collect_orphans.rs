@@ -7,14 +7,15 @@
 use super::caches::{Page, Pods};
 use super::events;
 use super::manifest::PodIdentity;
-use super::status::JobStatus;
 use super::writes::remove_ops;
-use crate::audit::{AuditRecord, Details, JobStep};
-use crate::command::Pending;
+use crate::cluster::commands::Pending;
 use crate::farm::kind::ControllerContext;
-use crate::ids::Namespaced;
-use crate::rc::plan::PodRef;
-use crate::store::{Op, key};
+use crate::replication::plan::PodRef;
+use rcfarm_api::audit::{AuditRecord, Details, JobStep};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_store::Op;
 
 /// The next thing to do.
 #[derive(Debug, Default)]

@@ -13,30 +13,31 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use self::step::PlannedStep;
 use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
 use super::collect_orphans::{self, collect_orphans};
 use super::document::{self, FieldIssue, Read};
 use super::events;
 use super::labelled::LabelledMember;
-use super::machine::JobPhase;
 use super::members::FreePod;
 use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
-use super::spec::{JobUid, Slot};
-use super::status::{JobOwner, JobReason, JobStatus};
 use super::waiting::why_waits;
 use super::writes::{self, Made};
-use crate::command::Pending;
+use crate::cluster::commands::Pending;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::records::Record;
-use crate::ids::{Namespaced, NodeName};
-use crate::manifest::content_hash;
-use crate::pod_group::status::PodGroupPhase;
-use crate::rc::plan::NodeReadiness;
-use crate::store::{Commit, Index, Key, Op, Query, StoreError, Txn, key};
-use crate::time::{Timestamp, backoff};
+use crate::job::controller::step::PlannedStep;
+use crate::replication::plan::NodeReadiness;
+use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::job::status::{JobOwner, JobReason, JobStatus};
+use rcfarm_api::key;
+use rcfarm_api::manifest::content_hash;
+use rcfarm_api::pod_group::status::PodGroupPhase;
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::{Commit, Index, Key, Op, Query, StoreError, Txn};
 
 /// A refused transaction is planned anew after this long, or when what changed is seen.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
@@ -381,7 +382,7 @@ impl JobController {
         txn.push(Op::CheckNotExists { key: key::job(&self.id) });
         txn.extend(collection.ops.iter().cloned());
         let event = collect_orphans::audited(&self.ctx, &self.id, &status, &collection);
-        txn.push(crate::audit::op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
+        txn.push(rcfarm_store::audit_op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
         match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(_)) => {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
@@ -440,7 +441,7 @@ impl JobController {
             events::step(&self.ctx, &self.id, look.uid, *before, plan, removed, released)
         } {
             let id = self.ctx.ids.ordered_uuid(event.timestamp);
-            txn.push(crate::audit::op(id, &event));
+            txn.push(rcfarm_store::audit_op(id, &event));
         }
         match self.ctx.writer.commit(txn).await {
             Ok(Commit::Applied(index)) => {

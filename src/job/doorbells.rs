@@ -9,12 +9,13 @@ use tokio::time::Instant;
 
 use super::caches::{PodStates, SURELY_LATER};
 use super::pod_status::{PodState, stands};
-use crate::farm::cache::Snapshot;
-use crate::ids::Namespaced;
-use crate::manifest::content_hash;
-use crate::node::status::PodStatus;
-use crate::rc::plan::PodRef;
-use crate::store::{Index, Query, Reader, StoreError, key};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::key;
+use rcfarm_api::manifest::content_hash;
+use rcfarm_api::node::status::PodStatus;
+use rcfarm_store::cache::Snapshot;
+use rcfarm_store::{Index, Query, Reader, StoreError};
 
 /// Pods are read so often in a second, and of jobs of which so few have yet to end; for the rest the trees do.
 const ANSWERED_PER_SECOND: u32 = 16;

@@ -1,13 +1,13 @@
 //! The audit records of a job's owner.
 
-use super::machine::JobPhase;
 use super::plan::{Create, JobPlan};
-use super::spec::{JobUid, Slot};
-use super::status::JobStatus;
-use crate::audit::{Actor, AuditRecord, Details, JobStep};
 use crate::farm::kind::ControllerContext;
-use crate::ids::{Namespaced, NodeName};
-use crate::rc::plan::PodRef;
+use crate::replication::plan::PodRef;
+use rcfarm_api::audit::{Actor, AuditRecord, Details, JobStep};
+use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::job::status::JobStatus;
 
 /// Pods listed in one record.
 const LISTED: usize = 64;

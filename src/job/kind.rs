@@ -11,15 +11,16 @@ use tracing::debug;
 use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
 use super::labelled::JobPods;
-use crate::farm::cache::{FarmEvent, WakeQueue};
-use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind, RecordId};
+use crate::batch::pod_group_statuses::PodGroupStatuses;
+use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
 use crate::farm::records::Records;
-use crate::ids::Namespaced;
-use crate::pod_group::statuses::PodGroupStatuses;
-use crate::rc::plan::PodRef;
-use crate::store::key::{self, LabelKind};
-use crate::store::watch::PollPolicy;
-use crate::store::{Index, Prefix, StoreError};
+use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Index, Prefix, StoreError};
 
 /// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
 const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);

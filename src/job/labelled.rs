@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::manifest::PodIdentity;
-use super::spec::{JobUid, Slot};
 use super::writes::{mark_of, name_of, uid_of};
-use crate::farm::cache::CacheIndex;
-use crate::ids::Namespaced;
-use crate::labels::{Labels, decode_labels};
-use crate::rc::plan::PodRef;
-use crate::store::key;
-use crate::store::{Entry, Index, Prefix};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, decode_labels};
+use rcfarm_store::cache::CacheIndex;
+use rcfarm_store::{Entry, Index, Prefix};
 
 /// A pod of a job by its labels.
 #[derive(Debug, Clone, PartialEq)]

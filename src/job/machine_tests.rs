@@ -2,10 +2,11 @@
 //! `docs/differences.md` says why. F-J3, F-J4 and F-J6 to F-J13 are about what counts amount to: `operator/tests.rs`.
 
 use super::machine::*;
-use crate::command::CommandAction::{
+use rcfarm_api::command::CommandAction::{
     AbortJob, CompleteJob, RestartJob, RestartPod, RestartTask, ResumeJob, TerminateJob,
 };
-use JobPhase as P;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::phase::JobPhase as P;
 
 const CALM: JobFacts = JobFacts {
     verdict: PhaseDecision::Enough,

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::operator::{self, Cluster, ClusterPeer, mpi};
 use super::plan::Create;
-use super::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
-use crate::ids::{Namespaced, NodeName, PodId};
-use crate::manifest::Resources;
+use rcfarm_api::ids::{Namespaced, NodeName, PodId};
+use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
+use rcfarm_api::manifest::Resources;
 
 /// Which pod of which job: `job` of the manifest, and what its labels say.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,9 +222,9 @@ fn limits(containers: &[Container]) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::Manifest;
-    use crate::node::spec::{LaunchSpec, PodSpec};
-    use crate::store::Index;
+    use rcfarm_api::Index;
+    use rcfarm_api::manifest::Manifest;
+    use rcfarm_node::spec::{LaunchSpec, PodSpec};
 
     #[test]
     fn a_node_understands_what_a_member_is_and_members_of_one_node_do_not_collide() {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::machine::JobPhase;
 use super::operator::{AfterFailure, Counts, TaskCount, after_failure};
-use super::spec::{JobSpec, JobTask, Slot};
-use super::status::{JobMembers, JobStatus, PodPhase};
-use crate::ids::NodeName;
-use crate::store::Index;
+use rcfarm_api::Index;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
 
 /// A pod of the job, as the store and its node show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,7 +205,7 @@ pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) ->
     let counted = members.values().filter(|pod| {
         let task = job.task(&pod.slot.task);
         pod.phase == PodPhase::Running
-            && task.is_some_and(|task| task.restart != super::spec::Restart::Never)
+            && task.is_some_and(|task| task.restart != rcfarm_api::job::spec::Restart::Never)
     });
     counted.map(|pod| pod.restarts).fold(0, u32::saturating_add)
 }
@@ -232,7 +232,7 @@ pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selec
         let phases = [pending, running, succeeded, failed, unknown];
         let phases = PodPhase::ALL.into_iter().zip(phases).filter(|(_, n)| *n > 0);
         by_phase.insert(task.name.clone(), phases.collect());
-        let replica = super::status::ReplicaStatus {
+        let replica = rcfarm_api::job::status::ReplicaStatus {
             active: running,
             succeeded,
             failed: failed + terminating,

@@ -46,10 +46,6 @@ pub mod pods;
 pub mod policies;
 #[cfg(test)]
 mod scenarios;
-pub mod spec;
-pub mod status;
-#[cfg(test)]
-mod status_tests;
 pub mod triggers;
 pub mod validate;
 mod waiting;

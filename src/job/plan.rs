@@ -6,20 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::adoption::{AdoptionVerdict, Reference, verdict};
-use super::machine::{JobFacts, JobPhase, JobRequest, RetryBudget, Stop, step};
+use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, publish,
     remember, sort,
 };
 use super::operator::{self, Counts, FrameworkOutcome, total};
-use super::spec::{CleanPods, JobSpec, JobUid, Slot};
-use super::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
 use super::triggers::{self, Trigger};
 use super::{batched_start, waiting};
-use crate::command::Pending;
-use crate::failpoints::{Failpoint, enabled};
-use crate::ids::{Namespaced, NodeName};
-use crate::time::Timestamp;
+use crate::cluster::commands::Pending;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{CleanPods, JobSpec, JobUid, Slot};
+use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
+use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// The job's PodGroup, as far as the job cares.
 #[derive(Debug, Clone, Default, PartialEq)]

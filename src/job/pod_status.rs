@@ -1,8 +1,8 @@
 //! What a node's word about a pod means for its job. Pure.
 
-use super::status::PodPhase;
-use crate::node::Health;
-use crate::node::status::{NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::job::status::PodPhase;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 
 /// How a pod stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -91,8 +91,8 @@ pub fn stands(status: &PodStatus) -> PodState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::status::LastExit;
-    use crate::time::Timestamp;
+    use rcfarm_api::Timestamp;
+    use rcfarm_api::node::status::LastExit;
 
     fn process(phase: NodePodPhase, exit: Option<(i32, i32)>, restarts: u64) -> ProcessStatus {
         let exit = exit.map(|(exit_code, exit_status)| LastExit {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::labelled::{LabelledMember, Mismatched, Unowned};
 use super::members::MemberPod;
-use super::spec::Slot;
-use crate::farm::kind::RecordId;
-use crate::ids::Namespaced;
-use crate::rc::plan::PodRef;
-use crate::store::Index;
+use crate::replication::plan::PodRef;
+use rcfarm_api::Index;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::job::spec::Slot;
 
 /// The name under which farms know a job.
 #[must_use]

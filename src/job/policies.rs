@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::spec::{JobSpec, LifecyclePolicy, PolicyEvent};
-use crate::command::CommandAction;
+use rcfarm_api::command::CommandAction;
+use rcfarm_api::job::spec::{JobSpec, LifecyclePolicy, PolicyEvent};
 
 /// Something that happened to a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ fn fits(policy: &LifecyclePolicy, event: PolicyEvent, exit_code: Option<i32>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Namespaced;
+    use rcfarm_api::ids::Namespaced;
     use serde_json::{Value, json};
 
     fn job(of_job: Value, of_task: Value) -> JobSpec {

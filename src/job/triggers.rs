@@ -6,10 +6,11 @@ use super::machine::JobRequest;
 use super::members::{MemberPod, past_backoff_limit, restarts_in_place};
 use super::operator::{AfterFailure, after_failure};
 use super::policies::{JobEvent, PolicyDecision, answer};
-use super::spec::{JobSpec, JobUid, PolicyEvent, Slot};
-use super::status::{Delayed, JobReason, JobStatus, PodPhase};
-use crate::command::{CommandAction, Pending, Target};
-use crate::time::Timestamp;
+use crate::cluster::commands::Pending;
+use rcfarm_api::Timestamp;
+use rcfarm_api::command::{CommandAction, Target};
+use rcfarm_api::job::spec::{JobSpec, JobUid, PolicyEvent, Slot};
+use rcfarm_api::job::status::{Delayed, JobReason, JobStatus, PodPhase};
 
 /// What is asked, why, and of which members.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,8 +77,10 @@ pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
         return sync();
     }
     if seen.job.suspend {
-        let stopped =
-            matches!(phase, super::machine::JobPhase::Aborting | super::machine::JobPhase::Aborted);
+        let stopped = matches!(
+            phase,
+            rcfarm_api::job::phase::JobPhase::Aborting | rcfarm_api::job::phase::JobPhase::Aborted
+        );
         let reason = JobReason::Suspended;
         let ask = if stopped { JobRequest::Sync } else { JobRequest::Suspend };
         return Trigger::new(ask, reason, "its record says so");
@@ -199,7 +202,7 @@ fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
 }
 
 fn is_stopping(status: &JobStatus) -> bool {
-    use super::machine::JobPhase as P;
+    use rcfarm_api::job::phase::JobPhase as P;
     matches!(status.state.phase, P::Aborting | P::Aborted | P::Completing | P::Terminating)
 }
 

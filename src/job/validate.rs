@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{FieldIssues, field_of, queue_field};
-use super::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
-use crate::ids::Namespaced;
-use crate::pod_group::spec::MOST_MEMBERS;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
+use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 
 /// Names of machines end here.
 const LONGEST_NAME: usize = 63;
@@ -41,7 +41,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
         let why = format!("it can never be reached: there are {} replicas", job.replicas());
         remarks.problem("spec.minSuccess", why);
     }
-    if let Err(error) = crate::ids::check_segment(&job.queue) {
+    if let Err(error) = rcfarm_api::ids::check_segment(&job.queue) {
         remarks.problem(queue_field(job.framework), error.to_string());
     }
     dependencies(job, remarks);

@@ -1,12 +1,12 @@
 //! Why a job is not yet where it should be. Pure.
 
 use super::document::queue_field;
-use super::machine::JobPhase;
 use super::operator::FrameworkOutcome;
 use super::plan::{JobObserved, JobPlan, waits_for_old};
-use super::spec::{Framework, Slot};
-use super::status::JobReason;
-use crate::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{Framework, Slot};
+use rcfarm_api::job::status::JobReason;
+use rcfarm_api::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
 /// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
 #[must_use]

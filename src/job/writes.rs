@@ -7,16 +7,16 @@ use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
 use super::operator::{self, ClusterPeer};
 use super::plan::{Create, JobPlan};
-use super::spec::{JobSpec, JobTask, JobUid, Slot};
-use super::status::JobMembers;
-use crate::ids::{Namespaced, NodeName, PodId, QueueName};
-use crate::labels::{Labels, encode_labels};
-use crate::manifest::Resources;
-use crate::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
-use crate::queue::amounts::{Amounts, CPU, MEMORY};
-use crate::rc::plan::PodRef;
-use crate::store::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
-use crate::store::{Index, Op};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
+use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
+use rcfarm_api::job::status::JobMembers;
+use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
+use rcfarm_api::labels::{Labels, encode_labels};
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::queue::amounts::{Amounts, CPU, MEMORY};
+use rcfarm_store::{Index, Op};
 
 const JOB_NAME: &str = "volcano.sh/job-name";
 const JOB_NAMESPACE: &str = "volcano.sh/job-namespace";
@@ -248,7 +248,7 @@ pub fn group_of(
 }
 
 fn default_queue() -> QueueName {
-    crate::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
+    rcfarm_api::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
 }
 
 /// A priority class that is a number is that priority; others are names for people.

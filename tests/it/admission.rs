@@ -3,7 +3,8 @@
 //!
 //! J: creating a job. C: its schema. U: updating it. Q: queues. G: PodGroups, which are written by hand alone.
 
-use rcfarm::store::{Query, Reader, key};
+use rcfarm_api::key;
+use rcfarm_store::{Query, Reader};
 use serde_json::{Value, json};
 
 use crate::cli::world::World;
@@ -359,7 +360,7 @@ async fn the_command_line_names_the_field_of_each_bad_queue_and_writes_none() {
 }
 
 async fn value(cluster: &Cluster, key: &str) -> Value {
-    let key = rcfarm::store::Key::parse(key).unwrap();
+    let key = rcfarm_store::Key::parse(key).unwrap();
     let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
     entry.map(|entry| serde_json::from_slice(&entry.value).unwrap()).unwrap_or_default()
 }

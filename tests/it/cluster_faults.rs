@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rcfarm::audit::{Actor, AuditRecord, ControllerChange, Details, Logged, Retarget};
-use rcfarm::ids::{NodeName, RcId, SessionId};
-use rcfarm::rc::spec::RcRecord;
-use rcfarm::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
-use rcfarm::store::{Entry, Index, key};
-use rcfarm::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::audit::{Actor, AuditRecord, ControllerChange, Details, Logged, Retarget};
+use rcfarm_api::ids::{NodeName, RcId, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
+use rcfarm_store::{Entry, Index};
 use uuid::Uuid;
 
 use crate::faults::history::History;

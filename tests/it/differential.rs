@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::consul::{Consul, ConsulConfig};
-use rcfarm::embedded::Embedded;
-use rcfarm::ids::SessionId;
-use rcfarm::store::{
+use rcfarm_api::ids::SessionId;
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_emulator::Embedded;
+use rcfarm_store::time::IdSource;
+use rcfarm_store::{
     Answer, Behavior, BlockingWait, Consistency, DeleteMode, Entry, Index, Key, NewSession, Op,
     Prefix, Prefixed, PutMode, Query, SessionInfo, Store, StoreError, TxnOutcome,
 };
-use rcfarm::time::IdSource;
 
 use crate::consul_server::ConsulServer;
 

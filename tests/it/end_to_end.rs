@@ -6,12 +6,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcfarm::consul::{Consul, ConsulConfig};
-use rcfarm::node::shim::start_ticks;
-use rcfarm::node::status::{NodePodPhase, PodStatus};
-use rcfarm::rc::status::RcStatus;
-use rcfarm::schedule::capacity::Allocations;
-use rcfarm::store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store, key};
+use rcfarm_api::allocation::Allocations;
+use rcfarm_api::key;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_node::shim::start_ticks;
+use rcfarm_store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store};
 
 use crate::consul_server::ConsulServer;
 use crate::pods_left;
@@ -302,7 +303,7 @@ async fn bad_records_are_reported_and_harm_no_other() {
         let key = Key::parse(key).unwrap();
         let value = bytes::Bytes::copy_from_slice(value.as_bytes());
         let store = scene.store.clone();
-        async move { store.put(&key, value, 0, rcfarm::store::PutMode::Set).await.unwrap() }
+        async move { store.put(&key, value, 0, rcfarm_store::PutMode::Set).await.unwrap() }
     };
     put("replication_controllers/no-uuid", "{}").await;
     put(&format!("replication_controllers/{bad}"), r#"{"id":"x"}"#).await;

@@ -1,6 +1,7 @@
 //! What people ask of jobs and queues at the command line: the built program, a real Consul, an agent and real processes.
 
-use rcfarm::store::{PutMode, Query, key};
+use rcfarm_api::key;
+use rcfarm_store::{PutMode, Query};
 use serde_json::Value;
 
 use crate::end_to_end::{Daemon, Scene};

@@ -15,7 +15,6 @@ mod farm;
 mod faults;
 mod image;
 mod job_commands;
-mod layering;
 mod node;
 mod pods_left;
 mod policies;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rcfarm::node::agent::driver::Started;
-use rcfarm::node::shim::start_ticks;
+use rcfarm_node::agent::driver::Started;
+use rcfarm_node::shim::start_ticks;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// What an agent's data directory says to run.

@@ -15,7 +15,8 @@ use super::context::CommandContext;
 use super::failure::CliExit;
 use super::output::table;
 use crate::farm::LAYOUT;
-use crate::store::{NewSession, Op, Query, StoreError, key};
+use rcfarm_api::key;
+use rcfarm_store::{NewSession, Op, Query, StoreError};
 
 /// One line of the answer.
 #[derive(Serialize)]

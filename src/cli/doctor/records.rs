@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use super::{Check, Verdict, failed};
 use crate::cli::context::CommandContext;
 use crate::cli::rc::{allocations, find};
-use crate::command::{Command, Target};
-use crate::ids::{Namespaced, QueueName};
 use crate::job::document;
-use crate::pod_group::spec::PodGroupRecord;
-use crate::queue::spec::QueueRecord;
-use crate::store::{Entry, Prefix, Query, StoreError, key};
+use rcfarm_api::command::{Command, Target};
+use rcfarm_api::ids::{Namespaced, QueueName};
+use rcfarm_api::key;
+use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_api::queue::spec::QueueRecord;
+use rcfarm_store::{Entry, Prefix, Query, StoreError};
 
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     checks.push(controllers(context).await);

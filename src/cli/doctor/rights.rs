@@ -2,8 +2,8 @@
 
 use super::{Check, POLICY, Verdict, failed};
 use crate::cli::context::CommandContext;
-use crate::store::key::{self, LabelKind};
-use crate::store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
 
 /// A name that no key has.
 const PROBE: &str = "rcfarm-probe";

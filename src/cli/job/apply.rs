@@ -7,16 +7,17 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::audit::{Details, JobChange};
+use crate::batch::queues::{Queues, StoredQueue};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
-use crate::ids::Namespaced;
 use crate::job::document::{self, FieldIssue, Read};
-use crate::ordering::queues::{Queues, StoredQueue};
-use crate::pod_group::status::PodGroupReason;
-use crate::queue::spec::{DEFAULT_QUEUE, QueueRecord};
-use crate::store::{Entry, Index, Op, Query, key};
+use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::key;
+use rcfarm_api::pod_group::status::PodGroupReason;
+use rcfarm_api::queue::spec::{DEFAULT_QUEUE, QueueRecord};
+use rcfarm_store::{Entry, Index, Op, Query};
 
 /// From where.
 #[derive(clap::Args)]
@@ -26,7 +27,7 @@ pub struct FileArgs {
     filename: String,
     /// The namespace of jobs that name none (`--namespace` is Consul's own)
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
-    within: crate::ids::Namespace,
+    within: rcfarm_api::ids::Namespace,
 }
 
 /// A document, and what is there already.

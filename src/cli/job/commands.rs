@@ -3,15 +3,16 @@
 use serde_json::{Value, json};
 
 use super::find::{FoundJob, find};
-use crate::audit::{Details, JobChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
-use crate::command::{Command, CommandAction, Target};
-use crate::ids::Namespaced;
-use crate::job::machine::JobPhase;
-use crate::job::spec::Framework;
-use crate::job::status::JobReason;
-use crate::store::{Index, Op, key};
+use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::command::{Command, CommandAction, Target};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::Framework;
+use rcfarm_api::job::status::JobReason;
+use rcfarm_api::key;
+use rcfarm_store::{Index, Op};
 
 /// Of which job, and why.
 #[derive(clap::Args)]

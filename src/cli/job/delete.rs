@@ -7,14 +7,15 @@ use tokio::time::Instant;
 
 use super::commands::write;
 use super::find::{FoundJob, FoundPod, find, pods};
-use crate::audit::{Details, JobChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use crate::ids::Namespaced;
 use crate::job::caches::made_for;
-use crate::pod_group::spec::PodGroupRecord;
-use crate::store::{Op, Query, key};
+use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::key;
+use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_store::{Op, Query};
 
 /// Which, and how long to wait.
 #[derive(clap::Args)]
@@ -122,7 +123,7 @@ async fn collect_orphans(
     }
     let rest = [status, group].into_iter().flatten();
     let ops = rest.filter_map(|entry| {
-        let key = crate::store::Key::parse(&entry.key).ok()?;
+        let key = rcfarm_store::Key::parse(&entry.key).ok()?;
         Some(Op::DeleteCas { key, index: entry.modify_index })
     });
     commit(context, id, ops.collect()).await?;

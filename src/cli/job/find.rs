@@ -6,17 +6,17 @@ use serde_json::Value;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::ids::Namespaced;
 use crate::job::document::{self, FieldIssue, Read};
 use crate::job::manifest::PodIdentity;
-use crate::job::spec::JobUid;
-use crate::job::status::JobStatus;
 use crate::job::writes::mark_of;
-use crate::labels::decode_labels;
-use crate::node::status::PodStatus;
-use crate::rc::plan::PodRef;
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Index, Query};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::JobUid;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::decode_labels;
+use rcfarm_api::node::status::PodStatus;
+use rcfarm_store::{Entry, Index, Query};
 
 /// A job's record with what it means.
 pub(super) struct FoundJob {

@@ -6,9 +6,9 @@ use super::find::{FoundJob, all};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
-use crate::ids::{Namespace, Namespaced};
-use crate::job::machine::JobPhase;
-use crate::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{Namespace, Namespaced};
+use rcfarm_api::job::phase::JobPhase;
 
 /// Which.
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ fn row(found: &FoundJob) -> Row {
         phase: found.status.as_ref().map(|status| status.state.phase),
         reason: found.status.as_ref().map(|status| status.state.reason.clone()),
         queue: spec.map(|spec| spec.queue.clone()),
-        members: spec.map_or(0, crate::job::spec::JobSpec::replicas),
+        members: spec.map_or(0, rcfarm_api::job::spec::JobSpec::replicas),
         pending: status.members.pending,
         running: status.members.running,
         succeeded: status.members.succeeded,

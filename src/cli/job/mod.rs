@@ -53,11 +53,11 @@ pub enum JobCommand {
 pub struct JobArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
-    job: crate::ids::Namespaced,
+    job: rcfarm_api::ids::Namespaced,
 }
 
 pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow::Result<CliExit> {
-    use crate::command::CommandAction;
+    use rcfarm_api::command::CommandAction;
     match command {
         JobCommand::List(args) => list::run(context, &args).await,
         JobCommand::Get(args) => show::get(context, &args.job).await,

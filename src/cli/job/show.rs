@@ -7,14 +7,14 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash};
 use crate::cli::pod;
-use crate::ids::Namespaced;
 use crate::job::document::FieldIssue;
 use crate::job::operator::counting_container;
 use crate::job::pod_status::stands;
-use crate::job::spec::JobSpec;
-use crate::job::status::JobStatus;
-use crate::pod_group::status::PodGroupStatus;
-use crate::store::key;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::JobSpec;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_api::pod_group::status::PodGroupStatus;
 
 pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(context, id).await?;

@@ -9,11 +9,12 @@ use super::find::find;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use crate::ids::Namespaced;
-use crate::job::machine::JobPhase;
-use crate::job::spec::JobUid;
-use crate::job::status::JobStatus;
-use crate::store::{Query, key};
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::JobUid;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_store::Query;
 
 /// A read waits at most this long.
 const ONE_WAIT: Duration = Duration::from_secs(20);

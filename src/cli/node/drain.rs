@@ -8,14 +8,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::pods::{NodePod, pods, pods_table, pods_words, tally};
 use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
-use crate::audit::{Details, NodeChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use crate::ids::{NodeName, PodId};
-use crate::node::record::NodeState;
-use crate::store::{Index, Op, Query, StoreError, key};
-use crate::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::audit::{Details, NodeChange};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::node::record::NodeState;
+use rcfarm_store::{Index, Op, Query, StoreError};
 
 /// Which, and for how long.
 #[derive(clap::Args)]

@@ -8,11 +8,12 @@ use super::snapshot::{NodeListState, NodeSnapshot, all, unknown};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
-use crate::ids::{NodeName, PodId, SessionId};
-use crate::labels::{Labels, Selector};
-use crate::manifest::Resources;
-use crate::store::{Query, key};
-use crate::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{NodeName, PodId, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, Selector};
+use rcfarm_api::manifest::Resources;
+use rcfarm_store::Query;
 
 /// Which.
 #[derive(clap::Args)]

@@ -9,11 +9,12 @@ use crate::cli::context::CommandContext;
 use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
 use crate::cli::rc::snapshot::places;
-use crate::ids::{NodeName, PodId, RcId};
-use crate::node::Health;
-use crate::rc::plan::NodeReadiness;
-use crate::rc::status::{RcConditionType, RcReason, RcStatus};
-use crate::store::{Prefix, Query, key};
+use crate::replication::plan::NodeReadiness;
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::node::Health;
+use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_store::{Prefix, Query};
 
 /// A pod on a node.
 #[derive(Debug, Clone, Serialize)]

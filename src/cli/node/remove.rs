@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use super::drain::intended;
 use super::pods::{NodePod, pods, pods_table, pods_words};
 use super::snapshot::{NodeSnapshot, find};
-use crate::audit::{Details, NodeChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
-use crate::ids::{NodeName, PodId};
-use crate::node::agent::report::removal;
-use crate::store::{Entry, Key, Op, Query, Txn, key};
+use rcfarm_api::audit::{Details, NodeChange};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_node::agent::report::removal;
+use rcfarm_store::{Entry, Key, Op, Query, Txn};
 
 /// Which, and how.
 #[derive(clap::Args)]

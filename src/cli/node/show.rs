@@ -8,8 +8,8 @@ use super::snapshot::find;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
-use crate::ids::NodeName;
-use crate::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::NodeName;
 
 /// Which.
 #[derive(clap::Args)]

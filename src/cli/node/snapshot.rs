@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::ids::{NodeName, SessionId};
-use crate::labels::{Labels, Selector, decode_labels};
-use crate::manifest::Resources;
-use crate::node::record::{NodeRecord, NodeState};
-use crate::rc::plan::NodeReadiness;
-use crate::schedule::capacity::{Allocations, NodeCapacities, NodeCapacity};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Index, Key, Prefix, Query};
+use crate::placement::capacity::{NodeCapacities, NodeCapacity};
+use crate::replication::plan::NodeReadiness;
+use rcfarm_api::allocation::Allocations;
+use rcfarm_api::ids::{NodeName, SessionId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_store::{Entry, Index, Key, Prefix, Query};
 
 /// A node's state in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -6,15 +6,16 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::snapshot::{QueueSnapshot, snapshot};
-use crate::audit::{Details, QueueChange};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
-use crate::ids::{ObjectName, QueueName};
-use crate::queue::amounts::Amounts;
-use crate::queue::spec::{
+use rcfarm_api::audit::{Details, QueueChange};
+use rcfarm_api::ids::{ObjectName, QueueName};
+use rcfarm_api::key;
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::spec::{
     BadField, DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
-use crate::store::{Index, Op, key};
+use rcfarm_store::{Index, Op};
 
 /// How often a change is tried again because somebody else changed the record meanwhile.
 const ATTEMPTS: usize = 5;

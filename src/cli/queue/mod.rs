@@ -6,7 +6,7 @@ mod snapshot;
 
 use super::context::CommandContext;
 use super::failure::CliExit;
-use crate::ids::QueueName;
+use rcfarm_api::ids::QueueName;
 
 /// Queues: who may use how much, and who goes first
 #[derive(clap::Subcommand)]

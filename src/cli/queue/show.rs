@@ -6,10 +6,10 @@ use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
-use crate::ids::QueueName;
-use crate::queue::amounts::Amounts;
-use crate::queue::spec::BadField;
-use crate::queue::status::QueueStatus;
+use rcfarm_api::ids::QueueName;
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::spec::BadField;
+use rcfarm_api::queue::status::QueueStatus;
 
 pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
     let snapshot = snapshot(context).await?;
@@ -89,8 +89,8 @@ fn row(snapshot: &QueueSnapshot, name: &QueueName) -> Vec<String> {
 
 fn order(snapshot: &QueueSnapshot, name: &QueueName) -> &'static str {
     match snapshot.queues.0[name].spec.dequeue_strategy {
-        crate::queue::spec::QueueStrategy::Fifo => "fifo",
-        crate::queue::spec::QueueStrategy::Traverse => "traverse",
+        rcfarm_api::queue::spec::QueueStrategy::Fifo => "fifo",
+        rcfarm_api::queue::spec::QueueStrategy::Traverse => "traverse",
     }
 }
 

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::batch::placing::{StoredGroup, StoredGroups, VersionedStatus};
+use crate::batch::plan::{GroupStatuses, positions};
+use crate::batch::queues::{Queue, Queues, StoredQueue, StoredQueues, Usage};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::ids::QueueName;
-use crate::ordering::placing::{StoredGroup, StoredGroups, VersionedStatus};
-use crate::ordering::plan::{GroupStatuses, positions};
-use crate::ordering::queues::{Queue, Queues, StoredQueue, StoredQueues, Usage};
-use crate::pod_group::spec::GroupId;
-use crate::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
-use crate::queue::spec::{QueueRecord, QueueSpec};
-use crate::queue::status::QueueStatus;
-use crate::store::{Entry, Query, key};
+use rcfarm_api::ids::QueueName;
+use rcfarm_api::key;
+use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
+use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
+use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_store::{Entry, Query};
 
 /// Everything about queues.
 pub(super) struct QueueSnapshot {

@@ -3,10 +3,10 @@
 use super::snapshot::places;
 use crate::cli::context::CommandContext;
 use crate::cli::node::snapshot::{by_node, fitness_of};
-use crate::rc::plan::PodRef;
-use crate::schedule::capacity::{NodeCapacities, OrphanedAllocation, orphaned_allocations};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Op, Prefix, StoreError, TxnOutcome};
+use crate::placement::capacity::{NodeCapacities, OrphanedAllocation, orphaned_allocations};
+use crate::replication::plan::PodRef;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 
 /// The promises of all nodes.
 pub(in crate::cli) struct AllocationReport {

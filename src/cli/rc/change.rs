@@ -7,12 +7,13 @@ use serde_json::{Value, json};
 
 use super::find::{Found, find};
 use super::wait;
-use crate::audit::{ControllerChange, Details};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
-use crate::rc::spec::{RcRecord, check_count};
-use crate::store::{Index, Op, key};
+use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::key;
+use rcfarm_api::rc::spec::{RcRecord, check_count};
+use rcfarm_store::{Index, Op};
 
 /// How many.
 #[derive(clap::Args)]
@@ -190,9 +191,9 @@ mod tests {
 
     use super::*;
     use crate::cli::output::{Format, Output};
-    use crate::embedded::{Embedded, Fate, Request};
-    use crate::ids::RcId;
-    use crate::store::{PutMode, Query, Reader, Store};
+    use rcfarm_api::ids::RcId;
+    use rcfarm_emulator::{Embedded, Fate, Request};
+    use rcfarm_store::{PutMode, Query, Reader, Store};
 
     const ID: &str = "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
 

@@ -9,17 +9,18 @@ use serde_json::json;
 
 use super::find::title;
 use super::wait;
-use crate::audit::{ControllerChange, Details};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::label::pair;
 use crate::cli::output::duration;
-use crate::ids::RcId;
-use crate::labels::{Labels, Selector, check_label_value, encode_labels};
-use crate::manifest::Manifest;
-use crate::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
-use crate::store::{Index, Op, key};
+use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, Selector, check_label_value, encode_labels};
+use rcfarm_api::manifest::Manifest;
+use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
+use rcfarm_store::{Index, Op};
 
 /// What the new record says.
 #[derive(clap::Args)]

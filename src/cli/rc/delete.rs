@@ -8,14 +8,14 @@ use tokio::time::Instant;
 use super::change::{about, set_count};
 use super::find::{Found, find};
 use super::snapshot::places;
-use crate::audit::{ControllerChange, Details};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use crate::ids::{NodeName, RcId};
-use crate::rc::plan::PodRef;
-use crate::store::key::{self, LabelKind};
-use crate::store::{Op, Query, StoreError};
+use crate::replication::plan::PodRef;
+use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Op, Query, StoreError};
 
 /// Which, and how.
 #[derive(clap::Args)]

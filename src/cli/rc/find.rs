@@ -5,10 +5,11 @@ use anyhow::Context;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::table;
-use crate::ids::{PodId, RcId};
-use crate::manifest::Manifest;
-use crate::rc::spec::{BadRecord, RcRecord, RcSpec};
-use crate::store::{Entry, Query, key};
+use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::manifest::Manifest;
+use rcfarm_api::rc::spec::{BadRecord, RcRecord, RcSpec};
+use rcfarm_store::{Entry, Query};
 
 /// A record as it was read.
 pub(in crate::cli) struct Found {

@@ -8,11 +8,11 @@ use super::find::{Found, all, short};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{or_dash, table};
-use crate::ids::{PodId, RcId};
-use crate::labels::{Labels, Selector, decode_labels};
-use crate::rc::status::{RcStatus, Replicas};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Query};
+use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_api::rc::status::{RcStatus, Replicas};
+use rcfarm_store::{Entry, Query};
 
 /// Which.
 #[derive(clap::Args)]

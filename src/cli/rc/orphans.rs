@@ -6,16 +6,17 @@ use serde::Serialize;
 
 use super::allocations::allocations;
 use super::snapshot::{PodLabels, places};
-use crate::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::node::snapshot::fitness;
 use crate::cli::output::{or_dash, table};
-use crate::ids::{NodeName, PodId, RcId};
-use crate::rc::plan::PodRef;
-use crate::schedule::capacity::{AllocationOwner, Booking, Ledger, OrphanedAllocation, freeing};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Op, Query};
+use crate::placement::capacity::{Booking, Ledger, OrphanedAllocation, freeing};
+use crate::replication::plan::PodRef;
+use rcfarm_api::allocation::AllocationOwner;
+use rcfarm_api::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Entry, Op, Query};
 
 /// What to do with them.
 #[derive(clap::Args)]

@@ -11,14 +11,15 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields};
 use crate::farm::records::FarmPresence;
-use crate::ids::{FarmName, NodeName, PodId, RcId};
-use crate::labels::{Labels, Selector, decode_labels};
-use crate::rc::plan::{
+use crate::replication::plan::{
     Drift, NodeReadiness, PodRef, PodRemoveReason, PodStep, ReplicationPlan, SlotState,
     TransferPlan, has_room,
 };
-use crate::rc::spec::{RcSpec, check_count};
-use crate::store::{Query, key};
+use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_api::rc::spec::{RcSpec, check_count};
+use rcfarm_store::Query;
 
 /// Of which, and what if.
 #[derive(clap::Args)]
@@ -130,7 +131,7 @@ fn repair_words(why: Drift) -> &'static str {
 }
 
 fn conditions(plan: &ReplicationPlan) -> Value {
-    let condition = |condition: &crate::rc::plan::PlannedCondition| {
+    let condition = |condition: &crate::replication::plan::PlannedCondition| {
         json!({
             "type": condition.kind,
             "status": condition.status,

@@ -9,13 +9,14 @@ use super::snapshot::{RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash, table};
-use crate::ids::{NodeName, PodId};
-use crate::node::Health;
-use crate::node::status::{NodePodPhase, PodStatus};
-use crate::rc::plan::{Intent, NodeReadiness, PodRef, RcPod};
-use crate::rc::spec::RcRecord;
-use crate::rc::status::RcStatus;
-use crate::store::{Query, key};
+use crate::replication::plan::{Intent, NodeReadiness, PodRef, RcPod};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
+use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::Query;
 
 /// What of a record.
 #[derive(clap::Args)]

@@ -6,19 +6,19 @@ use super::find::Found;
 use crate::cli::context::CommandContext;
 use crate::cli::node::snapshot::{Fitness, fitness};
 use crate::farm::records::FarmPresence;
-use crate::ids::{NodeName, PodId, RcId};
-use crate::labels::{Labels, decode_labels};
-use crate::node::{Health, HealthReport};
-use crate::rc::plan::{
+use crate::placement::capacity::NodeCapacities;
+use crate::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
+use crate::replication::plan::{
     AllowedActions, Intent, NodeReadiness, PodRef, RcPod, ReplicationObserved, ReplicationPlan,
     SlotState, TransferConditions, plan,
 };
-use crate::rc::spec::{BadRecord, RC_ID, RcSpec};
-use crate::rc::status::{Quarantine, RcStatus};
-use crate::schedule::capacity::NodeCapacities;
-use crate::schedule::{RemoteScheduler, ScheduleError, Scheduler};
-use crate::store::key::{self, LabelKind};
-use crate::store::{Entry, Query};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, decode_labels};
+use rcfarm_api::node::{Health, HealthReport};
+use rcfarm_api::rc::spec::{BadRecord, RC_ID, RcSpec};
+use rcfarm_api::rc::status::{Quarantine, RcStatus};
+use rcfarm_store::{Entry, Query};
 
 /// What was read.
 pub(super) struct RcSnapshot {
@@ -81,7 +81,7 @@ async fn eligible(
         return (by_labels, AskedScheduler::Labels);
     };
     let answer = match RemoteScheduler::new(&address) {
-        Ok(scheduler) => scheduler.eligible_nodes(spec.request()).await,
+        Ok(scheduler) => scheduler.eligible_nodes(ScheduleRequest::of(spec)).await,
         Err(error) => Err(error),
     };
     match answer {

@@ -7,9 +7,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
-use crate::ids::RcId;
-use crate::rc::status::{RcConditionType, RcReason, RcStatus};
-use crate::store::{Index, Query, key};
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_store::{Index, Query};
 
 /// A read waits at most this long.
 const ONE_WAIT: Duration = Duration::from_secs(20);

@@ -9,11 +9,12 @@ use super::find::{find, title};
 use super::list::{state, status_of};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
-use crate::ids::{PodId, RcId};
-use crate::rc::status::RcStatus;
-use crate::store::watch::TreeWatch;
-use crate::store::{Index, StoreError, key};
-use crate::time::backoff;
+use rcfarm_api::backoff;
+use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::watch::TreeWatch;
+use rcfarm_store::{Index, StoreError};
 
 /// Which.
 #[derive(clap::Args)]

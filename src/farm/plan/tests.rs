@@ -1,6 +1,6 @@
 use super::super::records::{PeerFarm, Record, RecordLocks};
 use super::*;
-use crate::store::Index;
+use rcfarm_api::Index;
 use std::sync::Arc;
 
 /// A world that a test bends.

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use super::{JobController, JobView};
-use crate::failpoints::{Failpoint, enabled};
 use crate::farm::kind::{Action, ReconcileError};
 use crate::job::caches::JobPendingWrites;
 use crate::job::events;
@@ -16,8 +15,10 @@ use crate::job::labelled::LabelledMember;
 use crate::job::manifest::Placed;
 use crate::job::plan::Create;
 use crate::job::writes::{self, Made};
-use crate::manifest::content_hash;
-use crate::store::{Commit, Fenced, Index, Op, Txn, TxnLimits, key};
+use rcfarm_api::key;
+use rcfarm_api::manifest::content_hash;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::{Commit, Fenced, Index, Op, Txn, TxnLimits};
 
 /// So many of its transactions are under way at once.
 const AT_ONCE: usize = 4;
@@ -40,7 +41,7 @@ impl BatchProgress {
         !self.refused && self.failed.is_none()
     }
 
-    fn take(&mut self, made: Vec<Made>, answer: Result<Commit, crate::store::StoreError>) {
+    fn take(&mut self, made: Vec<Made>, answer: Result<Commit, rcfarm_store::StoreError>) {
         match answer {
             Ok(Commit::Applied(index)) => self.made.push((index, made)),
             Ok(Commit::Refused(refusals)) => {
@@ -112,7 +113,7 @@ impl JobController {
         look: &JobView,
         placed: &Placed<'_>,
         peers: &std::collections::BTreeMap<
-            crate::job::spec::Slot,
+            rcfarm_api::job::spec::Slot,
             crate::job::operator::ClusterPeer,
         >,
         rest: &mut VecDeque<Create>,
@@ -142,7 +143,7 @@ impl JobController {
             created.push(create);
         }
         let event = events::batched_start(&self.ctx, &self.id, &self.page.status.1, &created);
-        txn.push(crate::audit::op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
+        txn.push(rcfarm_store::audit_op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
         (txn, made)
     }
 

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::{ALWAYS, FIXED_OPS, JobController, JobView};
-use crate::failpoints::{Failpoint, enabled};
-use crate::ids::NodeName;
 use crate::job::caches::Intended;
-use crate::job::machine::JobPhase;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
-use crate::job::spec::Slot;
 use crate::job::writes::{self, Made};
-use crate::pod_group::spec::PodGroupRecord;
-use crate::rc::plan::PodRef;
-use crate::store::{Op, key};
+use crate::replication::plan::PodRef;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::Slot;
+use rcfarm_api::key;
+use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_store::Op;
+use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// What goes into one transaction.
 pub(super) struct PlannedStep {

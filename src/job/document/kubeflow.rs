@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::fields::{FieldIssues, FieldReader};
 use super::template::template;
 use super::{Defaults, base, run_policy};
-use crate::job::spec::{Elastic, Framework, JobSpec, JobTask, Restart};
+use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Restart};
 
 /// What is fixed for a framework.
 struct Rules {

@@ -18,12 +18,12 @@ use serde_json::{Map, Value};
 pub use fields::{FieldIssue, FieldIssues};
 pub use kubeflow::{container_of, field_of};
 
-use super::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
 use super::validate::validate;
-use crate::ids::{DEFAULT_NAMESPACE, Namespaced};
-use crate::manifest::Resources;
-use crate::pod_group::spec::MOST_MEMBERS;
 use fields::FieldReader;
+use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
+use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 
 /// What is said of a field that is known and acted upon by nobody.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
@@ -412,7 +412,7 @@ pub fn immutable_hash(document: &Value) -> u64 {
     if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {
         immutable_hash.push_str(queue);
     }
-    crate::manifest::content_hash(immutable_hash.as_bytes())
+    rcfarm_api::manifest::content_hash(immutable_hash.as_bytes())
 }
 
 /// Tasks in a list, or replica specs by type.

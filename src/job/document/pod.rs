@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::fields::{FieldIssues, FieldReader};
 use super::template::template;
 use super::{Defaults, base, priority_class};
-use crate::job::spec::{Framework, JobSpec, JobTask, Restart};
+use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart};
 
 /// The one task of such a job.
 const TASK: &str = "pod";

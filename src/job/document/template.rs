@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::fields::{FieldIssues, FieldReader};
-use crate::ids::check_segment;
-use crate::job::spec::{Container, Restart, Template};
-use crate::labels::Selector;
-use crate::manifest::Resources;
+use rcfarm_api::ids::check_segment;
+use rcfarm_api::job::spec::{Container, Restart, Template};
+use rcfarm_api::labels::Selector;
+use rcfarm_api::manifest::Resources;
 
 /// Words of a pod template for a restart.
 pub const RESTARTS: [(&str, Restart); 3] =

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::command::CommandAction;
-use crate::job::spec::{Plugin, PolicyEvent, Restart};
+use rcfarm_api::command::CommandAction;
+use rcfarm_api::job::spec::{Plugin, PolicyEvent, Restart};
 
 fn id() -> Namespaced {
     "default/j".parse().unwrap()
@@ -468,12 +468,12 @@ fn frameworks_have_rules_of_their_own() {
         member(2, "pytorch")
     );
     let many = accepted(&kubeflow("PyTorchJob", &many)).spec;
-    let peer = |_: &crate::job::spec::Slot| crate::job::operator::ClusterPeer {
+    let peer = |_: &rcfarm_api::job::spec::Slot| crate::job::operator::ClusterPeer {
         host: "h".into(),
         offset: 0,
     };
     let cluster = crate::job::operator::Cluster { id: &id(), job: &many, peer: &peer };
-    let slot = crate::job::spec::Slot::new("Worker", 0);
+    let slot = rcfarm_api::job::spec::Slot::new("Worker", 0);
     let env = crate::job::operator::of(many.framework).environment(&cluster, &slot);
     let size = env.iter().find(|variable| variable.name == "WORLD_SIZE").unwrap();
     assert_eq!(size.value, u32::MAX.to_string(), "it is absurd, and nothing breaks");

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::fields::{FieldIssues, FieldReader};
 use super::template::template;
 use super::{Defaults, base, priority_class, run_policy};
-use crate::command::CommandAction;
-use crate::job::spec::{
+use rcfarm_api::command::CommandAction;
+use rcfarm_api::job::spec::{
     Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart,
 };
 

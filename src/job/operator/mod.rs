@@ -15,9 +15,9 @@ mod xgboost;
 use std::collections::BTreeMap;
 
 use super::machine::PhaseDecision;
-use super::spec::{Framework, JobSpec, JobTask, Restart, Slot};
-use super::status::{JobMembers, JobReason};
-use crate::ids::Namespaced;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart, Slot};
+use rcfarm_api::job::status::{JobMembers, JobReason};
 
 pub use volcano::argument;
 

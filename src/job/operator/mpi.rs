@@ -7,8 +7,8 @@ use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, led, outcome, unless_set,
 };
 use crate::job::machine::PhaseDecision;
-use crate::job::spec::{JobSpec, Slot};
-use crate::job::status::JobReason;
+use rcfarm_api::job::spec::{JobSpec, Slot};
+use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "mpi";
 /// Holds the host file's text.

@@ -4,8 +4,8 @@ use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,
     led, listens,
 };
-use crate::job::spec::{Elastic, JobSpec, JobTask, Slot};
-use crate::job::status::JobReason;
+use rcfarm_api::job::spec::{Elastic, JobSpec, JobTask, Slot};
+use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "pytorch";
 const PORT_NAME: &str = "pytorchjob-port";

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, led, listens,
 };
-use crate::job::spec::{JobSpec, JobTask, Slot};
-use crate::job::status::JobReason;
+use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "tensorflow";
 const PORT_NAME: &str = "tfjob-port";

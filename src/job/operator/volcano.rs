@@ -7,8 +7,8 @@ use super::{
 };
 use super::{pytorch, tensorflow};
 use crate::job::machine::PhaseDecision;
-use crate::job::spec::{JobSpec, JobTask, Plugin, Slot};
-use crate::job::status::JobReason;
+use rcfarm_api::job::spec::{JobSpec, JobTask, Plugin, Slot};
+use rcfarm_api::job::status::JobReason;
 
 pub(super) struct Volcano;
 

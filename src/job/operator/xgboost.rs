@@ -3,7 +3,7 @@
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,
 };
-use crate::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
 
 const CONTAINER: &str = "xgboost";
 const PORT_NAME: &str = "xgboostjob-port";

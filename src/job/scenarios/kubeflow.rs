@@ -9,7 +9,7 @@ fn suspend_is_declared_and_takes_everything_back() {
     assert_eq!(life.reconcile(), P::Aborted);
     assert!(life.made.is_empty() && life.status.start_time.is_none());
     let shown = |life: &Scenario| {
-        let one = |c: &crate::job::status::JobCondition| (c.kind, c.status);
+        let one = |c: &rcfarm_api::job::status::JobCondition| (c.kind, c.status);
         life.status.conditions.iter().map(one).collect::<Vec<_>>()
     };
     use JobConditionType as C;

@@ -11,18 +11,19 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::command::{Command, CommandAction, Pending, Target};
-use crate::ids::{Namespaced, NodeName};
+use crate::cluster::commands::Pending;
 use crate::job::caches::Pods;
 use crate::job::document;
-use crate::job::machine::JobPhase;
 use crate::job::members::{FreePod, MemberPod};
 use crate::job::plan::{Create, GroupStep, JobObserved, ObservedGroup, plan};
-use crate::job::spec::{JobSpec, JobUid, Slot};
-use crate::job::status::{JobConditionType, JobReason, JobStatus, PodPhase};
 use crate::job::writes::group_of;
-use crate::store::Index;
-use crate::time::Timestamp;
+use rcfarm_api::Index;
+use rcfarm_api::Timestamp;
+use rcfarm_api::command::{Command, CommandAction, Target};
+use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
+use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase};
 
 /// A job, its pods and its nodes.
 struct Scenario {
@@ -143,7 +144,7 @@ impl Scenario {
             let uid = JobUid(Index(7));
             let group = group_of(&self.id, uid, &job, &plan, places, &pods.highest());
             for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
-                let held = |task: &crate::pod_group::spec::GroupTask| {
+                let held = |task: &rcfarm_api::pod_group::spec::GroupTask| {
                     task.name == pod.slot.task.to_ascii_lowercase()
                         && task.replicas > pod.slot.index
                 };
@@ -191,7 +192,7 @@ impl Scenario {
 
     /// What holds at every moment (invariants 20 to 22).
     fn check(&self) {
-        let condition = |kind| crate::job::status::holds(&self.status.conditions, kind);
+        let condition = |kind| rcfarm_api::job::status::holds(&self.status.conditions, kind);
         use JobConditionType as C;
         assert!(!(condition(C::Succeeded) && condition(C::Failed)));
         assert!(!(condition(C::Running) && condition(C::Restarting)));

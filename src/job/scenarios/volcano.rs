@@ -531,7 +531,7 @@ fn a_job_that_goes_asks_for_no_place_and_takes_its_commands_along() {
         let action = CommandAction::ResumeJob;
         let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
         let id = uuid::Uuid::from_u128(n);
-        life.commands.push(Pending { id, index: crate::store::Index(1), command: command.into() });
+        life.commands.push(Pending { id, index: rcfarm_api::Index(1), command: command.into() });
     }
     life.reconcile();
     assert!(life.finished && life.commands.is_empty(), "none is left for the next of its name");

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rcfarm::store::{DeleteMode, Key, Query, Reader, Store, key};
+use rcfarm_api::key;
+use rcfarm_store::{DeleteMode, Key, Query, Reader, Store};
 use serde_json::{Value, json};
 
 use super::world::World;

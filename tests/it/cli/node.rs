@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcfarm::ids::SessionId;
-use rcfarm::node::simulated;
-use rcfarm::store::{Behavior, Key, NewSession, PutMode, Query, Reader, Store};
-use rcfarm::time::SystemClock;
+use rcfarm_api::ids::SessionId;
+use rcfarm_node::simulated;
+use rcfarm_store::time::SystemClock;
+use rcfarm_store::{Behavior, Key, NewSession, PutMode, Query, Reader, Store};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 

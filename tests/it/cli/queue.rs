@@ -164,8 +164,8 @@ async fn what_waits_is_shown_with_its_position_and_why() {
 
     assert!(world.run(&["queue", "close", "q"]).await.ok().contains("closing; 1 admitted groups"));
     until(&world, "q", |shown| shown["state"] == "Closing").await;
-    let key = rcfarm::store::Key::parse("rcfarm/pod_groups/ns/a-first").unwrap();
-    let gone = rcfarm::store::Store::delete(&world.consul, &key, rcfarm::store::DeleteMode::Always);
+    let key = rcfarm_store::Key::parse("rcfarm/pod_groups/ns/a-first").unwrap();
+    let gone = rcfarm_store::Store::delete(&world.consul, &key, rcfarm_store::DeleteMode::Always);
     assert!(gone.await.unwrap());
     let shown = until(&world, "q", |shown| shown["state"] == "Closed").await;
     assert_eq!(shown["waiting"][0]["reason"], "QueueClosed");

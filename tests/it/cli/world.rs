@@ -4,15 +4,17 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 
-use rcfarm::embedded::Embedded;
-use rcfarm::embedded::serve::{CONSULS_CONNECTIONS, serve};
-use rcfarm::farm::kinds::by_labels;
-use rcfarm::farm::{Env, Farm, FarmSettings, SessionSettings};
-use rcfarm::labels::Selector;
-use rcfarm::schedule::NoDiscovery;
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Key, NewSession, PutMode, Query, Reader, Store, TxnLimits};
-use rcfarm::time::{IdSource, SystemClock};
+use rcfarm::daemon::by_labels;
+use rcfarm::farm::{Farm, FarmSettings};
+use rcfarm::placement::NoDiscovery;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::Selector;
+use rcfarm_emulator::Embedded;
+use rcfarm_emulator::serve::{CONSULS_CONNECTIONS, serve};
+use rcfarm_store::Env;
+use rcfarm_store::session::SessionSettings;
+use rcfarm_store::time::{IdSource, SystemClock};
+use rcfarm_store::{Key, NewSession, PutMode, Query, Reader, Store, TxnLimits};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -159,7 +161,7 @@ impl World {
 
     /// Everything that is stored.
     pub fn everything(&self) -> Vec<String> {
-        let line = |entry: &Arc<rcfarm::store::Entry>| {
+        let line = |entry: &Arc<rcfarm_store::Entry>| {
             format!("{}@{}={:?}", entry.key, entry.modify_index, entry.value)
         };
         self.consul.inspect(|tables| tables.kv.list("").map(line).collect())

@@ -1,6 +1,6 @@
 //! One contract for everything that calls itself Consul here.
 //!
-//! Wire cases speak HTTP, and run against the model's server and a real Consul. Port cases speak [`rcfarm::store`],
+//! Wire cases speak HTTP, and run against the model's server and a real Consul. Port cases speak [`rcfarm_store`],
 //! and run on the model too. Ids are those of `consul_semantics.md` §11 (`K` keys, `L` locks, `T` transactions,
 //! `S` sessions, `B` blocking reads, `C` catalog); numbers from 30 on are further facts of its §1 to §8; `p` begins
 //! those of the port.
@@ -17,8 +17,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::time::Duration;
 
-use rcfarm::embedded::Embedded;
-use rcfarm::embedded::serve::serve;
+use rcfarm_emulator::Embedded;
+use rcfarm_emulator::serve::serve;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 

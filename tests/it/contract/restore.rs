@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcfarm::embedded::{Embedded, Tables};
-use rcfarm::ids::SessionId;
-use rcfarm::store::watch::TreeWatch;
-use rcfarm::store::{Prefix, PutMode, Reader, Store};
+use rcfarm_api::ids::SessionId;
+use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_store::watch::TreeWatch;
+use rcfarm_store::{Prefix, PutMode, Reader, Store};
 
 use super::port::{Port, adapter, text};
 use crate::consul_server::ConsulServer;

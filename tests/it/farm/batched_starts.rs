@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rcfarm::audit::Details;
-use rcfarm::embedded::{Fate, FaultOutcome, Request};
-use rcfarm::ids::Namespaced;
-use rcfarm::job::machine::JobPhase;
-use rcfarm::job::status::JobStatus;
 use rcfarm::job::writes::mark_of;
-use rcfarm::labels::decode_labels;
-use rcfarm::store::{Query, Reader, key};
+use rcfarm_api::audit::Details;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_api::labels::decode_labels;
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_store::{Query, Reader};
 use serde_json::json;
 
 use super::SECOND;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, node};
-use rcfarm::embedded::{Fate, FaultOutcome, Request};
-use rcfarm::farm::cache::{Cache, CacheIndex};
-use rcfarm::rc::cluster_view::{ClusterView, NodeIndex};
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::watch::PollPolicy;
-use rcfarm::store::{Entry, Prefix, StoreError};
+use rcfarm::replication::cluster_view::{ClusterView, NodeIndex};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_store::cache::{Cache, CacheIndex};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Entry, Prefix, StoreError};
 use serde_json::json;
 
 fn names(tree: &Cache<NodeIndex>) -> BTreeSet<String> {

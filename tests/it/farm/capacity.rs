@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rcfarm::embedded::{Fate, FaultOutcome, Request as Asked};
-use rcfarm::ids::NodeName;
-use rcfarm::manifest::Resources;
-use rcfarm::rc::status::{RcConditionType, RcReason};
-use rcfarm::schedule::capacity::{Allocations, NodeCapacity};
-use rcfarm::store::{Query, Reader, StoreError, key};
+use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::allocation::Allocations;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::key;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::rc::status::{RcConditionType, RcReason};
+use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
+use rcfarm_store::{Query, Reader, StoreError};
 use serde_json::json;
 
 use super::SECOND;

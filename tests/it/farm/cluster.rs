@@ -7,16 +7,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::embedded::{Embedded, Settings};
-use rcfarm::embedded::{Fate, Faults, Request};
-use rcfarm::farm::kinds::{MakeScheduler, by_labels};
+use rcfarm::daemon::{MakeScheduler, by_labels};
 use rcfarm::farm::records::FarmPresence;
-use rcfarm::farm::{Env, Farm, FarmError, FarmReport, FarmSettings, SessionSettings};
-use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
-use rcfarm::rc::status::RcStatus;
-use rcfarm::schedule::{Discovery, NoDiscovery, Scheduler};
-use rcfarm::store::{DeleteMode, PutMode, Query, Reader, Store, TxnLimits, key};
-use rcfarm::time::{Clock, IdSource, Timestamp};
+use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings};
+use rcfarm::placement::{Discovery, NoDiscovery, Scheduler};
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_emulator::{Embedded, Settings};
+use rcfarm_emulator::{Fate, Faults, Request};
+use rcfarm_store::Env;
+use rcfarm_store::session::SessionSettings;
+use rcfarm_store::time::{Clock, IdSource};
+use rcfarm_store::{DeleteMode, PutMode, Query, Reader, Store, TxnLimits};
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -134,12 +138,12 @@ impl Cluster {
     }
 
     pub async fn put(&self, key: &str, value: impl Into<Bytes>) {
-        let key = rcfarm::store::Key::parse(key).unwrap();
+        let key = rcfarm_store::Key::parse(key).unwrap();
         assert!(self.store.put(&key, value.into(), 0, PutMode::Set).await.unwrap());
     }
 
     pub async fn delete(&self, key: &str) {
-        let key = rcfarm::store::Key::parse(key).unwrap();
+        let key = rcfarm_store::Key::parse(key).unwrap();
         assert!(self.store.delete(&key, DeleteMode::Always).await.unwrap());
     }
 
@@ -212,9 +216,9 @@ impl Cluster {
         Some(serde_json::from_slice(&entry.value).unwrap())
     }
 
-    pub async fn audit(&self) -> Vec<rcfarm::audit::AuditRecord> {
+    pub async fn audit(&self) -> Vec<rcfarm_api::audit::AuditRecord> {
         let listed = self.store.list(&key::audit_logs(), Query::PLAIN).await.unwrap().value;
-        listed.iter().map(|e| rcfarm::audit::AuditRecord::decode(&e.value).unwrap()).collect()
+        listed.iter().map(|e| rcfarm_api::audit::AuditRecord::decode(&e.value).unwrap()).collect()
     }
 }
 

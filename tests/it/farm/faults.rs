@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
-use rcfarm::embedded::{Fate, FaultOutcome, Request, Verb};
-use rcfarm::rc::status::RcReason;
-use rcfarm::store::{Behavior, NewSession, PutMode, Store, StoreError, key};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcReason;
+use rcfarm_emulator::{Fate, FaultOutcome, Request, Verb};
+use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -228,7 +229,7 @@ async fn a_record_whose_labels_cannot_be_read_changes_nothing() {
     cluster.create_rc(1, 1).await;
     tokio::time::sleep(5 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await.len(), 3, "its minimum may be anything");
-    let valid = rcfarm::rc::status::RcConditionType::Valid;
+    let valid = rcfarm_api::rc::status::RcConditionType::Valid;
     let status = cluster.status(1).await.unwrap();
     assert_eq!(status.condition(valid).unwrap().reason, RcReason::InvalidRecord);
     farm.stop().await;

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, within};
-use rcfarm::audit::Details;
-use rcfarm::embedded::{Fate, FaultOutcome, KvOp, Request};
-use rcfarm::ids::{Namespaced, NodeName, PodId};
-use rcfarm::job::machine::JobPhase;
-use rcfarm::job::status::JobStatus;
-use rcfarm::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
-use rcfarm::store::{Query, Reader, key};
-use rcfarm::time::Timestamp;
+use rcfarm_api::Timestamp;
+use rcfarm_api::audit::Details;
+use rcfarm_api::ids::{Namespaced, NodeName, PodId};
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key;
+use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_emulator::{Fate, FaultOutcome, KvOp, Request};
+use rcfarm_store::{Query, Reader};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -154,7 +155,7 @@ async fn command(cluster: &Cluster, n: u32, job: &str, action: &str) {
 }
 
 async fn keys(cluster: &Cluster, prefix: &str) -> Vec<String> {
-    let prefix = rcfarm::store::Prefix::parse(prefix).unwrap();
+    let prefix = rcfarm_store::Prefix::parse(prefix).unwrap();
     let mut keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
     keys.retain(|key| !prefix.is_sentinel(key));
     keys
@@ -180,7 +181,7 @@ async fn a_job_is_submitted_runs_and_is_done() {
     .await;
     assert_eq!(keys(&cluster, "intent/").await.len(), 3, "what has ended stays, with its logs");
     let intent = keys(&cluster, "intent/").await.remove(0);
-    let intent = rcfarm::store::Key::parse(&intent).unwrap();
+    let intent = rcfarm_store::Key::parse(&intent).unwrap();
     let value = cluster.store.get(&intent, Query::PLAIN).await.unwrap().value.unwrap().value;
     let manifest: Value = serde_json::from_slice(&value).unwrap();
     assert_eq!(manifest["launchables"]["c"]["env"]["VC_WORKER_NUM"], "3");
@@ -419,7 +420,7 @@ async fn a_job_whose_status_was_deleted_goes_on_as_it_stands() {
     let queue = key::queue_status(&"default".parse().unwrap());
     within(30 * SECOND, "nothing is counted", || async {
         let entry = cluster.store.get(&queue, Query::PLAIN).await.unwrap().value.unwrap();
-        let status = rcfarm::queue::status::QueueStatus::decode(&entry.value).unwrap();
+        let status = rcfarm_api::queue::status::QueueStatus::decode(&entry.value).unwrap();
         status.groups == Default::default() && status.allocated.is_empty()
     })
     .await;
@@ -552,7 +553,7 @@ async fn a_pod_that_is_nobodys_is_adopted_and_one_that_is_called_otherwise_is_le
     .await;
     assert_eq!(keys(&cluster, "labels/pod/").await.len(), 3, "no other was made for it");
     let read = async || {
-        let key = rcfarm::store::Key::parse(&format!("labels/pod/{node}/j-w-1")).unwrap();
+        let key = rcfarm_store::Key::parse(&format!("labels/pod/{node}/j-w-1")).unwrap();
         let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
         serde_json::from_slice::<Value>(&entry.value).unwrap()
     };
@@ -676,7 +677,7 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
             }
             Request::Get(key) if is_blind && key.starts_with("reality/") => {
                 let what = "simulated".to_owned();
-                Fate::of(FaultOutcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+                Fate::of(FaultOutcome::Fail(rcfarm_store::StoreError::Forbidden { what }))
             }
             _ => Fate::DELIVER,
         }
@@ -690,7 +691,7 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
     };
     intended(1).await;
     let intent = keys(&cluster, "intent/").await.remove(0);
-    let key = rcfarm::store::Key::parse(&intent).unwrap();
+    let key = rcfarm_store::Key::parse(&intent).unwrap();
     let manifest = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap().value;
     let reality = intent.replace("intent/", "reality/");
     cluster.put(&reality, manifest).await;

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::SECOND;
 use super::cluster::{Cluster, node, rc_id, within};
 use async_trait::async_trait;
-use rcfarm::embedded::{Fate, FaultOutcome, Request};
-use rcfarm::ids::{NodeName, PodId};
-use rcfarm::rc::status::{RcConditionType, RcReason};
-use rcfarm::schedule::Discovery;
-use rcfarm::store::{Behavior, NewSession, PutMode, Store, StoreError, key};
+use rcfarm::placement::Discovery;
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::{RcConditionType, RcReason};
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
 use serde_json::json;
 
 fn names(nodes: &[usize]) -> BTreeSet<String> {
@@ -22,7 +23,7 @@ async fn placed(cluster: &Cluster, n: u128) -> Option<RcReason> {
 }
 
 /// An agent's record, held by a session of its own.
-async fn agent(cluster: &Cluster, n: usize) -> rcfarm::ids::SessionId {
+async fn agent(cluster: &Cluster, n: usize) -> rcfarm_api::ids::SessionId {
     let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
     let session = cluster.store.create_session(&new).await.unwrap();
     let record = json!({"state": "ready", "session": session}).to_string();
@@ -84,7 +85,7 @@ async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
             assert!(healthy >= 3, "RC {n} has {healthy} healthy pods");
         }
         keep_healthy(&cluster, 5, 8).await;
-        let left = |t: &rcfarm::embedded::Tables| {
+        let left = |t: &rcfarm_emulator::Tables| {
             (0..4).map(|n| t.kv.list(&format!("intent/{}/", node(n))).count()).sum::<usize>()
         };
         cluster.store.inspect(left) == 0

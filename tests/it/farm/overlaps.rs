@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcfarm::embedded::{Embedded, Fate, FaultOutcome, Request, Settings};
-use rcfarm::farm::cache::{Cache, CacheIndex, Snapshot};
-use rcfarm::store::watch::PollPolicy;
-use rcfarm::store::{Entry, Key, Prefix, PutMode, Store as _, StoreError};
-use rcfarm::time::IdSource;
+use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request, Settings};
+use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
+use rcfarm_store::time::IdSource;
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Entry, Key, Prefix, PutMode, Store as _, StoreError};
 use tokio::time::sleep;
 
 use super::SECOND;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, rc_id, within};
-use rcfarm::embedded::{Fate, Request};
-use rcfarm::store::key;
+use rcfarm_api::key;
+use rcfarm_emulator::{Fate, Request};
 
 async fn owned_by_somebody(cluster: &Cluster, records: u128) -> bool {
     for n in 0..records {

@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rcfarm::embedded::{Fate, FaultOutcome, Request, Tables};
-use rcfarm::ids::QueueName;
-use rcfarm::manifest::Resources;
-use rcfarm::pod_group::spec::{GroupId, PodGroupSpec};
-use rcfarm::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus};
-use rcfarm::queue::amounts::Amounts;
-use rcfarm::queue::status::{Counters, QueueState, QueueStatus};
-use rcfarm::schedule::capacity::{Allocations, NodeCapacity};
-use rcfarm::store::{PutMode, Query, Reader, Store, key};
+use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::allocation::Allocations;
+use rcfarm_api::ids::QueueName;
+use rcfarm_api::key;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
+use rcfarm_api::pod_group::status::{
+    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+};
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::status::{Counters, QueueState, QueueStatus};
+use rcfarm_emulator::{Fate, FaultOutcome, Request, Tables};
+use rcfarm_store::{PutMode, Query, Reader, Store};
 use serde_json::{Value, json};
 
 use super::SECOND;
@@ -382,7 +386,7 @@ async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
         within(20 * SECOND, "nothing is left", || async {
             check(&cluster);
             let allocated = cluster.store.inspect(|state| {
-                let of = |e: &Arc<rcfarm::store::Entry>| {
+                let of = |e: &Arc<rcfarm_store::Entry>| {
                     Allocations::decode(&e.value).unwrap().pods.len()
                 };
                 state.kv.list("rcfarm/allocations/").map(of).sum::<usize>()
@@ -428,7 +432,7 @@ async fn records_that_vanish_behind_lost_rights_cost_no_place() {
             }
             Request::Get(key) if hides && key.starts_with("rcfarm/pod_groups/") => {
                 let what = (*key).to_owned();
-                Fate::of(FaultOutcome::Fail(rcfarm::store::StoreError::Forbidden { what }))
+                Fate::of(FaultOutcome::Fail(rcfarm_store::StoreError::Forbidden { what }))
             }
             _ => Fate::DELIVER,
         }

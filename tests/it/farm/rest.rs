@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
-use rcfarm::embedded::{Fate, Faults, Request};
-use rcfarm::store::{Op, Prefix, Query, Reader, Store, TxnOutcome, key};
+use rcfarm_api::key;
+use rcfarm_emulator::{Fate, Faults, Request};
+use rcfarm_store::{Op, Prefix, Query, Reader, Store, TxnOutcome};
 use serde_json::json;
 
 /// Counts what a farm asks for, by its kind and its tree.
@@ -56,7 +57,7 @@ fn start(cluster: &Cluster) -> (RunningFarm, Arc<Ledger>) {
 
 async fn scheduled(cluster: &Cluster, pods: usize) {
     within(30 * SECOND, "scheduled", || async {
-        let pod = |tables: &rcfarm::embedded::Tables| tables.kv.list("intent/").count();
+        let pod = |tables: &rcfarm_emulator::Tables| tables.kv.list("intent/").count();
         cluster.store.inspect(pod) == pods
     })
     .await;
@@ -84,7 +85,7 @@ async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() 
     let task = json!({"name": "t", "replicas": 1, "template": {"id": "x", "launchables": {}}});
     cluster.put("rcfarm/jobs/default/j", json!({"spec": {"tasks": [task]}}).to_string()).await;
     within(30 * SECOND, "claimed", || async {
-        let lock = |tables: &rcfarm::embedded::Tables| tables.kv.list("lock/rcfarm/jobs/").count();
+        let lock = |tables: &rcfarm_emulator::Tables| tables.kv.list("lock/rcfarm/jobs/").count();
         cluster.store.inspect(lock) == 1
     })
     .await;

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use super::SECOND;
 use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
-use rcfarm::embedded::{Applied, Fate, Request, Tables};
-use rcfarm::farm::cache::Cache;
-use rcfarm::rc::cluster_view::NodeIndex;
-use rcfarm::store::key::LabelKind;
-use rcfarm::store::watch::PollPolicy;
-use rcfarm::store::{NewSession, PutMode, Store, key};
+use rcfarm::replication::cluster_view::NodeIndex;
+use rcfarm_api::key;
+use rcfarm_api::key::LabelKind;
+use rcfarm_emulator::{Applied, Fate, Request, Tables};
+use rcfarm_store::cache::Cache;
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{NewSession, PutMode, Store};
 use serde_json::json;
 
 async fn label(cluster: &Cluster, n: u128, tier: &str) {

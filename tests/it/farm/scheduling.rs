@@ -2,8 +2,8 @@
 
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
-use rcfarm::rc::status::{RcConditionType, RcReason};
-use rcfarm::store::key;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use serde_json::json;
 
 async fn reason(cluster: &Cluster, n: u128, kind: RcConditionType) -> Option<RcReason> {
@@ -315,21 +315,21 @@ async fn a_suddenly_empty_node_tree_removes_and_moves_nothing() {
 
 /// Panics, hangs or fails for one RC; serves the others.
 struct Vicious {
-    victim: rcfarm::ids::RcId,
+    victim: rcfarm_api::ids::RcId,
     how: &'static str,
 }
 
 #[async_trait::async_trait]
-impl rcfarm::schedule::Scheduler for Vicious {
+impl rcfarm::placement::Scheduler for Vicious {
     async fn eligible_nodes(
         &self,
-        request: rcfarm::schedule::ScheduleRequest<'_>,
-    ) -> Result<rcfarm::schedule::Nodes, rcfarm::schedule::ScheduleError> {
+        request: rcfarm::placement::ScheduleRequest<'_>,
+    ) -> Result<rcfarm::placement::Nodes, rcfarm::placement::ScheduleError> {
         if request.rc == self.victim {
             match self.how {
                 "panic" => panic!("no plan for you"),
                 "hang" => std::future::pending().await,
-                _ => return Err(rcfarm::schedule::ScheduleError::BadAnswer("no".to_owned())),
+                _ => return Err(rcfarm::placement::ScheduleError::BadAnswer("no".to_owned())),
             }
         }
         Ok(std::sync::Arc::new((0..3).map(node).collect()))
@@ -337,21 +337,21 @@ impl rcfarm::schedule::Scheduler for Vicious {
 
     async fn allocate_nodes(
         &self,
-        _: rcfarm::schedule::ScheduleRequest<'_>,
-        _: &std::collections::BTreeSet<rcfarm::ids::NodeName>,
+        _: rcfarm::placement::ScheduleRequest<'_>,
+        _: &std::collections::BTreeSet<rcfarm_api::ids::NodeName>,
         _: usize,
         _: bool,
         _: uuid::Uuid,
-    ) -> Result<Vec<rcfarm::ids::NodeName>, rcfarm::schedule::ScheduleError> {
+    ) -> Result<Vec<rcfarm_api::ids::NodeName>, rcfarm::placement::ScheduleError> {
         Ok(Vec::new())
     }
 
     async fn deallocate_nodes(
         &self,
-        _: rcfarm::schedule::ScheduleRequest<'_>,
-        _: &[rcfarm::ids::NodeName],
+        _: rcfarm::placement::ScheduleRequest<'_>,
+        _: &[rcfarm_api::ids::NodeName],
         _: uuid::Uuid,
-    ) -> Result<(), rcfarm::schedule::ScheduleError> {
+    ) -> Result<(), rcfarm::placement::ScheduleError> {
         Ok(())
     }
 }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id, within};
 use async_trait::async_trait;
-use rcfarm::embedded::{Fate, FaultOutcome, Request as Asked};
-use rcfarm::ids::{NodeName, PodId};
-use rcfarm::rc::status::{RcConditionType, RcReason};
-use rcfarm::schedule::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
-use rcfarm::store::{PutMode, Store, StoreError, key};
+use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::key;
+use rcfarm_api::rc::status::{RcConditionType, RcReason};
+use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
+use rcfarm_store::{PutMode, Store, StoreError};
 use serde_json::json;
 use uuid::Uuid;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcfarm::store::Store;
-use rcfarm::time::IdSource;
+use rcfarm_store::Store;
+use rcfarm_store::time::IdSource;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rcfarm::consul::{Consul, ConsulConfig};
-use rcfarm::store::{Reader as _, Store};
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_store::{Reader as _, Store};
 use serde_json::json;
 
 use super::PATIENCE;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::ids::{RcId, SessionId};
-use rcfarm::rc::status::RcStatus;
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{BlockingWait, Consistency, Entry, Index, Prefix, Query, Store};
+use rcfarm_api::ids::{RcId, SessionId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::{BlockingWait, Consistency, Entry, Index, Prefix, Query, Store};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 

@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::audit::{self, Actor, AuditRecord, ControllerChange, Details, LabelsChange};
-use rcfarm::ids::{NodeName, RcId};
-use rcfarm::labels::{Labels, decode_labels, encode_labels};
-use rcfarm::rc::spec::{RcRecord, RcStrategy};
-use rcfarm::rc::status::RcStatus;
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Entry, Index, Key, Op, Prefix, Query, Store, StoreError, Txn, TxnOutcome};
-use rcfarm::time::{IdSource, Timestamp};
+use rcfarm_api::Timestamp;
+use rcfarm_api::audit::{Actor, AuditRecord, ControllerChange, Details, LabelsChange};
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, decode_labels, encode_labels};
+use rcfarm_api::rc::spec::{RcRecord, RcStrategy};
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::time::IdSource;
+use rcfarm_store::{Entry, Index, Key, Op, Prefix, Query, Store, StoreError, Txn, TxnOutcome};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
@@ -272,7 +273,7 @@ impl User {
             None => Op::DeleteCas { key: key.clone(), index: *base },
         }));
         txn.extend(more);
-        txn.push(audit::op(audit, &AuditRecord::new(&details, now)));
+        txn.push(rcfarm_store::audit_op(audit, &AuditRecord::new(&details, now)));
         let place = {
             let mut journal = self.journal.lock().unwrap();
             journal.push(Write { what, audit, effects, told: Told::Unknown });

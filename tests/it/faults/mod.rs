@@ -48,11 +48,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcfarm::audit::{AuditRecord, Logged};
-use rcfarm::node::simulated;
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Entry, Prefix, Query, Store};
-use rcfarm::time::{IdSource, SystemClock};
+use rcfarm_api::audit::{AuditRecord, Logged};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_node::simulated;
+use rcfarm_store::time::{IdSource, SystemClock};
+use rcfarm_store::{Entry, Prefix, Query, Store};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;

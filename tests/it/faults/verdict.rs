@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use rcfarm::audit::{Details, Logged, Retarget};
-use rcfarm::ids::{FarmName, NodeName, PodId, RcId};
-use rcfarm::labels::decode_labels;
-use rcfarm::rc::spec::{RC_ID, RcRecord};
-use rcfarm::rc::status::RcStatus;
-use rcfarm::store::key::{self, LabelKind};
-use rcfarm::store::{Entry, Index};
+use rcfarm_api::audit::{Details, Logged, Retarget};
+use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::decode_labels;
+use rcfarm_api::rc::spec::{RC_ID, RcRecord};
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::{Entry, Index};
 use uuid::Uuid;
 
 use super::history::{History, Holder};

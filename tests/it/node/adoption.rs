@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rcfarm::node::status::NodePodPhase;
-use rcfarm::store::key;
+use rcfarm_api::key;
+use rcfarm_api::node::status::NodePodPhase;
 
 use super::host::{Host, id, is_alive};
 use crate::waiting::{eventually, until};
@@ -82,7 +82,7 @@ async fn a_pod_whose_shim_was_killed_runs_on_and_its_end_is_seen() {
     host.intend_script("web", "exec sleep 600", "    restart: never\n").await;
     let status = host.until("web", |status| status.phase == NodePodPhase::Running).await;
     let path = host.settings.data_dir.join("pods/web/main/running.json");
-    let running: rcfarm::node::agent::driver::Started =
+    let running: rcfarm_node::agent::driver::Started =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     kill(running.shim);
     eventually("the shim's end", || !is_alive(running.shim)).await;

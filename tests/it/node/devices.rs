@@ -1,8 +1,9 @@
 //! Devices: a pod runs on those that it was promised, and on no others.
 
-use rcfarm::node::status::{NodePodPhase, PodStatus};
-use rcfarm::schedule::capacity::{Allocation, Allocations};
-use rcfarm::store::{DeleteMode, Store, key};
+use rcfarm_api::allocation::{Allocation, Allocations};
+use rcfarm_api::key;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
+use rcfarm_store::{DeleteMode, Store};
 
 use super::host::{Host, id, manifest};
 use crate::waiting::eventually;

@@ -1,7 +1,7 @@
 //! Health checks of pods that run.
 
-use rcfarm::node::Health;
-use rcfarm::node::status::NodePodPhase;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::NodePodPhase;
 
 use super::host::Host;
 

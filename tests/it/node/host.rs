@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcfarm::embedded::Embedded;
-use rcfarm::farm::{Env, SessionSettings};
-use rcfarm::ids::{NodeName, PodId, RcId};
-use rcfarm::node::agent::process::ProcessDriver;
-use rcfarm::node::agent::state::DataDir;
-use rcfarm::node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
-use rcfarm::node::record::NodeRecord;
-use rcfarm::node::status::PodStatus;
-use rcfarm::store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store, key};
-use rcfarm::time::{IdSource, SystemClock};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::node::record::NodeRecord;
+use rcfarm_api::node::status::PodStatus;
+use rcfarm_emulator::Embedded;
+use rcfarm_node::agent::process::ProcessDriver;
+use rcfarm_node::agent::state::DataDir;
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
+use rcfarm_store::Env;
+use rcfarm_store::session::SessionSettings;
+use rcfarm_store::time::{IdSource, SystemClock};
+use rcfarm_store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -204,5 +206,5 @@ pub fn manifest(pod: &str, script: &str, more: &str) -> String {
 }
 
 pub fn is_alive(pid: i32) -> bool {
-    rcfarm::node::shim::start_ticks(pid).is_some()
+    rcfarm_node::shim::start_ticks(pid).is_some()
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rcfarm::embedded::{Fate, Request};
-use rcfarm::ids::RcId;
-use rcfarm::node::status::NodePodPhase;
-use rcfarm::node::{Health, HealthReport};
-use rcfarm::schedule::capacity::{Allocation, Allocations};
-use rcfarm::store::key;
+use rcfarm_api::allocation::{Allocation, Allocations};
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_api::node::{Health, HealthReport};
+use rcfarm_emulator::{Fate, Request};
 use uuid::Uuid;
 
 use super::host::{Host, id, is_alive, manifest};

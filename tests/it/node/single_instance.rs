@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rcfarm::ids::NodeName;
-use rcfarm::node::status::NodePodPhase;
-use rcfarm::store::{Op, Store, TxnOutcome, key};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::key;
+use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_store::{Op, Store, TxnOutcome};
 
 use super::host::{Host, id, is_alive, manifest};
 use crate::waiting::{eventually, until};

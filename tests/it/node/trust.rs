@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use rcfarm::ids::RcId;
-use rcfarm::node::agent::AtShutdown;
-use rcfarm::node::status::NodePodPhase;
-use rcfarm::store::{Prefix, Store, key};
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_node::agent::AtShutdown;
+use rcfarm_store::{Prefix, Store};
 use uuid::Uuid;
 
 use super::host::{Host, is_alive};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rcfarm::farm::kind::RecordId;
 use rcfarm::farm::plan::{ClaimPlan, ClaimsObserved, GRACE, plan};
 use rcfarm::farm::records::{Locks, PeerFarm, Peers, Record, RecordLabels, RecordLocks, Records};
-use rcfarm::ids::{FarmName, SessionId};
-use rcfarm::labels::Selector;
-use rcfarm::store::Index;
+use rcfarm_api::Index;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_api::labels::Selector;
 use tokio::time::Instant;
 
 const SELECTORS: [&str; 3] = ["", "tier=web", "tier!=web"];

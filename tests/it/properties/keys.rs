@@ -1,9 +1,9 @@
 //! The key grammar, against a second way to say it, and the paths that are built from names.
 
 use proptest::prelude::*;
-use rcfarm::ids::{NodeName, PodId, RcId};
-use rcfarm::store::key::{self, node_and_pod, split_lock};
-use rcfarm::store::{Key, Prefix};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key::{self, node_and_pod, split_lock};
+use rcfarm_store::{Key, Prefix};
 use uuid::Uuid;
 
 /// `[A-Za-z0-9_-][A-Za-z0-9_.,-]*`, at most 200 bytes, joined by single slashes.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rcfarm::time::backoff;
+use rcfarm_api::backoff;
 
 proptest! {
     #[test]

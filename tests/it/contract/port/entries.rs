@@ -1,7 +1,7 @@
 //! Keys and prefixes.
 
 use bytes::Bytes;
-use rcfarm::store::{Consistency, DeleteMode, Index, PutMode, Query, RetryVerdict, StoreError};
+use rcfarm_store::{Consistency, DeleteMode, Index, PutMode, Query, RetryVerdict, StoreError};
 
 use super::super::cases;
 use super::{Case, Port, key, prefix, text};

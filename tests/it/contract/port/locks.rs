@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rcfarm::ids::SessionId;
-use rcfarm::store::{Behavior, DeleteMode, NewSession, PutMode, StoreError};
+use rcfarm_api::ids::SessionId;
+use rcfarm_store::{Behavior, DeleteMode, NewSession, PutMode, StoreError};
 
 use super::super::cases;
 use super::{Case, Port, key, text};

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcfarm::consul::{Consul, ConsulConfig};
-use rcfarm::embedded::Embedded;
-use rcfarm::ids::SessionId;
-use rcfarm::store::{
+use rcfarm_api::ids::SessionId;
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_emulator::Embedded;
+use rcfarm_store::{
     Answer, Entry, Index, Key, NewSession, Op, Prefix, Prefixed, PutMode, Query, Store, StoreError,
     TtlService,
 };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rcfarm::store::TtlService;
+use rcfarm_store::TtlService;
 
 use super::super::cases;
 use super::{Case, Port};

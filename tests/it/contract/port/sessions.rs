@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rcfarm::ids::SessionId;
-use rcfarm::store::{Behavior, NewSession, PutMode};
+use rcfarm_api::ids::SessionId;
+use rcfarm_store::{Behavior, NewSession, PutMode};
 
 use super::super::cases;
 use super::{Case, Port, rejected};

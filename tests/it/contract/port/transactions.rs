@@ -1,8 +1,8 @@
 //! Transactions.
 
 use bytes::Bytes;
-use rcfarm::ids::SessionId;
-use rcfarm::store::{
+use rcfarm_api::ids::SessionId;
+use rcfarm_store::{
     DeleteMode, Entry, Index, NewSession, Op, PutMode, Question, StoreError, Txn, TxnLimits,
     TxnOutcome,
 };

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use rcfarm::store::watch::TreeWatch;
-use rcfarm::store::{BlockingWait, Consistency, DeleteMode, Index, PutMode, Query};
+use rcfarm_store::watch::TreeWatch;
+use rcfarm_store::{BlockingWait, Consistency, DeleteMode, Index, PutMode, Query};
 
 use super::super::cases;
 use super::{Case, MOMENT, Port, key, prefix, set, text, wait};
@@ -162,7 +162,7 @@ async fn no_wake(p: Port) {
     let watch = p.watch("a", index).await;
     p.set("a", "x").await;
     assert!(!p.put("a", "y", PutMode::Cas(Index(1))).await);
-    let refused = [set("a", "y"), rcfarm::store::Op::Get { key: key("absent") }];
+    let refused = [set("a", "y"), rcfarm_store::Op::Get { key: key("absent") }];
     let _ = p.store.txn(&refused).await.unwrap();
     tokio::time::sleep(MOMENT).await;
     p.set("a", "z").await;
@@ -267,7 +267,7 @@ async fn consistencies(p: Port) {
 }
 
 async fn tree_watch(p: Port) {
-    let reader: std::sync::Arc<dyn rcfarm::store::Reader> = p.store.clone();
+    let reader: std::sync::Arc<dyn rcfarm_store::Reader> = p.store.clone();
     let mut watch = TreeWatch::new(reader, prefix("p"), Duration::from_secs(300));
     assert_eq!(watch.next().await.unwrap().value, []);
     let writer = {
@@ -316,7 +316,7 @@ async fn follow(p: Port, keys: usize, value: &str, most: usize) {
     for n in 0..keys {
         p.set(&name(n), value).await;
     }
-    let reader: std::sync::Arc<dyn rcfarm::store::Reader> = p.store.clone();
+    let reader: std::sync::Arc<dyn rcfarm_store::Reader> = p.store.clone();
     let mut watch = TreeWatch::new(reader, prefix("p"), Duration::from_secs(300));
     assert_eq!(catches_up(&p, &mut watch, "at first").await, keys);
     for n in 0..20 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rcfarm::store::{Claim, Commit, Epoch, Index, PutMode, Txn, Writer};
+use rcfarm_store::{Claim, Commit, Epoch, Index, PutMode, Txn, Writer};
 use tokio::time::Instant;
 
 use super::super::cases;

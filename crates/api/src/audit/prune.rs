@@ -1,0 +1,84 @@
+//! Retention: deleting old records without losing what the rest means.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::fold::{Base, Folded, fold_from, in_order};
+use super::{Checkpoint, EventType, FoldedController, Logged};
+use crate::Index;
+use crate::Timestamp;
+use crate::ids::{NodeName, RcId};
+
+/// A part of a checkpoint holds about this many bytes: Consul stores values of up to 512 KiB.
+const PART_BYTES: usize = 64 * 1024;
+/// Nodes of one controller that are not spread over two parts.
+const CHUNK_NODES: usize = 128;
+
+/// What a pruning does, in this order: first all checkpoints, then the deletions. A crash in between leaves a
+/// log that folds to the same state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PrunePlan {
+    /// Parts of one set, each to be written as a record with the time of the pruning; one at least, unless
+    /// nothing is deleted.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Records to delete.
+    pub delete: Vec<Uuid>,
+}
+
+/// Plans to delete the records older than `older_than`. `set` (a UUID of version 7) names the checkpoint.
+///
+/// A checkpoint covers everything up to the newest deleted record in the order of the log; a record with a
+/// later timestamp before it (a clock was ahead) is kept for reading, and no longer counted in folding.
+#[must_use]
+pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan {
+    let ordered = in_order(log);
+    let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;
+    let old: Vec<&Logged> = ordered
+        .iter()
+        .copied()
+        .filter(|logged| !is_checkpoint(logged) && logged.record.timestamp < older_than)
+        .collect();
+    let Some(newest) = old.last() else {
+        return PrunePlan::default();
+    };
+    let base = Base::of(&ordered);
+    let through = newest.index.max(base.through);
+    let Folded { controllers, .. } = fold_from(&base, &ordered, through);
+    // Superseded checkpoints go; of others only the old, which somebody did not finish.
+    let superseded = ordered
+        .iter()
+        .filter(|logged| is_checkpoint(logged))
+        .filter(|logged| logged.record.timestamp < older_than || base.records.contains(&logged.id));
+    PrunePlan {
+        checkpoints: parts(controllers, through, set),
+        delete: old.iter().copied().chain(superseded.copied()).map(|logged| logged.id).collect(),
+    }
+}
+
+/// Cuts a state into parts of bounded size.
+fn parts(state: BTreeMap<RcId, FoldedController>, through: Index, set: Uuid) -> Vec<Checkpoint> {
+    let mut parts: Vec<BTreeMap<RcId, FoldedController>> = vec![BTreeMap::new()];
+    let mut bytes = 0;
+    for (id, FoldedController { nodes, desired }) in state {
+        let is_known = nodes.is_some();
+        let nodes: Vec<NodeName> = nodes.into_iter().flatten().collect();
+        let empty = nodes.is_empty().then_some(&[][..]);
+        for some in empty.into_iter().chain(nodes.chunks(CHUNK_NODES)) {
+            let more = 80 + some.iter().map(|node| node.as_str().len() + 3).sum::<usize>();
+            if bytes > 0 && bytes + more > PART_BYTES {
+                parts.push(BTreeMap::new());
+                bytes = 0;
+            }
+            bytes += more;
+            let part = parts.last_mut().expect("never empty").entry(id).or_default();
+            part.desired = desired;
+            if is_known {
+                part.nodes.get_or_insert_default().extend(some.iter().cloned());
+            }
+        }
+    }
+    let count = parts.len();
+    let part = |(part, controllers)| Checkpoint { set, part, parts: count, through, controllers };
+    parts.into_iter().enumerate().map(part).collect()
+}

@@ -1,0 +1,622 @@
+//! What the owner farm says of a job: the value of `rcfarm/job_status/<ns>/<name>`. Pure.
+//!
+//! It holds both histories, Volcano's phase and counters and Kubeflow's conditions and replica statuses, and what an
+//! owner must not forget: attempts, what it has reacted to, and what it has put off. Like an RC's status it is the chain
+//! that keeps an owner's transactions in order: each replaces it by CAS and raises `revision`.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::spec::{JobUid, PolicyEvent, Slot};
+use crate::Index;
+use crate::Timestamp;
+use crate::command::CommandAction;
+use crate::ids::FarmName;
+use crate::job::phase::JobPhase;
+
+/// The status record.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct JobStatus {
+    /// Which job of the name.
+    pub uid: JobUid,
+    /// ModifyIndex of the record that this is about.
+    pub observed_index: Index,
+    /// Grows by one with every transaction of an owner.
+    pub revision: u64,
+    /// What may not change once the job has begun, as a number in hexadecimal.
+    #[serde(rename = "shape")]
+    pub immutable_hash: String,
+    /// How far it has come.
+    pub state: JobState,
+    /// Every phase it was in, with the time when it was last entered.
+    pub phases: Vec<PhaseRecord>,
+    /// Kubeflow's conditions.
+    pub conditions: Vec<JobCondition>,
+    /// Kubeflow's counters, by task.
+    pub replica_statuses: BTreeMap<String, ReplicaStatus>,
+    /// Volcano's counters, by task and by phase of pods.
+    pub task_status_count: BTreeMap<String, BTreeMap<PodPhase, u32>>,
+    /// Of the record.
+    pub min_available: u32,
+    /// Members by phase.
+    #[serde(flatten)]
+    pub members: JobMembers,
+    /// Grows with every restart of the whole job: members of another version are of an older attempt.
+    pub version: u64,
+    /// Restarts that policies caused.
+    pub retry_count: u32,
+    /// Asked of the PodGroup: raised when all its members have ended and some are to be started again.
+    pub round: u64,
+    /// Whether it was reacted to that the group lost members and has no place for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub group_unknown: bool,
+    /// It was stopped because its record said so: when that says so no more, it goes on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+    /// What `state` says of the phase, while something temporary is said there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_aside: Option<PhaseNote>,
+    /// When it first ran; anew after a suspension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Timestamp>,
+    /// When it came to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Timestamp>,
+    /// When an owner last wrote this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_reconcile_time: Option<Timestamp>,
+    /// Seconds from its creation to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running_duration_seconds: Option<i64>,
+    /// When this status was first written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<Timestamp>,
+    /// What is remembered of each task.
+    pub tasks: BTreeMap<String, TaskMemory>,
+    /// No member is started before then, after a failure of the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Timestamp>,
+    /// Actions that are due later.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub delayed: Vec<Delayed>,
+    /// Who owns the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<JobOwner>,
+    /// The last thing that went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// The farm leaves the record alone until then, because it kept failing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quarantined_until: Option<Timestamp>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
+}
+
+/// How far a job has come, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct JobState {
+    /// The phase.
+    pub phase: JobPhase,
+    /// Why, as a fixed token: [`JobReason`], or that of its PodGroup.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// When the phase last changed.
+    pub last_transition_time: Timestamp,
+}
+
+impl Default for JobState {
+    fn default() -> Self {
+        JobState {
+            phase: JobPhase::Pending,
+            reason: String::new(),
+            message: String::new(),
+            last_transition_time: Timestamp::UNIX_EPOCH,
+        }
+    }
+}
+
+/// Why a job is in its phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseNote {
+    /// As a fixed token.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// A phase that the job was in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PhaseRecord {
+    /// The phase.
+    pub status: JobPhase,
+    /// When it was last entered.
+    pub last_transition_time: Timestamp,
+}
+
+/// Why a job is as it is. Fixed tokens: scripts and alerts match them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum JobReason {
+    /// The record breaks a rule; the message names the fields.
+    InvalidRecord,
+    /// Something was changed that may not change once a job has begun.
+    ShapeChanged,
+    /// Repeated failures; see `lastError` and `quarantinedUntil`.
+    Quarantined,
+    /// Its record says that it shall not run now.
+    Suspended,
+    /// Its group waits for the queue.
+    WaitingForAdmission,
+    /// Members wait for other tasks.
+    WaitingForDependency,
+    /// Members wait until those of an older attempt are gone.
+    WaitingForOldMembers,
+    /// Members wait for the end of the pause after a failure.
+    RestartDelayed,
+    /// Where a member is to go is a pod of its name that is not this job's.
+    PlaceTaken,
+    /// Members are being started.
+    Starting,
+    /// Enough members run.
+    EnoughRunning,
+    /// A command asks for it.
+    CommandIssued,
+    /// A policy asks for it.
+    PolicyAction,
+    /// Enough members succeeded.
+    EnoughSucceeded,
+    /// The member that counts succeeded.
+    LeaderSucceeded,
+    /// Fewer members than `minSuccess` succeeded.
+    MinSuccessMissed,
+    /// Fewer members than `minAvailable` succeeded.
+    MinAvailableMissed,
+    /// Fewer members of a task than its `minAvailable` succeeded.
+    TaskMinAvailableMissed,
+    /// A member failed in a way that is not tried again.
+    MemberFailed,
+    /// Policies asked for more restarts than `maxRetry`.
+    MaxRetryReached,
+    /// Members were restarted as often as `backoffLimit`.
+    BackoffLimitExceeded,
+    /// It ran longer than `activeDeadlineSeconds`.
+    DeadlineExceeded,
+    /// Nothing is left of it.
+    Stopped,
+    /// It is being deleted.
+    Deleting,
+}
+
+impl std::fmt::Display for JobReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// How far a member has come, in Kubernetes' words.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PodPhase {
+    /// It is not started yet.
+    #[default]
+    Pending,
+    /// It runs.
+    Running,
+    /// All its processes ended well.
+    Succeeded,
+    /// It ended, not well.
+    Failed,
+    /// Its node cannot be heard.
+    Unknown,
+}
+
+impl PodPhase {
+    /// All five.
+    pub const ALL: [PodPhase; 5] = [
+        PodPhase::Pending,
+        PodPhase::Running,
+        PodPhase::Succeeded,
+        PodPhase::Failed,
+        PodPhase::Unknown,
+    ];
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(self) -> bool {
+        matches!(self, PodPhase::Succeeded | PodPhase::Failed)
+    }
+}
+
+/// Members by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobMembers {
+    /// Not started yet.
+    pub pending: u32,
+    /// Running.
+    pub running: u32,
+    /// Ended well.
+    pub succeeded: u32,
+    /// Ended, not well.
+    pub failed: u32,
+    /// On their way out.
+    pub terminating: u32,
+    /// On nodes that cannot be heard.
+    pub unknown: u32,
+}
+
+impl JobMembers {
+    /// Whether any has not ended.
+    #[must_use]
+    pub fn alive(&self) -> bool {
+        self.pending + self.running + self.terminating + self.unknown > 0
+    }
+
+    /// Counts one.
+    pub fn count(&mut self, phase: PodPhase) {
+        match phase {
+            PodPhase::Pending => self.pending += 1,
+            PodPhase::Running => self.running += 1,
+            PodPhase::Succeeded => self.succeeded += 1,
+            PodPhase::Failed => self.failed += 1,
+            PodPhase::Unknown => self.unknown += 1,
+        }
+    }
+}
+
+/// Kubeflow's counters of a task.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplicaStatus {
+    /// Running.
+    pub active: u32,
+    /// Ended well.
+    pub succeeded: u32,
+    /// Ended, not well; also those that run and are on their way out.
+    pub failed: u32,
+    /// Which pods these are.
+    pub selector: String,
+}
+
+/// What an owner must remember of a task.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TaskMemory {
+    /// Members that were started in this attempt.
+    #[serde(skip_serializing_if = "Slots::is_empty")]
+    pub started: Slots,
+    /// Of these, members whose pods are made by transactions that follow: until the status is written again, that there
+    /// is no pod does not mean that it was lost.
+    #[serde(skip_serializing_if = "Slots::is_empty")]
+    pub starting: Slots,
+    /// Members whose end was reacted to.
+    #[serde(skip_serializing_if = "Slots::is_empty")]
+    pub handled: Slots,
+    /// Whether its completion was reacted to.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub completed: bool,
+    /// How often each member was started again, for whatever reason, by its number.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub attempts: BTreeMap<u32, u32>,
+    /// Restarts of members by failures, all together.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failures: u32,
+    /// How often each member was started again because something failed, by its number: the pauses grow with it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed: BTreeMap<u32, u32>,
+    /// Members that are not started before a time.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub not_before: BTreeMap<u32, Timestamp>,
+}
+
+impl TaskMemory {
+    /// A member's pod is gone: should it be made again, that is another try.
+    pub fn forget(&mut self, index: u32) {
+        self.started.remove(index);
+        self.handled.remove(index);
+        *self.attempts.entry(index).or_default() += 1;
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// A set of numbers, stored as ranges: `0-99,104`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Slots(std::collections::BTreeSet<u32>);
+
+impl Slots {
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one is there.
+    #[must_use]
+    pub fn contains(&self, n: u32) -> bool {
+        self.0.contains(&n)
+    }
+
+    /// Adds one; `false`: it was there.
+    pub fn insert(&mut self, n: u32) -> bool {
+        self.0.insert(n)
+    }
+
+    /// Removes one; `false`: it was not there.
+    pub fn remove(&mut self, n: u32) -> bool {
+        self.0.remove(&n)
+    }
+
+    /// All, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().copied()
+    }
+}
+
+impl From<Slots> for String {
+    fn from(slots: Slots) -> String {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for n in slots.0 {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == n => *last = n,
+                _ => ranges.push((n, n)),
+            }
+        }
+        let text = |(first, last): &(u32, u32)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        };
+        ranges.iter().map(text).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl TryFrom<String> for Slots {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let mut slots = Slots::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number =
+                |text: &str| text.parse::<u32>().map_err(|_| format!("{part:?} is no range"));
+            let (first, last) = (number(first)?, number(last)?);
+            // A range by hand may not fill the memory.
+            if last.saturating_sub(first) > 1_000_000 {
+                return Err(format!("{part:?} is too long a range"));
+            }
+            slots.0.extend(first..=last);
+        }
+        Ok(slots)
+    }
+}
+
+/// An action that was put off. It is dropped when what it is about mends, or when another attempt begins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Delayed {
+    /// What will be done.
+    pub action: CommandAction,
+    /// Why.
+    pub event: PolicyEvent,
+    /// When.
+    pub due: Timestamp,
+    /// The member that it is about.
+    pub slot: Option<Slot>,
+    /// The attempt that it is about.
+    pub version: u64,
+}
+
+/// Who owns the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobOwner {
+    /// The farm.
+    pub farm: FarmName,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+/// One of Kubeflow's conditions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobCondition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: JobConditionType,
+    /// Whether it holds.
+    pub status: bool,
+    /// Why, as a fixed token: the kind of the job and a word, as in `TFJobRunning`.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// When it was last written.
+    pub last_update_time: Timestamp,
+    /// When `status` last changed.
+    pub last_transition_time: Timestamp,
+}
+
+/// What a condition is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum JobConditionType {
+    /// The job was seen.
+    Created,
+    /// Members run.
+    Running,
+    /// Members are started again.
+    Restarting,
+    /// It is stopped, and can go on.
+    Suspended,
+    /// It has succeeded.
+    Succeeded,
+    /// It has failed.
+    Failed,
+}
+
+/// Whether a condition of the type holds.
+#[must_use]
+pub fn holds(conditions: &[JobCondition], kind: JobConditionType) -> bool {
+    conditions.iter().any(|condition| condition.kind == kind && condition.status)
+}
+
+/// Sets a condition by Kubeflow's rules (`kubeflow_common.md` §2.1), with its defects mended (D9): once one of
+/// Succeeded and Failed holds nothing changes any more, whatever else held ends with it, at that time, and a changed
+/// message is kept.
+pub fn set_condition(
+    conditions: &mut Vec<JobCondition>,
+    kind: JobConditionType,
+    reason: String,
+    message: String,
+    now: Timestamp,
+) {
+    use JobConditionType as C;
+    if holds(conditions, C::Succeeded) || holds(conditions, C::Failed) {
+        return;
+    }
+    let mut since = now;
+    if let Some(old) = conditions.iter_mut().find(|c| c.kind == kind && c.status) {
+        if old.reason == reason {
+            if old.message != message {
+                (old.message, old.last_update_time) = (message, now);
+            }
+            return;
+        }
+        since = old.last_transition_time;
+    }
+    conditions.retain(|c| c.kind != kind);
+    match kind {
+        C::Running => conditions.retain(|c| c.kind != C::Restarting),
+        C::Restarting => conditions.retain(|c| c.kind != C::Running),
+        _ => {}
+    }
+    let ends: &[C] = match kind {
+        C::Succeeded | C::Failed => &[C::Running, C::Restarting, C::Suspended],
+        C::Suspended => &[C::Running, C::Restarting],
+        _ => &[],
+    };
+    for condition in conditions.iter_mut().filter(|c| c.status && ends.contains(&c.kind)) {
+        (condition.status, condition.last_transition_time) = (false, now);
+        condition.last_update_time = now;
+        if kind == C::Suspended {
+            condition.reason.clone_from(&reason);
+        }
+    }
+    conditions.push(JobCondition {
+        kind,
+        status: true,
+        reason,
+        message,
+        last_update_time: now,
+        last_transition_time: since,
+    });
+}
+
+/// Ends a condition that holds, and says why.
+pub fn end_condition(
+    conditions: &mut [JobCondition],
+    kind: JobConditionType,
+    reason: String,
+    now: Timestamp,
+) {
+    if let Some(condition) = conditions.iter_mut().find(|c| c.kind == kind && c.status) {
+        (condition.status, condition.reason) = (false, reason);
+        (condition.last_update_time, condition.last_transition_time) = (now, now);
+    }
+}
+
+/// Notes that a phase was entered: once per phase, the newest last (`volcano.md` F-J25).
+pub fn note_phase(phases: &mut Vec<PhaseRecord>, phase: JobPhase, now: Timestamp) {
+    phases.retain(|record| record.status != phase);
+    phases.push(PhaseRecord { status: phase, last_transition_time: now });
+}
+
+impl JobStatus {
+    /// Decodes a status.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the status as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a status encodes").into()
+    }
+
+    /// What is remembered of a task.
+    pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
+        self.tasks.entry(task.to_owned()).or_default()
+    }
+
+    /// Whether it tells of members whose pods may be on their way.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.tasks.values().any(|memory| !memory.starting.is_empty())
+    }
+
+    /// Says what keeps the owner from its work; the reason for the phase comes back with [`JobStatus::recall`].
+    pub fn say_meanwhile(&mut self, reason: JobReason, message: &str) {
+        let JobState { reason: was, message: words, .. } = &mut self.state;
+        let (was, words) =
+            (std::mem::replace(was, reason.to_string()), std::mem::replace(words, message.into()));
+        self.set_aside.get_or_insert(PhaseNote { reason: was, message: words });
+    }
+
+    /// Says again why it is in its phase.
+    pub fn recall(&mut self) {
+        if let Some(PhaseNote { reason, message }) = self.set_aside.take() {
+            (self.state.reason, self.state.message) = (reason, message);
+        }
+    }
+
+    /// Enters a phase, with the conditions that go with it. `kind` is the job's, for the conditions' reasons.
+    pub fn enter(
+        &mut self,
+        phase: JobPhase,
+        kind: &str,
+        reason: impl ToString,
+        message: impl Into<String>,
+        now: Timestamp,
+    ) {
+        let before = self.state.phase;
+        let (reason, message) = (reason.to_string(), message.into());
+        if before != phase || self.phases.is_empty() {
+            note_phase(&mut self.phases, phase, now);
+            self.state.last_transition_time = now;
+        }
+        self.state.phase = phase;
+        let mut set = |condition: JobConditionType, word: &str| {
+            let reason = format!("{kind}{word}");
+            set_condition(&mut self.conditions, condition, reason, message.clone(), now);
+        };
+        match phase {
+            JobPhase::Pending | JobPhase::Completing | JobPhase::Terminating => {}
+            JobPhase::Running => set(JobConditionType::Running, "Running"),
+            JobPhase::Restarting if before == JobPhase::Aborted || before == JobPhase::Aborting => {
+            }
+            JobPhase::Restarting => set(JobConditionType::Restarting, "Restarting"),
+            JobPhase::Aborting | JobPhase::Aborted => set(JobConditionType::Suspended, "Suspended"),
+            JobPhase::Completed => set(JobConditionType::Succeeded, "Succeeded"),
+            JobPhase::Terminated => set(JobConditionType::Failed, "Terminated"),
+            JobPhase::Failed => set(JobConditionType::Failed, "Failed"),
+        }
+        if phase == JobPhase::Restarting {
+            let reason = format!("{kind}Resumed");
+            end_condition(&mut self.conditions, JobConditionType::Suspended, reason, now);
+        }
+        if phase.is_final() && self.completion_time.is_none() {
+            self.completion_time = Some(now);
+            let since = self.created.unwrap_or(now);
+            self.running_duration_seconds = Some(now.duration_since(since).as_secs());
+        }
+        (self.state.reason, self.state.message) = (reason, message);
+    }
+}

@@ -1,0 +1,159 @@
+//! The conditions' transitions as measured (`kubeflow_common.md` §2.2), amended by D9, and what a status keeps.
+
+use super::status::*;
+use crate::Index;
+use crate::Timestamp;
+use crate::job::phase::JobPhase;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn shown(conditions: &[JobCondition]) -> String {
+    let one = |c: &JobCondition| format!("{:?}{}", c.kind, if c.status { "" } else { "=no" });
+    conditions.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+/// Conditions reached by a way, and then one more.
+fn after(way: &[JobConditionType], next: JobConditionType) -> String {
+    let mut conditions = Vec::new();
+    for (n, kind) in way.iter().chain([&next]).enumerate() {
+        let n = i64::try_from(n).unwrap();
+        set_condition(&mut conditions, *kind, format!("r{n}"), String::new(), at(n));
+    }
+    shown(&conditions)
+}
+
+/// `kubeflow_common.md` §2.2
+#[test]
+fn the_transition_matrix_is_the_measured_one_with_exclusive_terminals() {
+    use JobConditionType::{
+        Created as C, Failed as F, Restarting as Rs, Running as R, Succeeded as S,
+    };
+    for (way, next, result) in [
+        (&[C][..], C, "Created"),
+        (&[C], R, "Created Running"),
+        (&[C], Rs, "Created Restarting"),
+        (&[C], S, "Created Succeeded"),
+        (&[C], F, "Created Failed"),
+        (&[C, R], C, "Running Created"),
+        (&[C, R], R, "Created Running"),
+        (&[C, R], Rs, "Created Restarting"),
+        (&[C, R], S, "Created Running=no Succeeded"),
+        (&[C, R], F, "Created Running=no Failed"),
+        (&[C, Rs], C, "Restarting Created"),
+        (&[C, Rs], R, "Created Running"),
+        (&[C, Rs], Rs, "Created Restarting"),
+        // D9: a restart ends with the job.
+        (&[C, Rs], S, "Created Restarting=no Succeeded"),
+        (&[C, Rs], F, "Created Restarting=no Failed"),
+        // D9: what has succeeded stays so, as what has failed does.
+        (&[C, R, S], C, "Created Running=no Succeeded"),
+        (&[C, R, S], R, "Created Running=no Succeeded"),
+        (&[C, R, S], Rs, "Created Running=no Succeeded"),
+        (&[C, R, S], S, "Created Running=no Succeeded"),
+        (&[C, R, S], F, "Created Running=no Succeeded"),
+        (&[C, R, F], C, "Created Running=no Failed"),
+        (&[C, R, F], R, "Created Running=no Failed"),
+        (&[C, R, F], Rs, "Created Running=no Failed"),
+        (&[C, R, F], S, "Created Running=no Failed"),
+        (&[C, R, F], F, "Created Running=no Failed"),
+    ] {
+        assert_eq!(after(way, next), result, "{way:?} + {next:?}");
+    }
+}
+
+#[test]
+fn the_sequence_of_kubeflows_own_test() {
+    use JobConditionType as C;
+    let mut all = Vec::new();
+    let mut set = |kind, reason: &str, second| {
+        set_condition(&mut all, kind, reason.to_owned(), String::new(), at(second));
+        shown(&all)
+    };
+    assert_eq!(set(C::Created, "JobCreated", 0), "Created");
+    assert_eq!(set(C::Running, "JobRunning", 1), "Created Running");
+    assert_eq!(set(C::Restarting, "JobRestarting", 2), "Created Restarting");
+    assert_eq!(set(C::Running, "JobRunning", 3), "Created Running");
+    assert_eq!(set(C::Failed, "JobFailed", 4), "Created Running=no Failed");
+    assert_eq!(all[1].last_transition_time, at(4), "D9: it ended then");
+}
+
+/// `kubeflow_common.md` §2.1
+#[test]
+fn times_move_with_the_status_and_a_changed_message_is_kept() {
+    let mut all = Vec::new();
+    let mut set = |reason: &str, message: &str, second| {
+        let (kind, reason) = (JobConditionType::Running, reason.to_owned());
+        set_condition(&mut all, kind, reason, message.to_owned(), at(second));
+        all[0].clone()
+    };
+    set("a", "x", 1);
+    let other_reason = set("b", "x", 2);
+    assert_eq!((other_reason.last_transition_time, other_reason.last_update_time), (at(1), at(2)));
+    let other_message = set("b", "y", 3);
+    assert_eq!((other_message.message.as_str(), other_message.last_update_time), ("y", at(3)));
+    assert_eq!(set("b", "y", 4).last_update_time, at(3), "nothing new");
+}
+
+#[test]
+fn suspend_and_resume_as_the_training_operator_has_them() {
+    let mut status = JobStatus { created: Some(at(0)), ..JobStatus::default() };
+    status.enter(JobPhase::Running, "TFJob", JobReason::EnoughRunning, "", at(1));
+    status.enter(JobPhase::Aborting, "TFJob", JobReason::Suspended, "", at(2));
+    status.enter(JobPhase::Aborted, "TFJob", JobReason::Suspended, "", at(3));
+    assert_eq!(shown(&status.conditions), "Running=no Suspended");
+    assert_eq!(status.conditions[0].reason, "TFJobSuspended");
+    assert_eq!(status.conditions[1].last_transition_time, at(2));
+    status.enter(JobPhase::Restarting, "TFJob", JobReason::CommandIssued, "", at(4));
+    assert_eq!(status.conditions[1].reason, "TFJobResumed");
+    status.enter(JobPhase::Running, "TFJob", JobReason::EnoughRunning, "", at(5));
+    assert_eq!(shown(&status.conditions), "Suspended=no Running", "Running is appended last");
+}
+
+#[test]
+fn f_j25_a_phase_is_listed_once_and_the_newest_is_last() {
+    let record = |phases: &[JobPhase]| {
+        let mut all = Vec::new();
+        phases.iter().for_each(|phase| note_phase(&mut all, *phase, at(1)));
+        all.iter().map(|record| record.status).collect::<Vec<_>>()
+    };
+    use JobPhase::{Completed, Pending, Running};
+    assert_eq!(record(&[Pending, Running, Pending]), [Running, Pending]);
+    assert_eq!(record(&[Pending, Running, Completed]), [Pending, Running, Completed]);
+}
+
+#[test]
+fn an_end_is_dated_once() {
+    let mut status = JobStatus { created: Some(at(10)), ..JobStatus::default() };
+    status.enter(JobPhase::Failed, "Job", JobReason::MemberFailed, "exit 1", at(70));
+    status.enter(JobPhase::Failed, "Job", JobReason::MemberFailed, "exit 1", at(90));
+    assert_eq!(status.completion_time, Some(at(70)));
+    assert_eq!(status.running_duration_seconds, Some(60), "it does not go on growing");
+    assert_eq!(status.state.last_transition_time, at(70), "only a change of phase moves it");
+}
+
+#[test]
+fn a_status_survives_the_store() {
+    let mut status = JobStatus { revision: 3, observed_index: Index(9), ..JobStatus::default() };
+    status.enter(JobPhase::Running, "Job", JobReason::EnoughRunning, "", at(1));
+    let memory = status.memory("worker");
+    (0..100).chain([104]).for_each(|n| assert!(memory.started.insert(n)));
+    memory.attempts.insert(3, 2);
+    memory.not_before.insert(3, at(9));
+    let text = String::from_utf8(status.encode().to_vec()).unwrap();
+    assert!(text.contains("\"started\":\"0-99,104\"") && text.contains("\"running\":0"), "{text}");
+    assert_eq!(JobStatus::decode(text.as_bytes()).unwrap(), status);
+    assert_eq!(JobStatus::decode(b"{}").unwrap(), JobStatus::default());
+    assert!(JobStatus::decode(br#"{"tasks":{"w":{"started":"0-4000000000"}}}"#).is_err());
+}
+
+#[test]
+fn what_a_newer_version_says_is_kept() {
+    let newer = br#"{"state": {"phase": "Running"}, "tomorrow": {"a": [1]}}"#;
+    let mut status = JobStatus::decode(newer).unwrap();
+    status.revision += 1;
+    let kept: serde_json::Value = serde_json::from_slice(&status.encode()).unwrap();
+    assert_eq!(kept["tomorrow"], serde_json::json!({"a": [1]}));
+    assert_eq!(kept["state"]["phase"], "Running");
+}

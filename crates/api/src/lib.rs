@@ -1,0 +1,31 @@
+//! What stands in Consul: ids, keys, and the records below them. No I/O, no clock, no runtime.
+//!
+//! | module | is |
+//! |---|---|
+//! | [`key`] | the key grammar and every path of the layout: the only file with path strings |
+//! | [`ids`] | names and identifiers |
+//! | [`labels`], [`manifest`] | label sets and selectors; pod manifests and resources |
+//! | [`rc`], [`job`], [`queue`], [`pod_group`], [`scheduler`], [`command`], [`node`], [`allocation`] | records by kind |
+//! | [`audit`] | audit records, and the fold of a log to the state that it describes |
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod allocation;
+pub mod audit;
+mod backoff;
+pub mod command;
+pub mod ids;
+mod index;
+pub mod job;
+pub mod key;
+pub mod labels;
+pub mod manifest;
+pub mod node;
+pub mod pod_group;
+pub mod queue;
+pub mod rc;
+pub mod scheduler;
+
+pub use backoff::backoff;
+pub use index::Index;
+pub use jiff::Timestamp;

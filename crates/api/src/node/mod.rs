@@ -1,0 +1,105 @@
+//! What the farm reads of nodes and of pods' health.
+//!
+//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
+
+pub mod record;
+pub mod status;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A pod's health as p2's preparer, or our node agent, last wrote it (`p2.md` §1.10).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// Its check fails.
+    Critical,
+    /// Nobody knows.
+    Unknown,
+    /// Its check warns.
+    Warning,
+    /// Its check passes.
+    Passing,
+    /// There is no record: no check, or whoever wrote it is gone.
+    #[default]
+    Absent,
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Health::Critical => "critical",
+            Health::Unknown => "unknown",
+            Health::Warning => "warning",
+            Health::Passing => "passing",
+            Health::Absent => "absent",
+        })
+    }
+}
+
+/// The part of `health/<service>/<node>` that a farm needs.
+#[derive(Deserialize)]
+struct HealthRecord {
+    #[serde(rename = "Status")]
+    status: String,
+    #[serde(rename = "CannotStart", default)]
+    cannot_start: Option<Arc<str>>,
+}
+
+/// What `health/<service>/<node>` tells of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HealthReport {
+    /// Its health.
+    pub health: Health,
+    /// Why its node cannot so much as start it; our agents alone say so.
+    pub cannot_start: Option<Arc<str>>,
+}
+
+impl HealthReport {
+    /// Reads a health record; anything that is not understood is [`Health::Unknown`].
+    #[must_use]
+    pub fn decode(value: &[u8]) -> HealthReport {
+        match serde_json::from_slice::<HealthRecord>(value) {
+            Ok(record) => {
+                let health = Health::of_word(&record.status);
+                HealthReport { health, cannot_start: record.cannot_start }
+            }
+            Err(_) => HealthReport { health: Health::Unknown, cannot_start: None },
+        }
+    }
+}
+
+impl Health {
+    /// Reads the health alone of a health record.
+    #[must_use]
+    pub fn decode(value: &[u8]) -> Health {
+        HealthReport::decode(value).health
+    }
+
+    fn of_word(word: &str) -> Health {
+        match word {
+            "passing" => Health::Passing,
+            "warning" => Health::Warning,
+            "critical" => Health::Critical,
+            _ => Health::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p2s_health_records_are_understood_and_others_are_unknown() {
+        let record = r#"{"Id":"web","Node":"n1","Service":"web","Status":"passing","Time":"2026-01-01T00:00:00Z","Expires":"2126-01-01T00:00:00Z"}"#;
+        assert_eq!(Health::decode(record.as_bytes()), Health::Passing);
+        assert_eq!(Health::decode(br#"{"Status":"critical"}"#), Health::Critical);
+        assert_eq!(Health::decode(br#"{"Status":"odd"}"#), Health::Unknown);
+        assert_eq!(Health::decode(b"{"), Health::Unknown);
+        let told =
+            HealthReport::decode(br#"{"Status":"critical","CannotStart":"no such program"}"#);
+        assert_eq!(told.cannot_start.as_deref(), Some("no such program"));
+    }
+}

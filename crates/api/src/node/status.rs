@@ -1,0 +1,121 @@
+//! `status/pods/<pod id>/<node>`: what an agent says about a pod. Pure.
+//!
+//! The fields `process_status` and `status` are p2's (`p2.md` §1.5), the others ours.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::Health;
+use crate::Timestamp;
+use crate::ids::RcId;
+
+/// How far a pod or one of its processes has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum NodePodPhase {
+    /// It cannot be run as it is: its manifest must change.
+    Unfit,
+    /// It ended or could not be started, and is started again after a pause.
+    Backoff,
+    /// It is not started yet, or is being started.
+    #[default]
+    Starting,
+    /// It is being stopped.
+    Stopping,
+    /// It runs.
+    Running,
+    /// It ended, and its policy says that it stays so.
+    Ended,
+}
+
+impl std::fmt::Display for NodePodPhase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            NodePodPhase::Unfit => "Unfit",
+            NodePodPhase::Backoff => "Backoff",
+            NodePodPhase::Starting => "Starting",
+            NodePodPhase::Stopping => "Stopping",
+            NodePodPhase::Running => "Running",
+            NodePodPhase::Ended => "Ended",
+        })
+    }
+}
+
+/// A pod's status. Unknown fields are ignored.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    /// p2's word: `launched` once everything was started, else `failed`.
+    pub status: String,
+    /// The worst of its processes.
+    pub phase: NodePodPhase,
+    /// Why it is not simply running, for people; empty when it is.
+    pub message: String,
+    /// The controller that it belongs to.
+    pub owner: Option<RcId>,
+    /// Its health, as far as checks tell.
+    pub health: Health,
+    /// Why its node cannot so much as start it, after several attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cannot_start: Option<String>,
+    /// Its processes.
+    #[serde(rename = "process_status")]
+    pub processes: Vec<ProcessStatus>,
+    /// What could not be done as the manifest asks, such as enforcing a limit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// The devices that it got, as in `gpu:0`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// A process's status.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessStatus {
+    /// Its name in the manifest.
+    pub launchable_id: String,
+    /// The program.
+    pub entry_point: String,
+    /// How far it has come.
+    pub phase: NodePodPhase,
+    /// Its process id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Since when it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// How it ended last.
+    pub last_exit: Option<LastExit>,
+    /// What its check last answered, or why it does not run.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// p2's form of an exit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastExit {
+    /// When.
+    pub time: Timestamp,
+    /// Its code; -1 when a signal ended it, or nothing is known.
+    pub exit_code: i32,
+    /// The signal that ended it; 0 for none.
+    pub exit_status: i32,
+}
+
+impl PodStatus {
+    /// Decodes a status.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the status as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a status encodes").into()
+    }
+}

@@ -1,0 +1,370 @@
+//! What the scheduler's owner says of a PodGroup: the value of `rcfarm/pod_group_status/<ns>/<name>`.
+//!
+//! It is also the write-ahead record of a gang's placement (`GroupPlacement`): one CAS puts the whole of it here before
+//! anything is allocated on a node, so that any later owner can finish or undo it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::spec::{MemberCounts, PodGroupSpec};
+use crate::Index;
+use crate::Timestamp;
+use crate::ids::{NodeName, QueueName};
+use crate::queue::amounts::Amounts;
+
+/// Where a group is in its life (`volcano.md` §2.5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PodGroupPhase {
+    /// It waits in its queue.
+    #[default]
+    Pending,
+    /// It was admitted: the queue is charged for it.
+    Inqueue,
+    /// At least `minMember` of its members have started, and not all have ended.
+    Running,
+    /// Some members run, and others have lost their place and find no new one.
+    Unknown,
+    /// All its members have ended.
+    Completed,
+}
+
+impl PodGroupPhase {
+    /// All of them.
+    pub const ALL: [PodGroupPhase; 5] = [
+        PodGroupPhase::Pending,
+        PodGroupPhase::Inqueue,
+        PodGroupPhase::Running,
+        PodGroupPhase::Unknown,
+        PodGroupPhase::Completed,
+    ];
+
+    /// Whether its queue is charged for it.
+    #[must_use]
+    pub fn is_admitted(self) -> bool {
+        matches!(self, PodGroupPhase::Inqueue | PodGroupPhase::Running | PodGroupPhase::Unknown)
+    }
+}
+
+impl std::fmt::Display for PodGroupPhase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// Why a group is where it is. Fixed tokens: scripts and alerts match them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PodGroupReason {
+    /// Nothing holds it up.
+    #[default]
+    AsDesired,
+    /// Its record breaks a rule; the message names the field.
+    InvalidRecord,
+    /// Its queue does not exist.
+    QueueMissing,
+    /// Its queue, or one above, is closed.
+    QueueClosed,
+    /// Its queue's record breaks a rule.
+    QueueInvalid,
+    /// Its queue has queues below it; only those without take work.
+    QueueHasChildren,
+    /// It asks for more than its queue, or one above, may use at all; it can never be admitted as it is.
+    ExceedsCapability,
+    /// Its queue, or one above, is used up by others.
+    QueueFull,
+    /// Others go before it in its strict queue.
+    BehindInQueue,
+    /// Its owner suspended it.
+    Suspended,
+    /// Its owner waits for something else first.
+    WaitingForDependency,
+    /// It had no place in time, went back to its queue, and is tried again later.
+    BackedOff,
+    /// No node matches the selector of one of its tasks.
+    NoEligibleNodes,
+    /// The nodes that match have not enough room.
+    InsufficientCapacity,
+    /// Its place is being reserved, in several transactions.
+    Reserving,
+    /// A node that it was allocated had no room after all, and the whole place is being given back.
+    ReservationFailed,
+    /// Its place is being given back, in several transactions.
+    Releasing,
+    /// Members have lost their place while others run.
+    MembersLost,
+}
+
+impl PodGroupReason {
+    /// Whether its queue takes no work, of whatever group.
+    #[must_use]
+    pub fn is_of_queue(self) -> bool {
+        use PodGroupReason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};
+        matches!(self, QueueMissing | QueueClosed | QueueInvalid | QueueHasChildren)
+    }
+}
+
+impl std::fmt::Display for PodGroupReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// How far the reservation of a place has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PlacementState {
+    /// Decided; being written into the nodes' allocations. Nothing may start.
+    Reserving,
+    /// Promised by every node: the members may start.
+    Bound,
+    /// Being taken out of the nodes' allocations. Nothing may start.
+    Releasing,
+}
+
+/// Where the members go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupPlacement {
+    /// How far it has come.
+    pub state: PlacementState,
+    /// By task, the node of each index; `None`: that member has none.
+    pub members: BTreeMap<String, Vec<Option<NodeName>>>,
+    /// What a member of each task asks for. A record that is changed meanwhile counts from the next round on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub asks: BTreeMap<String, Amounts>,
+    /// While it is being given back: the group's phase once that is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub then: Option<PodGroupPhase>,
+}
+
+impl GroupPlacement {
+    /// The members that have a node: task, index, node.
+    pub fn placed(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
+        self.members.iter().flat_map(|(task, nodes)| {
+            let nodes = (0u32..).zip(nodes);
+            nodes.filter_map(move |(n, node)| Some((task.as_str(), n, node.as_ref()?)))
+        })
+    }
+
+    /// What the queue is charged for the members that have a node.
+    #[must_use]
+    pub fn charge(&self) -> Amounts {
+        let nothing = Amounts::default();
+        let of = |(task, count): (&str, u32)| {
+            Amounts::of_pods(self.asks.get(task).unwrap_or(&nothing), count.into())
+        };
+        Amounts::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
+    }
+
+    /// How many members of each task have a node.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<&str, u32> {
+        let count = |nodes: &Vec<Option<NodeName>>| {
+            u32::try_from(nodes.iter().flatten().count()).unwrap_or(u32::MAX)
+        };
+        self.members.iter().map(|(task, nodes)| (task.as_str(), count(nodes))).collect()
+    }
+}
+
+/// The status record.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodGroupStatus {
+    /// Where it is.
+    pub phase: PodGroupPhase,
+    /// Why it is not further.
+    pub reason: PodGroupReason,
+    /// The same for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// When phase or reason last changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Timestamp>,
+    /// CreateIndex of the record that this is about: a record made anew under the name is another group.
+    pub of: Index,
+    /// The uid of its owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner_uid: Option<String>,
+    /// The round that this is about.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub round: u64,
+    /// The queue in which it is counted, and which is charged while it is admitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueName>,
+    /// What the queue is charged.
+    #[serde(skip_serializing_if = "Amounts::is_empty")]
+    pub charged: Amounts,
+    /// Its place in the order of those of its priority; smaller goes first.
+    pub since: Index,
+    /// Without a place by then, it goes back to its queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place_by: Option<Timestamp>,
+    /// How often it went back without a place.
+    #[serde(skip_serializing_if = "is_zero_count")]
+    pub sent_back: u32,
+    /// It is not admitted before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Timestamp>,
+    /// Where its members go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<GroupPlacement>,
+    /// What its owner said of its pods when the phase was decided.
+    #[serde(skip_serializing_if = "MemberCounts::is_zero")]
+    pub members: MemberCounts,
+    /// Grows by one with every transaction.
+    pub revision: u64,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn is_zero_count(number: &u32) -> bool {
+    *number == 0
+}
+
+impl PodGroupStatus {
+    /// Decodes a status.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the status as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a PodGroup's status encodes").into()
+    }
+
+    /// Whether the group's pods may be made, each on the node of [`PodGroupStatus::node_of`]: the whole place is
+    /// promised, to this owner, for this round.
+    #[must_use]
+    pub fn may_start(&self, spec: &PodGroupSpec) -> bool {
+        self.phase.is_admitted()
+            && self.round == spec.round
+            && self.owner_uid.as_deref() == spec.owner.as_ref().map(|owner| owner.uid.as_str())
+            && self.placement.as_ref().is_some_and(|p| p.state == PlacementState::Bound)
+    }
+
+    /// The node of a member; `None` while it has none.
+    #[must_use]
+    pub fn node_of(&self, task: &str, index: u32) -> Option<&NodeName> {
+        let nodes = self.placement.as_ref()?.members.get(task)?;
+        nodes.get(usize::try_from(index).ok()?)?.as_ref()
+    }
+
+    /// Says phase and reason; the time moves only when one of them changes.
+    pub fn say(
+        &mut self,
+        phase: PodGroupPhase,
+        reason: PodGroupReason,
+        message: String,
+        now: Timestamp,
+    ) {
+        if (self.phase, self.reason) != (phase, reason) || self.last_transition_time.is_none() {
+            self.last_transition_time = Some(now);
+        }
+        (self.phase, self.reason, self.message) = (phase, reason, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pod_group::spec::{OwnerRef, PodGroupRecord};
+
+    fn bound() -> PodGroupStatus {
+        let text = json!({
+            "phase": "Inqueue", "reason": "AsDesired", "ownerUid": "u1", "round": 3, "queue": "default",
+            "charged": {"cpu": "2", "pods": 2}, "since": 7, "of": 7,
+            "placement": {"state": "Bound", "members": {"worker": ["n1", null, "n2"]}}, "surge": 1,
+        });
+        PodGroupStatus::decode(text.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_status_survives_the_store_and_keeps_what_we_do_not_know() {
+        let status = bound();
+        assert_eq!(PodGroupStatus::decode(&status.encode()).unwrap(), status);
+        assert_eq!(status.other["surge"], 1);
+    }
+
+    #[test]
+    fn members_start_on_their_nodes_when_the_whole_place_is_allocated_to_their_owner() {
+        let mut spec = PodGroupSpec { round: 3, ..PodGroupSpec::default() };
+        let owner = |uid: &str| OwnerRef { kind: "Job".into(), name: "a".into(), uid: uid.into() };
+        spec.owner = Some(owner("u1"));
+        let status = bound();
+        assert!(status.may_start(&spec));
+        assert_eq!(status.node_of("worker", 2).unwrap().as_str(), "n2");
+        assert_eq!((status.node_of("worker", 1), status.node_of("worker", 9)), (None, None));
+        assert_eq!(status.placement.as_ref().unwrap().counts()["worker"], 2);
+        let other_round = PodGroupSpec { round: 4, ..spec.clone() };
+        let other_owner = PodGroupSpec { owner: Some(owner("u2")), ..spec.clone() };
+        assert!(!status.may_start(&other_round) && !status.may_start(&other_owner));
+        for state in [PlacementState::Reserving, PlacementState::Releasing] {
+            let mut half = bound();
+            half.placement.as_mut().unwrap().state = state;
+            assert!(!half.may_start(&spec), "{state:?}");
+        }
+        for (phase, may) in [
+            (PodGroupPhase::Pending, false),
+            (PodGroupPhase::Completed, false),
+            (PodGroupPhase::Unknown, true),
+        ] {
+            assert_eq!(PodGroupStatus { phase, ..bound() }.may_start(&spec), may, "{phase}");
+        }
+    }
+
+    #[test]
+    fn a_record_says_its_least_its_charge_and_its_pods() {
+        let text = br#"{"spec":{"minMember":3,"minTaskMember":{"b":1},"tasks":[
+            {"name":"a","replicas":2,"resources":{"cpu":1}},{"name":"b","replicas":4,"resources":{"gpu":1}}]}}"#;
+        let spec = PodGroupRecord::decode(text).unwrap().spec;
+        assert!(spec.check(&"ns/g".parse().unwrap()).is_empty());
+        let least = spec.least();
+        assert_eq!((least["a"], least["b"]), (2, 1), "b's own minimum first, then in order");
+        assert_eq!(spec.charge(&least), "cpu=2,gpu=1,pods=3".parse().unwrap());
+        assert_eq!(spec.charge(&spec.all()), "cpu=2,gpu=4,pods=6".parse().unwrap());
+        let name = "g".parse().unwrap();
+        assert_eq!(PodGroupSpec::pod_id(&name, "a", 1).unwrap().as_str(), "g-a-1");
+    }
+
+    #[test]
+    fn each_rule_of_a_group_is_told_by_its_path() {
+        let task = json!({"name": "a", "replicas": 2});
+        for (spec, path) in [
+            (json!({}), "spec.tasks"),
+            (json!({"tasks": [task, task]}), "spec.tasks[1].name"),
+            (json!({"tasks": [{"name": "a/b", "replicas": 1}]}), "spec.tasks[0].name"),
+            (json!({"tasks": [{"name": "a".repeat(200), "replicas": 1}]}), "spec.tasks[0].name"),
+            (
+                json!({"tasks": [{"name": "a", "replicas": 1, "nodeSelector": "a b"}]}),
+                "spec.tasks[0].nodeSelector",
+            ),
+            (
+                json!({"tasks": [{"name": "a", "replicas": 1, "resources": {"pods": 1}}]}),
+                "spec.tasks[0].resources.pods",
+            ),
+            (json!({"tasks": [{"name": "a", "replicas": 200_000}]}), "spec.tasks"),
+            (json!({"tasks": [task], "minMember": 3}), "spec.minMember"),
+            (json!({"tasks": [task], "minTaskMember": {"a": 3}}), "spec.minTaskMember.a"),
+            (json!({"tasks": [task], "minTaskMember": {"b": 1}}), "spec.minTaskMember.b"),
+            (json!({"tasks": [task], "hold": {"reason": "QueueClosed"}}), "spec.hold.reason"),
+        ] {
+            let text = json!({"spec": spec}).to_string();
+            let record = PodGroupRecord::decode(text.as_bytes()).unwrap();
+            let bad = record.spec.check(&"ns/g".parse().unwrap());
+            assert_eq!(bad.iter().map(|b| b.path.as_str()).collect::<Vec<_>>(), [path], "{spec}");
+        }
+        let bad = PodGroupRecord::decode(br#"{"spec":{"tasks":[{"name":"a","replicas":-1}]}}"#)
+            .unwrap_err();
+        assert_eq!(bad.path, "spec.tasks[0].replicas");
+    }
+}

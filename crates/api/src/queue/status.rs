@@ -1,0 +1,152 @@
+//! What the scheduler's owner says of a queue: the value of `rcfarm/queue_status/<name>`.
+//!
+//! Counters and amounts are changed in the transaction that changes the groups they count, so at every index they
+//! equal a recount of the PodGroup statuses.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::amounts::Amounts;
+use crate::Index;
+use crate::Timestamp;
+use crate::pod_group::spec::GroupId;
+use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
+
+/// At most so many waiting groups are listed.
+pub const WAITING_LISTED: usize = 20;
+
+/// Whether a queue takes work: what is so (`volcano.md` §2.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum QueueState {
+    /// It does.
+    Open,
+    /// It does not, and nothing admitted is left.
+    Closed,
+    /// It does not, and admitted groups have yet to end.
+    Closing,
+    /// Its record cannot be read or breaks a rule: nothing is admitted.
+    Unknown,
+}
+
+impl QueueState {
+    /// All of them.
+    pub const ALL: [QueueState; 4] =
+        [QueueState::Open, QueueState::Closed, QueueState::Closing, QueueState::Unknown];
+}
+
+impl std::fmt::Display for QueueState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// The status record.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct QueueStatus {
+    /// What is so; absent until the owner has looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<QueueState>,
+    /// Why, where it is not as the record wants, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// When `state` last changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Timestamp>,
+    /// ModifyIndex of the queue's record that this is about.
+    pub observed_index: Index,
+    /// Grows by one with every transaction.
+    pub revision: u64,
+    /// How many of its groups are in each phase.
+    #[serde(flatten)]
+    pub groups: Counters,
+    /// What its admitted groups are charged, those of the queues below it not counted.
+    pub allocated: Amounts,
+    /// The first of those that wait, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
+    /// Fields of the record that nothing acts upon.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ignored: Vec<String>,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A group that waits, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Which.
+    pub group: GroupId,
+    /// From 1, in the queue's order.
+    pub position: usize,
+    /// Why it waits.
+    pub reason: PodGroupReason,
+}
+
+/// Groups by phase (`volcano.md` §1.3).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub pending: u64,
+    pub inqueue: u64,
+    pub running: u64,
+    pub unknown: u64,
+    pub completed: u64,
+}
+
+impl Counters {
+    fn of(&mut self, phase: PodGroupPhase) -> &mut u64 {
+        match phase {
+            PodGroupPhase::Pending => &mut self.pending,
+            PodGroupPhase::Inqueue => &mut self.inqueue,
+            PodGroupPhase::Running => &mut self.running,
+            PodGroupPhase::Unknown => &mut self.unknown,
+            PodGroupPhase::Completed => &mut self.completed,
+        }
+    }
+
+    /// One more in this phase.
+    pub fn enter(&mut self, phase: PodGroupPhase) {
+        *self.of(phase) += 1;
+    }
+
+    /// One less in this phase.
+    pub fn leave(&mut self, phase: PodGroupPhase) {
+        let count = self.of(phase);
+        *count = count.saturating_sub(1);
+    }
+
+    /// Counts anew.
+    pub fn recount(phases: impl IntoIterator<Item = PodGroupPhase>) -> Counters {
+        let mut counters = Counters::default();
+        phases.into_iter().for_each(|phase| counters.enter(phase));
+        counters
+    }
+}
+
+impl QueueStatus {
+    /// Decodes a status.
+    ///
+    /// # Errors
+    /// The decoder's words.
+    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(value)
+    }
+
+    /// Encodes the status as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a queue's status encodes").into()
+    }
+
+    /// Sets the state; the time moves only when it changes.
+    pub fn set_state(&mut self, state: QueueState, message: String, now: Timestamp) {
+        if self.state != Some(state) {
+            self.last_transition_time = Some(now);
+        }
+        self.state = Some(state);
+        self.message = message;
+    }
+}

@@ -1,0 +1,423 @@
+//! The RC record, as square/p2 stores it, and what a farm needs of it once it has been checked.
+//!
+//! [`RcRecord`] is the value of `replication_controllers/<uuid>` field by field (`p2.md` §1.2) and keeps what it
+//! does not know. [`RcSpec`] is the same after every rule has been checked: a controller never sees anything else.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::allocation::AllocationOwner;
+use crate::ids::RcId;
+use crate::key;
+use crate::labels::{Labels, Selector};
+use crate::manifest::{Manifest, Resources};
+use crate::scheduler::Packing;
+
+/// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
+pub const MOST_REPLICAS: u32 = 100_000;
+
+/// What a farm may do with pods on nodes that are no longer eligible.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[value(rename_all = "snake_case")]
+pub enum RcStrategy {
+    /// Pods stay where they are until an operator moves them.
+    #[serde(rename = "static_strategy")]
+    #[value(name = "static", alias = "static_strategy")]
+    Static,
+    /// Pods are moved off ineligible nodes, one at a time, when that is safe.
+    #[serde(rename = "dynamic_strategy")]
+    #[value(name = "dynamic", alias = "dynamic_strategy")]
+    Dynamic,
+}
+
+impl RcStrategy {
+    /// The word in the record.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RcStrategy::Static => "static_strategy",
+            RcStrategy::Dynamic => "dynamic_strategy",
+        }
+    }
+}
+
+/// The stored record. Field names and order are p2's; unknown fields survive a rewrite.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RcRecord {
+    /// Equals the key's last segment.
+    pub id: RcId,
+    /// The pod manifest, byte for byte (YAML, possibly signed).
+    pub manifest: String,
+    /// A label selector over `labels/node/`.
+    pub node_selector: String,
+    /// Labels put on every pod. p2 writes `null` for none.
+    pub pod_labels: Option<BTreeMap<String, String>>,
+    /// The count wanted; required, because an absent count must never read as 0 (`p2.md` §6.1).
+    pub replicas_desired: i64,
+    /// No scheduling changes while set.
+    #[serde(default)]
+    pub disabled: bool,
+    /// `static_strategy` or `dynamic_strategy`; records from before 2017 may hold `pet_strategy` or
+    /// `cattle_strategy`, which behave as static, as they do in p2. Empty means static.
+    #[serde(default)]
+    pub allocation_strategy: String,
+    /// Fields that we do not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, Value>,
+}
+
+impl RcRecord {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the field.
+    pub fn decode(value: &[u8]) -> Result<Self, BadRecord> {
+        let value: Value = serde_json::from_slice(value).map_err(|e| BadRecord {
+            field: "(whole value)",
+            why: format!("not JSON: {e}"),
+            fix: "restore the record from `consul kv get` of a good copy, or delete it",
+        })?;
+        if !value.is_object() {
+            return Err(BadRecord {
+                field: "(whole value)",
+                why: "not a JSON object".to_owned(),
+                fix: "write the record with `rcfarm rc create`",
+            });
+        }
+        check_shape(&value)?;
+        serde_json::from_value(value).map_err(|e| BadRecord {
+            field: "(whole value)",
+            why: e.to_string(),
+            fix: "compare with docs/keys.md",
+        })
+    }
+
+    /// Encodes the record as it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        // A struct of strings, numbers and maps with string keys always encodes.
+        serde_json::to_vec(self).expect("an RC record encodes").into()
+    }
+}
+
+/// Names the first field whose type is wrong; serde alone would not say which of two equal types it was.
+fn check_shape(value: &Value) -> Result<(), BadRecord> {
+    let bad = |field, why: &str, fix| Err(BadRecord { field, why: why.to_owned(), fix });
+    for (field, required) in [("id", true), ("manifest", true), ("node_selector", true)] {
+        match &value[field] {
+            Value::String(_) => {}
+            Value::Null if !required => {}
+            Value::Null => return bad(field, "it is missing", "write it as a string"),
+            _ => return bad(field, "it is not a string", "write it as a string"),
+        }
+    }
+    match &value["replicas_desired"] {
+        Value::Null => {
+            return bad(
+                "replicas_desired",
+                "it is missing, and a missing count is never taken for 0",
+                "set it with `rcfarm rc scale ID N`",
+            );
+        }
+        n if n.as_i64().is_none() => {
+            return bad(
+                "replicas_desired",
+                "it is not a whole number",
+                "set it to a number like 3",
+            );
+        }
+        _ => {}
+    }
+    match &value["disabled"] {
+        Value::Bool(_) | Value::Null => {}
+        _ => return bad("disabled", "it is neither true nor false", "set it to true or false"),
+    }
+    match &value["allocation_strategy"] {
+        Value::String(_) | Value::Null => {}
+        _ => return bad("allocation_strategy", "it is not a string", "use static_strategy"),
+    }
+    match &value["pod_labels"] {
+        Value::Null => Ok(()),
+        Value::Object(map) if map.values().all(Value::is_string) => Ok(()),
+        _ => bad("pod_labels", "it is not an object of strings", "write {\"key\": \"value\"}"),
+    }
+}
+
+/// Why a record cannot be worked on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadRecord {
+    /// The field, as in the record.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub why: String,
+    /// What to do.
+    pub fix: &'static str,
+}
+
+impl fmt::Display for BadRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "field {}: {}; {}", self.field, self.why, self.fix)
+    }
+}
+impl std::error::Error for BadRecord {}
+
+/// A record in which everything has been checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RcSpec {
+    /// Its id.
+    pub id: RcId,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// Which nodes may run it.
+    pub node_selector: Selector,
+    /// Labels for every pod.
+    pub pod_labels: Labels,
+    /// How many pods there shall be.
+    pub replicas_desired: u32,
+    /// No changes while set.
+    pub disabled: bool,
+    /// What to do about ineligible nodes.
+    pub strategy: RcStrategy,
+    /// So many pods stay healthy while others are removed or moved, as the RC's label [`key::MIN_HEALTH_LABEL`] declares: p2's
+    /// tools would drop an unknown field of the record at their next write.
+    pub min_health: Option<u32>,
+    /// Which of several nodes with room is taken first, as the RC's label [`key::PACKING_LABEL`] declares.
+    pub packing: Packing,
+}
+
+impl RcSpec {
+    /// Checks a record that stands under `id`'s key.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the first field that breaks a rule.
+    pub fn check(id: RcId, record: &RcRecord) -> Result<RcSpec, BadRecord> {
+        if record.id != id {
+            return Err(BadRecord {
+                field: "id",
+                why: format!("it is {}, but the key says {id}", record.id),
+                fix: "write the record under its own id",
+            });
+        }
+        let manifest = Manifest::parse(&record.manifest).map_err(|e| BadRecord {
+            field: "manifest",
+            why: e.to_string(),
+            fix: "mend the YAML; a manifest needs at least `id:`",
+        })?;
+        let node_selector = record.node_selector.parse::<Selector>().map_err(|e| BadRecord {
+            field: "node_selector",
+            why: e.to_string(),
+            fix: "write it like pool=web,zone in (a,b)",
+        })?;
+        let strategy = match record.allocation_strategy.as_str() {
+            "dynamic_strategy" => RcStrategy::Dynamic,
+            "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => RcStrategy::Static,
+            other => {
+                return Err(BadRecord {
+                    field: "allocation_strategy",
+                    why: format!("{other:?} is unknown"),
+                    fix: "use static_strategy or dynamic_strategy",
+                });
+            }
+        };
+        Ok(RcSpec {
+            id,
+            manifest,
+            node_selector,
+            pod_labels: record.pod_labels.clone().unwrap_or_default(),
+            replicas_desired: check_count(record.replicas_desired)?,
+            disabled: record.disabled,
+            strategy,
+            min_health: None,
+            packing: Packing::default(),
+        })
+    }
+
+    /// The same with what the RC's own labels declare; `None`: they cannot be read.
+    ///
+    /// # Errors
+    /// [`BadRecord`] naming the label.
+    pub fn with_labels(self, labels: Option<&Labels>) -> Result<RcSpec, BadRecord> {
+        let Some(labels) = labels else {
+            return Err(BadRecord {
+                field: "labels",
+                why: "its own labels are not an object of strings".to_owned(),
+                fix: "write them like {\"key\": \"value\"}, or delete them",
+            });
+        };
+        let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| (text, text.parse())) {
+            None => None,
+            Some((_, Ok(least))) => Some(least),
+            Some((text, Err(_))) => {
+                return Err(BadRecord {
+                    field: key::MIN_HEALTH_LABEL,
+                    why: format!("{text:?} is no number of pods"),
+                    fix: "set that label of the RC with `rcfarm label set rc ID`, or remove it",
+                });
+            }
+        };
+        let packing = match labels.get(key::PACKING_LABEL).map(|text| text.parse()) {
+            None => Packing::default(),
+            Some(Ok(packing)) => packing,
+            Some(Err(why)) => {
+                return Err(BadRecord {
+                    field: key::PACKING_LABEL,
+                    why,
+                    fix: "set that label of the RC to spread or bin-pack, or remove it",
+                });
+            }
+        };
+        Ok(RcSpec { min_health, packing, ..self })
+    }
+
+    /// What each of its pods asks for.
+    #[must_use]
+    pub fn resources(&self) -> &Resources {
+        self.manifest.resources()
+    }
+
+    /// For whom its pods' resources are allocated.
+    #[must_use]
+    pub fn owner(&self) -> AllocationOwner {
+        AllocationOwner::Rc(self.id)
+    }
+
+    /// Decodes and checks in one go.
+    ///
+    /// # Errors
+    /// [`BadRecord`].
+    pub fn decode(id: RcId, value: &[u8]) -> Result<RcSpec, BadRecord> {
+        RcSpec::check(id, &RcRecord::decode(value)?)
+    }
+
+    /// The labels of a pod of this RC: the record's own, and the two by which p2 and we find it (`p2.md` §1.3).
+    #[must_use]
+    pub fn labels_of_pod(&self) -> Labels {
+        let mut labels = self.pod_labels.clone();
+        labels.insert(POD_ID.to_owned(), self.manifest.id().to_string());
+        labels.insert(RC_ID.to_owned(), self.id.to_string());
+        labels
+    }
+
+    /// The availability zone in the pod labels, for p2's audit records.
+    #[must_use]
+    pub fn availability_zone(&self) -> &str {
+        self.pod_labels.get("availability_zone").map_or("", String::as_str)
+    }
+
+    /// The cluster's name in the pod labels, for p2's audit records.
+    #[must_use]
+    pub fn cluster_name(&self) -> &str {
+        self.pod_labels.get("cluster_name").map_or("", String::as_str)
+    }
+}
+
+/// The pod label that names the RC; the only sign of ownership.
+pub const RC_ID: &str = "replication_controller_id";
+/// The pod label that names the manifest.
+pub const POD_ID: &str = "pod_id";
+
+/// Checks a count of replicas.
+///
+/// # Errors
+/// [`BadRecord`] for a negative count, and for more than [`MOST_REPLICAS`].
+pub fn check_count(count: i64) -> Result<u32, BadRecord> {
+    let bad = |why| BadRecord {
+        field: "replicas_desired",
+        why,
+        fix: "set it with `rcfarm rc scale ID N`",
+    };
+    let n = u32::try_from(count).map_err(|_| {
+        bad(if count < 0 { format!("{count} is negative") } else { format!("{count} is absurd") })
+    })?;
+    if n > MOST_REPLICAS {
+        return Err(bad(format!("{n} is absurd: at most {MOST_REPLICAS}")));
+    }
+    Ok(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
+
+    /// As p2-rctl wrote it (`p2.md` §1.2).
+    fn p2_record() -> String {
+        format!(
+            r#"{{"id":"{ID}","manifest":"id: hello\nlaunchables: {{}}\n","node_selector":"role=web","pod_labels":{{"availability_zone":"az1","cluster_name":"prod","extra":"yes"}},"replicas_desired":3,"disabled":false,"allocation_strategy":"static_strategy"}}"#
+        )
+    }
+
+    #[test]
+    fn a_record_of_p2_is_rewritten_byte_for_byte() {
+        // Written by p2-rctl, HEAD 8223eb18, on Consul 1.8.7.
+        let text = include_str!("../../testdata/p2/replication_controller.json");
+        let record = RcRecord::decode(text.as_bytes()).unwrap();
+        assert_eq!(record.encode(), text.as_bytes());
+    }
+
+    #[test]
+    fn unknown_fields_survive_a_rewrite() {
+        let text = p2_record().replace("\"disabled\"", "\"team\":{\"a\":[1]},\"disabled\"");
+        let record = RcRecord::decode(text.as_bytes()).unwrap();
+        let again: Value = serde_json::from_slice(&record.encode()).unwrap();
+        assert_eq!(again["team"]["a"][0], 1);
+    }
+
+    #[test]
+    fn null_pod_labels_are_none_and_stay_null() {
+        let text = p2_record()
+            .replace(r#"{"availability_zone":"az1","cluster_name":"prod","extra":"yes"}"#, "null");
+        let record = RcRecord::decode(text.as_bytes()).unwrap();
+        assert_eq!(record.encode(), text.as_bytes());
+        assert!(RcSpec::check(ID.parse().unwrap(), &record).unwrap().pod_labels.is_empty());
+    }
+
+    #[test]
+    fn every_bad_field_is_named() {
+        let id: RcId = ID.parse().unwrap();
+        let cases = [
+            ("\"replicas_desired\":3", "\"replicas_desired\":-1", "replicas_desired"),
+            ("\"replicas_desired\":3", "\"replicas_desired\":1e12", "replicas_desired"),
+            ("\"replicas_desired\":3", "\"replicas_desired\":100001", "replicas_desired"),
+            ("\"replicas_desired\":3", "\"replicas_desired\":2.5", "replicas_desired"),
+            ("\"replicas_desired\":3", "\"replicas_desired\":\"3\"", "replicas_desired"),
+            ("\"replicas_desired\":3,", "", "replicas_desired"),
+            ("\"disabled\":false", "\"disabled\":\"no\"", "disabled"),
+            ("role=web", "role=", "ok"),
+            ("role=web", "role=a b", "node_selector"),
+            ("id: hello", "name: hello", "manifest"),
+            ("static_strategy", "sometimes", "allocation_strategy"),
+            ("static_strategy", "pet_strategy", "ok"),
+            ("\"extra\":\"yes\"", "\"extra\":1", "pod_labels"),
+            (ID, "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a1", "id"),
+        ];
+        for (from, to, want) in cases {
+            let text = p2_record().replace(from, to);
+            let got = match RcSpec::decode(id, text.as_bytes()) {
+                Ok(_) => "ok",
+                Err(bad) => bad.field,
+            };
+            assert_eq!(got, want, "{from} -> {to}");
+        }
+        for text in ["", "[]", "null", "\"x\"", "{"] {
+            assert_eq!(RcSpec::decode(id, text.as_bytes()).unwrap_err().field, "(whole value)");
+        }
+    }
+
+    #[test]
+    fn a_pod_carries_the_two_labels_of_its_owner() {
+        let spec = RcSpec::decode(ID.parse().unwrap(), p2_record().as_bytes()).unwrap();
+        let labels = spec.labels_of_pod();
+        assert_eq!(labels[RC_ID], ID);
+        assert_eq!(labels[POD_ID], "hello");
+        assert_eq!(labels["extra"], "yes");
+        assert_eq!((spec.availability_zone(), spec.cluster_name()), ("az1", "prod"));
+    }
+}

@@ -1,0 +1,373 @@
+//! The connection: one `reqwest` client, seen raw and through consulrs.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use consulrs::api::{ApiResponse, EndpointMiddleware, Features};
+use consulrs::client::ConsulClientSettings;
+use consulrs::error::ClientError;
+use hyper::client::connect::dns::Name;
+use reqwest::dns::{Addrs, Resolve, Resolving};
+use reqwest::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Certificate, Identity, Method, RequestBuilder, Url};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::config::{ConfigError, ConsulConfig};
+use super::error::{
+    Refused, RequestContext, Route, deepest_cause, from_consulrs, transport, undecodable,
+};
+use super::wire::Scope;
+use rcfarm_store::{Index, StoreError};
+
+/// Longer than the 7 s for which a server without a leader holds a request.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+const DEFAULT_MAX_REQUESTS: usize = 8;
+/// Idle connections count against the agent's limit too.
+const IDLE_CONNECTIONS: usize = 10;
+const IDLE_FOR: Duration = Duration::from_secs(10);
+
+/// What a request is for: how it is counted, and whether it waits its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    Read,
+    BlockingRead,
+    Write,
+    Transaction,
+    Session,
+    Heartbeat,
+    Agent,
+}
+
+impl Call {
+    const NAMES: [(Call, &'static str); 7] = [
+        (Call::Read, "read"),
+        (Call::BlockingRead, "blocking_read"),
+        (Call::Write, "write"),
+        (Call::Transaction, "transaction"),
+        (Call::Session, "session"),
+        (Call::Heartbeat, "heartbeat"),
+        (Call::Agent, "agent"),
+    ];
+
+    /// Whether there may be many of them at once. The others are few, and a farm's life hangs on them.
+    fn waits_its_turn(self) -> bool {
+        matches!(self, Call::Read | Call::Write | Call::Transaction)
+    }
+}
+
+/// The client that all calls share.
+pub(super) struct Client {
+    http: reqwest::Client,
+    address: String,
+    base: Url,
+    consulrs: Consulrs,
+    turns: Semaphore,
+    counts: [AtomicU64; Call::NAMES.len()],
+    pub(super) datacenter: Option<String>,
+    pub(super) scope: Scope,
+    pub(super) stale: bool,
+}
+
+/// An answer, whatever its status.
+pub(super) struct Reply {
+    pub(super) status: u16,
+    pub(super) index: Option<Index>,
+    pub(super) filtered: bool,
+    pub(super) body: Bytes,
+}
+
+impl Reply {
+    /// The error that the answer stands for.
+    pub(super) fn error(&self, asked: &RequestContext<'_>) -> StoreError {
+        Refused::new(self.status, &self.body).error(asked)
+    }
+
+    /// The index to wait on next. An answer without it is none of Consul's: to take a proxy's 404 for an empty
+    /// tree would be fatal.
+    pub(super) fn index(&self, asked: &RequestContext<'_>) -> Result<Index, StoreError> {
+        self.index.ok_or_else(|| undecodable(asked, &"the answer has no X-Consul-Index"))
+    }
+
+    /// The body as JSON.
+    pub(super) fn json<T: serde::de::DeserializeOwned>(
+        &self,
+        asked: &RequestContext<'_>,
+    ) -> Result<T, StoreError> {
+        serde_json::from_slice(&self.body).map_err(|error| undecodable(asked, &error))
+    }
+}
+
+impl Client {
+    pub(super) fn new(config: &ConsulConfig) -> Result<Client, ConfigError> {
+        let mut url = config.url()?;
+        let address = url.to_string();
+        let mut headers = headers(config)?;
+        let mut builder = reqwest::Client::builder();
+        if url.scheme() == "https" {
+            builder = tls(builder, config)?;
+            if let Some(name) = config.server_name()? {
+                builder = under_another_name(builder, &mut headers, &mut url, name)?;
+            }
+        } else {
+            // Not to read the system's certificates for nothing.
+            builder = builder.use_rustls_tls().tls_built_in_root_certs(false);
+        }
+        let http = builder
+            .default_headers(headers)
+            .user_agent(concat!("rcfarm/", env!("CARGO_PKG_VERSION")))
+            .http1_only()
+            .redirect(reqwest::redirect::Policy::none())
+            .referer(false)
+            .no_proxy()
+            .tcp_nodelay(true)
+            .connect_timeout(CONNECT_WITHIN)
+            .timeout(ANSWER_WITHIN)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .pool_idle_timeout(IDLE_FOR)
+            .build()
+            .map_err(|error| ConfigError::Client(deepest_cause(&error)))?;
+        let datacenter = config.datacenter.clone();
+        Ok(Client {
+            consulrs: Consulrs::new(http.clone(), &url, datacenter.as_deref()),
+            http,
+            address,
+            base: url,
+            turns: Semaphore::new(config.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS).max(1)),
+            counts: Default::default(),
+            datacenter,
+            scope: Scope {
+                namespace: config.namespace.clone(),
+                partition: config.partition.clone(),
+            },
+            stale: config.stale.unwrap_or(false),
+        })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn requests(&self) -> BTreeMap<&'static str, u64> {
+        let counts = Call::NAMES.iter().zip(&self.counts);
+        counts.map(|((_, name), count)| (*name, count.load(Ordering::Relaxed))).collect()
+    }
+
+    /// The URL of `/v1/<path>`, in the configured datacenter.
+    pub(super) fn url<'s>(&self, path: impl IntoIterator<Item = &'s str>) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("v1").extend(path);
+        }
+        if let Some(datacenter) = &self.datacenter {
+            url.query_pairs_mut().append_pair("dc", datacenter);
+        }
+        url
+    }
+
+    pub(super) fn request(&self, method: Method, url: Url) -> RequestBuilder {
+        self.http.request(method, url)
+    }
+
+    /// Sends a raw request. `waits`: how long Consul was asked to block.
+    pub(super) async fn send(
+        &self,
+        call: Call,
+        request: RequestBuilder,
+        waits: Duration,
+    ) -> Result<Reply, StoreError> {
+        let limit = ANSWER_WITHIN + waits + waits / 16;
+        let _turn = self.turn(call).await;
+        let route = Route { address: &self.address, limit };
+        let broken = |error: reqwest::Error| transport(&error, route);
+        let response = request.timeout(limit).send().await.map_err(broken)?;
+        let headers = response.headers();
+        let index = headers.get("x-consul-index").and_then(|v| v.to_str().ok()?.parse().ok());
+        let filtered = headers
+            .get("x-consul-results-filtered-by-acls")
+            .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"true"));
+        let status = response.status().as_u16();
+        let body = response.bytes().await.map_err(broken)?;
+        Ok(Reply { status, index: index.map(Index), filtered, body })
+    }
+
+    /// Sends an endpoint of consulrs, built by `call_with` from its client.
+    pub(super) async fn through_consulrs<'c, T, F>(
+        &'c self,
+        call: Call,
+        asked: &RequestContext<'_>,
+        call_with: impl FnOnce(&'c Consulrs) -> F + Send,
+    ) -> Result<Result<T, Refused>, StoreError>
+    where
+        F: Future<Output = Result<ApiResponse<T>, ClientError>> + Send,
+    {
+        let _turn = self.turn(call).await;
+        match call_with(&self.consulrs).await {
+            Ok(answer) => Ok(Ok(answer.response)),
+            Err(error) => {
+                let route = Route { address: &self.address, limit: ANSWER_WITHIN };
+                from_consulrs(error, route, asked).map(Err)
+            }
+        }
+    }
+
+    async fn turn(&self, call: Call) -> Option<SemaphorePermit<'_>> {
+        let turn = if call.waits_its_turn() { self.turns.acquire().await.ok() } else { None };
+        if let Some(at) = Call::NAMES.iter().position(|(named, _)| *named == call) {
+            self.counts[at].fetch_add(1, Ordering::Relaxed);
+        }
+        turn
+    }
+}
+
+/// `id` as a path segment for consulrs, which would escape it twice if it needed that.
+pub(super) fn plain(id: &str, asked: &RequestContext<'_>) -> Result<String, StoreError> {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || b"_-.,:~".contains(&b);
+    if !id.is_empty() && id.bytes().all(fits) && id.bytes().any(|b| b != b'.') {
+        return Ok(id.to_owned());
+    }
+    let body = format!("not sent: {asked}: ids have letters, digits and _ - . , : ~ only");
+    Err(StoreError::Rejected { status: 400, body })
+}
+
+/// Our `reqwest` client as consulrs wants it.
+pub(super) struct Consulrs {
+    http: rustify::Client,
+    settings: ConsulClientSettings,
+    /// consulrs puts its version in front of the address's path. So the first segment of what is to stand in
+    /// front is given out as the version, and the rest as the address.
+    version: String,
+}
+
+impl Consulrs {
+    fn new(http: reqwest::Client, base: &Url, datacenter: Option<&str>) -> Self {
+        let mut front: Vec<&str> =
+            base.path_segments().into_iter().flatten().filter(|s| !s.is_empty()).collect();
+        front.push("v1");
+        let version = front.remove(0).to_owned();
+        let mut address = base.clone();
+        address.set_path(&front.join("/"));
+        // An endpoint with query parameters of its own, `dc` among them, replaces these; the one that creates a
+        // session has none and keeps them.
+        if let Some(datacenter) = datacenter {
+            address.query_pairs_mut().append_pair("dc", datacenter);
+        }
+        // Only to satisfy the trait: what consulrs would take from here is in our own client.
+        let settings = ConsulClientSettings {
+            address: address.to_string(),
+            ca_certs: Vec::new(),
+            client_cert: None,
+            client_key: None,
+            token: None,
+            verify: true,
+            version: 1,
+        };
+        Consulrs { http: rustify::Client::new(address.as_str(), http), settings, version }
+    }
+}
+
+impl consulrs::client::Client for Consulrs {
+    fn http(&self) -> &rustify::Client {
+        &self.http
+    }
+
+    fn middle(&self, features: Option<Features>) -> EndpointMiddleware {
+        EndpointMiddleware { features, token: None, version: self.version.clone() }
+    }
+
+    fn settings(&self) -> &ConsulClientSettings {
+        &self.settings
+    }
+}
+
+/// What every request carries. Namespace and partition go as headers, which Consul takes in place of the query
+/// parameters `ns` and `partition`: consulrs does not know the latter.
+fn headers(config: &ConsulConfig) -> Result<HeaderMap, ConfigError> {
+    let mut headers = HeaderMap::new();
+    let mut add = |setting, name: HeaderName, value: Option<String>| {
+        let Some(value) = value else { return Ok(()) };
+        let mut value =
+            HeaderValue::from_str(&value).map_err(|_| ConfigError::NotAHeader { setting })?;
+        value.set_sensitive(true);
+        headers.insert(name, value);
+        Ok(())
+    };
+    let basic = config.http_auth.as_ref().map(|auth| {
+        let auth = if auth.contains(':') { auth.clone() } else { format!("{auth}:") };
+        format!("Basic {}", STANDARD.encode(auth))
+    });
+    let named = HeaderName::from_static;
+    add("CONSUL_HTTP_TOKEN", named("x-consul-token"), config.effective_token()?)?;
+    add("CONSUL_HTTP_AUTH", AUTHORIZATION, basic)?;
+    add("CONSUL_NAMESPACE", named("x-consul-namespace"), config.namespace.clone())?;
+    add("CONSUL_PARTITION", named("x-consul-partition"), config.partition.clone())?;
+    Ok(headers)
+}
+
+/// Whom to trust and who we are.
+fn tls(
+    mut builder: reqwest::ClientBuilder,
+    config: &ConsulConfig,
+) -> Result<reqwest::ClientBuilder, ConfigError> {
+    builder = builder.use_rustls_tls();
+    let authorities = config.authorities()?;
+    builder = builder.tls_built_in_root_certs(authorities.is_empty());
+    for pem in authorities {
+        match Certificate::from_pem_bundle(&pem.text) {
+            Ok(certificates) if certificates.is_empty() => {
+                return Err(pem.unusable("it holds no certificate".to_owned()));
+            }
+            Ok(certificates) => {
+                builder = certificates.into_iter().fold(builder, |b, c| b.add_root_certificate(c));
+            }
+            Err(error) => return Err(pem.unusable(deepest_cause(&error))),
+        }
+    }
+    if let Some(pem) = config.identity()? {
+        let identity = Identity::from_pem(&pem.text);
+        builder = builder.identity(identity.map_err(|e| pem.unusable(deepest_cause(&e)))?);
+    }
+    Ok(builder.danger_accept_invalid_certs(config.ssl_verify == Some(false)))
+}
+
+/// Makes TLS ask for `name` while the connection still goes to the address: the URL gets the name, and the name
+/// resolves to the address.
+fn under_another_name(
+    builder: reqwest::ClientBuilder,
+    headers: &mut HeaderMap,
+    url: &mut Url,
+    name: &str,
+) -> Result<reqwest::ClientBuilder, ConfigError> {
+    let no_name = || ConfigError::ServerName { given: name.to_owned() };
+    let host = url.host_str().ok_or_else(no_name)?.to_owned();
+    let authority = match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.clone(),
+    };
+    headers.insert(HOST, HeaderValue::from_str(&authority).map_err(|_| no_name())?);
+    url.set_host(Some(name)).map_err(|_| no_name())?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').into();
+    Ok(builder.dns_resolver(Arc::new(ResolvesTo { host })))
+}
+
+/// Resolves every name to one host.
+struct ResolvesTo {
+    host: Arc<str>,
+}
+
+impl Resolve for ResolvesTo {
+    fn resolve(&self, _: Name) -> Resolving {
+        let host = self.host.clone();
+        Box::pin(async move {
+            // The connector replaces the port.
+            let found: Vec<_> = tokio::net::lookup_host((&*host, 0u16)).await?.collect();
+            Ok(Box::new(found.into_iter()) as Addrs)
+        })
+    }
+}

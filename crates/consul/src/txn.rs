@@ -1,0 +1,78 @@
+//! Transactions.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{Method, Url};
+
+use super::client::{Call, Client};
+use super::error::{DENIED, RequestContext, forbidden, undecodable};
+use super::wire::{TxnAnswer, txn_body, verb};
+use rcfarm_store::{Entry, Index, Op, Question, Refusal, StoreError, TxnOutcome};
+
+impl Client {
+    pub(super) async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
+        let asked = RequestContext::new("committing", ops.first().map_or("nothing", Op::subject));
+        self.transact(Call::Transaction, self.url(["txn"]), ops, asked).await
+    }
+
+    /// Consul answers a transaction that changes nothing as it answers a read.
+    pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
+        let asked = RequestContext::new("reading", ops.first().map_or("nothing", Op::subject));
+        let mut url = self.url(["txn"]);
+        url.query_pairs_mut().append_key_only("consistent");
+        self.transact(Call::Read, url, &ops, asked).await
+    }
+
+    async fn transact(
+        &self,
+        call: Call,
+        url: Url,
+        ops: &[Op],
+        asked: RequestContext<'_>,
+    ) -> Result<TxnOutcome, StoreError> {
+        let body = txn_body(ops, &self.scope).map_err(|error| undecodable(&asked, &error))?;
+        let request = self
+            .request(Method::PUT, url)
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .body(body);
+        let reply = self.send(call, request, Duration::ZERO).await?;
+        match reply.status {
+            200 => {
+                let entries = reply.json::<TxnAnswer>(&asked)?.entries();
+                Ok(TxnOutcome::Committed { index: changed_at(ops, &entries), entries })
+            }
+            409 => {
+                let refusals = reply.json::<TxnAnswer>(&asked)?.refusals();
+                match denied(ops, &refusals) {
+                    Some(error) => Err(error),
+                    None => Ok(TxnOutcome::Refused(refusals)),
+                }
+            }
+            _ => Err(reply.error(&asked)),
+        }
+    }
+}
+
+/// The index that the changes share: the greatest of the written keys, because a key that was set to the value
+/// that it had keeps its index. (What else is returned, such as a lock that was only checked, may be newer.)
+fn changed_at(ops: &[Op], entries: &[Entry]) -> Index {
+    let written: BTreeSet<&str> = ops
+        .iter()
+        .filter(|op| {
+            matches!(op, Op::Set { .. } | Op::Cas { .. } | Op::Lock { .. } | Op::Unlock { .. })
+        })
+        .map(Op::subject)
+        .collect();
+    let indexes = entries.iter().filter(|e| written.contains(&*e.key)).map(|e| e.modify_index);
+    indexes.max().unwrap_or(Index::ZERO)
+}
+
+/// Want of rights is no answer to the question that the transaction put: no look at the store would change it.
+fn denied(ops: &[Op], refusals: &[Refusal]) -> Option<StoreError> {
+    let refusal = refusals.iter().find(|r| DENIED.iter().any(|text| r.what.contains(text)))?;
+    let op = ops.get(refusal.op)?;
+    Some(forbidden(&RequestContext::new(verb(op), op.subject()), &refusal.what))
+}

@@ -1,0 +1,380 @@
+//! Nodes, services and checks: as much of the catalog as sessions and health reads need
+//! (`consul_semantics.md` §8).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use rcfarm_store::{Index, ServiceHealth, TtlService};
+
+/// The gossip check that every agent's node has; it always passes here.
+pub(super) const SERF_HEALTH: &str = "serfHealth";
+
+/// State of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// All is well.
+    Passing,
+    /// Something is odd; ends no session.
+    Warning,
+    /// Failed: ends the sessions attached to it.
+    Critical,
+}
+
+impl Status {
+    /// As Consul writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Status::Passing => "passing",
+            Status::Warning => "warning",
+            Status::Critical => "critical",
+        }
+    }
+
+    /// From Consul's word.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Status> {
+        [Status::Passing, Status::Warning, Status::Critical]
+            .into_iter()
+            .find(|status| status.as_str() == text)
+    }
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogNode {
+    /// Its address.
+    pub address: String,
+    /// Index of registration.
+    pub create_index: Index,
+}
+
+/// A service instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// The name, shared by instances.
+    pub name: String,
+    /// Metadata.
+    pub meta: BTreeMap<String, String>,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// Address; empty: the node's.
+    pub address: String,
+    /// Port; 0: none.
+    pub port: u16,
+    /// Index of registration.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+}
+
+/// A check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogCheck {
+    /// For people.
+    pub name: String,
+    /// Its state.
+    pub status: Status,
+    /// The note of the last beat.
+    pub output: String,
+    /// The service it belongs to (id and name); `None`: the node.
+    pub service: Option<(String, String)>,
+    /// Turns critical when not beaten for this long.
+    pub ttl: Option<Duration>,
+    /// Its service is forgotten when it was critical for this long.
+    pub deregister_after: Option<Duration>,
+    /// Index of registration.
+    pub create_index: Index,
+    /// Index of the last change of its status.
+    pub modify_index: Index,
+}
+
+/// A service with its TTL checks, to be registered at an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceRequest {
+    /// Instance id; unique on the node.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Metadata.
+    pub meta: BTreeMap<String, String>,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// Address.
+    pub address: String,
+    /// Port.
+    pub port: u16,
+    /// Its checks.
+    pub checks: Vec<CheckRequest>,
+}
+
+/// A TTL check of a service to be registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckRequest {
+    /// Id, unique on the node.
+    pub id: String,
+    /// For people.
+    pub name: String,
+    /// State until the first beat. A check that is known already keeps the state it has.
+    pub status: Status,
+    /// Its TTL.
+    pub ttl: Duration,
+    /// See [`CatalogCheck::deregister_after`]; less than a minute counts as a minute.
+    pub deregister_after: Option<Duration>,
+}
+
+impl From<&TtlService> for ServiceRequest {
+    fn from(service: &TtlService) -> Self {
+        ServiceRequest {
+            id: service.id.clone(),
+            name: service.name.clone(),
+            meta: service.meta.clone(),
+            tags: Vec::new(),
+            address: String::new(),
+            port: 0,
+            checks: vec![CheckRequest {
+                id: service.check_id(),
+                name: format!("Service '{}' check", service.name),
+                status: Status::Passing,
+                ttl: service.ttl,
+                deregister_after: Some(service.deregister_after),
+            }],
+        }
+    }
+}
+
+type OnNode = (String, String);
+
+/// Nodes, services and checks, with the indexes of their reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Catalog {
+    nodes: BTreeMap<String, CatalogNode>,
+    services: BTreeMap<OnNode, Service>,
+    checks: BTreeMap<OnNode, CatalogCheck>,
+    by_service: BTreeMap<String, Index>,
+    last_extinction: Option<Index>,
+    newest_node: Index,
+    newest_service: Index,
+    newest_check: Index,
+}
+
+impl Catalog {
+    /// A node.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&CatalogNode> {
+        self.nodes.get(name)
+    }
+
+    /// All nodes, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &CatalogNode)> {
+        self.nodes.iter().map(|(name, node)| (name.as_str(), node))
+    }
+
+    /// All service instances, as node, id and service.
+    pub fn services(&self) -> impl Iterator<Item = (&str, &str, &Service)> {
+        self.services.iter().map(|((node, id), service)| (node.as_str(), id.as_str(), service))
+    }
+
+    /// All checks, as node, id and check.
+    pub fn checks(&self) -> impl Iterator<Item = (&str, &str, &CatalogCheck)> {
+        self.checks.iter().map(|((node, id), check)| (node.as_str(), id.as_str(), check))
+    }
+
+    /// One check.
+    #[must_use]
+    pub fn check(&self, node: &str, id: &str) -> Option<&CatalogCheck> {
+        self.checks.get(&(node.to_owned(), id.to_owned()))
+    }
+
+    /// One service instance.
+    #[must_use]
+    pub fn service(&self, node: &str, id: &str) -> Option<&Service> {
+        self.services.get(&(node.to_owned(), id.to_owned()))
+    }
+
+    /// The checks that count for a service instance: its own and its node's.
+    pub fn checks_of<'a>(
+        &'a self,
+        node: &'a str,
+        service: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a CatalogCheck)> {
+        self.checks()
+            .filter(move |(on, _, check)| {
+                *on == node && check.service.as_ref().is_none_or(|(id, _)| id == service)
+            })
+            .map(|(_, id, check)| (id, check))
+    }
+
+    /// The instances of a service, in the port's words.
+    #[must_use]
+    pub fn health(&self, service: &str) -> Vec<ServiceHealth> {
+        self.services()
+            .filter(|(_, _, s)| s.name == service)
+            .map(|(node, id, _)| ServiceHealth {
+                node: node.to_owned(),
+                passing: self.checks_of(node, id).all(|(_, c)| c.status == Status::Passing),
+            })
+            .collect()
+    }
+
+    /// The index of a read of one service: its own last change, or the last time that any service vanished,
+    /// or the catalog's.
+    #[must_use]
+    pub fn service_index(&self, service: &str) -> Index {
+        self.by_service
+            .get(service)
+            .copied()
+            .or(self.last_extinction)
+            .unwrap_or_else(|| self.index())
+    }
+
+    /// The index of the node table.
+    #[must_use]
+    pub fn node_index(&self) -> Index {
+        self.newest_node
+    }
+
+    /// The index of the check table.
+    #[must_use]
+    pub fn check_index(&self) -> Index {
+        self.newest_check
+    }
+
+    /// The index of everything.
+    #[must_use]
+    pub fn index(&self) -> Index {
+        self.newest_node.max(self.newest_service).max(self.newest_check)
+    }
+
+    /// Makes an agent's node known.
+    pub(super) fn add_agent(&mut self, name: &str, index: Index) {
+        let node = CatalogNode { address: "127.0.0.1".to_owned(), create_index: index };
+        self.nodes.insert(name.to_owned(), node);
+        let check = CatalogCheck {
+            name: "Serf Health Status".to_owned(),
+            status: Status::Passing,
+            output: "Agent alive and reachable".to_owned(),
+            service: None,
+            ttl: None,
+            deregister_after: None,
+            create_index: index,
+            modify_index: index,
+        };
+        self.checks.insert((name.to_owned(), SERF_HEALTH.to_owned()), check);
+        (self.newest_node, self.newest_check) = (index, index);
+    }
+
+    /// Registers a service and its checks. Returns whether anything changed.
+    pub(super) fn register(&mut self, node: &str, request: &ServiceRequest, index: Index) -> bool {
+        let at = (node.to_owned(), request.id.clone());
+        let old = self.services.get(&at);
+        let mut service = Service {
+            name: request.name.clone(),
+            meta: request.meta.clone(),
+            tags: request.tags.clone(),
+            address: request.address.clone(),
+            port: request.port,
+            create_index: old.map_or(index, |s| s.create_index),
+            modify_index: old.map_or(index, |s| s.modify_index),
+        };
+        let mut changed = old != Some(&service);
+        if changed {
+            service.modify_index = index;
+            self.newest_service = index;
+            self.services.insert(at, service);
+        }
+        for wanted in &request.checks {
+            changed |= self.register_check(node, request, wanted, index);
+        }
+        if changed {
+            self.touch(&request.name, index);
+        }
+        changed
+    }
+
+    fn register_check(
+        &mut self,
+        node: &str,
+        service: &ServiceRequest,
+        wanted: &CheckRequest,
+        index: Index,
+    ) -> bool {
+        let at = (node.to_owned(), wanted.id.clone());
+        let old = self.checks.get(&at);
+        let mut check = CatalogCheck {
+            name: wanted.name.clone(),
+            status: old.map_or(wanted.status, |c| c.status),
+            output: old.map(|c| c.output.clone()).unwrap_or_default(),
+            service: Some((service.id.clone(), service.name.clone())),
+            ttl: Some(wanted.ttl),
+            deregister_after: wanted.deregister_after.map(|d| d.max(Duration::from_secs(60))),
+            create_index: old.map_or(index, |c| c.create_index),
+            modify_index: old.map_or(index, |c| c.modify_index),
+        };
+        let changed = old != Some(&check);
+        if changed {
+            check.modify_index = index;
+            self.newest_check = index;
+            self.checks.insert(at, check);
+        }
+        changed
+    }
+
+    /// Records a beat. A new note alone changes no index (the agent sends it on later). Returns the service
+    /// whose health changed.
+    pub(super) fn beat(
+        &mut self,
+        node: &str,
+        id: &str,
+        status: Status,
+        note: &str,
+        index: Index,
+    ) -> Option<String> {
+        let check = self.checks.get_mut(&(node.to_owned(), id.to_owned()))?;
+        note.clone_into(&mut check.output);
+        if check.status == status {
+            return None;
+        }
+        check.status = status;
+        check.modify_index = index;
+        self.newest_check = index;
+        let name = check.service.as_ref().map(|(_, name)| name.clone()).unwrap_or_default();
+        self.touch(&name, index);
+        Some(name)
+    }
+
+    /// Removes a service and its checks. Returns its name and the ids of the checks.
+    pub(super) fn deregister(
+        &mut self,
+        node: &str,
+        id: &str,
+        index: Index,
+    ) -> Option<(String, Vec<String>)> {
+        let service = self.services.remove(&(node.to_owned(), id.to_owned()))?;
+        let gone: Vec<String> = self
+            .checks()
+            .filter(|(on, _, c)| *on == node && c.service.as_ref().is_some_and(|(s, _)| s == id))
+            .map(|(_, check, _)| check.to_owned())
+            .collect();
+        for check in &gone {
+            self.checks.remove(&(node.to_owned(), check.clone()));
+            self.newest_check = index;
+        }
+        self.newest_service = index;
+        self.touch(&service.name, index);
+        if !self.services.values().any(|s| s.name == service.name) {
+            self.by_service.remove(&service.name);
+            self.last_extinction = Some(index);
+        }
+        Some((service.name, gone))
+    }
+
+    fn touch(&mut self, service: &str, index: Index) {
+        if !service.is_empty() {
+            self.by_service.insert(service.to_owned(), index);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a read looks at: the index that its answer carries, and which writes concern it
+//! (`consul_semantics.md` §4.1, §4.2).
+
+use super::catalog::Catalog;
+use super::kv::Kv;
+use super::session::Sessions;
+use rcfarm_api::Index;
+use rcfarm_api::ids::SessionId;
+
+/// The whole state at one index.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// Keys.
+    pub kv: Kv,
+    /// Sessions.
+    pub sessions: Sessions,
+    /// Nodes, services and checks.
+    pub catalog: Catalog,
+    /// The last Raft index taken.
+    pub index: Index,
+}
+
+/// What a read looks at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// One key.
+    Key(String),
+    /// Keys that start so.
+    Prefix(String),
+    /// One session.
+    Session(SessionId),
+    /// All sessions.
+    Sessions,
+    /// One service.
+    Service(String),
+    /// All checks.
+    Checks,
+    /// All nodes.
+    Nodes,
+    /// All services.
+    Services,
+}
+
+impl Tables {
+    /// The `X-Consul-Index` of a read; at least 1, so that a wait on it blocks.
+    #[must_use]
+    pub fn index_of(&self, subject: &Subject) -> Index {
+        let index = match subject {
+            Subject::Key(key) => self.kv.key_index(key),
+            Subject::Prefix(prefix) => self.kv.prefix_index(prefix),
+            Subject::Session(_) | Subject::Sessions => self.sessions.index(),
+            Subject::Service(name) => self.catalog.service_index(name),
+            Subject::Checks => self.catalog.check_index(),
+            Subject::Nodes => self.catalog.node_index(),
+            Subject::Services => self.catalog.index(),
+        };
+        index.max(Index(1))
+    }
+}

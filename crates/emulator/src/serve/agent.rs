@@ -1,0 +1,212 @@
+//! `/v1/agent/` and `/v1/status/`.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Map, Value, json as value};
+
+use super::answer::{HttpRefusal, json};
+use super::ask::ParsedRequest;
+use super::body::{self, BodyFields};
+use super::catalog::{check_shown, node_id, service_shown};
+use crate::{CheckRequest, Embedded, LEADER, MAX_VALUE, ServiceRequest, Status, duration};
+use rcfarm_store::Reader;
+
+/// The version that the model behaves as.
+const VERSION: &str = "1.8.7";
+
+pub(super) async fn answer(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+    body: &body::Body,
+) -> Result<Response, HttpRefusal> {
+    match ask.what {
+        "status/leader" => json(ask, &consul.leader().await?),
+        "status/peers" => json(ask, &[LEADER]),
+        "agent/self" => json(ask, &about(consul)),
+        "agent/members" => json(ask, &[member(consul.node())]),
+        "agent/services" | "agent/checks" => json(ask, &local(consul, ask.what)),
+        "agent/service/register" => {
+            consul.register(service_request(body)?).await?;
+            Ok(Response::new(Body::empty()))
+        }
+        "agent/service/deregister/" => {
+            consul.deregister(ask.name).await?;
+            Ok(Response::new(Body::empty()))
+        }
+        _ => beat(consul, ask, body).await,
+    }
+}
+
+async fn beat(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+    body: &body::Body,
+) -> Result<Response, HttpRefusal> {
+    let note = ask.get("note").unwrap_or_default().to_owned();
+    let (status, note) = match ask.what {
+        "agent/check/pass/" => (Status::Passing, note),
+        "agent/check/warn/" => (Status::Warning, note),
+        "agent/check/fail/" => (Status::Critical, note),
+        _ => {
+            let decode = || {
+                let mut fields = BodyFields::of(body.json()?)?;
+                Ok((fields.text("Status")?, fields.text("Output")?))
+            };
+            let (status, output) = decode().map_err(undecodable)?;
+            let bad = || HttpRefusal::bad_request(format!("Invalid check status: '{status}'"));
+            (Status::parse(&status).ok_or_else(bad)?, output)
+        }
+    };
+    if consul.beat(ask.name, status, &note).await? {
+        return Ok(Response::new(Body::empty()));
+    }
+    let text = format!("CheckID {:?} does not have associated TTL", ask.name);
+    Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
+}
+
+fn undecodable(why: String) -> HttpRefusal {
+    HttpRefusal::bad_request(format!("Request decode failed: {why}"))
+}
+
+// ---- registration ------------------------------------------------------------------------------------
+
+fn service_request(body: &body::Body) -> Result<ServiceRequest, HttpRefusal> {
+    let (service, checks) = service_fields(body).map_err(undecodable)?;
+    if service.name.is_empty() {
+        return Err(HttpRefusal::bad_request("Missing service name"));
+    }
+    let many = checks.len() > 1;
+    let mut service = service;
+    for (n, check) in checks.into_iter().enumerate() {
+        let default = match many {
+            true => format!("service:{}:{}", service.id, n + 1),
+            false => format!("service:{}", service.id),
+        };
+        let name = format!("Service '{}' check", service.name);
+        service.checks.push(check_request(check, default, name)?);
+    }
+    Ok(service)
+}
+
+fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<BodyFields>), String> {
+    let mut fields = BodyFields::of(body.json()?)?;
+    let name = fields.text("Name")?;
+    let id = Some(fields.text("ID")?).filter(|id| !id.is_empty()).unwrap_or_else(|| name.clone());
+    let one = fields.take("Check").map(BodyFields::of).transpose()?;
+    let many = match fields.take("Checks") {
+        None => Vec::new(),
+        Some(Value::Array(checks)) => {
+            checks.into_iter().map(BodyFields::of).collect::<Result<_, _>>()?
+        }
+        Some(other) => return Err(body::unfit(&other, "Checks", "structs.CheckTypes")),
+    };
+    let service = ServiceRequest {
+        id,
+        name,
+        meta: fields.map("Meta")?,
+        tags: fields.texts("Tags")?.unwrap_or_default(),
+        address: fields.text("Address")?,
+        port: u16::try_from(fields.number("Port")?)
+            .map_err(|_| "Port is above 65535".to_owned())?,
+        checks: Vec::new(),
+    };
+    // Taken and not modelled: nothing here looks at them.
+    for ignored in ["EnableTagOverride", "Weights", "TaggedAddresses", "Kind", "Token", "Namespace"]
+    {
+        fields.take(ignored);
+    }
+    fields.end()?;
+    Ok((service, one.into_iter().chain(many).filter(|check| !check.is_empty()).collect()))
+}
+
+fn check_request(
+    mut check: BodyFields,
+    default_id: String,
+    default_name: String,
+) -> Result<CheckRequest, HttpRefusal> {
+    let status = check.text("Status").map_err(undecodable)?;
+    let decode = || {
+        let or = |text: String, default: String| if text.is_empty() { default } else { text };
+        let request = CheckRequest {
+            id: or(check.text("CheckID")?, default_id),
+            name: or(check.text("Name")?, default_name),
+            status: Status::parse(&status).unwrap_or(Status::Critical),
+            ttl: check.duration("TTL")?.map_or(Duration::ZERO, duration::from_nanos),
+            deregister_after: check
+                .duration("DeregisterCriticalServiceAfter")?
+                .filter(|nanos| *nanos > 0)
+                .map(duration::from_nanos),
+        };
+        for ignored in ["Notes", "ServiceID", "ID"] {
+            check.take(ignored);
+        }
+        Ok(request)
+    };
+    let request = decode().map_err(undecodable)?;
+    if !status.is_empty() && Status::parse(&status).is_none() {
+        return Err(HttpRefusal::bad_request(
+            "Status for checks must 'passing', 'warning', 'critical'",
+        ));
+    }
+    check.end().map_err(|why| undecodable(format!("{why} (only TTL checks are modelled)")))?;
+    if request.ttl.is_zero() {
+        return Err(HttpRefusal::bad_request(
+            "Invalid check: TTL must be > 0 (only TTL checks are modelled)",
+        ));
+    }
+    Ok(request)
+}
+
+// ---- what the agent says of itself -------------------------------------------------------------------
+
+fn about(consul: &Embedded) -> Value {
+    let node = consul.node();
+    let index = consul.inspect(|tables| tables.index).0.to_string();
+    value!({
+        "Config": {
+            "Datacenter": "dc1", "NodeName": node, "NodeID": node_id(node),
+            "Revision": "", "Server": true, "Version": VERSION,
+        },
+        "DebugConfig": { "DevMode": true, "KVMaxValueSize": MAX_VALUE, "TxnMaxReqLen": MAX_VALUE },
+        "Coord": { "Vec": [0, 0, 0, 0, 0, 0, 0, 0], "Error": 1.5, "Adjustment": 0, "Height": 0.00001 },
+        "Member": member(node),
+        "Stats": {
+            "build": { "prerelease": "", "revision": "", "version": VERSION },
+            "consul": { "acl": "disabled", "leader": "true", "leader_addr": LEADER, "server": "true" },
+            "raft": { "state": "Leader", "applied_index": index, "commit_index": index, "last_log_index": index },
+        },
+        "Meta": { "consul-network-segment": "" },
+    })
+}
+
+fn member(node: &str) -> Value {
+    value!({
+        "Name": node,
+        "Addr": "127.0.0.1",
+        "Port": 8301,
+        "Tags": {
+            "build": format!("{VERSION}:"), "dc": "dc1", "id": node_id(node), "role": "consul",
+            "segment": "", "vsn": "2",
+        },
+        "Status": 1,
+        "ProtocolMin": 1, "ProtocolMax": 5, "ProtocolCur": 2,
+        "DelegateMin": 2, "DelegateMax": 5, "DelegateCur": 4,
+    })
+}
+
+/// Services or checks of this agent, by id.
+fn local(consul: &Embedded, what: &str) -> Map<String, Value> {
+    consul.inspect(|tables| {
+        let catalog = &tables.catalog;
+        if what == "agent/services" {
+            let mine = catalog.services().filter(|(node, ..)| *node == consul.node());
+            return mine.map(|(_, id, s)| (id.to_owned(), service_shown(id, s))).collect();
+        }
+        let mine =
+            catalog.checks().filter(|(node, _, c)| *node == consul.node() && c.ttl.is_some());
+        mine.map(|(node, id, c)| (id.to_owned(), check_shown(node, id, c))).collect()
+    })
+}

@@ -1,0 +1,152 @@
+//! `/v1/session/`.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Value, json as value};
+
+use super::answer::{HttpRefusal, at, json};
+use super::ask::ParsedRequest;
+use super::body::{self, BodyFields};
+use crate::catalog::SERF_HEALTH;
+use crate::fault::Request;
+use crate::session::parse_id;
+use crate::{Embedded, Session, SessionRequest, Subject, duration};
+use rcfarm_api::ids::SessionId;
+use rcfarm_store::{Answer, Behavior, StoreError};
+
+pub(super) async fn answer(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+    body: &body::Body,
+) -> Result<Response, HttpRefusal> {
+    match ask.what {
+        "session/create" => {
+            let request = session_request(body)
+                .map_err(|why| HttpRefusal::bad_request(format!("Request decode failed: {why}")))?;
+            let id = consul.make_session(request).await?;
+            json(ask, &value!({ "ID": id }))
+        }
+        "session/renew/" => match consul.renew(named(ask)?).await? {
+            Some(session) => json(ask, &[shown(&session)]),
+            None => {
+                let text = format!("Session id '{}' not found", ask.name);
+                Err(HttpRefusal::new(StatusCode::NOT_FOUND, text))
+            }
+        },
+        "session/destroy/" => {
+            consul.destroy(named(ask)?).await?;
+            json(ask, &true)
+        }
+        _ => list(ask, sessions(consul, ask).await?),
+    }
+}
+
+fn named<'a>(ask: &ParsedRequest<'a>) -> Result<&'a str, HttpRefusal> {
+    if ask.name.is_empty() {
+        Err(HttpRefusal::bad_request("Missing session"))
+    } else {
+        Ok(ask.name)
+    }
+}
+
+async fn sessions(
+    consul: &Embedded,
+    ask: &ParsedRequest<'_>,
+) -> Result<Answer<Vec<Session>>, HttpRefusal> {
+    let query = ask.query()?;
+    let answer: Result<_, StoreError> = match ask.what {
+        "session/info/" => {
+            let id: SessionId = parse_id(named(ask)?)?;
+            let look = |t: &crate::Tables| t.sessions.get(&id).cloned().into_iter().collect();
+            consul.read(Request::Session(ask.name), Subject::Session(id.clone()), query, look).await
+        }
+        what => {
+            let node = (what == "session/node/").then_some(ask.name);
+            let here = |s: &&Session| node.is_none_or(|node| s.node == node);
+            let look = |t: &crate::Tables| t.sessions.all().filter(here).cloned().collect();
+            consul.read(Request::Sessions, Subject::Sessions, query, look).await
+        }
+    };
+    Ok(answer?)
+}
+
+fn list(ask: &ParsedRequest<'_>, sessions: Answer<Vec<Session>>) -> Result<Response, HttpRefusal> {
+    let shown: Vec<Value> = sessions.value.iter().map(shown).collect();
+    Ok(at(sessions.index, json(ask, &shown)?))
+}
+
+fn shown(session: &Session) -> Value {
+    let checks = |ids: &[String]| match ids {
+        [] => Value::Null,
+        ids => ids.iter().map(|id| value!({ "ID": id, "Namespace": "" })).collect(),
+    };
+    value!({
+        "ID": session.id,
+        "Name": session.name,
+        "Node": session.node,
+        "LockDelay": session.lock_delay,
+        "Behavior": match session.behavior {
+            Behavior::Release => "release",
+            Behavior::Delete => "delete",
+        },
+        "TTL": session.ttl_text,
+        "NodeChecks": session.node_checks,
+        "ServiceChecks": checks(&session.service_checks),
+        "CreateIndex": session.create_index,
+        "ModifyIndex": session.create_index,
+    })
+}
+
+/// What a body asks for. Unknown fields are ignored here, as Consul does.
+fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
+    let mut request = SessionRequest::default();
+    if body.is_empty() {
+        return Ok(request);
+    }
+    let mut fields = match body.json()? {
+        Value::Null => return Ok(request),
+        object => BodyFields::of(object)?,
+    };
+    request.name = fields.text("Name")?;
+    request.node = fields.text("Node")?;
+    request.ttl = fields.text("TTL")?;
+    request.behavior = fields.text("Behavior")?;
+    if let Some(delay) = fields.take("LockDelay") {
+        request.lock_delay = lock_delay(&delay, request.lock_delay)?;
+    }
+    // `Checks` is the name of before 1.7: empty it clears, alone it adds to the default.
+    let named = fields.has("NodeChecks");
+    if named {
+        request.node_checks = fields.texts("NodeChecks")?.unwrap_or_default();
+    }
+    match fields.texts("Checks")? {
+        Some(checks) if checks.is_empty() => request.node_checks.clear(),
+        Some(checks) if !named => {
+            let new = checks.into_iter().filter(|check| check != SERF_HEALTH);
+            request.node_checks.extend(new);
+        }
+        _ => {}
+    }
+    if let Some(checks) = fields.take("ServiceChecks") {
+        let Value::Array(checks) = checks else {
+            return Err(body::unfit(&checks, "ServiceChecks", "[]structs.ServiceCheck"));
+        };
+        for check in checks {
+            request.service_checks.push(BodyFields::of(check)?.text("ID")?);
+        }
+    }
+    Ok(request)
+}
+
+/// A duration; or a number, of seconds when below 1000 and of nanoseconds otherwise.
+fn lock_delay(given: &Value, default: i64) -> Result<i64, String> {
+    match given {
+        Value::String(text) => duration::parse(text),
+        Value::Number(number) => {
+            #[allow(clippy::cast_possible_truncation)]
+            let number = number.as_f64().unwrap_or(0.0) as i64;
+            Ok(if number < 1_000 { number.saturating_mul(1_000_000_000) } else { number })
+        }
+        _ => Ok(default),
+    }
+}

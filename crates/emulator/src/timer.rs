@@ -1,0 +1,62 @@
+//! What is due when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rcfarm_api::ids::SessionId;
+
+/// Something that happens by itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// A TTL check was not beaten: it turns critical.
+    Check { node: String, check: String },
+    /// A service was critical for too long: the agent forgets it.
+    Forget { node: String, service: String },
+    /// A session was not renewed for twice its TTL.
+    Session(SessionId),
+    /// Tombstones are old enough to be forgotten.
+    Reap,
+}
+
+/// Timers by time; those due at the same moment fire in the order of [`Timer`].
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    by_time: BTreeSet<(Duration, Timer)>,
+    by_what: BTreeMap<Timer, Duration>,
+}
+
+impl Timers {
+    /// (Re)starts a timer.
+    pub(super) fn set(&mut self, timer: Timer, at: Duration) {
+        self.clear(&timer);
+        self.by_what.insert(timer.clone(), at);
+        self.by_time.insert((at, timer));
+    }
+
+    /// Stops a timer.
+    pub(super) fn clear(&mut self, timer: &Timer) {
+        if let Some((timer, at)) = self.by_what.remove_entry(timer) {
+            self.by_time.remove(&(at, timer));
+        }
+    }
+
+    /// Whether a timer runs.
+    pub(super) fn runs(&self, timer: &Timer) -> bool {
+        self.by_what.contains_key(timer)
+    }
+
+    /// When the next timer fires.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.by_time.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the next timer that is due.
+    pub(super) fn pop_due(&mut self, now: Duration) -> Option<(Duration, Timer)> {
+        if self.next()? > now {
+            return None;
+        }
+        let (at, timer) = self.by_time.pop_first()?;
+        self.by_what.remove(&timer);
+        Some((at, timer))
+    }
+}

@@ -1,0 +1,122 @@
+//! A cgroup (v2) per pod, where the machine permits.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::spec::ResourceLimits;
+use rcfarm_api::ids::PodId;
+
+/// Where cgroup v2 is mounted.
+fn mount() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mount = |line: &str| {
+        let mut fields = line.split(' ');
+        let (at, kind) = (fields.nth(1)?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(at))
+    };
+    mounts.lines().find_map(mount)
+}
+
+/// The cgroup of this process.
+#[must_use]
+pub fn own() -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(mount()?.join(path))
+}
+
+/// Makes the cgroup `rcfarm.slice/<pod>` with the pod's limits.
+///
+/// # Errors
+/// Why the machine does not permit it, in words for the pod's status.
+pub fn make(pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
+    let mount = mount().ok_or("limits are not enforced: no cgroup v2 is mounted")?;
+    make_below(&mount, pod, limits)
+}
+
+fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
+    let say = |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
+    let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+    let wanted = [("cpu", limits.cpu_milli), ("memory", limits.memory_bytes)];
+    let wanted = || wanted.iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| *name);
+    if let Some(missing) = wanted().find(|name| !offered.split_whitespace().any(|o| o == *name)) {
+        return Err(format!("limits are not enforced: cgroup v2 has no {missing} controller here"));
+    }
+    let slice = mount.join("rcfarm.slice");
+    let group = slice.join(pod.as_str());
+    fs::create_dir_all(&group).map_err(|error| say("the cgroup cannot be made", &error))?;
+    for name in wanted() {
+        for parent in [mount, &slice] {
+            let asked = fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"));
+            asked.map_err(|error| say(&format!("controller {name}"), &error))?;
+        }
+    }
+    let set = |file: &str, value: String| {
+        fs::write(group.join(file), value).map_err(|error| say(file, &error))
+    };
+    if limits.cpu_milli > 0 {
+        set("cpu.max", format!("{} 100000", limits.cpu_milli * 100))?;
+    }
+    if limits.memory_bytes > 0 {
+        set("memory.max", limits.memory_bytes.to_string())?;
+    }
+    Ok(group)
+}
+
+/// Removes a pod's cgroup, if it has one and nothing lives in it.
+pub fn remove(pod: &PodId) {
+    if let Some(mount) = mount() {
+        let _ = fs::remove_dir(mount.join("rcfarm.slice").join(pod.as_str()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_written_where_there_are_controllers_and_refused_where_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
+        let limits = ResourceLimits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
+        let error = make_below(root, &pod, limits).unwrap_err();
+        assert!(error.contains("no cpu controller"), "{error}");
+        fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
+        let group = make_below(root, &pod, limits).unwrap();
+        assert_eq!(group, root.join("rcfarm.slice/web"));
+        let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+        assert_eq!(read("rcfarm.slice/web/cpu.max").unwrap(), "150000 100000");
+        assert_eq!(read("rcfarm.slice/web/memory.max").unwrap(), "1048576");
+        // The controllers are handed down one after the other; a real file remembers both, this one the last.
+        for parent in ["cgroup.subtree_control", "rcfarm.slice/cgroup.subtree_control"] {
+            assert_eq!(read(parent).unwrap(), "+memory");
+        }
+        assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
+
+        let other: PodId = "small".parse().unwrap();
+        make_below(root, &other, ResourceLimits { cpu_milli: 50, memory_bytes: 0 }).unwrap();
+        assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");
+        assert_eq!(read("rcfarm.slice/small/memory.max"), None, "nothing was asked for");
+        assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
+    }
+
+    /// On the machine's own hierarchy, as far as it lets us.
+    #[test]
+    fn the_kernel_takes_the_limits_or_says_why_not() {
+        let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
+        match make(&pod, ResourceLimits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
+            Ok(group) => {
+                let read = |file| fs::read_to_string(group.join(file)).unwrap();
+                assert_eq!(read("cpu.max").trim(), "50000 100000");
+                assert_eq!(read("memory.max").trim(), (64 << 20).to_string());
+                remove(&pod);
+                assert!(!group.exists());
+            }
+            Err(why) => {
+                assert!(why.starts_with("limits are not enforced: "), "{why}");
+                remove(&pod);
+            }
+        }
+    }
+}

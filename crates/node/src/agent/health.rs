@@ -1,0 +1,190 @@
+//! Health checks: what is asked, how often, and what the answers mean.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::spec::expand;
+use rcfarm_api::node::Health;
+
+/// How a process's health is found out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// What is asked.
+    pub probe: Probe,
+    /// The pause between two questions.
+    pub interval: Duration,
+    /// An answer that takes longer counts as none.
+    pub timeout: Duration,
+    /// How many answers in a row it takes.
+    pub thresholds: Thresholds,
+}
+
+/// What is asked. Variables of the process (`${NAME}`) may stand in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// `GET`: 2xx and 3xx pass, 429 warns, as in Consul.
+    Http(String),
+    /// A connection to `host:port` can be opened.
+    Tcp(String),
+    /// A command: 0 passes, 1 warns, as in Consul.
+    Exec(Vec<String>),
+}
+
+/// How many answers in a row change the verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Good ones until it counts as passing.
+    pub passing_after: u32,
+    /// Bad ones until it counts as critical.
+    pub critical_after: u32,
+}
+
+/// The verdict on a process, from its answers. Pure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthVerdict {
+    thresholds: Thresholds,
+    health: Health,
+    in_a_row: (bool, u32),
+}
+
+impl HealthVerdict {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(thresholds: Thresholds) -> HealthVerdict {
+        HealthVerdict { thresholds, health: Health::Unknown, in_a_row: (true, 0) }
+    }
+
+    /// After one more answer.
+    #[must_use]
+    pub fn after(self, answer: Health) -> HealthVerdict {
+        let good = answer != Health::Critical;
+        let in_a_row = if good == self.in_a_row.0 { self.in_a_row.1.saturating_add(1) } else { 1 };
+        let enough = match good {
+            true => in_a_row >= self.thresholds.passing_after,
+            false => in_a_row >= self.thresholds.critical_after,
+        };
+        let health = if enough { answer } else { self.health };
+        HealthVerdict { health, in_a_row: (good, in_a_row), ..self }
+    }
+
+    /// The verdict.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health
+    }
+}
+
+/// Asks once. The words say what was answered.
+pub async fn ask(
+    check: &HealthCheck,
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> (Health, String) {
+    let answer = match &check.probe {
+        Probe::Http(url) => timeout(check.timeout, http(expand(url, env))).await,
+        Probe::Tcp(address) => timeout(check.timeout, tcp(expand(address, env))).await,
+        Probe::Exec(command) => timeout(check.timeout, exec(command, env, cwd)).await,
+    };
+    answer.unwrap_or_else(|_| (Health::Critical, format!("no answer within {:?}", check.timeout)))
+}
+
+async fn http(url: String) -> (Health, String) {
+    match reqwest::get(&url).await {
+        Ok(answer) => {
+            let status = answer.status();
+            let health = match status.as_u16() {
+                200..=399 => Health::Passing,
+                429 => Health::Warning,
+                _ => Health::Critical,
+            };
+            (health, format!("{url}: {status}"))
+        }
+        Err(error) => (Health::Critical, error.to_string()),
+    }
+}
+
+async fn tcp(address: String) -> (Health, String) {
+    match tokio::net::TcpStream::connect(&address).await {
+        Ok(_) => (Health::Passing, format!("{address}: open")),
+        Err(error) => (Health::Critical, format!("{address}: {error}")),
+    }
+}
+
+async fn exec(command: &[String], env: &BTreeMap<String, String>, cwd: &Path) -> (Health, String) {
+    let words: Vec<String> = command.iter().map(|word| expand(word, env)).collect();
+    let run = tokio::process::Command::new(&words[0])
+        .args(&words[1..])
+        .env_clear()
+        .envs(env)
+        .current_dir(cwd)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true)
+        .status();
+    match run.await {
+        Ok(status) => {
+            let health = match status.code() {
+                Some(0) => Health::Passing,
+                Some(1) => Health::Warning,
+                _ => Health::Critical,
+            };
+            (health, format!("{}: {status}", words[0]))
+        }
+        Err(error) => (Health::Critical, format!("{}: {error}", words[0])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_as_many_answers_in_a_row_as_the_thresholds_say() {
+        use Health::{Critical, Passing, Unknown, Warning};
+        let start = HealthVerdict::new(Thresholds { passing_after: 2, critical_after: 3 });
+        for (answers, health) in [
+            (vec![], Unknown),
+            (vec![Passing], Unknown),
+            (vec![Passing, Passing], Passing),
+            (vec![Passing, Critical, Passing], Unknown),
+            (vec![Passing, Passing, Critical, Critical], Passing),
+            (vec![Passing, Passing, Critical, Critical, Critical], Critical),
+            (vec![Critical, Critical, Critical, Passing], Critical),
+            (vec![Passing, Warning], Warning),
+        ] {
+            let end = answers.iter().fold(start, |verdict, answer| verdict.after(*answer));
+            assert_eq!(end.health(), health, "{answers:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_a_port_and_a_page_are_asked() {
+        let (env, here) = (BTreeMap::from([("CODE".to_owned(), "1".to_owned())]), Path::new("/"));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = listener.local_addr().unwrap().to_string();
+        let exec = |code: &str| {
+            Probe::Exec(["sh", "-c", &format!("exit {code}")].map(str::to_owned).to_vec())
+        };
+        for (probe, health) in [
+            (exec("0"), Health::Passing),
+            (exec("${CODE}"), Health::Warning),
+            (exec("2"), Health::Critical),
+            (Probe::Exec(vec!["/nowhere/at/all".to_owned()]), Health::Critical),
+            (Probe::Tcp(open), Health::Passing),
+            (Probe::Tcp("127.0.0.1:1".to_owned()), Health::Critical),
+            (Probe::Http("http://127.0.0.1:1/".to_owned()), Health::Critical),
+            (Probe::Http("no address".to_owned()), Health::Critical),
+        ] {
+            let thresholds = Thresholds { passing_after: 1, critical_after: 1 };
+            let limit = Duration::from_secs(30);
+            let check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
+            assert_eq!(ask(&check, &env, here).await.0, health, "{check:?}");
+        }
+    }
+}

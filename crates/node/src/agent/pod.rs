@@ -1,0 +1,441 @@
+//! One pod as the agent holds it in memory: its processes, and what follows from their ends and answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::driver::{FoundProcess, Launch, ProcessExit, Started};
+use super::health::HealthVerdict;
+use super::intents::{Intended, hash_of};
+use super::plan::{AgentPod, AgentPodState, SingleInstance};
+use super::report::PodReport;
+use super::state::{DataDir, StoredPod, read};
+use super::{AgentSettings, AtShutdown, cgroup};
+use crate::spec::{LaunchSpec, PodSpec, ProcessSpec, expand};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::manifest::Manifest;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+
+/// See the module.
+pub(super) struct PodTask {
+    pub(super) id: PodId,
+    pub(super) intended: Intended,
+    /// What the manifest means, or why it means nothing.
+    pub(super) spec: Result<PodSpec, String>,
+    pub(super) processes: BTreeMap<String, PodProcess>,
+    pub(super) notes: Vec<String>,
+    pub(super) single_instance: SingleInstance,
+    /// Nodes that must have stopped it before it is started here.
+    pub(super) waits_for: Vec<NodeName>,
+    /// The task that looks for them.
+    pub(super) asking: Option<AbortHandle>,
+}
+
+/// A process of a pod.
+pub(super) struct PodProcess {
+    pub(super) state: AgentPodState,
+    pub(super) running: Option<Started>,
+    /// How often it was started; it tells one start from another.
+    pub(super) attempt: u64,
+    failures: u32,
+    /// Starts in a row that came to nothing.
+    unstarted: u32,
+    last_exit: Option<ProcessExit>,
+    pub(super) verdict: Option<HealthVerdict>,
+    pub(super) answer: String,
+    /// The task that asks for its health.
+    pub(super) checker: Option<AbortHandle>,
+}
+
+impl PodProcess {
+    fn new(state: AgentPodState, attempt: u64) -> PodProcess {
+        PodProcess {
+            state,
+            running: None,
+            attempt,
+            failures: 0,
+            unstarted: 0,
+            last_exit: None,
+            verdict: None,
+            answer: String::new(),
+            checker: None,
+        }
+    }
+
+    fn stop_checking(&mut self) {
+        self.verdict = None;
+        self.answer.clear();
+        if let Some(checker) = self.checker.take() {
+            checker.abort();
+        }
+    }
+}
+
+impl Drop for PodProcess {
+    fn drop(&mut self) {
+        self.stop_checking();
+    }
+}
+
+impl Drop for PodTask {
+    fn drop(&mut self) {
+        self.ask_again();
+    }
+}
+
+/// So many starts must have failed before it is said that the node cannot start the pod.
+const UNSTARTED: u32 = 3;
+
+impl PodTask {
+    /// A pod that was intended, nothing of it running.
+    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> PodTask {
+        let spec = match Manifest::parse(&intended.manifest) {
+            Ok(manifest) if *manifest.id() != id => {
+                Err(format!("the manifest says id {}, but the intent is for {id}", manifest.id()))
+            }
+            Ok(manifest) => PodSpec::read(&manifest).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let launchables = spec.iter().flat_map(|spec| &spec.launchables);
+        let process = |(name, launchable): (&String, &LaunchSpec)| {
+            let state = match launchable {
+                LaunchSpec::Process(_) => AgentPodState::Waiting(now),
+                LaunchSpec::Unfit(_) => AgentPodState::Unfit,
+            };
+            let last = read::<Launch>(&data.launchable(&id, name).join("launch.json"));
+            (name.clone(), PodProcess::new(state, last.map_or(0, |launch| launch.attempt)))
+        };
+        let processes = launchables.map(process).collect();
+        let single_instance = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
+            true => SingleInstance::Unasked,
+            false => SingleInstance::NotNeeded,
+        };
+        let (notes, waits_for, asking) = (Vec::new(), Vec::new(), None);
+        PodTask { id, intended, spec, processes, notes, single_instance, waits_for, asking }
+    }
+
+    /// Nothing is known of other nodes any more.
+    pub(super) fn ask_again(&mut self) {
+        if let Some(asking) = self.asking.take() {
+            asking.abort();
+        }
+        self.waits_for.clear();
+        if self.single_instance != SingleInstance::NotNeeded {
+            self.single_instance = SingleInstance::Unasked;
+        }
+    }
+
+    pub(super) fn kept(&self) -> StoredPod {
+        StoredPod {
+            manifest: self.intended.manifest.to_string(),
+            owner: self.intended.owner,
+            devices: self.intended.devices.clone(),
+        }
+    }
+
+    pub(super) fn seen(&self) -> AgentPod {
+        let processes = self.processes.iter();
+        AgentPod {
+            hash: self.intended.hash,
+            single_instance: self.single_instance,
+            processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
+        }
+    }
+
+    pub(super) fn process_spec(&self, name: &str) -> Option<&ProcessSpec> {
+        match self.spec.as_ref().ok()?.launchables.get(name)? {
+            LaunchSpec::Process(process) => Some(process),
+            LaunchSpec::Unfit(_) => None,
+        }
+    }
+
+    /// Takes over what the last agent left of a process.
+    pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Instant) {
+        match found {
+            FoundProcess::Running(running) => self.started(name, running),
+            FoundProcess::Exited(exit) => self.ended(name, exit, now),
+            FoundProcess::Nothing => {}
+        }
+    }
+
+    /// A process runs.
+    pub(super) fn started(&mut self, name: &str, running: Started) {
+        let check = self.process_spec(name).and_then(|spec| spec.health.clone());
+        let Some(process) = self.processes.get_mut(name) else { return };
+        process.state = AgentPodState::Running;
+        process.unstarted = 0;
+        process.attempt = process.attempt.max(running.attempt);
+        process.verdict = check.map(|check| HealthVerdict::new(check.thresholds));
+        process.running = Some(running);
+    }
+
+    /// A process has ended, or could not be started.
+    pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Instant) {
+        let policy = self.process_spec(name).map(|spec| spec.restart).unwrap_or_default();
+        let Some(process) = self.processes.get_mut(name) else { return };
+        process.stop_checking();
+        let ran = process.running.take().map_or(Duration::ZERO, |running| {
+            exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
+        });
+        let was_stopped = process.state == AgentPodState::Stopping;
+        process.unstarted += u32::from(process.state == AgentPodState::Starting);
+        process.failures = policy.failures(process.failures, ran);
+        let pause = policy.pause(&exit, process.failures.saturating_sub(1));
+        process.state = match pause {
+            Some(_) if was_stopped => AgentPodState::Waiting(now),
+            Some(pause) => AgentPodState::Waiting(now + pause),
+            None => AgentPodState::Ended,
+        };
+        process.last_exit = Some(exit);
+    }
+
+    /// Everything that the start of a process needs.
+    pub(super) fn launch(
+        &mut self,
+        name: &str,
+        settings: &AgentSettings,
+        data: &DataDir,
+    ) -> Result<Launch, String> {
+        let spec = self.spec.clone()?;
+        let process = self.process_spec(name).cloned().ok_or("it is no process")?;
+        let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
+        self.notes.clear();
+        let cgroup = match spec.limits == Default::default() {
+            true => None,
+            false => match cgroup::make(&self.id, spec.limits) {
+                Ok(group) => Some(group),
+                Err(why) => {
+                    self.notes.push(why);
+                    None
+                }
+            },
+        };
+        for (device, count) in &spec.resources.devices {
+            if *count > 0 && !self.intended.devices.contains_key(device) {
+                self.notes
+                    .push(format!("it asks for {device}={count}, but none was promised to it"));
+            }
+        }
+        let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
+        let env = self.env(name, &process, &spec, settings, data);
+        let home = data.pod(&self.id);
+        Ok(Launch {
+            attempt,
+            command: process.command.iter().map(|word| expand(word, &env)).collect(),
+            cwd: process.cwd.as_ref().map_or_else(|| home.clone(), |cwd| expand(cwd, &env).into()),
+            log: home.join(format!("{name}.log")),
+            run_as: spec.run_as.as_deref().map(user).transpose()?,
+            cgroup,
+            lease: ends_with_node.then(|| data.lease()),
+            stop_signal: process.stop_signal,
+            env,
+        })
+    }
+
+    /// The environment of a process. The agent's own is not passed on: it may hold its token.
+    fn env(
+        &self,
+        name: &str,
+        process: &ProcessSpec,
+        spec: &PodSpec,
+        settings: &AgentSettings,
+        data: &DataDir,
+    ) -> BTreeMap<String, String> {
+        let inherited = ["PATH", "HOME", "LANG", "TZ"];
+        let inherited = inherited
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+        let mut env: BTreeMap<String, String> = inherited.collect();
+        env.extend(settings.env.clone());
+        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
+        set("RCFARM_NODE", settings.name.to_string());
+        set("RCFARM_NODE_ADDRESS", settings.address.clone());
+        set("RCFARM_POD", self.id.to_string());
+        set("RCFARM_LAUNCHABLE", name.to_owned());
+        set("POD_HOME", data.pod(&self.id).display().to_string());
+        if spec.config.is_some() {
+            set("CONFIG_PATH", data.pod(&self.id).join("config.yaml").display().to_string());
+        }
+        let devices = self.devices();
+        if !devices.is_empty() {
+            set("RCFARM_DEVICES", devices.join(","));
+        }
+        if let Some(gpus) = self.intended.devices.get("gpu") {
+            let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
+            set("CUDA_VISIBLE_DEVICES", numbers.join(","));
+        }
+        for (name, value) in &process.env {
+            let value = expand(value, &env);
+            env.insert(name.clone(), value);
+        }
+        env
+    }
+
+    fn devices(&self) -> Vec<String> {
+        let kinds = self.intended.devices.iter();
+        kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
+    }
+
+    /// Whether a first start has not come to its end yet, so that there is nothing to tell.
+    pub(super) fn is_settling(&self) -> bool {
+        let first = self.waits_for.is_empty();
+        first
+            && self.processes.values().any(|process| match process.state {
+                AgentPodState::Starting => true,
+                AgentPodState::Waiting(_) => process.last_exit.is_none(),
+                _ => false,
+            })
+    }
+
+    /// What is to be known of it.
+    pub(super) fn report(&self) -> PodReport {
+        let mut statuses = Vec::new();
+        let (mut phase, mut health, mut messages) = (None, None, Vec::new());
+        for (name, process) in &self.processes {
+            let one = self.process_status(name, process);
+            let well = self.health_of(process);
+            if one.phase != NodePodPhase::Running || well != Health::Passing {
+                messages.push(format!("{name}: {}", one.message));
+            }
+            phase = phase.min(Some(one.phase)).or(Some(one.phase));
+            health = health.min(Some(well)).or(Some(well));
+            statuses.push(one);
+        }
+        if let Err(why) = &self.spec {
+            phase = Some(NodePodPhase::Unfit);
+            messages.push(why.clone());
+        } else if self.processes.is_empty() {
+            phase = Some(NodePodPhase::Unfit);
+            messages.push("the manifest has no launchables, so there is nothing to run".to_owned());
+        }
+        let was_started =
+            |status: &ProcessStatus| status.started_at.is_some() || status.last_exit.is_some();
+        let launched = !statuses.is_empty() && statuses.iter().all(was_started);
+        let status = PodStatus {
+            status: if launched { "launched" } else { "failed" }.to_owned(),
+            phase: phase.unwrap_or(NodePodPhase::Unfit),
+            message: messages.join("; "),
+            owner: self.intended.owner,
+            health: health.unwrap_or(Health::Critical),
+            cannot_start: self.cannot_start(),
+            processes: statuses,
+            notes: self.notes.clone(),
+            devices: self.devices(),
+        };
+        let reality = launched.then(|| Arc::clone(&self.intended.manifest));
+        PodReport { reality, status }
+    }
+
+    /// Why this node cannot start it. What is wrong with its manifest is wrong everywhere, and not said here.
+    fn cannot_start(&self) -> Option<String> {
+        let stuck = self.processes.iter().find(|(_, process)| process.unstarted >= UNSTARTED)?;
+        let why = stuck.1.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
+        Some(format!("{}: {why}", stuck.0))
+    }
+
+    fn health_of(&self, process: &PodProcess) -> Health {
+        match process.state {
+            AgentPodState::Running => {
+                process.verdict.map_or(Health::Passing, |verdict| verdict.health())
+            }
+            AgentPodState::Starting => Health::Unknown,
+            AgentPodState::Waiting(_) if process.last_exit.is_none() => Health::Unknown,
+            _ => Health::Critical,
+        }
+    }
+
+    fn process_status(&self, name: &str, process: &PodProcess) -> ProcessStatus {
+        let ended = process.last_exit.as_ref().map(ProcessExit::in_words);
+        let phase = match process.state {
+            AgentPodState::Waiting(_) if process.last_exit.is_some() => NodePodPhase::Backoff,
+            AgentPodState::Waiting(_) | AgentPodState::Starting => NodePodPhase::Starting,
+            AgentPodState::Running => NodePodPhase::Running,
+            AgentPodState::Stopping => NodePodPhase::Stopping,
+            AgentPodState::Ended => NodePodPhase::Ended,
+            AgentPodState::Unfit => NodePodPhase::Unfit,
+        };
+        let unfit = match self.spec.as_ref().ok().and_then(|spec| spec.launchables.get(name)) {
+            Some(LaunchSpec::Unfit(why)) => Some(why.clone()),
+            _ => None,
+        };
+        let message = match phase {
+            NodePodPhase::Unfit => unfit.unwrap_or_default(),
+            NodePodPhase::Running => process.answer.clone(),
+            NodePodPhase::Backoff | NodePodPhase::Ended => ended.unwrap_or_default(),
+            NodePodPhase::Starting if !self.waits_for.is_empty() => {
+                let nodes: Vec<&str> = self.waits_for.iter().map(NodeName::as_str).collect();
+                format!("it runs only once, and waits until it has ended on {}", nodes.join(", "))
+            }
+            NodePodPhase::Starting => "it is being started".to_owned(),
+            NodePodPhase::Stopping => "it is being stopped".to_owned(),
+        };
+        let last_exit = process.last_exit.as_ref().filter(|exit| exit.attempt > 0);
+        ProcessStatus {
+            launchable_id: name.to_owned(),
+            entry_point: self.process_spec(name).map(|s| s.command[0].clone()).unwrap_or_default(),
+            phase,
+            pid: process.running.as_ref().map(|running| running.pid),
+            started_at: process.running.as_ref().map(|running| running.started_at),
+            restarts: process.attempt.saturating_sub(1),
+            last_exit: last_exit.map(|exit| LastExit {
+                time: exit.at,
+                exit_code: exit.code.unwrap_or(-1),
+                exit_status: exit.signal.unwrap_or(0),
+            }),
+            message,
+        }
+    }
+}
+
+/// The ids of a user: a name of `/etc/passwd`, or numbers as `uid` or `uid:gid`.
+fn user(name: &str) -> Result<(u32, u32), String> {
+    let numbers = name.split_once(':').unwrap_or((name, name));
+    if let (Ok(uid), Ok(gid)) = (numbers.0.parse(), numbers.1.parse()) {
+        return Ok((uid, gid));
+    }
+    let passwd = std::fs::read_to_string("/etc/passwd")
+        .map_err(|error| format!("run_as: /etc/passwd cannot be read: {error}"))?;
+    let ids = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then_some(())?;
+        Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
+    });
+    ids.ok_or_else(|| format!("run_as: this node has no user {name:?} in /etc/passwd"))
+}
+
+/// What is kept of a pod as it would be intended.
+pub(super) fn intended(kept: StoredPod) -> Intended {
+    Intended {
+        hash: hash_of(&kept.manifest, &kept.devices),
+        manifest: kept.manifest.into(),
+        owner: kept.owner,
+        devices: kept.devices,
+    }
+}
+
+/// Writes what the processes of a pod will read, unless it is there.
+pub(super) fn prepare(
+    data: &DataDir,
+    pod: &PodId,
+    kept: &StoredPod,
+    config: Option<&serde_json::Value>,
+    node: &NodeName,
+) -> Result<(), String> {
+    let say = |error: std::io::Error| format!("node {node} cannot keep the pod: {error}");
+    let path = data.pod(pod).join("pod.json");
+    if read::<StoredPod>(&path).as_ref() != Some(kept) {
+        data.keep(pod, kept).map_err(say)?;
+    }
+    let path = data.pod(pod).join("config.yaml");
+    if let Some(config) = config {
+        let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
+        if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            super::state::replace(&path, text.as_bytes()).map_err(say)?;
+        }
+    }
+    Ok(())
+}

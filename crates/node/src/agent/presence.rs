@@ -1,0 +1,314 @@
+//! How a node proves that it lives: its session, its record, its labels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::run::AgentEvent;
+use super::state::{DataDir, replace};
+use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
+use crate::shim::since_boot;
+use rcfarm_api::backoff;
+use rcfarm_api::ids::SessionId;
+use rcfarm_api::key;
+use rcfarm_api::labels::{Labels, decode_labels, encode_labels};
+use rcfarm_api::node::record::NodeRecord;
+use rcfarm_store::Env;
+use rcfarm_store::session::{FarmMember, Keeper, KeptSession};
+use rcfarm_store::watch::LONGEST_WAIT;
+use rcfarm_store::{
+    Behavior, Claim, Entry, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome,
+};
+
+/// What an agent may write with.
+#[derive(Debug, Clone)]
+pub struct PresenceState {
+    /// The fence: the node's record, locked.
+    pub claim: Claim,
+    /// The session that holds the pods' health, so that it vanishes with the agent. (The node's record stays.)
+    pub health: SessionId,
+    /// CreateIndex of the node's record.
+    pub created: Index,
+}
+
+/// Keeps the node present until `shutdown`.
+pub(super) struct AgentPresence {
+    pub(super) env: Env,
+    pub(super) settings: Arc<AgentSettings>,
+    pub(super) data: Arc<DataDir>,
+    pub(super) events: UnboundedSender<AgentEvent>,
+}
+
+enum Registered {
+    Current(PresenceState),
+    /// Another agent has the name.
+    Taken,
+    /// Somebody changed the record meanwhile.
+    Again,
+}
+
+impl AgentPresence {
+    pub(super) async fn run(self, shutdown: CancellationToken) {
+        let member = FarmMember {
+            service: SERVICE,
+            service_id: format!("{SERVICE}-{}", self.settings.name),
+            meta: ("node", self.settings.name.to_string()),
+            behavior: Behavior::Release,
+        };
+        let keeper = Keeper::new(self.env.store.clone(), member, self.settings.session.clone());
+        self.end_old_sessions().await;
+        let mut failures = 0;
+        while !shutdown.is_cancelled() {
+            let lived = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                lived = self.life(&keeper) => lived,
+            };
+            match lived {
+                Ok(()) => failures = 0,
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 || failures % 10 == 0 {
+                        warn!(%error, failures, "the node cannot be registered; what runs here goes on");
+                    }
+                }
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = sleep(self.env.ids.jitter(pause(failures), 0.5)) => {}
+            }
+        }
+    }
+
+    /// The data directory is ours alone, so the sessions of the agent before this one are nobody's: to end them now
+    /// spares the wait until they expire.
+    async fn end_old_sessions(&self) {
+        for session in self.data.memory().sessions {
+            if let Err(error) = self.env.store.destroy_session(&session).await {
+                warn!(%session, %error, "the last agent's session could not be ended; it will expire");
+            }
+        }
+    }
+
+    /// One session from its beginning to its end.
+    async fn life(&self, keeper: &Keeper) -> Result<(), StoreError> {
+        let kept = keeper.open().await?;
+        let served = self.serve(keeper, &kept).await;
+        let _ = self.events.send(AgentEvent::Lost);
+        keeper.close(&kept, false).await;
+        served
+    }
+
+    async fn serve(&self, keeper: &Keeper, kept: &KeptSession) -> Result<(), StoreError> {
+        let ttl = self.settings.session.session_ttl;
+        let health = NewSession {
+            name: format!("{SERVICE} {} health", self.settings.name),
+            ttl: Some(ttl),
+            lock_delay: Duration::ZERO,
+            behavior: Behavior::Delete,
+            checks: kept.check().into_iter().collect(),
+        };
+        let health = self.env.store.create_session(&health).await?;
+        let sessions = vec![kept.epoch().session().clone(), health.clone()];
+        if let Err(error) = self.data.remember(|memory| memory.sessions = sessions) {
+            warn!(%error, "the session cannot be remembered; the next agent waits until it expires");
+        }
+        let work = async {
+            self.register(kept, &health).await?;
+            self.keep_standing(kept, &health).await;
+            Ok(())
+        };
+        let served = tokio::select! {
+            biased;
+            () = keeper.keep(kept) => Ok(()),
+            served = work => served,
+        };
+        let _ = self.env.store.destroy_session(&health).await;
+        served
+    }
+
+    async fn register(&self, kept: &KeptSession, health: &SessionId) -> Result<(), StoreError> {
+        let mut said = false;
+        loop {
+            match self.try_register(kept, health).await? {
+                Registered::Current(presence_state) => {
+                    info!(node = %self.settings.name, session = %kept.epoch().session(), "the node is registered");
+                    self.write_lease(kept);
+                    let _ = self.events.send(AgentEvent::Presence(presence_state));
+                    return Ok(());
+                }
+                Registered::Again => {}
+                Registered::Taken => {
+                    if !said {
+                        warn!(alert = true, node = %self.settings.name,
+                            "another agent has this node's name; this one starts nothing until it is gone");
+                        said = true;
+                    }
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    async fn try_register(
+        &self,
+        kept: &KeptSession,
+        health: &SessionId,
+    ) -> Result<Registered, StoreError> {
+        let (store, name) = (&self.env.store, &self.settings.name);
+        let at = key::node(name);
+        let entry = store.get(&at, Query::CONSISTENT).await?.value;
+        let session = kept.epoch().session();
+        if entry.as_ref().and_then(|entry| entry.session.as_ref()).is_some_and(|s| s != session) {
+            return Ok(Registered::Taken);
+        }
+        let old = entry.as_ref().and_then(|entry| NodeRecord::decode(&entry.value).ok());
+        let labels_at = key::node_labels(name);
+        let labelled = store.get(&labels_at, Query::CONSISTENT).await?.value;
+        let mut txn = Txn::by_user();
+        txn.push(guard(&at, entry.as_ref()));
+        let value = self.record(old.as_ref(), session).encode();
+        txn.push(Op::Lock { key: at.clone(), value, session: session.clone() });
+        let stored = labelled.as_ref().map(|entry| decode_labels(&entry.value));
+        match stored.transpose() {
+            Ok(stored) => {
+                let stored = stored.unwrap_or_default();
+                let labels = self.labels(old.as_ref(), &stored);
+                // A set without labels is written, too: farms know nodes by these records.
+                if labels != stored || labelled.is_none() {
+                    let index = labelled.map_or(Index::ZERO, |entry| entry.modify_index);
+                    let value = encode_labels(&labels);
+                    txn.push(Op::Cas { key: labels_at, value, flags: 0, index });
+                }
+            }
+            Err(error) => warn!(alert = true, key = %labels_at, %error,
+                "the node's labels cannot be read and are left as they are"),
+        }
+        txn.push(Op::Get { key: at.clone() });
+        match store.txn(txn.ops()).await? {
+            TxnOutcome::Refused(_) => Ok(Registered::Again),
+            TxnOutcome::Committed { entries, .. } => {
+                let mine = entries.iter().rev().find(|entry| entry.key == at.as_str());
+                Ok(Registered::Current(PresenceState {
+                    claim: Claim::new(at, kept.epoch().clone()),
+                    health: health.clone(),
+                    created: mine.map_or(Index::ZERO, |entry| entry.create_index),
+                }))
+            }
+        }
+    }
+
+    /// The record after registration: the agent's own fields are new, all others stay, a drain among them.
+    fn record(&self, old: Option<&NodeRecord>, session: &SessionId) -> NodeRecord {
+        let settings = &self.settings;
+        let lease = settings.session.check_ttl.unwrap_or(settings.session.session_ttl);
+        NodeRecord {
+            address: settings.address.clone(),
+            http: settings.http.clone(),
+            labels: settings.labels.clone(),
+            capacity: settings.capacity.clone(),
+            agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            session: Some(session.clone()),
+            lease_ms: u64::try_from(lease.as_millis()).ok(),
+            ..old.cloned().unwrap_or_default()
+        }
+    }
+
+    /// What the agent sets counts; what it set before and no longer does goes; what others put there stays.
+    fn labels(&self, old: Option<&NodeRecord>, stored: &Labels) -> Labels {
+        let mut labels = stored.clone();
+        for (name, value) in old.iter().flat_map(|old| &old.labels) {
+            if labels.get(name) == Some(value) {
+                labels.remove(name);
+            }
+        }
+        labels.extend(self.settings.labels.clone());
+        labels
+    }
+
+    /// Until the standing is gone.
+    async fn keep_standing(&self, kept: &KeptSession, health: &SessionId) {
+        tokio::select! {
+            biased;
+            () = self.keep_lease(kept) => {}
+            () = self.keep_health(health) => {}
+            () = self.watch_record(kept) => {
+                warn!(node = %self.settings.name, "the node's record is not ours any more; it is registered again");
+            }
+        }
+    }
+
+    /// Tells the shims until when the node may count as alive.
+    async fn keep_lease(&self, kept: &KeptSession) {
+        let mut written = kept.epoch().good_until();
+        while kept.epoch().is_live() {
+            sleep(Duration::from_millis(500)).await;
+            if kept.epoch().good_until() != written {
+                written = kept.epoch().good_until();
+                self.write_lease(kept);
+            }
+        }
+    }
+
+    /// Renews the health session until it is gone.
+    async fn keep_health(&self, health: &SessionId) {
+        loop {
+            sleep(self.settings.session.session_ttl / 3).await;
+            match self.env.store.renew_session(health).await {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => debug!(%error, "the health session cannot be renewed"),
+            }
+        }
+    }
+
+    /// Resolves when the node's record is not ours any more. A session that an operator ended, or a record that he
+    /// deleted, is noticed at once: farms begin to count then, and a single instance must not be here when they end.
+    async fn watch_record(&self, kept: &KeptSession) {
+        let at = key::node(&self.settings.name);
+        let (mut query, mut failures) = (Query::CONSISTENT, 0);
+        loop {
+            match self.env.store.get(&at, query).await {
+                Ok(answer) => {
+                    let holder = answer.value.and_then(|entry| entry.session);
+                    if holder.as_ref() != Some(kept.epoch().session()) {
+                        return;
+                    }
+                    failures = 0;
+                    query = Query::after(answer.index, LONGEST_WAIT);
+                }
+                Err(error) => {
+                    debug!(%error, "the node's record cannot be read");
+                    query = Query::CONSISTENT;
+                    failures += 1;
+                    sleep(self.env.ids.jitter(pause(failures), 0.5)).await;
+                }
+            }
+        }
+    }
+
+    fn write_lease(&self, kept: &KeptSession) {
+        let rest = kept.epoch().good_until().saturating_duration_since(tokio::time::Instant::now());
+        let until = since_boot() + u64::try_from(rest.as_millis()).unwrap_or(0);
+        if let Err(error) = replace(&self.data.lease(), until.to_string().as_bytes()) {
+            warn!(%error, "the lease cannot be written: single instances will be stopped");
+        }
+    }
+}
+
+/// After `failures` in a row.
+fn pause(failures: u32) -> Duration {
+    backoff(Duration::from_millis(200), LONGEST_PAUSE, failures)
+}
+
+fn guard(key: &rcfarm_store::Key, entry: Option<&Entry>) -> Op {
+    match entry {
+        Some(entry) => Op::CheckIndex { key: key.clone(), index: entry.modify_index },
+        None => Op::CheckNotExists { key: key.clone() },
+    }
+}

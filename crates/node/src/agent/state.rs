@@ -1,0 +1,247 @@
+//! What an agent keeps on disk, so that the next one knows what runs.
+//!
+//! Below the data directory:
+//!
+//! | path | is |
+//! |---|---|
+//! | `lock` | held by the agent: one per directory |
+//! | `agent.json` | [`Memory`]: the last sessions, to be ended by the next agent |
+//! | `lease` | until when the node may count as alive, in milliseconds since boot |
+//! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
+//! | `pods/<pod>/config.yaml` | its configuration |
+//! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
+//! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
+//!
+//! Every record is written to a file beside it and renamed, so that a reader finds the old one or the new one, whoever
+//! is killed meanwhile. It is not synced, which would cost each start of a pod two disk latencies: what a loss of power
+//! can tear describes processes that are gone with it. A torn or foreign file counts as absent.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use rcfarm_api::Index;
+use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
+
+/// What an agent remembers from one of its lives to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// Sessions that may still live.
+    pub sessions: Vec<SessionId>,
+    /// CreateIndex of the node's record while the intents were last believed.
+    pub record_created: Option<Index>,
+}
+
+/// A pod as it was last intended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredPod {
+    /// Its manifest, byte for byte.
+    pub manifest: String,
+    /// The controller that it belongs to.
+    pub owner: Option<RcId>,
+    /// The devices that it was allocated.
+    #[serde(default)]
+    pub devices: BTreeMap<String, std::collections::BTreeSet<u32>>,
+}
+
+/// The data directory, held by this agent.
+#[derive(Debug)]
+pub struct DataDir {
+    root: PathBuf,
+    memory: Mutex<()>,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Opens the directory, or makes it, and keeps every other agent out of it.
+    ///
+    /// # Errors
+    /// In words: the directory cannot be made or written, or another agent has it.
+    pub fn open(root: &Path) -> Result<DataDir, String> {
+        let say = |error: io::Error| {
+            format!("the data directory {} cannot be used: {error}", root.display())
+        };
+        make_dir(&root.join("pods")).map_err(say)?;
+        let lock = private().create(true).open(root.join("lock")).map_err(say)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            format!("another agent runs with the data directory {}", root.display())
+        })?;
+        let root = fs::canonicalize(root).map_err(say)?;
+        Ok(DataDir { root, memory: Mutex::default(), _lock: lock })
+    }
+
+    /// Where everything of a pod is.
+    #[must_use]
+    pub fn pod(&self, pod: &PodId) -> PathBuf {
+        self.root.join("pods").join(pod.as_str())
+    }
+
+    /// Where everything of a launchable is.
+    #[must_use]
+    pub fn launchable(&self, pod: &PodId, launchable: &str) -> PathBuf {
+        self.pod(pod).join(launchable)
+    }
+
+    /// The file with the lease.
+    #[must_use]
+    pub fn lease(&self) -> PathBuf {
+        self.root.join("lease")
+    }
+
+    /// What the agent before this one remembered.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        read(&self.root.join("agent.json")).unwrap_or_default()
+    }
+
+    /// Changes what is remembered.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn remember(&self, change: impl FnOnce(&mut Memory)) -> io::Result<()> {
+        let _alone = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.memory();
+        let mut new = old.clone();
+        change(&mut new);
+        if new == old { Ok(()) } else { write(&self.root.join("agent.json"), &new) }
+    }
+
+    /// The pods that the agent before this one knew.
+    #[must_use]
+    pub fn pods(&self) -> BTreeMap<PodId, StoredPod> {
+        let Ok(entries) = fs::read_dir(self.root.join("pods")) else { return BTreeMap::new() };
+        let pod = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry.ok()?;
+            let pod: PodId = entry.file_name().to_str()?.parse().ok()?;
+            Some((pod, read(&entry.path().join("pod.json"))?))
+        };
+        entries.filter_map(pod).collect()
+    }
+
+    /// Keeps a pod.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn keep(&self, pod: &PodId, kept: &StoredPod) -> io::Result<()> {
+        make_dir(&self.pod(pod))?;
+        write(&self.pod(pod).join("pod.json"), kept)
+    }
+
+    /// Forgets a pod and everything of it, logs included.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn forget(&self, pod: &PodId) -> io::Result<()> {
+        match fs::remove_dir_all(self.pod(pod)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The launchables of which something is on disk.
+    #[must_use]
+    pub fn launchables(&self, pod: &PodId) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.pod(pod)) else { return Vec::new() };
+        let name = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry.ok()?;
+            let name = entry.file_name().to_str()?.to_owned();
+            let is_one = entry.path().join("launch.json").exists() && check_segment(&name).is_ok();
+            is_one.then_some(name)
+        };
+        entries.filter_map(name).collect()
+    }
+}
+
+fn private() -> fs::OpenOptions {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
+/// Makes a directory that only its owner may look into: manifests hold secrets.
+///
+/// # Errors
+/// What the file system says.
+pub fn make_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Reads a record; `None` when it is absent, torn or of another form.
+#[must_use]
+pub fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// Writes a record whole or not at all.
+///
+/// # Errors
+/// What the file system says; the old record then stays.
+pub fn write<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
+    replace(path, &serde_json::to_vec(record).map_err(io::Error::other)?)
+}
+
+/// Replaces a file's contents whole or not at all.
+///
+/// # Errors
+/// What the file system says; the old contents then stay.
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    // Two writers of one record must not share the file beside it.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let beside = path.with_extension(format!("{}-{next}.new", std::process::id()));
+    let written = private().create(true).truncate(true).open(&beside).and_then(|mut file| {
+        file.write_all(contents)?;
+        fs::rename(&beside, path)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(manifest: &str) -> StoredPod {
+        StoredPod { manifest: manifest.to_owned(), owner: None, devices: BTreeMap::new() }
+    }
+
+    #[test]
+    fn what_is_kept_is_found_again_and_what_is_torn_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = DataDir::open(directory.path()).unwrap();
+        let [web, torn]: [PodId; 2] = ["web", "torn"].map(|id| id.parse().unwrap());
+        data.keep(&web, &kept("id: web")).unwrap();
+        data.keep(&torn, &kept("id: torn")).unwrap();
+        let path = data.pod(&torn).join("pod.json");
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        fs::write(data.pod(&web).join("pod.new"), b"half a rec").unwrap();
+        assert_eq!(data.pods(), [(web.clone(), kept("id: web"))].into());
+        data.forget(&web).unwrap();
+        data.forget(&web).unwrap();
+        assert!(data.pods().is_empty());
+    }
+
+    #[test]
+    fn a_directory_has_one_agent() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = DataDir::open(directory.path()).unwrap();
+        assert!(DataDir::open(directory.path()).unwrap_err().contains("another agent"));
+        drop(first);
+        DataDir::open(directory.path()).unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, b"").unwrap();
+        assert!(DataDir::open(&file).unwrap_err().contains("cannot be used"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Lives through simulated worlds, one per seed, and stops at the first in which something happens that must not.
+//!
+//!     cargo run --features sim --example sim -- --seeds 0..1000
+//!     cargo run --features sim --example sim -- --seed 17 --trace
+//!     cargo run --features sim --example sim -- --scenario batch --seeds 0..1000
+//!     cargo run --features sim --example sim -- --mutations
+//!
+//! Ends with 0 when nothing was found, with 1 when something was, with 2 when it was called wrongly.
+
+use std::io::Write as _;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+use rcfarm_sim::mutation::catch_all;
+use rcfarm_sim::reached::Tally;
+use rcfarm_sim::{Options, Scenario, SimReport, run};
+
+/// Simulated worlds.
+#[derive(Parser)]
+struct Args {
+    /// Which world: `services` (replication controllers) or `batch` (jobs, queues, commands).
+    #[arg(long, value_parser = scenario)]
+    scenario: Option<Scenario>,
+    /// Which seeds, as `first..end`.
+    #[arg(long, default_value = "0..1000", value_parser = range)]
+    seeds: Range<u64>,
+    /// One seed alone.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print every operation; of one seed.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Go on after a violation, and list the seeds that had one.
+    #[arg(long)]
+    all: bool,
+    /// Switch each safety layer off in turn, and write docs/mutations.md; with a scenario, its rows alone.
+    #[arg(long, conflicts_with_all = ["seeds", "seed"])]
+    mutations: bool,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let wrong = || format!("{text:?} is no range: write it like 0..1000");
+    let (first, end) = text.split_once("..").ok_or_else(wrong)?;
+    let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+    Ok(number(first)?..number(end)?)
+}
+
+fn scenario(text: &str) -> Result<Scenario, String> {
+    match text {
+        "services" => Ok(Scenario::Services),
+        "batch" => Ok(Scenario::Batch),
+        other => Err(format!("there is no scenario {other:?}: write services or batch")),
+    }
+}
+
+fn word(scenario: Scenario) -> &'static str {
+    match scenario {
+        Scenario::Services => "services",
+        Scenario::Batch => "batch",
+    }
+}
+
+fn show(scenario: Scenario, report: &SimReport) {
+    let Some(violation) = &report.violation else { return };
+    for line in &report.last {
+        println!("{line}");
+    }
+    println!("seed {}: invariant {}: {}", report.seed, violation.invariant, violation.what);
+    let (scenario, seed) = (word(scenario), report.seed);
+    println!(
+        "replay it: cargo run --features sim --example sim -- --scenario {scenario} --seed {seed} --trace"
+    );
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(seed) = args.seed {
+        let scenario = args.scenario.unwrap_or_default();
+        let report = run(seed, &Options { scenario, print: args.trace, ..Options::default() });
+        show(scenario, &report);
+        let (applied, lived, hash) = (report.applied, report.lived, report.hash);
+        println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
+        return ExitCode::from(u8::from(report.violation.is_some()));
+    }
+    if args.mutations {
+        return mutations(args.scenario);
+    }
+    let bad = many(&args);
+    ExitCode::from(u8::from(bad))
+}
+
+fn mutations(scenario: Option<Scenario>) -> ExitCode {
+    let old = std::fs::read_to_string("docs/mutations.md").unwrap_or_default();
+    let of = scenario.map_or(vec![Scenario::Services, Scenario::Batch], |one| vec![one]);
+    let (page, missed) = catch_all(&of, &old, |case, caught| {
+        let how = caught.as_ref().map_or("not caught".to_owned(), |caught| {
+            format!("seed {}: invariant {}", caught.seed, caught.violation.invariant)
+        });
+        println!("{}: {how}", case.name());
+    });
+    match std::fs::write("docs/mutations.md", page) {
+        Ok(()) => ExitCode::from(u8::from(missed > 0)),
+        Err(error) => {
+            eprintln!("docs/mutations.md: {error}; run this where docs/ is");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn many(args: &Args) -> bool {
+    let (begun, total) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
+    let (next, done) = (AtomicU64::new(args.seeds.start), AtomicU64::new(0));
+    let found = AtomicBool::new(false);
+    let tally = Mutex::new(Tally::default());
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads.max(1) {
+            scope.spawn(|| {
+                while !found.load(Ordering::SeqCst) || args.all {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    if seed >= args.seeds.end {
+                        return;
+                    }
+                    let scenario = args.scenario.unwrap_or_default();
+                    let options = Options { scenario, ..Options::default() };
+                    let report = run(seed, &options);
+                    let done = done.fetch_add(1, Ordering::SeqCst) + 1;
+                    tally.lock().expect("no thread panics").add(&report);
+                    if let Some(violation) = &report.violation {
+                        let first = !found.swap(true, Ordering::SeqCst);
+                        match args.all {
+                            true => {
+                                println!("seed {seed}: {} {}", violation.invariant, violation.what)
+                            }
+                            false if first => show(scenario, &report),
+                            false => {}
+                        }
+                    }
+                    eprint!("\r{done} of {total} ");
+                    let _ = std::io::stderr().flush();
+                }
+            });
+        }
+    });
+    let (done, took) = (done.load(Ordering::SeqCst), begun.elapsed().as_secs_f64());
+    println!("\r{done} seeds in {took:.1} s, {:.1} a second", done as f64 / took);
+    println!("occasions at which invariants could have been violated:");
+    let tally = tally.into_inner().expect("no thread panics");
+    print!("{}", tally.in_words(args.scenario.unwrap_or_default()));
+    found.load(Ordering::SeqCst)
+}

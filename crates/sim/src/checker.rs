@@ -1,0 +1,471 @@
+//! Sees every applied write, has it checked, and keeps the trace.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::batch::{self, BatchModel};
+use super::invariant::ownership::Proof;
+use super::invariant::{self, AppliedWrite, CheckFacts, Picture, SimProcess, Violation};
+use super::process::WallClock;
+use super::reached::{Occasion, met_if};
+use super::version_skew;
+use rcfarm_api::ids::SessionId;
+use rcfarm_api::key;
+use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, KvOp, SessionChange, Tables};
+use rcfarm_store::{NewSession, Op};
+
+/// So many of the last operations are shown with a violation.
+const SHOWN: usize = 25;
+
+/// Whose a write is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SimActor {
+    /// Consul itself: what expires.
+    Consul,
+    /// A user, or the world's own hand.
+    User,
+    /// A node's agent.
+    Node,
+    /// A farm's process.
+    Process(u32),
+}
+
+/// See the module.
+pub struct Checker {
+    inner: Mutex<Inner>,
+    found: Notify,
+}
+
+/// The store as the checks of a scenario see it.
+enum Scene {
+    Services(Box<Picture>),
+    Batch(Box<BatchModel>),
+}
+
+struct Inner {
+    start: Instant,
+    actor: SimActor,
+    scene: Scene,
+    facts: CheckFacts,
+    proofs: BTreeMap<u32, Proof>,
+    violation: Option<Violation>,
+    hash: Hash,
+    applied: u64,
+    last: VecDeque<Line>,
+    print: bool,
+    /// Sessions of processes that ended, and when.
+    ended: Vec<(Duration, u32)>,
+}
+
+enum Line {
+    Applied(SimActor, Box<Applied>),
+    Reported(Duration, String),
+}
+
+/// FNV-1a: a fixed key, so that the same trace has the same hash everywhere.
+struct Hash(u64);
+
+impl Hash {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+impl Checker {
+    /// A checker of replication controllers in `consul`; prints the trace as it goes where `print` is set.
+    #[must_use]
+    pub fn new(consul: &Embedded, print: bool) -> Arc<Checker> {
+        Checker::of(Scene::Services(Box::default()), consul, print)
+    }
+
+    /// The same of jobs and queues.
+    #[must_use]
+    pub fn of_batch(consul: &Embedded, print: bool) -> Arc<Checker> {
+        Checker::of(Scene::Batch(Box::default()), consul, print)
+    }
+
+    fn of(scene: Scene, consul: &Embedded, print: bool) -> Arc<Checker> {
+        let inner = Inner {
+            start: Instant::now(),
+            actor: SimActor::Consul,
+            scene,
+            facts: CheckFacts::default(),
+            proofs: BTreeMap::new(),
+            violation: None,
+            hash: Hash(0xcbf2_9ce4_8422_2325),
+            applied: 0,
+            last: VecDeque::new(),
+            print,
+            ended: Vec::new(),
+        };
+        let checker = Arc::new(Checker { inner: Mutex::new(inner), found: Notify::new() });
+        let watching = checker.clone();
+        consul.observe(move |applied: &Applied, tables: &Tables| watching.applied(applied, tables));
+        checker
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What `future` writes is `actor`'s.
+    pub fn acting<F: Future>(
+        self: &Arc<Self>,
+        actor: SimActor,
+        future: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        let (checker, mut future) = (self.clone(), Box::pin(future));
+        std::future::poll_fn(move |cx| {
+            let before = std::mem::replace(&mut checker.lock().actor, actor);
+            let polled = future.as_mut().poll(cx);
+            checker.lock().actor = before;
+            polled
+        })
+    }
+
+    /// The same, of something that never waits.
+    ///
+    /// # Panics
+    /// If it does.
+    pub fn now<F: Future>(self: &Arc<Self>, actor: SimActor, future: F) -> F::Output {
+        let mut acting = Box::pin(self.acting(actor, future));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        match acting.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => output,
+            Poll::Pending => panic!("a write without latency waits"),
+        }
+    }
+
+    // ---- what happens ---------------------------------------------------------------------------------
+
+    fn applied(&self, applied: &Applied, tables: &Tables) {
+        let mut inner = self.lock();
+        inner.note(applied, tables);
+        drop(inner);
+        self.whistle();
+    }
+
+    fn whistle(&self) {
+        if self.lock().violation.is_some() {
+            self.found.notify_one();
+        }
+    }
+
+    /// Says something in the trace.
+    pub fn say(&self, at: Duration, what: String) {
+        self.lock().push(Line::Reported(at, what));
+    }
+
+    /// Prints something, where the trace is printed; no part of it.
+    pub fn remark(&self, what: impl FnOnce() -> String) {
+        let inner = self.lock();
+        if inner.print && inner.violation.is_none() {
+            println!("           {}", what());
+        }
+    }
+
+    /// Something must not be.
+    pub fn violated(&self, invariant: u32, what: String) {
+        self.lock().violated(invariant, what);
+        self.whistle();
+    }
+
+    /// Resolves when something was violated.
+    pub async fn violation(&self) {
+        loop {
+            if self.lock().violation.is_some() {
+                return;
+            }
+            self.found.notified().await;
+        }
+    }
+
+    // ---- what the wire tells --------------------------------------------------------------------------
+
+    /// A process starts, on a machine with this clock.
+    pub fn process(&self, number: u32, process: SimProcess, clock: &Arc<WallClock>) {
+        let facts = &mut self.lock().facts;
+        facts.processes.insert(number, process);
+        facts.clocks.insert(number, clock.clone());
+    }
+
+    /// A session was made for a process, whether it heard of it or not.
+    pub fn session_made(&self, process: u32, id: &SessionId) {
+        self.lock().facts.sessions.insert(id.clone(), process);
+    }
+
+    /// A process heard of its new session.
+    pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
+        let mut inner = self.lock();
+        inner.facts.current.insert(process, id.clone());
+        let since = inner.start.elapsed();
+        inner.facts.looks_since.entry(process).or_insert(since);
+        let proof = inner.proofs.entry(process).or_default();
+        let ttl = new.ttl.unwrap_or_default();
+        proof.terms = ((!new.checks.is_empty()).then_some(CHECK_TTL), ttl);
+        proof.renewal = Some(asked + ttl);
+        if new.checks.is_empty() {
+            proof.check = None;
+        }
+    }
+
+    /// A renewal was acknowledged.
+    pub fn renewed(&self, process: u32, _id: &SessionId, asked: Instant) {
+        let mut inner = self.lock();
+        let proof = inner.proofs.entry(process).or_default();
+        proof.renewal = Some(asked + proof.terms.1);
+    }
+
+    /// A beat was acknowledged.
+    pub fn beaten(&self, process: u32, asked: Instant) {
+        self.lock().proofs.entry(process).or_default().check = Some(asked + CHECK_TTL);
+    }
+
+    /// A process sends a transaction.
+    pub fn write_begins(&self, process: u32, ops: &[Op], now: Instant) {
+        let mut inner = self.lock();
+        let holds = inner.proofs.get(&process).is_none_or(|proof| proof.holds(now));
+        if is_controllers(ops) && !holds {
+            let what = "a write is begun after the session's deadline";
+            inner.violated(2, format!("#{process}: {what}"));
+            drop(inner);
+            self.whistle();
+        }
+    }
+
+    /// A process that stood still goes on.
+    pub fn goes_on(&self, process: u32) {
+        let holds =
+            self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(Instant::now()));
+        met_if(!holds, Occasion::DeadlineOver);
+    }
+
+    // ---- what the world asks --------------------------------------------------------------------------
+
+    /// Whether a process's session has a check; one whose agent refused it has its TTL alone.
+    #[must_use]
+    pub fn has_check(&self, process: u32) -> bool {
+        self.lock().proofs.get(&process).is_some_and(|proof| proof.terms.0.is_some())
+    }
+
+    /// A look at what is known besides the store.
+    pub fn facts<T>(&self, look: impl FnOnce(&CheckFacts) -> T) -> T {
+        look(&self.lock().facts)
+    }
+
+    /// A look at the store as it is, in a world of services.
+    ///
+    /// # Panics
+    /// In a world of jobs.
+    pub fn look<T>(&self, look: impl FnOnce(&Picture, &CheckFacts) -> T) -> T {
+        let inner = self.lock();
+        let Scene::Services(picture) = &inner.scene else { panic!("no world of services") };
+        look(picture, &inner.facts)
+    }
+
+    /// A look at the store as it is, in a world of jobs.
+    ///
+    /// # Panics
+    /// In a world of services.
+    pub fn model<T>(&self, look: impl FnOnce(&mut BatchModel, &CheckFacts) -> T) -> T {
+        let mut inner = self.lock();
+        let Inner { scene: Scene::Batch(model), facts, .. } = &mut *inner else {
+            panic!("no world of jobs")
+        };
+        look(model, facts)
+    }
+
+    /// Whether what has been written folds into what is there.
+    pub fn check_fold(&self) {
+        let mut inner = self.lock();
+        let mut found = Vec::new();
+        if let Scene::Services(picture) = &inner.scene {
+            invariant::audit::check_fold(picture, &inner.facts, &mut |number, what| {
+                found.push((number, what));
+            });
+        }
+        found.into_iter().for_each(|(number, what)| inner.violated(number, what));
+        drop(inner);
+        self.whistle();
+    }
+
+    /// Sessions of processes that ended after `since`.
+    #[must_use]
+    pub fn sessions_ended(&self, since: Duration) -> Vec<u32> {
+        let inner = self.lock();
+        inner.ended.iter().filter(|(at, _)| *at > since).map(|(_, process)| *process).collect()
+    }
+
+    /// What was found, how many writes there were, and the hash of the trace.
+    #[must_use]
+    pub fn result(&self) -> (Option<Violation>, u64, u64) {
+        let inner = self.lock();
+        (inner.violation.clone(), inner.applied, inner.hash.0)
+    }
+
+    /// The last operations, oldest first.
+    #[must_use]
+    pub fn last(&self) -> Vec<String> {
+        self.lock().last.iter().map(Line::to_string).collect()
+    }
+}
+
+/// The TTL of the check with which simulated farms beat.
+pub const CHECK_TTL: Duration = Duration::from_secs(2);
+
+impl Inner {
+    fn note(&mut self, applied: &Applied, tables: &Tables) {
+        self.applied += 1;
+        self.mix(applied);
+        let (actor, ops) = match &applied.cause {
+            Cause::Kv(ops) => (self.actor, ops.as_slice()),
+            _ => (SimActor::Consul, [].as_slice()),
+        };
+        for change in &applied.sessions {
+            if let SessionChange::Ended(session, _) = change
+                && let Some(process) = self.facts.sessions.get(&session.id)
+                && self.facts.current.get(process) == Some(&session.id)
+            {
+                self.ended.push((applied.at, *process));
+            }
+        }
+        self.push(Line::Applied(actor, Box::new(applied.clone())));
+        let net = net(&applied.changes);
+        let restored = (applied.cause == Cause::Restore).then_some(tables);
+        let mut found = Vec::new();
+        let mut say = |number, what| found.push((number, what));
+        if let SimActor::Process(_) = actor {
+            version_skew::check(&net, &mut say);
+        }
+        let Inner { scene, facts, .. } = self;
+        match scene {
+            Scene::Services(picture) => {
+                services(picture, facts, (applied.at, actor), ops, &net, restored, &mut say);
+            }
+            Scene::Batch(model) => {
+                let write = batch::Write { at: applied.at, actor };
+                model.take(write, &net, restored, facts, &mut say);
+            }
+        }
+        found.into_iter().for_each(|(number, what)| self.violated(number, what));
+    }
+
+    fn mix(&mut self, applied: &Applied) {
+        self.hash.add(&applied.index.0.to_le_bytes());
+        self.hash.add(&applied.at.as_nanos().to_le_bytes());
+        for change in &applied.changes {
+            self.hash.add(change.key.as_bytes());
+            let value = change.after.as_ref().map_or(&b"-"[..], |entry| &entry.value);
+            self.hash.add(value);
+        }
+    }
+
+    fn violated(&mut self, invariant: u32, what: String) {
+        self.violation.get_or_insert(Violation { invariant, what });
+    }
+
+    fn push(&mut self, line: Line) {
+        if self.violation.is_some() {
+            return;
+        }
+        if self.print {
+            println!("{line}");
+        }
+        self.last.push_back(line);
+        if self.last.len() > SHOWN {
+            self.last.pop_front();
+        }
+    }
+}
+
+/// Whether a transaction is a controller's: it replaces the status of what it is about.
+#[must_use]
+pub fn is_controllers(ops: &[Op]) -> bool {
+    let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
+    let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
+    ops.iter().any(of_status)
+}
+
+/// Takes a write in and looks at it, in a world of services.
+fn services(
+    picture: &mut Picture,
+    facts: &mut CheckFacts,
+    (at, actor): (Duration, SimActor),
+    ops: &[KvOp],
+    net: &[KvChange],
+    restored: Option<&Tables>,
+    say: invariant::Say<'_>,
+) {
+    if let Some(tables) = restored {
+        picture.reload(at, tables);
+    }
+    let record = invariant::record_of(ops)
+        .map(|rc| (rc, picture.statuses.get(&rc).cloned().unwrap_or_default()));
+    let changes: Vec<_> = net.iter().map(|change| (picture.apply(at, change), change)).collect();
+    if restored.is_some() {
+        return;
+    }
+    let applied_write = AppliedWrite { at, actor, changes, record };
+    if actor == SimActor::User {
+        facts.by_hand.extend(applied_write.owners_of_pods().into_iter().map(|rc| (rc, at)));
+    }
+    invariant::check(&applied_write, picture, facts, say);
+}
+
+/// What a write did to each key in the end: a lock that is handed over is let go in between.
+fn net(changes: &[KvChange]) -> Vec<KvChange> {
+    let mut net: Vec<KvChange> = Vec::new();
+    for change in changes {
+        match net.iter_mut().find(|earlier| earlier.key == change.key) {
+            Some(earlier) => earlier.after = change.after.clone(),
+            None => net.push(change.clone()),
+        }
+    }
+    net.retain(|change| change.before.is_some() || change.after.is_some());
+    net
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Line::Reported(at, what) => write!(f, "{:>9.3}s        {what}", at.as_secs_f64()),
+            Line::Applied(actor, applied) => {
+                let at = applied.at.as_secs_f64();
+                write!(f, "{at:>9.3}s @{:<6} {actor:?}:", applied.index)?;
+                let mut text = String::new();
+                if let Cause::Kv(ops) = &applied.cause {
+                    for op in ops {
+                        let verb = format!("{:?}", op.verb).to_lowercase();
+                        let _ = write!(text, " {verb} {}", op.key);
+                        if op.index.0 > 0 {
+                            let _ = write!(text, "@{}", op.index);
+                        }
+                        text.push(';');
+                    }
+                } else {
+                    let _ = write!(text, " {:?}", applied.cause);
+                }
+                for change in &applied.sessions {
+                    let _ = match change {
+                        SessionChange::Created(s) => {
+                            write!(text, " session {} made ({})", s.id, s.name)
+                        }
+                        SessionChange::Ended(s, why) => {
+                            write!(text, " session {} ended ({}, {why:?})", s.id, s.name)
+                        }
+                    };
+                }
+                f.write_str(&text)
+            }
+        }
+    }
+}

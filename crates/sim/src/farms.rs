@@ -1,0 +1,302 @@
+//! The farms of a world, each on a machine of its own with a clock and a wire.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::checker::{CHECK_TTL, Checker, SimActor};
+use super::faults::Fault;
+use super::network::NetworkFaults;
+use super::process::{Design, Ended, ProcessEnv, RunningFarm, WallClock};
+use super::rng::SimRng;
+use super::scheduler::Moods;
+use rcfarm_emulator::{Embedded, Tables};
+
+/// A process that ended by itself is started again after this long, as a supervisor would.
+const RESTART: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct Farms {
+    consul: Embedded,
+    checker: Arc<Checker>,
+    moods: Arc<Moods>,
+    designs: Vec<Design>,
+    clocks: Vec<Arc<WallClock>>,
+    running: Vec<Option<RunningFarm>>,
+    restart_at: Vec<Option<Instant>>,
+    frozen: BTreeSet<usize>,
+    weather: NetworkFaults,
+    rng: SimRng,
+    start: Instant,
+    starts: u32,
+    snapshot: Option<Tables>,
+    /// Whether a snapshot was restored.
+    pub restored: bool,
+}
+
+/// What the wires are like before anything happens.
+#[must_use]
+pub fn weather(rng: &mut SimRng) -> NetworkFaults {
+    let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
+    NetworkFaults {
+        latency: Duration::from_millis(1 + rng.below(40) as u64),
+        lost: calm(rng, 15),
+        reply_lost: calm(rng, 15),
+        late: calm(rng, 10),
+        stale: calm(rng, 15),
+        index_reset: calm(rng, 10),
+        overloaded: calm(rng, 10),
+        ..NetworkFaults::default()
+    }
+}
+
+impl Farms {
+    /// None runs yet.
+    #[must_use]
+    pub fn new(
+        consul: Embedded,
+        checker: Arc<Checker>,
+        designs: Vec<Design>,
+        weather: NetworkFaults,
+        start: Instant,
+    ) -> Farms {
+        Farms {
+            clocks: designs.iter().map(|_| WallClock::new(start)).collect(),
+            running: designs.iter().map(|_| None).collect(),
+            restart_at: vec![None; designs.len()],
+            frozen: BTreeSet::new(),
+            consul,
+            checker,
+            moods: Arc::default(),
+            designs,
+            weather,
+            rng: SimRng::new(0),
+            start,
+            starts: 0,
+            snapshot: None,
+            restored: false,
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.designs.len()
+    }
+
+    /// What schedulers are up to.
+    #[must_use]
+    pub fn moods(&self) -> &Arc<Moods> {
+        &self.moods
+    }
+
+    fn say(&self, what: String) {
+        self.checker.say(self.start.elapsed(), format!("-- {what}"));
+    }
+
+    /// Starts all of them; from here on their chance is `rng`'s.
+    pub fn start_all(&mut self, rng: SimRng) {
+        self.rng = rng;
+        for farm in 0..self.designs.len() {
+            self.start_farm(farm);
+        }
+    }
+
+    /// Lets time pass, and starts again what ended by itself.
+    pub async fn until(&mut self, at: Instant) {
+        while Instant::now() < at {
+            sleep_until(at.min(Instant::now() + Duration::from_millis(250))).await;
+            self.supervise().await;
+        }
+    }
+
+    async fn supervise(&mut self) {
+        for farm in 0..self.running.len() {
+            if let Some(running) = &mut self.running[farm]
+                && let Some(ended) = running.ended().await
+            {
+                if let Ended::Panicked(why) = ended {
+                    self.checker.violated(12, format!("a farm panicked: {why}"));
+                }
+                self.running[farm] = None;
+                self.frozen.remove(&farm);
+                self.restart_at[farm] = Some(Instant::now() + RESTART);
+            }
+            if self.restart_at[farm].is_some_and(|at| at <= Instant::now()) {
+                self.start_farm(farm);
+            }
+        }
+    }
+
+    fn start_farm(&mut self, farm: usize) {
+        self.restart_at[farm] = None;
+        if self.running[farm].is_some() {
+            return;
+        }
+        self.starts += 1;
+        let consul = self.consul.at_node(&format!("agent-{farm}"));
+        let env = ProcessEnv {
+            consul: &consul,
+            checker: &self.checker,
+            clock: &self.clocks[farm],
+            moods: &self.moods,
+        };
+        let design = &self.designs[farm];
+        let running = RunningFarm::start(self.starts, design, &env, &mut self.rng);
+        let mut weather = self.weather.clone();
+        weather.no_checks = design.session.session_ttl < Duration::from_secs(30);
+        running.link.weather(|w| *w = weather);
+        self.say(format!("{} starts as #{}", design.process.farm, self.starts));
+        self.running[farm] = Some(running);
+    }
+
+    fn weather(&self, farm: usize, change: impl FnOnce(&mut NetworkFaults)) {
+        if let Some(running) = &self.running[farm] {
+            running.link.weather(change);
+        }
+    }
+
+    /// What was wrong with a wire is over.
+    fn clear_up(&self, farm: usize) {
+        let calm = self.weather.clone();
+        self.weather(farm, |w| {
+            let no_checks = w.no_checks;
+            *w = NetworkFaults { no_checks, ..calm };
+        });
+    }
+
+    /// Injects a fault.
+    pub fn inject(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(farm) => self.end(farm, RunningFarm::kill),
+            Fault::Stop(farm) => {
+                if let Some(running) = self.running[farm].as_ref() {
+                    running.stop();
+                }
+            }
+            Fault::Start(farm) => self.start_farm(farm),
+            Fault::Freeze(farm) => {
+                if let Some(running) = &self.running[farm] {
+                    running.freezer.freeze();
+                    self.frozen.insert(farm);
+                }
+            }
+            Fault::Thaw(farm) => self.thaw(farm),
+            Fault::KillSession(farm) => self.kill_session(farm),
+            Fault::Jump(farm, seconds) => self.clocks[farm].jump(seconds),
+            Fault::Storm(farm, storm) => match *storm == NetworkFaults::default() {
+                true => self.clear_up(farm),
+                false => {
+                    self.weather(farm, |w| *w = NetworkFaults { no_checks: w.no_checks, ..*storm })
+                }
+            },
+            Fault::Cut(farm, cut) => self.weather(farm, |w| w.cut = cut),
+            Fault::Deaf(farm, deaf) => self.weather(farm, |w| w.deaf = deaf),
+            Fault::Hide(farm, tree) => self.weather(farm, |w| w.hidden = tree),
+            Fault::Forbid(farm, forbidden) => self.weather(farm, |w| w.forbidden = forbidden),
+            Fault::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
+            Fault::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
+            Fault::Stall(length) => {
+                let until = Some(Instant::now() + length);
+                self.every_wire(|w| w.stalled_until = until);
+            }
+            Fault::WakeAll => self.consul.wake_all(),
+            Fault::Snapshot => self.snapshot = Some(self.consul.snapshot()),
+            Fault::Restore => {
+                if let Some(snapshot) = self.snapshot.take() {
+                    self.consul.restore(snapshot);
+                    self.restored = true;
+                }
+            }
+        }
+    }
+
+    fn every_wire(&self, change: impl Fn(&mut NetworkFaults)) {
+        self.running.iter().flatten().for_each(|running| running.link.weather(&change));
+    }
+
+    fn end(&mut self, farm: usize, how: impl FnOnce(&RunningFarm)) {
+        if let Some(running) = self.running[farm].take() {
+            how(&running);
+            self.frozen.remove(&farm);
+        }
+    }
+
+    fn thaw(&mut self, farm: usize) {
+        if self.frozen.remove(&farm)
+            && let Some(running) = &self.running[farm]
+        {
+            self.checker.goes_on(running.number);
+            running.freezer.thaw();
+        }
+    }
+
+    /// An operator ends a session of the farm.
+    fn kill_session(&self, farm: usize) {
+        let Some(number) = self.running[farm].as_ref().map(|running| running.number) else {
+            return;
+        };
+        let alive = self.consul.inspect(|tables| {
+            tables.sessions.all().map(|session| session.id.clone()).collect::<Vec<_>>()
+        });
+        let of_farm = self
+            .checker
+            .facts(|facts| alive.into_iter().find(|id| facts.sessions.get(id) == Some(&number)));
+        if let Some(session) = of_farm {
+            let destroy = rcfarm_store::Store::destroy_session(&self.consul, &session);
+            let _ = self.checker.now(SimActor::User, destroy);
+        }
+    }
+
+    /// Every fault ends. `clocks`: those that are wrong are set right, too.
+    pub fn heal(&mut self, clocks: bool) {
+        for farm in 0..self.running.len() {
+            self.thaw(farm);
+            if clocks {
+                self.clocks[farm].set_right();
+            }
+            self.weather(farm, |w| {
+                *w = NetworkFaults {
+                    latency: Duration::from_millis(5),
+                    no_checks: w.no_checks,
+                    ..NetworkFaults::default()
+                };
+            });
+            self.start_farm(farm);
+        }
+        self.weather =
+            NetworkFaults { latency: Duration::from_millis(5), ..NetworkFaults::default() };
+    }
+
+    /// The processes that run.
+    #[must_use]
+    pub fn live(&self) -> BTreeSet<u32> {
+        self.running.iter().flatten().map(|running| running.number).collect()
+    }
+
+    /// Requests of each process that runs, so far.
+    #[must_use]
+    pub fn requests(&self) -> BTreeMap<u32, u64> {
+        let links = self.running.iter().flatten();
+        links.map(|running| (running.number, running.link.requests())).collect()
+    }
+
+    /// Ends one for good, by SIGTERM or SIGKILL. In how much time another must have taken over, and the signal.
+    pub fn end_one(&mut self) -> (Duration, &'static str) {
+        let farm = self.rng.below(self.designs.len());
+        let orderly = self.rng.permille(500);
+        let process = self.running[farm].as_ref().map_or(0, |running| running.number);
+        let by_check = self.checker.has_check(process);
+        let design = &self.designs[farm];
+        let limit = match (orderly, by_check) {
+            (true, _) => Duration::from_secs(1),
+            (false, true) => CHECK_TTL + Duration::from_secs(1),
+            (false, false) => design.session.session_ttl * 2 + Duration::from_secs(1),
+        };
+        self.say(format!("{} {}", design.process.farm, if orderly { "stops" } else { "dies" }));
+        self.end(farm, if orderly { RunningFarm::stop } else { RunningFarm::kill });
+        (limit, if orderly { "SIGTERM" } else { "SIGKILL" })
+    }
+}

@@ -1,0 +1,200 @@
+//! Which safety layers are switched off to see whether their absence is noticed, alone or together.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Options, Scenario, Violation, run};
+use rcfarm_store::failpoints::Failpoint;
+
+/// Layers that are switched off together.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// In which world.
+    pub scenario: Scenario,
+    /// Which.
+    pub without: &'static [Failpoint],
+    /// What is different then.
+    pub what: &'static str,
+}
+
+/// How a case was caught.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caught {
+    /// By the first seed that does.
+    pub seed: u64,
+    /// By what.
+    pub violation: Violation,
+}
+
+/// A case must be caught within so many seeds.
+pub const WITHIN: u64 = 200;
+
+macro_rules! cases {
+    ($($scenario:ident: { $($($layer:ident)+ = $what:literal,)* })*) => {
+        /// Every case.
+        pub const CASES: &[Case] = &[$($(Case {
+            scenario: Scenario::$scenario,
+            without: &[$(Failpoint::$layer),+],
+            what: $what,
+        },)*)*];
+    };
+}
+
+cases! { Services: {
+    NoFence = "transactions carry no fence",
+    NoDeadline = "the local deadline never passes",
+    NoFence NoDeadline = "neither fence nor deadline",
+    DeadSessionKept = "a refused renewal is taken for a good one",
+    LockOutlivesSession = "locks stay when their session ends",
+    ClaimKept = "a record relabelled away is kept",
+    NoRecordGuard = "the record may be another than the plan saw",
+    NoChain = "the status is replaced whatever stands there",
+    RepeatUnknown NoChain = "a write whose answer was lost is made again, and its status replaces any",
+    NoLabelGuard = "pods' labels are written whatever stands there",
+    NoIntentGuard = "intents are written whatever stands there",
+    NoOwnIdCheck = "a pod is removed without a check that it is still the record's own",
+    OwnWritesForgotten = "trees count although they are older than the owner's own writes",
+    StaleTakeOver NoChain = "pods are not read again after a claim or a refusal, and no status is compared",
+    NoEmptinessGuard = "a tree that became suddenly much smaller is believed",
+    DisabledIgnored = "disabled records are worked on",
+    TransferBlind = "a healthy pod is moved although others are not",
+    NoMinimumHealth = "the declared minimum of healthy pods is ignored",
+    RemovalUnordered = "pods are removed in the order of their nodes' names",
+    UnfitTaken = "pods are added on nodes that are down or drained",
+    PromiseUnguarded = "what nodes promise is written whatever stands there",
+    NoAudit = "changes leave no audit record",
+    AuditApart = "the audit record is written after the transaction",
+    NoQuarantine = "a record that keeps failing is tried again at once, for ever",
+    PanicEscapes = "a controller's panic is not contained",
+} Batch: {
+    CommandRepeated = "a command is deleted whether it is there or not",
+    PlaceUnchecked = "members start without a check that their gang has its place",
+    PlacePulled = "a gang's place is given back although it has pods, or may have",
+    PromiseSkipped = "a place that was written ahead counts before the nodes have promised it",
+    CountedTwice = "a restart counts for two",
+    DependenciesIgnored = "members do not wait for the tasks that they depend on",
+    PausesIgnored = "members start again without a pause",
+    LimitsIgnored = "queues have no limits",
+    OrderIgnored = "in a strict queue what fits goes ahead",
+} }
+
+impl Case {
+    /// The layers by name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let names: Vec<String> = self.without.iter().map(|layer| format!("{layer:?}")).collect();
+        names.join(" + ")
+    }
+
+    /// Lives through one seed without the layers.
+    #[must_use]
+    pub fn try_seed(&self, seed: u64) -> Option<Caught> {
+        let plain = Options { scenario: self.scenario, ..Options::default() };
+        let options = Options { without: self.without.to_vec(), ..plain.clone() };
+        let violation = run(seed, &options).violation?;
+        // It counts only if it is the layer's absence that was noticed.
+        let plain = run(seed, &plain).violation;
+        plain.is_none().then_some(Caught { seed, violation })
+    }
+
+    /// The first of the seeds that notices.
+    #[must_use]
+    pub fn catch(&self) -> Option<Caught> {
+        (0..WITHIN).find_map(|seed| self.try_seed(seed))
+    }
+}
+
+/// Catches every case of the worlds `of`, on two threads, and makes the page of it; `told` hears of each. Of other worlds
+/// the page stays as it was (`old`). Gives the page, and how many were not caught.
+///
+/// # Panics
+/// If a thread does.
+#[must_use]
+pub fn catch_all(
+    of: &[Scenario],
+    old: &str,
+    told: impl Fn(&Case, &Option<Caught>) + Sync,
+) -> (String, usize) {
+    let next = AtomicUsize::new(0);
+    let caught = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some((n, case)) = numbered(next.fetch_add(1, Ordering::SeqCst)) {
+                    if !of.contains(&case.scenario) {
+                        continue;
+                    }
+                    let how = case.catch();
+                    told(case, &how);
+                    caught.lock().expect("no thread panics").insert(n, how);
+                }
+            });
+        }
+    });
+    let caught = caught.into_inner().expect("no thread panics");
+    let missed = caught.values().filter(|how| how.is_none()).count();
+    let row = |(n, case): (usize, &'static Case)| match caught.get(&n) {
+        Some(how) => (case, row(case, how)),
+        None => (case, line_of(old, case).unwrap_or_default().to_owned()),
+    };
+    (page(&CASES.iter().enumerate().map(row).collect::<Vec<_>>()), missed)
+}
+
+fn numbered(n: usize) -> Option<(usize, &'static Case)> {
+    Some((n, CASES.get(n)?))
+}
+
+/// The seed that a page names for a case.
+#[must_use]
+pub fn named(page: &str, case: &Case) -> Option<u64> {
+    line_of(page, case)?.split('|').nth(4)?.trim().parse::<u64>().ok()?.checked_sub(1)
+}
+
+fn line_of<'p>(page: &'p str, case: &Case) -> Option<&'p str> {
+    let start = format!("| {} |", case.name());
+    page.lines().find(|line| line.starts_with(&start))
+}
+
+fn row(case: &Case, caught: &Option<Caught>) -> String {
+    let (invariant, seeds) = match caught {
+        Some(caught) => (caught.violation.invariant.to_string(), (caught.seed + 1).to_string()),
+        None => ("none".to_owned(), format!("more than {WITHIN}")),
+    };
+    format!("| {} | {} | {invariant} | {seeds} |", case.name(), case.what)
+}
+
+fn page(rows: &[(&Case, String)]) -> String {
+    let mut page = String::from(HEAD);
+    let mut world = Scenario::Services;
+    for (case, row) in rows {
+        if world != case.scenario {
+            world = case.scenario;
+            page.push_str(JOBS);
+        }
+        page.push_str(row);
+        page.push('\n');
+    }
+    page
+}
+
+const HEAD: &str = "\
+# Mutations
+
+Each safety layer is switched off in turn, and the simulation lives through seeds from 0 on until an invariant is
+violated. A layer whose absence nothing notices would be of no use, or the simulation would be blind. Generated by
+`cargo run --features sim --example sim -- --mutations`; the suite tries the named seed of each row first, and others where
+the program has changed since. A seed counts only if nothing is violated with the layer in place.
+
+Where a layer alone is covered by others, it stands here together with them.
+
+| without | so that | invariant | seeds |
+|---|---|---|---|
+";
+
+const JOBS: &str = "
+In the world of jobs, queues and commands:
+
+| without | so that | invariant | seeds |
+|---|---|---|---|
+";

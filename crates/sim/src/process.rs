@@ -1,0 +1,198 @@
+//! A simulated farm daemon: started, killed, stopped, held still, started again.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::checker::{CHECK_TTL, Checker};
+use super::invariant::SimProcess;
+use super::network::{Link, Network};
+use super::rng::SimRng;
+use super::scheduler::{Moods, Odd};
+use rcfarm::daemon::MakeScheduler;
+use rcfarm::farm::{Farm, FarmError, FarmSettings, NODE_GRACE};
+use rcfarm::placement::{NoDiscovery, SelectorScheduler};
+use rcfarm_api::Timestamp;
+use rcfarm_emulator::Embedded;
+use rcfarm_store::Env;
+use rcfarm_store::TxnLimits;
+use rcfarm_store::failpoints::Freezer;
+use rcfarm_store::session::SessionSettings;
+use rcfarm_store::time::{Clock, IdSource};
+
+/// Wall-clock time that follows the paused clock, and can be set wrong.
+pub struct WallClock {
+    start: Instant,
+    set: Mutex<Set>,
+}
+
+/// How a clock is set.
+#[derive(Default)]
+struct Set {
+    /// Seconds that it is ahead.
+    off_by: i64,
+    /// When it was set, and what it showed until then.
+    before: Vec<(Instant, Timestamp)>,
+}
+
+impl WallClock {
+    /// A clock that is right.
+    #[must_use]
+    pub fn new(start: Instant) -> Arc<WallClock> {
+        Arc::new(WallClock { start, set: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shows(&self, off_by: i64) -> Timestamp {
+        let epoch = Timestamp::from_second(1_767_225_600 + off_by).unwrap_or(Timestamp::UNIX_EPOCH);
+        epoch + self.start.elapsed()
+    }
+
+    /// Makes it jump by so many seconds.
+    pub fn jump(&self, seconds: i64) {
+        let mut set = self.lock();
+        let shown = self.shows(set.off_by);
+        set.before.push((Instant::now(), shown));
+        set.off_by += seconds;
+    }
+
+    /// It is right again.
+    pub fn set_right(&self) {
+        let off_by = self.lock().off_by;
+        self.jump(-off_by);
+    }
+
+    /// What it shows, and what it showed when it was last set if that is no longer ago than `view`: what was decided
+    /// then may be written now.
+    #[must_use]
+    pub fn lately(&self, view: Duration) -> Vec<Timestamp> {
+        let set = self.lock();
+        let before = set.before.iter().filter(|(at, _)| at.elapsed() <= view);
+        before.map(|(_, shown)| *shown).chain([self.shows(set.off_by)]).collect()
+    }
+}
+
+impl Clock for WallClock {
+    fn wall(&self) -> Timestamp {
+        self.shows(self.lock().off_by)
+    }
+}
+
+/// How a farm is set up, whenever it is started.
+#[derive(Debug, Clone)]
+pub struct Design {
+    /// Name and selector.
+    pub process: SimProcess,
+    /// How it proves that it is alive.
+    pub session: SessionSettings,
+    /// What it believes to fit into one transaction.
+    pub limits: TxnLimits,
+    /// It is of a newer version than the others.
+    pub is_newer: bool,
+}
+
+impl Design {
+    /// A farm with a check.
+    #[must_use]
+    pub fn new(name: &str, selector: &str) -> Design {
+        let farm = name.parse().expect("a farm's name");
+        let selector = selector.parse().expect("a selector");
+        let session =
+            SessionSettings { check_ttl: Some(CHECK_TTL), session_ttl: Duration::from_secs(30) };
+        let process = SimProcess { farm, selector };
+        Design { process, session, limits: TxnLimits::default(), is_newer: false }
+    }
+}
+
+/// One start of a farm.
+pub struct RunningFarm {
+    /// Its number, unique among all starts.
+    pub number: u32,
+    /// Its connection.
+    pub link: Arc<Link>,
+    /// Holds it still.
+    pub freezer: Freezer,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), FarmError>>,
+}
+
+/// How a process ended by itself.
+pub enum Ended {
+    /// It was told to, or it found that it must not run.
+    Orderly,
+    /// It panicked.
+    Panicked(String),
+}
+
+/// What a process is started on.
+pub struct ProcessEnv<'a> {
+    /// The store.
+    pub consul: &'a Embedded,
+    /// The checker.
+    pub checker: &'a Arc<Checker>,
+    /// The machine's clock.
+    pub clock: &'a Arc<WallClock>,
+    /// What its scheduler is up to.
+    pub moods: &'a Arc<Moods>,
+}
+
+impl RunningFarm {
+    /// Starts a farm.
+    #[must_use]
+    pub fn start(
+        number: u32,
+        design: &Design,
+        env: &ProcessEnv<'_>,
+        rng: &mut SimRng,
+    ) -> RunningFarm {
+        let link = Link::new(number, design.is_newer, rng.fork());
+        env.checker.process(number, design.process.clone(), env.clock);
+        let store = Network::new(env.consul.clone(), link.clone(), env.checker.clone());
+        let settings = FarmSettings {
+            name: design.process.farm.clone(),
+            selector: design.process.selector.clone(),
+            session: design.session.clone(),
+            limits: design.limits,
+            node_grace: NODE_GRACE,
+        };
+        let clock: Arc<dyn Clock> = env.clock.clone();
+        let ids = Arc::new(IdSource::from_seed(rng.seed()));
+        let moods = env.moods.clone();
+        let env = Env { store, clock, ids };
+        let scheduler: MakeScheduler = Box::new(move |view| {
+            let by_labels = SelectorScheduler::new(view.clone());
+            Arc::new(Odd::new(by_labels, moods))
+        });
+        let farm = Farm::of_all_kinds(settings, env, scheduler, Arc::new(NoDiscovery));
+        let (freezer, shutdown) = (Freezer::default(), CancellationToken::new());
+        let task = tokio::spawn(freezer.process(farm.run(shutdown.clone())));
+        RunningFarm { number, link, freezer, shutdown, task }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        self.task.abort();
+    }
+
+    /// SIGTERM.
+    pub fn stop(&self) {
+        self.shutdown.cancel();
+    }
+
+    /// How it ended, if it has.
+    pub async fn ended(&mut self) -> Option<Ended> {
+        if !self.task.is_finished() {
+            return None;
+        }
+        Some(match (&mut self.task).await {
+            Err(error) if error.is_panic() => Ended::Panicked(error.to_string()),
+            _ => Ended::Orderly,
+        })
+    }
+}

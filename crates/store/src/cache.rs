@@ -1,0 +1,410 @@
+//! Cache of one Consul prefix: one blocking query, decoded once, shared by all readers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::mass_deletion_guard::{UntrustedReason, emptied, judge};
+use crate::rights::may_read;
+use crate::time::IdSource;
+use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
+use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
+use rcfarm_api::backoff;
+
+/// Index built from the entries of one Consul prefix.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "a length is only ever compared with the one before"
+)]
+pub trait CacheIndex: Default + Send + Sync + 'static {
+    /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
+    /// decoded again.
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
+
+    /// Entries in it, for noticing that it became suddenly much smaller.
+    fn len(&self) -> usize;
+}
+
+/// Contents of a prefix at one read.
+#[derive(Debug, Default)]
+pub struct Snapshot<T> {
+    /// Its meaning.
+    pub value: Arc<T>,
+    /// The answer's index.
+    pub index: Index,
+    /// When the read was sent; `None` before the first.
+    pub asked: Option<Instant>,
+    /// How many reads had been sent when this one was answered.
+    sent_by_then: u64,
+    /// Why the mass deletion guard holds it back, if it does.
+    pub untrusted: Option<UntrustedReason>,
+    /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
+    doubts: u32,
+    /// The size it had when it was last trusted.
+    trusted_len: usize,
+    /// The size of the answer.
+    entries: usize,
+    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index allocations, and a snapshot
+    /// that is restored takes that away under the same index.
+    indexes: u64,
+}
+
+impl<T> Clone for Snapshot<T> {
+    fn clone(&self) -> Self {
+        Snapshot { value: self.value.clone(), ..*self }
+    }
+}
+
+impl<T> Snapshot<T> {
+    /// Whether it has been read at all.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
+    fn says_the_same_as(&self, then: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
+        same && then.is_read() && self.is_trusted_as(then)
+    }
+
+    /// Whether it is trusted as it was `then`, and was all the time.
+    #[must_use]
+    pub fn is_trusted_as(&self, then: &Self) -> bool {
+        (self.untrusted, self.doubts) == (then.untrusted, then.doubts)
+    }
+}
+
+/// A read that was sent: its time and its sequence number.
+#[derive(Debug, Clone, Copy)]
+struct SentRead {
+    at: Instant,
+    number: u64,
+}
+
+/// Cache of one Consul prefix, kept current by one blocking query and shared by all readers.
+pub struct Cache<T> {
+    reader: Arc<dyn Reader>,
+    prefix: Prefix,
+    poll_policy: PollPolicy,
+    guarded: bool,
+    seen: Mutex<Arc<Snapshot<T>>>,
+    /// Reads that were sent.
+    sent: AtomicU64,
+    /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
+    taking: Mutex<()>,
+    read_at_once: Notify,
+    doubted: Notify,
+    first: Notify,
+    listeners: Mutex<Vec<Listener<T>>>,
+}
+
+/// Is told what the watch of a tree is told: what was told last, and what is.
+type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
+
+/// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
+const EMPTY_PAUSE: Duration = Duration::from_millis(500);
+
+/// A tree that is not trusted is read again this often.
+const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
+
+/// At least this often a tree is read anew, whatever its watch says.
+const FULL_EVERY: Duration = Duration::from_secs(300);
+
+impl<T: CacheIndex> Cache<T> {
+    /// A tree to be watched at `poll_policy`.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, poll_policy, false)
+    }
+
+    /// A tree that is not trusted when it becomes suddenly much smaller.
+    #[must_use]
+    pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
+        Self::build(reader, prefix, poll_policy, true)
+    }
+
+    fn build(
+        reader: Arc<dyn Reader>,
+        prefix: Prefix,
+        poll_policy: PollPolicy,
+        guarded: bool,
+    ) -> Arc<Self> {
+        Arc::new(Cache {
+            reader,
+            prefix,
+            poll_policy,
+            guarded,
+            seen: Mutex::default(),
+            sent: AtomicU64::new(0),
+            taking: Mutex::default(),
+            read_at_once: Notify::new(),
+            doubted: Notify::new(),
+            first: Notify::new(),
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// The prefix.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// The tree as last read.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot<T>> {
+        self.lock().clone()
+    }
+
+    /// Reads the tree now. What comes back was read after this call began, and confirmed by the leader.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_now(&self) -> Result<Arc<Snapshot<T>>, StoreError> {
+        loop {
+            let request = self.request();
+            let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
+            let (answer, _) = self.verified(answer, true).await?;
+            let before = self.snapshot().index;
+            if !self.take(answer, request, true) {
+                continue;
+            }
+            let seen = self.snapshot();
+            if seen.untrusted.is_some() || seen.index < before {
+                self.doubted.notify_one();
+            }
+            return Ok(seen);
+        }
+    }
+
+    fn request(&self) -> SentRead {
+        SentRead { at: Instant::now(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
+    }
+
+    /// Resolves when the tree has been read once.
+    pub async fn first_read(&self) {
+        loop {
+            let notified = self.first.notified();
+            if self.snapshot().is_read() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// A person says that the tree is meant to be as small as it is.
+    pub fn confirm(&self) {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.lock();
+        let trusted_len = seen.value.len();
+        *seen = Arc::new(Snapshot { untrusted: None, trusted_len, ..(**seen).clone() });
+    }
+
+    /// Ends the pause before the next read, if there is one.
+    pub fn refresh_soon(&self) {
+        self.read_at_once.notify_one();
+    }
+
+    /// Has `listener` told what changes, besides whoever watches: a tree is watched once, and may concern several kinds.
+    pub fn listen(&self, listener: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(Box::new(listener));
+    }
+
+    /// Watches for ever; `changed` is called with what was told last and what is, when something has changed,
+    /// whoever read it.
+    pub async fn watch(
+        self: Arc<Self>,
+        ids: IdSource,
+        changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send,
+    ) {
+        let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
+        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
+        let mut told = Arc::new(Snapshot::default());
+        let (mut budget, mut last_read) = (Budget::default(), Instant::now());
+        let mut failures = 0;
+        loop {
+            let request = self.request();
+            let next = tokio::select! {
+                biased;
+                next = watch.next() => next,
+                // Another read found it suspicious, or found an older state, which a snapshot brought back. This one
+                // would block until something else changes.
+                () = self.doubted.notified() => {
+                    watch.reset();
+                    tokio::time::sleep(DOUBTFUL_PAUSE).await;
+                    continue;
+                }
+            };
+            let answer = match next {
+                Ok(answer) => self.verified(answer, watch.is_confirmed()).await,
+                Err(error) => Err(error),
+            };
+            let pause = match answer {
+                Ok((answer, confirmed)) => {
+                    if failures > 0 {
+                        info!(tree = %self.prefix, failures, "the cache's prefix can be read again");
+                    }
+                    failures = 0;
+                    let before = self.snapshot();
+                    let woken = Instant::now();
+                    if !self.take(answer, request, confirmed) {
+                        watch.reset();
+                    }
+                    let seen = self.snapshot();
+                    if !seen.says_the_same_as(&told) {
+                        changed(&told, &seen);
+                        let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+                        all.iter().for_each(|listener| listener(&told, &seen));
+                    }
+                    let (empty, doubtful) = (seen.entries == 0, seen.untrusted.is_some());
+                    told = seen;
+                    let rested = woken.duration_since(last_read);
+                    let cost = cost(&before, watch.transferred(), request.at, woken);
+                    budget = budget.after_read(self.poll_policy, rested, cost);
+                    last_read = Instant::now();
+                    let pause = budget.pause(self.poll_policy);
+                    if doubtful {
+                        // Rights that come back change no index: no watch would wake for them.
+                        watch.reset();
+                        pause.max(DOUBTFUL_PAUSE)
+                    } else if empty {
+                        pause.max(EMPTY_PAUSE)
+                    } else {
+                        pause
+                    }
+                }
+                Err(error) => {
+                    watch.reset();
+                    failures += 1;
+                    if failures == 1 || failures % 20 == 0 {
+                        warn!(tree = %self.prefix, failures, %error, "cannot read the cache's prefix");
+                    }
+                    let base = Duration::from_millis(100);
+                    let pause = backoff(base, Duration::from_secs(5), failures - 1);
+                    ids.jitter(pause, 0.5)
+                }
+            };
+            if pause > Duration::ZERO {
+                tokio::select! {
+                    biased;
+                    () = self.read_at_once.notified() => watch.reset(),
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
+        }
+    }
+
+    /// Looks twice at a tree that shrank suspiciously, or that is empty and was not so or was never seen otherwise: without
+    /// rights a list is cut silently, while a read of one key is refused; with rights, what a list then shows is true.
+    /// Whether the leader confirmed it is passed on.
+    async fn verified(
+        &self,
+        mut answer: Answer<Vec<Entry>>,
+        confirmed: bool,
+    ) -> Result<(Answer<Vec<Entry>>, bool), StoreError> {
+        let seen = self.snapshot();
+        let never_trusted = !seen.is_read() || seen.untrusted.is_some() && seen.trusted_len == 0;
+        let is_blank = answer.value.is_empty()
+            && (never_trusted || emptied(seen.entries, seen.untrusted.as_ref()));
+        if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
+            return Ok((answer, confirmed));
+        }
+        if may_read(self.reader.as_ref(), &self.prefix).await? {
+            return Ok((self.reader.list(&self.prefix, Query::CONSISTENT).await?, true));
+        }
+        answer.filtered = true;
+        Ok((answer, confirmed))
+    }
+
+    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one, and that
+    /// may be the past: nobody confirmed it, and a deposed leader remembers such a state; or it was under way when the
+    /// last one was answered, and which of them is of the later time nothing tells.
+    fn take(&self, answer: Answer<Vec<Entry>>, request: SentRead, confirmed: bool) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.snapshot();
+        // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
+        // earlier and shows nothing newer was overtaken.
+        if old.asked.is_some_and(|then| then > request.at) && answer.index <= old.index {
+            return true;
+        }
+        if answer.index < old.index && !(confirmed && request.number > old.sent_by_then) {
+            return false;
+        }
+        let asked = Some(old.asked.map_or(request.at, |then| then.max(request.at)));
+        let sent_by_then = self.sent.load(Ordering::SeqCst);
+        let (first, entries) = (!old.is_read(), answer.value.len());
+        let indexes = answer.value.iter().fold(0, |sum: u64, e| sum.wrapping_add(e.modify_index.0));
+        // Rights that come or go change what is shown, and no index.
+        let same = (answer.index, entries, indexes) == (old.index, old.entries, old.indexes)
+            && !answer.filtered;
+        if !first && same && old.untrusted.is_none() {
+            *self.lock() = Arc::new(Snapshot { asked, sent_by_then, ..(*old).clone() });
+            return true;
+        }
+        let mut news = answer.value;
+        news.retain(|entry| !self.prefix.is_sentinel(&entry.key));
+        let value = T::build(&old.value, &self.prefix, news);
+        let untrusted = if self.guarded {
+            judge(old.trusted_len, value.len(), answer.filtered)
+        } else {
+            answer.filtered.then_some(UntrustedReason::Filtered)
+        };
+        match (&old.untrusted, &untrusted) {
+            (None, Some(why)) => warn!(
+                alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
+                %why, "the tree became suspiciously small: nothing is removed or moved until it \
+                is back, or `rcfarm farm confirm` says that it is meant so"
+            ),
+            (Some(_), None) => {
+                info!(tree = %self.prefix, "the mass deletion guard no longer holds this prefix")
+            }
+            _ => {}
+        }
+        let begins = old.untrusted.is_none() && untrusted.is_some();
+        let doubts = old.doubts.wrapping_add(u32::from(begins));
+        let trusted_len = if untrusted.is_some() { old.trusted_len } else { value.len() };
+        let value = Arc::new(value);
+        *self.lock() = Arc::new(Snapshot {
+            value,
+            index: answer.index,
+            asked,
+            sent_by_then,
+            untrusted,
+            doubts,
+            trusted_len,
+            entries,
+            indexes,
+        });
+        if first {
+            self.first.notify_waiters();
+        }
+        true
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Snapshot<T>>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the last read cost. Of a read that blocked, only the digestion is known; what was transferred stands in for the
+/// rest.
+fn cost<T>(
+    before: &Snapshot<T>,
+    transferred: Transferred,
+    asked: Instant,
+    woken: Instant,
+) -> Duration {
+    let digestion = woken.elapsed();
+    let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // Names are listed twice, whole and by parts.
+    let names = Duration::from_micros(2) * times(transferred.names);
+    let by_size = Duration::from_micros(8) * times(transferred.entries) + names;
+    let waited = woken.duration_since(asked);
+    if before.is_read() { digestion + by_size } else { digestion + waited }
+}

@@ -1,0 +1,322 @@
+//! The session keeper: opens an epoch, beats its check, renews its session, and ends it in time.
+//!
+//! Consul frees a dead farm's locks when the farm's own TTL check turns critical (2 s by default); a plain TTL
+//! session would take twice its TTL (`consul_semantics.md` §0 #1). The TTL itself is long, because it must
+//! outlive a leader election. Locally an epoch is good until the earlier of *last acknowledged beat + check TTL*
+//! and *last acknowledged renewal + session TTL*, both counted from when the request was sent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use crate::failpoints::{Failpoint, enabled};
+use crate::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
+use rcfarm_api::ids::SessionId;
+
+/// How a daemon proves that it is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSettings {
+    /// The daemon's own check; `None`: a plain TTL session.
+    pub check_ttl: Option<Duration>,
+    /// Consul's TTL, 10 s to 24 h.
+    pub session_ttl: Duration,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        SessionSettings {
+            check_ttl: Some(Duration::from_secs(2)),
+            session_ttl: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The name under which all farms register.
+pub const SERVICE: &str = "rcfarm-farm";
+
+/// Who keeps a session: a farm, or a node's agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FarmMember {
+    /// The service's name, shared by all of a sort.
+    pub service: &'static str,
+    /// The service's id, unique on the Consul agent. A second farm of the same name must not keep the first one's
+    /// check alive.
+    pub service_id: String,
+    /// What it is and what it is called, for the catalog and the session's name.
+    pub meta: (&'static str, String),
+    /// What becomes of its locks.
+    pub behavior: Behavior,
+}
+
+impl FarmMember {
+    /// A farm; `process` tells two processes of one name apart.
+    #[must_use]
+    pub fn farm(name: &rcfarm_api::ids::FarmName, process: &Uuid) -> FarmMember {
+        let process = process.simple().to_string();
+        FarmMember {
+            service: SERVICE,
+            service_id: format!("{SERVICE}-{name}-{}", &process[..8]),
+            meta: ("farm", name.to_string()),
+            behavior: match enabled(Failpoint::LockOutlivesSession) {
+                true => Behavior::Release,
+                false => Behavior::Delete,
+            },
+        }
+    }
+}
+
+/// Opens and keeps epochs.
+pub struct Keeper {
+    store: Arc<dyn Store>,
+    member: FarmMember,
+    settings: SessionSettings,
+    /// Sessions of ours whose end is not certain. The check that we go on beating keeps them alive, and with them
+    /// every lock of theirs.
+    unclosed: Mutex<Vec<SessionId>>,
+}
+
+/// When each of the two proofs runs out.
+struct Deadlines {
+    check: Option<Instant>,
+    session: Instant,
+}
+
+impl Deadlines {
+    fn earlier(&self) -> Instant {
+        if enabled(Failpoint::NoDeadline) {
+            return self.session + Duration::from_secs(3600);
+        }
+        self.check.map_or(self.session, |check| check.min(self.session))
+    }
+}
+
+/// An open epoch with what is needed to keep it.
+pub struct KeptSession {
+    epoch: Epoch,
+    service: Option<TtlService>,
+    deadlines: Arc<Mutex<Deadlines>>,
+}
+
+impl KeptSession {
+    /// The epoch.
+    #[must_use]
+    pub fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
+    /// The check that ends the session when it is not beaten.
+    #[must_use]
+    pub fn check(&self) -> Option<String> {
+        self.service.as_ref().map(TtlService::check_id)
+    }
+}
+
+impl Keeper {
+    /// A keeper for `member`.
+    pub fn new(store: Arc<dyn Store>, member: FarmMember, settings: SessionSettings) -> Self {
+        Keeper { store, member, settings, unclosed: Mutex::default() }
+    }
+
+    fn service(&self, ttl: Duration) -> TtlService {
+        let (kind, name) = &self.member.meta;
+        TtlService {
+            name: self.member.service.to_owned(),
+            id: self.member.service_id.clone(),
+            meta: BTreeMap::from([
+                ((*kind).to_owned(), name.clone()),
+                ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ]),
+            ttl,
+            deregister_after: Duration::from_secs(120),
+        }
+    }
+
+    /// Ends what is left of earlier sessions, registers the check, if the agent lets us, and makes the session.
+    ///
+    /// # Errors
+    /// Any [`StoreError`] of making the session; a refused check is only a warning.
+    pub async fn open(&self) -> Result<KeptSession, StoreError> {
+        self.close_earlier().await?;
+        let beaten = Instant::now();
+        let service = self.register().await?;
+        let asked = Instant::now();
+        let session_ttl = self.settings.session_ttl;
+        let session = self
+            .store
+            .create_session(&NewSession {
+                name: format!("{} {}", self.member.service, self.member.meta.1),
+                ttl: Some(session_ttl),
+                // The fence makes a lock-delay unnecessary for safety, and it would delay every take-over.
+                lock_delay: Duration::ZERO,
+                behavior: self.member.behavior,
+                checks: service.iter().map(TtlService::check_id).collect(),
+            })
+            .await?;
+        let deadlines = Deadlines {
+            check: service.as_ref().map(|service| beaten + service.ttl),
+            session: asked + session_ttl,
+        };
+        let epoch = Epoch::new(session, deadlines.earlier());
+        info!(session = %epoch.session(), check = service.is_some(), "session opened");
+        Ok(KeptSession { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
+    }
+
+    async fn close_earlier(&self) -> Result<(), StoreError> {
+        let next = || self.unclosed().last().cloned();
+        while let Some(session) = next() {
+            match self.store.destroy_session(&session).await {
+                Err(error) if error.is_retryable() => return Err(error),
+                Err(error) => warn!(%session, %error, "an earlier session cannot be closed"),
+                Ok(()) => info!(%session, "closed an earlier session, its claims are released"),
+            }
+            self.unclosed().pop();
+        }
+        Ok(())
+    }
+
+    fn unclosed(&self) -> std::sync::MutexGuard<'_, Vec<SessionId>> {
+        self.unclosed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn register(&self) -> Result<Option<TtlService>, StoreError> {
+        let Some(ttl) = self.settings.check_ttl else { return Ok(None) };
+        let service = self.service(ttl);
+        match self.store.register_service(&service).await {
+            Ok(()) => {}
+            Err(error) if error.is_retryable() => return Err(error),
+            Err(error) => {
+                let slow = self.settings.session_ttl * 2;
+                let service = self.member.service;
+                warn!(%error, "the agent refuses our check: a plain TTL session is used, and our \
+                    death will be noticed after {slow:?} instead of {ttl:?}; \
+                    grant `service \"{service}\" {{ policy = \"write\" }}` and talk to a local agent");
+                return Ok(None);
+            }
+        }
+        if !self.store.pass_check(&service.check_id(), "started").await? {
+            warn!("the agent forgot our check at once: a plain TTL session is used");
+            return Ok(None);
+        }
+        Ok(Some(service))
+    }
+
+    /// Keeps an epoch until it ends.
+    pub async fn keep(&self, kept: &KeptSession) {
+        let beats = async {
+            match &kept.service {
+                Some(service) => self.beat(kept, service).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = kept.epoch.ended() => {}
+            () = self.watch_deadline(kept) => {}
+            () = beats => {}
+            () = self.renew(kept) => {}
+        }
+        kept.epoch.end();
+    }
+
+    async fn watch_deadline(&self, kept: &KeptSession) {
+        while kept.epoch.is_live() {
+            sleep_until(kept.epoch.good_until()).await;
+        }
+        warn!(session = %kept.epoch.session(), "the session's deadline passed without a word from \
+            Consul: all writing stops until there is a new one");
+    }
+
+    async fn beat(&self, kept: &KeptSession, service: &TtlService) {
+        let every = service.ttl / 3;
+        let mut failing = false;
+        loop {
+            sleep(every).await;
+            let asked = Instant::now();
+            let limit = service.ttl.max(Duration::from_millis(500));
+            match timeout(limit, self.store.pass_check(&service.check_id(), "alive")).await {
+                Ok(Ok(true)) => {
+                    failing = false;
+                    self.prolong(kept, |deadlines| deadlines.check = Some(asked + service.ttl));
+                }
+                Ok(Ok(false)) => {
+                    // Its session is most likely gone too; renewal will tell.
+                    warn!("the agent has forgotten our check; it is registered again");
+                    let _ = self.store.register_service(service).await;
+                    if let Ok(false) = self.store.renew_session(kept.epoch.session()).await
+                        && !enabled(Failpoint::DeadSessionKept)
+                    {
+                        self.gone(kept);
+                        return;
+                    }
+                }
+                Ok(Err(error)) if !failing => {
+                    failing = true;
+                    warn!(%error, "the check cannot be beaten");
+                }
+                Ok(Err(error)) => debug!(%error, "the check cannot be beaten"),
+                Err(_) => debug!("no answer to a beat in time"),
+            }
+        }
+    }
+
+    async fn renew(&self, kept: &KeptSession) {
+        let ttl = self.settings.session_ttl;
+        let mut pause = ttl / 3;
+        loop {
+            sleep(pause).await;
+            let asked = Instant::now();
+            match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
+                Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
+                    pause = ttl / 3;
+                    self.prolong(kept, |deadlines| deadlines.session = asked + ttl);
+                }
+                Ok(Ok(_)) => {
+                    self.gone(kept);
+                    return;
+                }
+                Ok(Err(error)) => {
+                    warn!(%error, "the session cannot be renewed");
+                    pause = Duration::from_secs(1);
+                }
+                Err(_) => pause = Duration::from_secs(1),
+            }
+        }
+    }
+
+    fn gone(&self, kept: &KeptSession) {
+        warn!(session = %kept.epoch.session(), "the session is gone: a new one is opened");
+        kept.epoch.end();
+    }
+
+    fn prolong(&self, kept: &KeptSession, change: impl FnOnce(&mut Deadlines)) {
+        let mut deadlines = kept.deadlines.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut deadlines);
+        kept.epoch.extend(deadlines.earlier());
+    }
+
+    /// Ends an epoch for good: the session with all its locks, and the registration.
+    pub async fn close(&self, kept: &KeptSession, deregister: bool) {
+        kept.epoch.end();
+        let limit = Duration::from_secs(3);
+        let session = kept.epoch.session();
+        match timeout(limit, self.store.destroy_session(session)).await {
+            Ok(Ok(())) => info!(%session, "session closed, claims released"),
+            Ok(Err(error)) => {
+                warn!(%session, %error, "the session could not be closed");
+                self.unclosed().push(session.clone());
+            }
+            Err(_) => {
+                warn!(%session, "no answer to closing the session");
+                self.unclosed().push(session.clone());
+            }
+        }
+        if let Some(service) = kept.service.as_ref().filter(|_| deregister) {
+            let _ = timeout(limit, self.store.deregister_service(&service.id)).await;
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What the owner of a scheduler looks at: queues and groups, each tree read once for all, and the nodes that the
+//! farm watches anyway.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::batch::placing::{StoredGroup, StoredGroups};
+use crate::batch::queues::{StoredQueue, StoredQueues};
+use crate::cluster::commands::Commands;
+use crate::placement::capacity::Fleet;
+use crate::placement::{NodeLabels, NodeSource};
+use crate::replication::cluster_view::ClusterView;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::key;
+use rcfarm_api::labels::Selector;
+use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::queue::spec::QueueRecord;
+use rcfarm_store::cache::{Cache, CacheIndex};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Entry, Prefix, Reader, StoreError};
+
+/// `rcfarm/queues/`
+#[derive(Debug, Default, PartialEq)]
+pub struct QueueIndex(pub StoredQueues);
+
+impl CacheIndex for QueueIndex {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let stored = |entry: Entry| {
+            let name = prefix.tail(&entry.key)?.parse().ok()?;
+            match old.0.get(&name) {
+                Some(same) if same.index == entry.modify_index => Some((name, same.clone())),
+                _ => {
+                    let record = QueueRecord::decode(&entry.value);
+                    let (index, created) = (entry.modify_index, entry.create_index);
+                    Some((name, Arc::new(StoredQueue { index, created, record })))
+                }
+            }
+        };
+        QueueIndex(entries.into_iter().filter_map(stored).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// `rcfarm/pod_groups/`
+#[derive(Debug, Default, PartialEq)]
+pub struct GroupIndex(pub StoredGroups);
+
+impl CacheIndex for GroupIndex {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let stored = |entry: Entry| {
+            let id: GroupId = key::namespaced(prefix, &entry.key)?;
+            match old.0.get(&id) {
+                Some(same) if same.index == entry.modify_index => Some((id, same.clone())),
+                _ => {
+                    let (index, created) = (entry.modify_index, entry.create_index);
+                    let group = StoredGroup::read(&id, &entry.value, index, created);
+                    Some((id, Arc::new(group)))
+                }
+            }
+        };
+        GroupIndex(entries.into_iter().filter_map(stored).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// See the module.
+pub struct SchedulerCaches {
+    pub(super) reader: Arc<dyn Reader>,
+    /// `rcfarm/queues/`
+    pub queues: Arc<Cache<QueueIndex>>,
+    /// `rcfarm/pod_groups/`
+    pub groups: Arc<Cache<GroupIndex>>,
+    /// `rcfarm/commands/`, which jobs look at, too.
+    pub commands: Arc<Cache<Commands>>,
+    /// The nodes.
+    pub view: Arc<ClusterView>,
+    /// Schedulers that this farm has a task for, to be woken.
+    pub(super) tasks: Mutex<BTreeSet<RecordId>>,
+}
+
+impl SchedulerCaches {
+    /// The trees, not yet read, beside a world and commands that are watched.
+    #[must_use]
+    pub fn new(
+        reader: Arc<dyn Reader>,
+        view: Arc<ClusterView>,
+        commands: Arc<Cache<Commands>>,
+    ) -> Arc<Self> {
+        Arc::new(SchedulerCaches {
+            queues: Cache::guarded(reader.clone(), key::queues(), PollPolicy::PROMPT),
+            // Not guarded: groups come and go with their jobs, and before one is forgotten the store is asked whether
+            // its record is gone.
+            groups: Cache::new(reader.clone(), key::pod_groups(), PollPolicy::BULK),
+            commands,
+            reader,
+            view,
+            tasks: Mutex::default(),
+        })
+    }
+
+    /// The tasks to wake when something changes.
+    pub(super) fn tasks(&self) -> BTreeSet<RecordId> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads queues, groups and promises now.
+    pub(super) async fn catch_up(&self) -> Result<(), StoreError> {
+        let queues = async { self.queues.read_now().await.map(drop) };
+        let groups = async { self.groups.read_now().await.map(drop) };
+        let allocations = async { self.view.ledger.tree.read_now().await.map(drop) };
+        futures_util::future::try_join3(queues, groups, allocations).await.map(drop)
+    }
+
+    /// The nodes that match a selector.
+    pub(super) fn fleet(&self, selector: &Selector) -> Fleet {
+        let fleet = self.view.fleet();
+        if selector.is_everything() {
+            return fleet;
+        }
+        let nodes = fleet.labels.nodes.iter().filter(|(_, labels)| selector.matches(labels));
+        let nodes = nodes.map(|(node, labels)| (node.clone(), labels.clone())).collect();
+        Fleet { labels: Arc::new(NodeLabels { nodes }), ..fleet }
+    }
+}

@@ -1,0 +1,627 @@
+//! The task of one claimed scheduler: look, plan, commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::caches::SchedulerCaches;
+use super::placing::{PlacementChange, VersionedStatus};
+use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
+use super::queues::Queues;
+use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised};
+use crate::batch::queue_machine::{self, Wanted};
+use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
+use crate::placement::allocation_cache::booked_node;
+use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
+use rcfarm_api::command::CommandAction;
+use rcfarm_api::ids::{ObjectName, QueueName};
+use rcfarm_api::key;
+use rcfarm_api::labels::Selector;
+use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::spec::{BadField, DEFAULT_QUEUE, Desired, QueueRecord};
+use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
+use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
+use rcfarm_api::scheduler::status::SchedulerStatus;
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::list_surely;
+use rcfarm_store::{Commit, Index, Op, Query, StoreError, Txn};
+
+/// So many groups get a place in one pass.
+const PLACED_PER_PASS: usize = 500;
+/// Mere words for those that wait are written this far apart, a transaction at a time.
+const WORDS_EVERY: Duration = Duration::from_millis(250);
+/// While something waits for room, the nodes are looked at this often; what others free rings no bell.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// Promises without a group are looked for this often: nothing that is done here leaves any.
+const LEAKS_EVERY: Duration = Duration::from_secs(60);
+/// A refused transaction is planned anew after this long.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// The same after many refusals in a row.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+
+/// See the module.
+pub struct OrderingController {
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
+    me: ObjectName,
+    caches: Arc<SchedulerCaches>,
+    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
+    chain: (Index, SchedulerStatus),
+    groups: GroupStatuses,
+    /// Groups whose status is there and cannot be understood: what they hold is not known, so nobody touches them.
+    unreadable: BTreeSet<GroupId>,
+    queues: QueueBook,
+    since: Timestamp,
+    /// What is known may be older than what was last written: it is read before the next plan.
+    behind: bool,
+    refused: u32,
+    /// The queues' counters are counted anew: the statuses were read, and somebody may have deleted some.
+    to_recount: bool,
+    /// When words may be written again.
+    words_at: Instant,
+    /// When promises without a group are looked for again.
+    leaks_at: Instant,
+    alerted: Option<String>,
+    may_make_queues: bool,
+}
+
+/// What became of a transaction.
+enum Written {
+    Applied(Index),
+    Refused,
+}
+
+/// Everything that one look found.
+struct BatchView {
+    record_index: Index,
+    spec: SchedulerSpec,
+    queues: Queues,
+    plan: BatchPlan,
+}
+
+impl OrderingController {
+    /// A controller for a claimed scheduler.
+    pub fn new(
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
+        me: ObjectName,
+        caches: Arc<SchedulerCaches>,
+    ) -> Self {
+        let since = ctx.clock.wall();
+        OrderingController {
+            ctx,
+            claimed,
+            me,
+            caches,
+            chain: (Index::ZERO, SchedulerStatus::default()),
+            groups: GroupStatuses::new(),
+            unreadable: BTreeSet::new(),
+            queues: QueueBook::new(),
+            since,
+            behind: true,
+            refused: 0,
+            to_recount: true,
+            words_at: Instant::now(),
+            leaks_at: Instant::now(),
+            alerted: None,
+            may_make_queues: true,
+        }
+    }
+
+    /// Reads the statuses first, and then the rest: an older view of the promises than the statuses are of would make
+    /// something stay promised for ever.
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        let reader = &self.caches.reader;
+        let status = reader.get(&key::scheduler_status(&self.me), Query::CONSISTENT).await?.value;
+        self.chain = status.map_or_else(Default::default, |entry| {
+            (entry.modify_index, SchedulerStatus::decode(&entry.value).unwrap_or_default())
+        });
+        let prefix = key::pod_group_statuses();
+        let groups = list_surely(reader.as_ref(), &prefix).await?.value;
+        self.groups.clear();
+        let mut unreadable = BTreeSet::new();
+        for entry in groups {
+            let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
+            match PodGroupStatus::decode(&entry.value) {
+                Ok(status) => {
+                    let known =
+                        VersionedStatus { index: entry.modify_index, status: Arc::new(status) };
+                    self.groups.insert(id, known);
+                }
+                Err(error) => {
+                    if !self.unreadable.contains(&id) {
+                        warn!(alert = true, key = entry.key, %error,
+                            "the group's status cannot be understood: it is left alone until that is mended");
+                    }
+                    unreadable.insert(id);
+                }
+            }
+        }
+        self.unreadable = unreadable;
+        let prefix = key::queue_statuses();
+        let queues = list_surely(reader.as_ref(), &prefix).await?.value;
+        self.queues = queues
+            .into_iter()
+            .filter_map(|entry| {
+                let name = prefix.tail(&entry.key)?.parse().ok()?;
+                // Its counters are counted anew; nothing else of it is worth keeping.
+                let status = QueueStatus::decode(&entry.value).unwrap_or_default();
+                Some((name, (entry.modify_index, status)))
+            })
+            .collect();
+        self.caches.catch_up().await?;
+        (self.behind, self.to_recount) = (false, true);
+        Ok(())
+    }
+
+    /// Whether somebody deleted a status past us, or wrote one.
+    async fn is_tampered_with(&self) -> Result<bool, ReconcileError> {
+        let keys = async |prefix| self.caches.reader.keys(&prefix, None, Query::PLAIN).await;
+        let groups = keys(key::pod_group_statuses()).await?.value;
+        let groups = groups.iter().filter_map(|k| key::namespaced(&key::pod_group_statuses(), k));
+        let groups: BTreeSet<GroupId> = groups.collect();
+        let queues = keys(key::queue_statuses()).await?.value;
+        let queues = queues.iter().filter_map(|k| key::queue_statuses().tail(k)?.parse().ok());
+        let queues: BTreeSet<QueueName> = queues.collect();
+        Ok(!groups.iter().eq(self.groups.keys()) || !queues.iter().eq(self.queues.keys()))
+    }
+
+    /// The record as it stands; `None`: there is none, or it breaks a rule, which is said.
+    async fn record(&mut self) -> Result<Option<(Index, SchedulerSpec, Selector)>, ReconcileError> {
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(None) };
+        let checked = SchedulerRecord::decode(&record.value).map_err(|bad| vec![bad]);
+        let checked = checked.and_then(|record| match record.spec.check() {
+            bad if bad.is_empty() => Ok(record.spec),
+            bad => Err(bad),
+        });
+        match checked {
+            Ok(spec) => {
+                let selector =
+                    spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
+                Ok(Some((record.index, spec, selector)))
+            }
+            Err(bad) => {
+                let pending_reasons = BadField::list(&bad);
+                if self.alerted.as_ref() != Some(&pending_reasons) {
+                    warn!(alert = true, key = %key::scheduler(&self.me), why = pending_reasons,
+                        "the scheduler's record cannot be worked on: nothing is admitted");
+                    self.alerted = Some(pending_reasons.clone());
+                }
+                let mut status = self.chain.1.clone();
+                (status.observed_index, status.last_error) = (record.index, Some(pending_reasons));
+                self.say(record.index, status).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<Option<BatchView>, ReconcileError> {
+        if !self.behind && Instant::now() >= self.leaks_at {
+            self.behind = self.is_tampered_with().await?;
+        }
+        if self.behind {
+            self.refresh().await?;
+        }
+        let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
+        let queues = self.caches.queues.snapshot();
+        let groups = self.caches.groups.snapshot();
+        if !queues.is_read() || !groups.is_read() {
+            return Ok(None);
+        }
+        let queues_view = Queues::of(&queues.value.0);
+        let fleet = self.caches.fleet(&selector);
+        let latest = groups.index.max(queues.index).max(self.chain.0);
+        let plan = plan(&BatchObserved {
+            me: &self.me,
+            spec: &spec,
+            queues: &queues_view,
+            groups: &groups.value.0,
+            statuses: &self.groups,
+            unreadable: &self.unreadable,
+            fleet: &fleet,
+            down: &self.caches.view.down_nodes(),
+            may_forget: groups.untrusted.is_none(),
+            with_orphaned: self.to_recount || Instant::now() >= self.leaks_at,
+            now: self.ctx.clock.wall(),
+            latest,
+            bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
+        });
+        Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
+    }
+
+    /// Makes the changes in order, in as few transactions as they fit into. `false`: one was refused.
+    async fn make(
+        &mut self,
+        look: &BatchView,
+        changes: &[PlacementChange],
+    ) -> Result<bool, ReconcileError> {
+        let selector = look.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
+        let mut rest = changes;
+        while !rest.is_empty() {
+            let rooms = self.caches.fleet(&selector).rooms;
+            let made = batch(rest, &rooms, &look.queues, &self.queues, self.ctx.limits);
+            let (these, after) = rest.split_at(made.count.max(1));
+            let details = Details::GroupsOrdered(GroupsOrdered {
+                scheduler: self.me.clone(),
+                farm: self.ctx.farm.clone(),
+                actor: Actor::Farm,
+                groups: these.iter().map(audited).collect(),
+            });
+            match self.commit(look.record_index, made.ops.clone(), Some(details)).await? {
+                Written::Applied(index) => self.learn(these, made, index),
+                Written::Refused => return Ok(false),
+            }
+            rest = after;
+        }
+        Ok(true)
+    }
+
+    /// What a committed transaction did, known before any tree shows it.
+    fn learn(&mut self, changes: &[PlacementChange], batch: Batch, index: Index) {
+        for change in changes {
+            match &change.after {
+                Some(_) if change.keeps_status() => {}
+                Some(after) => {
+                    let status = Arc::new(revised(change, after));
+                    self.groups.insert(change.id.clone(), VersionedStatus { index, status });
+                }
+                None => drop(self.groups.remove(&change.id)),
+            }
+        }
+        for (name, status) in batch.queues {
+            self.queues.insert(name, (index, status));
+        }
+        self.caches.view.ledger.wrote(&batch.bookings, index);
+    }
+
+    /// Brings the queues' own statuses up to date. `false`: a transaction was refused.
+    async fn tell_queues(
+        &mut self,
+        look: &BatchView,
+        with_words: bool,
+    ) -> Result<bool, ReconcileError> {
+        let mut ops = Vec::new();
+        let mut told = Vec::new();
+        let now = self.ctx.clock.wall();
+        let counted = self.to_recount.then(|| recount(&self.groups));
+        let count = |name: &QueueName, status: &QueueStatus| match &counted {
+            Some(counted) => counted.get(name).cloned().unwrap_or_default(),
+            None => (status.groups, status.allocated.clone()),
+        };
+        for (name, queue) in look.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
+            let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
+            let mut after = status.clone();
+            (after.groups, after.allocated) = count(name, &status);
+            let groups = after.groups;
+            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
+            let message = match queue.wanted {
+                Wanted::Unreadable => BadField::list(&queue.problems),
+                Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
+                Wanted::Open | Wanted::Closed => String::new(),
+            };
+            after.set_state(
+                queue_machine::next(status.state, queue.wanted, admitted),
+                message,
+                now,
+            );
+            after.ignored = queue.spec.ignored();
+            if with_words {
+                let waiting = look.plan.waiting.get(name).into_iter().flatten();
+                after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
+            }
+            if after != status {
+                (after.revision, after.observed_index) = (status.revision + 1, queue.index);
+                let key = key::queue_status(name);
+                ops.push(Op::Cas { key, value: after.encode(), flags: 0, index });
+                told.push((name.clone(), Some(after)));
+            }
+        }
+        for (name, (index, status)) in &self.queues {
+            let is_counted = count(name, status).0 != Counters::default();
+            if !look.queues.0.contains_key(name) && !is_counted && self.is_default() {
+                ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
+                told.push((name.clone(), None));
+            }
+        }
+        let most = self.ctx.limits.ops.saturating_sub(4).max(1);
+        for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
+            match self.commit(look.record_index, ops.to_vec(), None).await? {
+                Written::Refused => return Ok(false),
+                Written::Applied(index) => {
+                    for (name, status) in told {
+                        match status {
+                            Some(status) => {
+                                drop(self.queues.insert(name.clone(), (index, status.clone())))
+                            }
+                            None => drop(self.queues.remove(name)),
+                        }
+                    }
+                }
+            }
+        }
+        self.to_recount = false;
+        Ok(true)
+    }
+
+    fn is_default(&self) -> bool {
+        self.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
+    }
+
+    /// Makes the queue of whatever names none. `false`: it is there.
+    async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
+        let queues = self.caches.queues.snapshot();
+        let name: QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
+        if !self.may_make_queues
+            || !self.is_default()
+            || queues.untrusted.is_some()
+            || queues.value.0.contains_key(&name)
+        {
+            return Ok(false);
+        }
+        let record = QueueRecord::default();
+        let details = Details::QueueCreated(QueueChange {
+            queue: name.clone(),
+            actor: Actor::Farm,
+            reason: "DefaultQueueMissing".to_owned(),
+            farm: Some(self.ctx.farm.clone()),
+            before: None,
+            after: serde_json::to_value(&record.spec).ok(),
+        });
+        let key = key::queue(&name);
+        let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
+        match self.commit(record_index, vec![op], Some(details)).await {
+            Ok(Written::Applied(_)) => info!(queue = %name, "default queue created"),
+            Ok(Written::Refused) => {}
+            Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
+                warn!(queue = %name, "the token may not make the default queue: somebody else has to");
+                self.may_make_queues = false;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        self.caches.queues.read_now().await?;
+        Ok(true)
+    }
+
+    /// Carries out the first command for one of its queues: what it asks is written into the queue's record, and the
+    /// command is consumed in the same transaction. `None`: there is none.
+    async fn apply_command(&mut self, look: &BatchView) -> Result<Option<Action>, ReconcileError> {
+        let (commands, queues) = (self.caches.commands.snapshot(), self.caches.queues.snapshot());
+        let may_drop = self.is_default() && queues.untrusted.is_none();
+        let mine = commands.value.queues.iter().find_map(|(name, pending)| {
+            let pending = pending.first()?;
+            match queues.value.0.get(name) {
+                None => may_drop.then_some((name, pending, None)),
+                Some(stored) => {
+                    let is_mine = look.queues.scheduler(name) == self.me;
+                    is_mine.then_some((name, pending, Some((stored, stored.record.as_ref().ok()?))))
+                }
+            }
+        });
+        let Some((name, pending, there)) = mine else { return Ok(None) };
+        let (command, key) = (key::command(pending.id), key::queue(name));
+        let consumed = vec![
+            Op::CheckIndex { key: command.clone(), index: pending.index },
+            Op::Delete { key: command },
+        ];
+        let Some((stored, record)) = there else {
+            warn!(queue = %name, "there is no such queue: the command is dropped");
+            let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
+            return self.command_applied(look, ops, None).await.map(Some);
+        };
+        let mut wanted = record.clone();
+        match pending.command.action {
+            _ if pending.index < stored.created => {
+                warn!(queue = %name, "the queue was made after the command, which is dropped")
+            }
+            CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
+            CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
+            other => {
+                warn!(queue = %name, action = %other, "no queue has this action: the command is dropped")
+            }
+        }
+        let mut ops = consumed;
+        let is_change = wanted != *record;
+        let details = is_change.then(|| {
+            let by = pending.command.issued_by.clone();
+            Details::QueueChanged(QueueChange {
+                queue: name.clone(),
+                actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
+                reason: pending.command.action.to_string(),
+                farm: Some(self.ctx.farm.clone()),
+                before: serde_json::to_value(&record.spec).ok(),
+                after: serde_json::to_value(&wanted.spec).ok(),
+            })
+        });
+        ops.push(match is_change {
+            true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
+            false => Op::CheckIndex { key, index: stored.index },
+        });
+        self.command_applied(look, ops, details).await.map(Some)
+    }
+
+    async fn command_applied(
+        &mut self,
+        look: &BatchView,
+        ops: Vec<Op>,
+        details: Option<Details>,
+    ) -> Result<Action, ReconcileError> {
+        let written = self.commit(look.record_index, ops, details).await?;
+        let read = (self.caches.queues.read_now(), self.caches.commands.read_now());
+        let (queues, commands) = futures_util::future::join(read.0, read.1).await;
+        queues?;
+        commands?;
+        Ok(match written {
+            Written::Applied(_) => Action::RequeueAfter(Duration::ZERO),
+            Written::Refused => self.after_refusal(),
+        })
+    }
+
+    /// Writes the scheduler's own status alone.
+    async fn say(
+        &mut self,
+        record_index: Index,
+        status: SchedulerStatus,
+    ) -> Result<(), ReconcileError> {
+        if status != self.chain.1 || status.farm.as_ref() != Some(&self.ctx.farm) {
+            self.chain.1 = status;
+            self.commit(record_index, Vec::new(), None).await?;
+        }
+        Ok(())
+    }
+
+    /// Commits one transaction of the chain: fence, the record as it was seen, the status in its place, the given
+    /// operations, the audit record.
+    async fn commit(
+        &mut self,
+        record_index: Index,
+        ops: Vec<Op>,
+        details: Option<Details>,
+    ) -> Result<Written, ReconcileError> {
+        let mut status = self.chain.1.clone();
+        status.revision += 1;
+        status.observed_index = record_index;
+        (status.farm, status.since) = (Some(self.ctx.farm.clone()), Some(self.since));
+        let nodes: BTreeSet<_> = ops.iter().filter_map(booked_node).collect();
+        let mut txn = Txn::under(&self.claimed.claim);
+        let (key, index) = (key::scheduler_status(&self.me), self.chain.0);
+        txn.push(Op::Cas { key, value: status.encode(), flags: 0, index });
+        txn.extend(ops);
+        if let Some(details) = details {
+            let now = self.ctx.clock.wall();
+            let id = self.ctx.ids.ordered_uuid(now);
+            txn.push(rcfarm_store::audit_op(id, &AuditRecord::new(&details, now)));
+        }
+        match self.ctx.writer.commit(txn).await {
+            Ok(Commit::Applied(index)) => {
+                self.chain = (index, status);
+                self.refused = 0;
+                Ok(Written::Applied(index))
+            }
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.me, ?refusals, "refused: reconciling again");
+                self.refused = self.refused.saturating_add(1);
+                self.behind = true;
+                self.caches.view.ledger.reread(&nodes).await?;
+                Ok(Written::Refused)
+            }
+            Err(error) => {
+                // If the answer is lost, the chain tells when everything is read anew: a late transaction finds its
+                // place taken once the next has been applied.
+                self.behind = true;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Plans anew in a moment; later and later if that is refused too.
+    fn after_refusal(&self) -> Action {
+        let again = self.refused.saturating_sub(1);
+        Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+    }
+
+    /// When to look again, if nothing happens.
+    fn rest(&self, plan: &BatchPlan) -> Action {
+        let now = self.ctx.clock.wall();
+        let due = plan.next.map(|at| {
+            let rest = now
+                .until(at)
+                .map_or(Duration::ZERO, |span| Duration::try_from(span).unwrap_or(Duration::ZERO));
+            rest + Duration::from_millis(1)
+        });
+        let for_room = |reason| {
+            matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes)
+        };
+        let waits = plan.waiting.values().flatten().any(|waiting| for_room(waiting.reason))
+            || self.groups.values().any(|known| for_room(known.status.reason));
+        let room = waits.then_some(ROOM_EVERY);
+        match [due, room].into_iter().flatten().min() {
+            Some(pause) => Action::RequeueAfter(pause),
+            None => Action::AwaitChange,
+        }
+    }
+}
+
+/// What the groups amount to, by queue: how many are in each phase, and what the admitted ones are charged.
+fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
+    let mut counted: BTreeMap<QueueName, (Counters, Amounts)> = BTreeMap::new();
+    for status in groups.values().map(|known| &known.status) {
+        let Some(queue) = &status.queue else { continue };
+        let (counters, charged) = counted.entry(queue.clone()).or_default();
+        counters.enter(status.phase);
+        if status.phase.is_admitted() {
+            charged.add(&status.charged);
+        }
+    }
+    counted
+}
+
+#[async_trait]
+impl Controller for OrderingController {
+    async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+        // From the plan to its commit: the farm's other tasks would only take the same room.
+        let caches = self.caches.clone();
+        let _turn = caches.view.ledger.turn().await;
+        let Some(look) = self.look().await? else { return Ok(Action::AwaitChange) };
+        if self.make_default_queue(look.record_index).await? {
+            return Ok(Action::RequeueAfter(Duration::ZERO));
+        }
+        if let Some(next) = self.apply_command(&look).await? {
+            return Ok(next);
+        }
+        if !self.make(&look, &look.plan.changes).await? {
+            return Ok(self.after_refusal());
+        }
+        if Instant::now() >= self.leaks_at {
+            self.leaks_at = Instant::now() + LEAKS_EVERY;
+        }
+        let pending_reasons = Instant::now() >= self.words_at;
+        if !self.tell_queues(&look, pending_reasons && !look.plan.more).await? {
+            return Ok(self.after_refusal());
+        }
+        if look.plan.more || !look.plan.changes.is_empty() {
+            return Ok(Action::RequeueAfter(Duration::ZERO));
+        }
+        if !pending_reasons {
+            return Ok(Action::RequeueAfter(self.words_at - Instant::now()));
+        }
+        self.words_at = Instant::now() + WORDS_EVERY;
+        if !look.plan.says.is_empty() {
+            let rooms = self.caches.fleet(&Selector::everything()).rooms;
+            let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.ctx.limits);
+            if !self.make(&look, &look.plan.says[..one.count]).await? {
+                return Ok(self.after_refusal());
+            }
+            return Ok(Action::RequeueAfter(WORDS_EVERY));
+        }
+        if self.chain.1.last_error.is_some() || self.chain.1.quarantined_until.is_some() {
+            let mut status = self.chain.1.clone();
+            (status.last_error, status.quarantined_until) = (None, None);
+            self.alerted = None;
+            self.say(look.record_index, status).await?;
+        }
+        Ok(self.rest(&look.plan))
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        self.refresh().await?;
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
+        let mut status = self.chain.1.clone();
+        status.last_error = Some(error.to_owned());
+        status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
+        self.say(record.index, status).await
+    }
+}

@@ -1,0 +1,281 @@
+//! A group's members as pods on nodes: the question to the scheduler, what is allocated for them, and what a pass
+//! does to one group. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::placement::capacity::{self, Fleet, Gang, Ledger, NodeCapacities};
+use rcfarm_api::Index;
+use rcfarm_api::allocation::AllocationOwner;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::PodId;
+use rcfarm_api::labels::Selector;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
+use rcfarm_api::queue::spec::BadField;
+use rcfarm_api::scheduler::spec::SchedulerSpec;
+
+/// A group's record as stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredGroup {
+    /// ModifyIndex.
+    pub index: Index,
+    /// CreateIndex: which group of this name it is, and since when it waits.
+    pub created: Index,
+    /// What it says, or everything that is wrong with it.
+    pub record: Result<PodGroupRecord, Vec<BadField>>,
+}
+
+impl StoredGroup {
+    /// Reads and checks a value.
+    #[must_use]
+    pub fn read(id: &GroupId, value: &[u8], index: Index, created: Index) -> StoredGroup {
+        let record = PodGroupRecord::decode(value).map_err(|bad| vec![bad]);
+        let record = record.and_then(|record| match record.spec.check(id) {
+            bad if bad.is_empty() => Ok(record),
+            bad => Err(bad),
+        });
+        StoredGroup { index, created, record }
+    }
+}
+
+/// All stored groups.
+pub type StoredGroups = BTreeMap<GroupId, Arc<StoredGroup>>;
+
+/// A status and its ModifyIndex.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VersionedStatus {
+    /// ModifyIndex of the status.
+    pub index: Index,
+    /// The status.
+    pub status: Arc<PodGroupStatus>,
+}
+
+/// A pod of a group on its node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupMember {
+    /// Where.
+    pub node: NodeName,
+    /// Which.
+    pub pod: PodId,
+    /// What it asks for.
+    pub want: Resources,
+}
+
+/// What a pass does to one group; whole in one transaction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlacementChange {
+    /// Which.
+    pub id: GroupId,
+    /// Its status as it was seen.
+    pub before: Option<VersionedStatus>,
+    /// Its status afterwards; `None`: the group is forgotten.
+    pub after: Option<PodGroupStatus>,
+    /// Allocations that are taken back.
+    pub release: Vec<GroupMember>,
+    /// Allocations that are made, after those were taken back.
+    pub allocate: Vec<GroupMember>,
+    /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
+    /// the pods since, and a record that no tree shows may be there.
+    pub as_said: Option<Index>,
+}
+
+impl PlacementChange {
+    /// A change of the status alone.
+    #[must_use]
+    pub fn of_status(
+        id: &GroupId,
+        before: Option<&VersionedStatus>,
+        after: PodGroupStatus,
+    ) -> PlacementChange {
+        let (before, after) = (before.cloned(), Some(after));
+        let (release, allocate) = (Vec::new(), Vec::new());
+        PlacementChange { id: id.clone(), before, after, release, allocate, as_said: None }
+    }
+
+    /// Whether the status stays as it is.
+    #[must_use]
+    pub fn keeps_status(&self) -> bool {
+        self.before.as_ref().map(|known| &*known.status) == self.after.as_ref()
+    }
+
+    /// Nodes whose promises it touches.
+    #[must_use]
+    pub fn nodes(&self) -> BTreeSet<&NodeName> {
+        nodes_of(self.release.iter().chain(&self.allocate))
+    }
+}
+
+/// Nodes on which something is allocated for these.
+pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTreeSet<&'m NodeName> {
+    members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
+}
+
+/// In whose name a group's pods are allocated their room.
+#[must_use]
+pub fn owner_of(id: &GroupId) -> AllocationOwner {
+    AllocationOwner::Other(format!("pod_group/{id}"))
+}
+
+/// The group in whose name something is allocated.
+#[must_use]
+pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
+    match owner {
+        AllocationOwner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
+        AllocationOwner::Rc(_) => None,
+    }
+}
+
+/// The question for so many members of a group.
+#[must_use]
+pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {
+    let tasks = spec.tasks.iter().filter_map(|task| {
+        let count = *counts.get(task.name.as_str())?;
+        let selector = task.selector().unwrap_or_else(|_| Selector::everything());
+        let resources = task.resources.to_resources();
+        let name = task.name.clone();
+        (count > 0).then_some(capacity::GangTask {
+            name,
+            count,
+            resources,
+            selector,
+            max_per_node: None,
+        })
+    });
+    Gang { name: id.to_string(), packing: by.packing, tasks: tasks.collect() }
+}
+
+/// The answer as a placement of the group: the first members of each task have nodes.
+#[must_use]
+pub fn placement(
+    spec: &PodGroupSpec,
+    answer: &capacity::GangPlacement,
+    state: PlacementState,
+) -> GroupPlacement {
+    let nodes = |task: &rcfarm_api::pod_group::spec::GroupTask| {
+        let given = answer.tasks.get(&task.name).map_or(&[][..], Vec::as_slice);
+        let mut nodes: Vec<Option<NodeName>> = given.iter().cloned().map(Some).collect();
+        nodes.resize(task.replicas as usize, None);
+        (task.name.clone(), nodes)
+    };
+    let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
+    GroupPlacement { state, members: spec.tasks.iter().map(nodes).collect(), asks, then: None }
+}
+
+/// The members of a placement.
+#[must_use]
+pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
+    let asks = placement.asks.iter().map(|(task, asks)| (task.as_str(), asks.to_resources()));
+    let wants: BTreeMap<&str, Resources> = asks.collect();
+    let member = |(task, n, node): (&str, u32, &NodeName)| {
+        let pod = PodGroupSpec::pod_id(&id.name, task, n).ok()?;
+        let want = wants.get(task).cloned().unwrap_or_default();
+        Some(GroupMember { node: node.clone(), pod, want })
+    };
+    placement.placed().filter_map(member).collect()
+}
+
+/// A placement cut and stretched to what the record wants now, and the members that it gives up.
+#[must_use]
+pub fn fitted(
+    id: &GroupId,
+    spec: &PodGroupSpec,
+    old: &GroupPlacement,
+) -> (GroupPlacement, Vec<GroupMember>) {
+    let empty = (BTreeMap::new(), BTreeMap::new());
+    let mut kept =
+        GroupPlacement { state: old.state, members: empty.0, asks: empty.1, then: old.then };
+    let mut lost = old.clone();
+    for task in &spec.tasks {
+        let mut nodes = old.members.get(&task.name).cloned().unwrap_or_default();
+        nodes.resize(task.replicas as usize, None);
+        for slot in lost.members.get_mut(&task.name).into_iter().flatten().take(nodes.len()) {
+            *slot = None;
+        }
+        kept.members.insert(task.name.clone(), nodes);
+        let asks = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
+        kept.asks.insert(task.name.clone(), asks);
+    }
+    (kept, members(id, &lost))
+}
+
+/// Those whose promise stands.
+#[must_use]
+pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
+    let owner = owner_of(id);
+    let stands = |member: &GroupMember| {
+        rooms.of(&member.node).allocated.pods.get(&member.pod).is_some_and(|a| a.owner == owner)
+    };
+    all.into_iter().filter(stands).collect()
+}
+
+/// Those that have yet to be promised what they ask for.
+#[must_use]
+pub fn missing(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
+    let owner = owner_of(id);
+    all.into_iter().filter(|m| !rooms.of(&m.node).holds(&m.pod, &owner, &m.want)).collect()
+}
+
+/// Takes promises back and makes others on a working copy of the fleet.
+///
+/// # Errors
+/// A member for which there is no room; nothing is changed then.
+pub fn book(
+    fleet: &mut Fleet,
+    id: &GroupId,
+    release: &[GroupMember],
+    allocate: &[GroupMember],
+) -> Result<(), String> {
+    let owner = owner_of(id);
+    let mut ledger = Ledger::on(&fleet.rooms);
+    release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
+    for m in allocate {
+        let insufficient = ledger.allocate(&m.node, &m.pod, &owner, &m.want);
+        insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
+    }
+    for booking in ledger.bookings() {
+        fleet.rooms.insert(booking.node, booking.room);
+    }
+    Ok(())
+}
+
+/// Members in parts of which none touches more than `most` nodes.
+#[must_use]
+pub fn parts(mut members: Vec<GroupMember>, most: usize) -> Vec<Vec<GroupMember>> {
+    members.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
+    let mut parts: Vec<Vec<GroupMember>> = Vec::new();
+    let (mut nodes, mut last) = (0, None);
+    for member in members {
+        if last.as_ref() != Some(&member.node) {
+            (nodes, last) = (nodes + 1, Some(member.node.clone()));
+        }
+        match parts.last_mut() {
+            Some(part) if nodes <= most => part.push(member),
+            _ => {
+                nodes = 1;
+                parts.push(vec![member]);
+            }
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_touch_no_more_nodes_than_allowed_and_lose_nobody() {
+        let member = |n: usize| GroupMember {
+            node: format!("n{}", n / 3).parse().unwrap(),
+            pod: format!("p{n}").parse().unwrap(),
+            want: Resources { cpu_milli: 1, ..Resources::default() },
+        };
+        let all: Vec<GroupMember> = (0..20).map(member).collect();
+        let parts = parts(all.clone(), 2);
+        assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), all.len());
+        assert!(parts.iter().all(|part| nodes_of(part).len() <= 2));
+        assert_eq!(parts.len(), 4, "seven nodes, two each");
+    }
+}

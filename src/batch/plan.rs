@@ -1,0 +1,635 @@
+//! Who goes next: queues, groups and nodes in, changes out. Pure.
+//!
+//! One pass reconciles what the known groups have become ([`super::reconcile_existing`]: ended, held, moved on, half placed), then goes
+//! through those that want a place, in one order: queues of higher priority first, then groups of higher priority, then
+//! those that wait longer. A group is admitted and placed in the same step, whole or not at all: its queue and those
+//! above have enough left, and every member has a node with room. In a strict queue nothing goes before one that
+//! cannot be placed yet; elsewhere what fits goes ahead.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::placing::{
+    GroupMember, PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, gang, members,
+    nodes_of, placement,
+};
+use super::queues::{Queues, Usage};
+use crate::batch::pod_group_machine::{MemberState, Order, next};
+use crate::placement::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
+use rcfarm_api::Index;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
+use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::pod_group::status::{
+    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+};
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::spec::QueueStrategy;
+use rcfarm_api::queue::status::Waiting;
+use rcfarm_api::scheduler::spec::SchedulerSpec;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+
+/// The statuses of all groups.
+pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
+
+/// Everything that a pass looks at.
+pub struct BatchObserved<'a> {
+    /// The scheduler.
+    pub me: &'a ObjectName,
+    /// Its configuration.
+    pub spec: &'a SchedulerSpec,
+    /// All queues, also those of other schedulers.
+    pub queues: &'a Queues,
+    /// All groups.
+    pub groups: &'a StoredGroups,
+    /// Their statuses.
+    pub statuses: &'a GroupStatuses,
+    /// Groups whose status cannot be understood: they are left alone, with whatever they hold.
+    pub unreadable: &'a BTreeSet<GroupId>,
+    /// The nodes that it may use.
+    pub fleet: &'a Fleet,
+    /// Nodes that are down: members that have no pod want another place than there.
+    pub down: &'a BTreeSet<NodeName>,
+    /// Whether a group without a record is gone; not while the records became suspiciously few.
+    pub may_forget: bool,
+    /// Whether promises of groups without a status are looked for: somebody deleted it past whoever owns the scheduler.
+    pub with_orphaned: bool,
+    /// The time.
+    pub now: Timestamp,
+    /// An index that is later than anything seen: the place of a group that goes to the end of its queue.
+    pub latest: Index,
+    /// How much is done in one pass.
+    pub bounds: Bounds,
+}
+
+/// How much is done at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// So many groups are given a place in one pass.
+    pub placed: usize,
+    /// One change touches the promises of so many nodes at most; a larger gang is written ahead.
+    pub nodes: usize,
+}
+
+/// What a pass decided.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BatchPlan {
+    /// In the order in which they are to be made.
+    pub changes: Vec<PlacementChange>,
+    /// Mere words for groups that wait: nothing depends on them, so they come when there is time.
+    pub says: Vec<PlacementChange>,
+    /// All that wait, by queue, in order.
+    pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
+    /// What the groups are charged once the changes are made.
+    pub usage: Usage,
+    /// There is more to do at once.
+    pub more: bool,
+    /// When something becomes due by itself.
+    pub next: Option<Timestamp>,
+}
+
+/// A group that wants a place.
+#[derive(Debug, Clone)]
+pub(super) struct Candidate<'a> {
+    pub(super) id: &'a GroupId,
+    pub(super) queue: QueueName,
+    pub(super) group: &'a StoredGroup,
+    pub(super) record: &'a PodGroupRecord,
+    pub(super) known: Option<&'a VersionedStatus>,
+    /// Its queue is charged for it already.
+    pub(super) admitted: bool,
+}
+
+impl Candidate<'_> {
+    fn since(&self) -> Index {
+        self.known.map_or(self.group.created, |known| known.status.since)
+    }
+
+    /// Its status so far, of this record, this owner and this round.
+    fn status(&self) -> PodGroupStatus {
+        let mut status = self.known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
+        status.of = self.group.created;
+        status.since = self.since();
+        status.owner_uid = self.record.spec.owner.as_ref().map(|owner| owner.uid.clone());
+        status.round = self.record.spec.round;
+        status.queue = Some(self.queue.clone());
+        status
+    }
+}
+
+/// Members that differ in nothing that placing looks at.
+pub(super) type RequestKey = Vec<(u32, String, String)>;
+
+pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKey {
+    let tasks = spec.tasks.iter().map(|task| {
+        let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
+        (count, task.node_selector.clone(), task.resources.to_string())
+    });
+    tasks.filter(|(count, ..)| *count > 0).collect()
+}
+
+/// What a waiting group of a single pod asks for; `None`: it is no such group.
+fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
+    match &c.record.spec.tasks[..] {
+        [task] if task.replicas == 1 && !c.admitted => Some((&task.node_selector, &task.resources)),
+        _ => None,
+    }
+}
+
+/// A pass under way.
+pub(super) struct Pass<'a> {
+    pub(super) seen: &'a BatchObserved<'a>,
+    pub(super) fleet: Fleet,
+    pub(super) plan: BatchPlan,
+    /// Shapes for which there was no room in this pass; room only shrinks.
+    no_room: BTreeMap<RequestKey, (PodGroupReason, String)>,
+    /// Strict queues, and the group that holds each up.
+    pub(super) held_up: BTreeMap<QueueName, GroupId>,
+    placed: usize,
+}
+
+/// Decides what is to be done now.
+#[must_use]
+pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
+    let mut pass = Pass {
+        seen,
+        fleet: seen.fleet.clone(),
+        plan: BatchPlan::default(),
+        no_room: BTreeMap::new(),
+        held_up: BTreeMap::new(),
+        placed: 0,
+    };
+    for known in seen.statuses.values().filter(|known| known.status.phase.is_admitted()) {
+        if let Some(queue) = &known.status.queue {
+            pass.plan.usage.charge(seen.queues, queue, &known.status.charged);
+        }
+    }
+    if seen.with_orphaned {
+        pass.free_orphaned();
+    }
+    let mut candidates = pass.reconcile_all();
+    pass.sort(&mut candidates);
+    pass.admit(&candidates);
+    if !pass.plan.more {
+        pass.grow_all();
+    }
+    pass.plan
+}
+
+/// The groups that wait in their queues, in the order in which they would be admitted: `(group, position)`.
+#[must_use]
+pub fn positions(
+    queues: &Queues,
+    groups: &StoredGroups,
+    statuses: &GroupStatuses,
+) -> BTreeMap<QueueName, Vec<GroupId>> {
+    let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
+    for (id, group) in groups {
+        let Ok(record) = &group.record else { continue };
+        let known = statuses.get(id).filter(|known| known.status.of == group.created);
+        let queue = record.spec.queue.clone();
+        let waits = known.is_none_or(|known| known.status.phase == PodGroupPhase::Pending);
+        if waits {
+            let candidate = Candidate { id, queue, group, record, known, admitted: false };
+            all.entry(candidate.queue.clone()).or_default().push(candidate);
+        }
+    }
+    let in_order = |(queue, mut waiting): (QueueName, Vec<Candidate<'_>>)| {
+        waiting.sort_by_cached_key(|c| rank(queues, c));
+        (queue, waiting.into_iter().map(|c| c.id.clone()).collect())
+    };
+    all.into_iter().map(in_order).collect()
+}
+
+/// The one order of all that want a place.
+fn rank(
+    queues: &Queues,
+    c: &Candidate<'_>,
+) -> (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, GroupId) {
+    let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
+    (Reverse(queue), Reverse(c.admitted), Reverse(c.record.spec.priority), c.since(), c.id.clone())
+}
+
+impl<'a> Pass<'a> {
+    fn sort(&self, candidates: &mut [Candidate<'a>]) {
+        candidates.sort_by_cached_key(|c| rank(self.seen.queues, c));
+    }
+
+    fn admit(&mut self, candidates: &[Candidate<'a>]) {
+        let mut at = 0;
+        while let Some(candidate) = candidates.get(at) {
+            if let Some((reason, message)) = self.bar(candidate) {
+                self.wait(candidate, reason, message);
+                at += 1;
+                continue;
+            }
+            if self.placed >= self.seen.bounds.placed {
+                // Nobody has looked at these yet, so nothing new is said of them.
+                self.plan.more = true;
+                self.list(
+                    candidate,
+                    candidate.known.map_or(PodGroupReason::AsDesired, |k| k.status.reason),
+                );
+                at += 1;
+                continue;
+            }
+            let run = if self.is_hopeless(candidate) { 1 } else { self.run(&candidates[at..]) };
+            at += if run > 1 {
+                self.admit_run(&candidates[at..at + run])
+            } else {
+                self.admit_one(candidate)
+            };
+        }
+    }
+
+    /// What keeps a group from being looked at at all.
+    fn bar(&mut self, c: &Candidate<'a>) -> Option<(PodGroupReason, String)> {
+        if let Some(hold) = &c.record.spec.hold {
+            return Some((hold.reason, hold.message.clone()));
+        }
+        if !c.admitted {
+            if let Some((reason, why)) = self.seen.queues.refusal(&c.queue) {
+                return Some((reason, format!("spec.queue: {why}")));
+            }
+            if let Some(until) =
+                c.known.and_then(|k| k.status.not_before).filter(|t| *t > self.seen.now)
+            {
+                self.due(until);
+                return Some((
+                    PodGroupReason::BackedOff,
+                    format!("it had no place in time; again after {until}"),
+                ));
+            }
+        }
+        let first = self.held_up.get(&c.queue).filter(|_| !enabled(Failpoint::OrderIgnored))?;
+        Some((PodGroupReason::BehindInQueue, format!("{first} goes first")))
+    }
+
+    /// Whether one look tells that a single pod does not fit now: then those behind it need not be counted.
+    fn is_hopeless(&self, c: &Candidate<'a>) -> bool {
+        let counts = c.record.spec.all();
+        let charge = || c.record.spec.charge(&counts);
+        single(c).is_some()
+            && (self.no_room.contains_key(&request_key(&c.record.spec, &counts))
+                || self.seen.queues.fits(&self.plan.usage, &c.queue, &charge()).is_err())
+    }
+
+    /// How many of the first candidates are single pods that differ in nothing but their names: they are placed with
+    /// one question.
+    fn run(&self, candidates: &[Candidate<'a>]) -> usize {
+        let first = &candidates[0];
+        let Some(wanted) = single(first) else { return 0 };
+        let alike = |c: &&Candidate<'a>| {
+            let waits =
+                |k: &VersionedStatus| k.status.not_before.is_some_and(|t| t > self.seen.now);
+            c.queue == first.queue
+                && c.record.spec.hold.is_none()
+                && !c.known.is_some_and(waits)
+                && single(c) == Some(wanted)
+        };
+        let most = self.seen.bounds.placed - self.placed;
+        candidates.iter().take(most).take_while(alike).count()
+    }
+
+    /// Admits as many as fit of single pods that are alike; how many of the candidates are dealt with.
+    fn admit_run(&mut self, run: &[Candidate<'a>]) -> usize {
+        let first = &run[0];
+        let counts = first.record.spec.all();
+        let one = first.record.spec.charge(&counts);
+        let request_key = request_key(&first.record.spec, &counts);
+        if self.no_room.contains_key(&request_key) {
+            return self.admit_one(first);
+        }
+        let queues = self.seen.queues;
+        let mut usage = self.plan.usage.clone();
+        let mut most = 0;
+        while most < run.len() && queues.fits(&usage, &first.queue, &one).is_ok() {
+            usage.charge(queues, &first.queue, &one);
+            most += 1;
+        }
+        let mut question = gang(first.id, &first.record.spec, &counts, self.seen.spec);
+        let mut nodes = Vec::new();
+        while most > 1 && nodes.is_empty() {
+            question.tasks[0].count = u32::try_from(most).unwrap_or(u32::MAX);
+            match place(&question, &self.fleet) {
+                Decision::Bind(answer) => nodes = answer.tasks.into_values().flatten().collect(),
+                Decision::Preempt(_) => most = 0,
+                Decision::Wait(why) => {
+                    most = why.first().map_or(0, |w| w.fitting as usize).min(most - 1)
+                }
+            }
+        }
+        if nodes.is_empty() {
+            return self.admit_one(first);
+        }
+        for (candidate, node) in run.iter().zip(&nodes) {
+            let spec = &candidate.record.spec;
+            let answer = [(spec.tasks[0].name.clone(), vec![node.clone()])].into();
+            self.bind(candidate, &capacity::GangPlacement { tasks: answer });
+        }
+        nodes.len()
+    }
+
+    /// Admits and places one group, or says why not.
+    fn admit_one(&mut self, c: &Candidate<'a>) -> usize {
+        let spec = &c.record.spec;
+        let (all, least) = (spec.all(), spec.least());
+        let tries = if all == least { vec![all] } else { vec![all, least] };
+        let mut why = (PodGroupReason::InsufficientCapacity, String::new());
+        for counts in &tries {
+            match self.find(c, counts) {
+                Ok(answer) => {
+                    self.bind(c, &answer);
+                    return 1;
+                }
+                Err(reason) => why = reason,
+            }
+        }
+        self.hold_up(c, why);
+        1
+    }
+
+    /// A place for so many members, if the queue has enough left and the nodes have room.
+    fn find(
+        &mut self,
+        c: &Candidate<'a>,
+        counts: &Counts<'_>,
+    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
+        let spec = &c.record.spec;
+        let charge = spec.charge(counts);
+        let queues = self.seen.queues;
+        let enough = match c.known.filter(|_| c.admitted) {
+            Some(known) => {
+                let mut usage = self.plan.usage.clone();
+                usage.discharge(queues, &c.queue, &known.status.charged);
+                queues.fits(&usage, &c.queue, &charge)
+            }
+            None => queues.fits(&self.plan.usage, &c.queue, &charge),
+        };
+        enough.map_err(|too_much| (too_much.reason, too_much.message))?;
+        self.room(&gang(c.id, spec, counts, self.seen.spec), request_key(spec, counts))
+    }
+
+    /// Nodes for a gang, unless one with the same request key found none before.
+    pub(super) fn room(
+        &mut self,
+        question: &Gang,
+        request_key: RequestKey,
+    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
+        if let Some(why) = self.no_room.get(&request_key) {
+            return Err(why.clone());
+        }
+        let why = match place(question, &self.fleet) {
+            Decision::Bind(answer) => return Ok(answer),
+            Decision::Preempt(_) => {
+                (PodGroupReason::InsufficientCapacity, "others would have to go".to_owned())
+            }
+            Decision::Wait(waits) => {
+                let nowhere = waits.iter().any(|w| w.reason == WaitReason::NoEligibleNodes);
+                let reason = if nowhere {
+                    PodGroupReason::NoEligibleNodes
+                } else {
+                    PodGroupReason::InsufficientCapacity
+                };
+                let pending_reasons: Vec<String> =
+                    waits.iter().map(|w| format!("task {}: {}", w.task, w.message)).collect();
+                (reason, pending_reasons.join("; "))
+            }
+        };
+        self.no_room.insert(request_key, why.clone());
+        Err(why)
+    }
+
+    /// Admits a group and gives it its place: at once, or written ahead when it touches too many nodes.
+    fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
+        let spec = &c.record.spec;
+        let mut place = placement(spec, answer, PlacementState::Bound);
+        let allocate = members(c.id, &place);
+        if book(&mut self.fleet, c.id, &[], &allocate).is_err() {
+            // The answer was given on this very copy: a node that cannot be booked cannot be read.
+            let message = "a node's allocations cannot be read".to_owned();
+            return self.wait(c, PodGroupReason::InsufficientCapacity, message);
+        }
+        let is_large = nodes_of(&allocate).len() > self.seen.bounds.nodes;
+        let mut after = c.status();
+        let queues = self.seen.queues;
+        if c.admitted {
+            self.plan.usage.discharge(queues, &c.queue, &after.charged);
+        }
+        after.charged = place.charge();
+        self.plan.usage.charge(queues, &c.queue, &after.charged);
+        after.not_before = None;
+        let phase = next(after.phase, Order::Admit, MemberState::TooFew);
+        let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
+        after.say(phase, reason, String::new(), self.seen.now);
+        if is_large {
+            place.state = PlacementState::Reserving;
+            let until = after.place_by.filter(|_| c.admitted).unwrap_or_else(|| self.timeout(spec));
+            after.place_by = Some(until);
+            self.plan.more = true;
+        } else {
+            (after.place_by, after.sent_back) = (None, 0);
+        }
+        after.placement = Some(place);
+        let mut change = PlacementChange::of_status(c.id, c.known, after);
+        change.allocate = if is_large { Vec::new() } else { allocate };
+        self.plan.changes.push(change);
+        self.placed += 1;
+    }
+
+    /// A group that does not fit now: in a strict queue the others wait for it, but not for ever.
+    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (PodGroupReason, String)) {
+        let queue = self.seen.queues.0.get(&c.queue);
+        let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
+        if let Some(until) = c.known.and_then(|k| k.status.place_by).filter(|_| c.admitted) {
+            self.due(until);
+        }
+        let waits_for_nodes = matches!(
+            reason,
+            PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes
+        );
+        if !strict || reason == PodGroupReason::ExceedsCapability {
+            return self.wait(c, reason, message);
+        }
+        if c.admitted || !waits_for_nodes {
+            self.held_up.insert(c.queue.clone(), c.id.clone());
+            return self.wait(c, reason, message);
+        }
+        match c.known.and_then(|known| known.status.place_by) {
+            Some(until) if until <= self.seen.now => {
+                let after = self.sent_back(c.status(), &c.record.spec);
+                self.list(c, after.reason);
+                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
+            }
+            Some(until) => {
+                self.due(until);
+                self.held_up.insert(c.queue.clone(), c.id.clone());
+                self.wait(c, reason, message);
+            }
+            None => {
+                let until = self.timeout(&c.record.spec);
+                self.due(until);
+                self.held_up.insert(c.queue.clone(), c.id.clone());
+                self.list(c, reason);
+                let mut after = c.status();
+                after.place_by = Some(until);
+                after.say(PodGroupPhase::Pending, reason, message, self.seen.now);
+                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
+            }
+        }
+    }
+
+    /// A status of a group that goes to the end of its queue, to be tried again after a while.
+    pub(super) fn sent_back(
+        &mut self,
+        mut after: PodGroupStatus,
+        spec: &PodGroupSpec,
+    ) -> PodGroupStatus {
+        let now = self.seen.now;
+        after.sent_back = after.sent_back.saturating_add(1);
+        let until = now.checked_add(self.seen.spec.pause(after.sent_back)).unwrap_or(now);
+        self.due(until);
+        after.not_before = Some(until);
+        after.place_by = None;
+        after.since = self.seen.latest;
+        let seconds =
+            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
+        let message = format!("it had no place within {seconds} s; again after {until}");
+        after.say(
+            next(after.phase, Order::Requeue, MemberState::TooFew),
+            PodGroupReason::BackedOff,
+            message,
+            now,
+        );
+        after
+    }
+
+    /// Until when a group is to have its place.
+    pub(super) fn timeout(&self, spec: &PodGroupSpec) -> Timestamp {
+        let seconds =
+            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
+        let timeout = std::time::Duration::from_secs(seconds);
+        self.seen.now.checked_add(timeout).unwrap_or(self.seen.now)
+    }
+
+    /// Says why a group waits, if that is something new.
+    fn wait(&mut self, c: &Candidate<'a>, reason: PodGroupReason, message: String) {
+        self.list(c, reason);
+        let said = c.known.is_some_and(|k| {
+            k.status.reason == reason && k.status.queue.as_ref() == Some(&c.queue)
+        });
+        if !said {
+            let mut after = c.status();
+            after.say(after.phase, reason, message, self.seen.now);
+            self.plan.says.push(PlacementChange::of_status(c.id, c.known, after));
+        }
+    }
+
+    fn list(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
+        if !c.admitted {
+            let waiting = self.plan.waiting.entry(c.queue.clone()).or_default();
+            waiting.push(Waiting { group: c.id.clone(), position: waiting.len() + 1, reason });
+        }
+    }
+
+    /// Something becomes due then.
+    pub(super) fn due(&mut self, at: Timestamp) {
+        self.plan.next = Some(self.plan.next.map_or(at, |next| next.min(at)));
+    }
+
+    /// Fills the places of elastic members, where there is room and the queue has enough left.
+    fn grow_all(&mut self) {
+        for (id, known) in self.seen.statuses {
+            let lacks = |p: &rcfarm_api::pod_group::status::GroupPlacement| {
+                p.state == PlacementState::Bound
+                    && p.members.values().flatten().any(Option::is_none)
+            };
+            let changed = || self.plan.changes.iter().any(|change| change.id == *id);
+            if known.status.placement.as_ref().is_some_and(lacks) && !changed() {
+                if self.placed >= self.seen.bounds.placed {
+                    self.plan.more = true;
+                    return;
+                }
+                self.grow(id, known);
+            }
+        }
+    }
+
+    fn grow(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
+        let Some(record) = self.seen.groups.get(id).and_then(|g| g.record.as_ref().ok()) else {
+            return;
+        };
+        let (mut spec, status) = (record.spec.clone(), &known.status);
+        let (Some(queue), Some(old)) = (&status.queue, &status.placement) else { return };
+        if !status.phase.is_admitted()
+            || spec.hold.is_some()
+            || self.seen.queues.refusal(queue).is_some()
+        {
+            return;
+        }
+        for task in &mut spec.tasks {
+            task.resources = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
+        }
+        for task in &spec.tasks {
+            let Some(slots) = old.members.get(&task.name) else { continue };
+            let open =
+                slots.iter().filter(|slot| slot.is_none()).count().min(self.seen.bounds.nodes);
+            let each = rcfarm_api::queue::amounts::Amounts::of_pods(&task.resources, 1);
+            let (mut usage, mut most) = (self.plan.usage.clone(), 0);
+            while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
+                usage.charge(self.seen.queues, queue, &each);
+                most += 1;
+            }
+            let mut nodes = Vec::new();
+            while most > 0 && nodes.is_empty() {
+                let count = u32::try_from(most).unwrap_or(u32::MAX);
+                let counts = [(task.name.as_str(), count)].into();
+                let question = gang(id, &spec, &counts, self.seen.spec);
+                match place(&question, &self.fleet) {
+                    Decision::Bind(answer) => {
+                        nodes = answer.tasks.into_values().flatten().collect()
+                    }
+                    Decision::Preempt(_) => most = 0,
+                    Decision::Wait(why) => {
+                        most = why.first().map_or(0, |w| w.fitting as usize).min(most - 1)
+                    }
+                }
+            }
+            if !nodes.is_empty() {
+                return self.fill(id, known, &task.name, nodes);
+            }
+        }
+    }
+
+    /// Gives the first members of a task that have none these nodes.
+    fn fill(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        task: &str,
+        nodes: Vec<rcfarm_api::ids::NodeName>,
+    ) {
+        let mut after = (*known.status).clone();
+        let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
+            return;
+        };
+        let before: Vec<GroupMember> = members(id, place);
+        let mut nodes = nodes.into_iter();
+        for slot in place.members.get_mut(task).into_iter().flatten().filter(|slot| slot.is_none())
+        {
+            *slot = nodes.next();
+        }
+        let mut allocate = members(id, place);
+        allocate.retain(|member| !before.contains(member));
+        if book(&mut self.fleet, id, &[], &allocate).is_err() {
+            return;
+        }
+        self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);
+        after.charged = place.charge();
+        self.plan.usage.charge(self.seen.queues, &queue, &after.charged);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
+        change.allocate = allocate;
+        self.plan.changes.push(change);
+        self.placed += 1;
+    }
+}

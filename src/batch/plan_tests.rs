@@ -1,0 +1,643 @@
+//! Passes over small worlds: by example, and any.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::placing::{
+    PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, held, members,
+};
+use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
+use super::queues::{Queues, StoredQueue, StoredQueues, Usage};
+use crate::placement::NodeLabels;
+use crate::placement::capacity::{Fleet, NodeCapacity};
+use rcfarm_api::Index;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{NodeName, QueueName};
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
+use rcfarm_api::pod_group::status::{
+    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+};
+use rcfarm_api::queue::spec::QueueRecord;
+use rcfarm_api::scheduler::spec::SchedulerSpec;
+
+pub(super) fn id(name: &str) -> GroupId {
+    format!("ns/{name}").parse().unwrap()
+}
+
+pub(super) fn queue(name: &str) -> QueueName {
+    name.parse().unwrap()
+}
+
+/// Queues, groups, nodes, and a clock.
+pub(super) struct TestScheduler {
+    pub(super) queues: StoredQueues,
+    pub(super) groups: StoredGroups,
+    pub(super) book: GroupStatuses,
+    pub(super) fleet: Fleet,
+    pub(super) spec: SchedulerSpec,
+    pub(super) now: Timestamp,
+    pub(super) index: u64,
+    pub(super) bounds: Bounds,
+    pub(super) down: BTreeSet<NodeName>,
+    pub(super) unreadable: BTreeSet<GroupId>,
+}
+
+impl TestScheduler {
+    pub(super) fn new(nodes: &[&str]) -> TestScheduler {
+        let name = |n: usize| -> NodeName { format!("n{n}").parse().unwrap() };
+        let labels = |n: usize| [("n".to_owned(), n.to_string())].into();
+        let labels = NodeLabels { nodes: (0..nodes.len()).map(|n| (name(n), labels(n))).collect() };
+        let mut fleet = Fleet { labels: Arc::new(labels), ..Fleet::default() };
+        for (n, capacity) in nodes.iter().enumerate() {
+            fleet.rooms.insert(
+                name(n),
+                NodeCapacity { capacity: capacity.parse().unwrap(), ..NodeCapacity::default() },
+            );
+        }
+        let mut sched = TestScheduler {
+            queues: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            book: GroupStatuses::new(),
+            fleet,
+            spec: SchedulerSpec::default(),
+            now: Timestamp::from_second(1_000_000).unwrap(),
+            index: 10,
+            bounds: Bounds { placed: 100, nodes: 50 },
+            down: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
+        };
+        sched.queue("default", json!({}));
+        sched
+    }
+
+    pub(super) fn next_index(&mut self) -> Index {
+        self.index += 1;
+        Index(self.index)
+    }
+
+    pub(super) fn queue(&mut self, name: &str, spec: Value) {
+        let record = QueueRecord::decode(json!({"spec": spec}).to_string().as_bytes());
+        let index = self.next_index();
+        self.queues.insert(queue(name), Arc::new(StoredQueue { index, created: index, record }));
+    }
+
+    pub(super) fn group(&mut self, name: &str, spec: Value) {
+        let created = self.groups.get(&id(name)).map(|group| group.created);
+        self.write(name, &json!({"spec": spec}), created);
+    }
+
+    pub(super) fn write(&mut self, name: &str, record: &Value, created: Option<Index>) {
+        let index = self.next_index();
+        let created = created.unwrap_or(index);
+        let stored = StoredGroup::read(&id(name), record.to_string().as_bytes(), index, created);
+        self.groups.insert(id(name), Arc::new(stored));
+    }
+
+    /// What the owner says of the pods.
+    pub(super) fn members(&mut self, name: &str, members: Value) {
+        let old = self.groups[&id(name)].clone();
+        let mut record: Value =
+            serde_json::from_slice(&old.record.as_ref().unwrap().encode()).unwrap();
+        record["members"] = members;
+        self.write(name, &record, Some(old.created));
+    }
+
+    pub(super) fn plan(&self) -> BatchPlan {
+        let me = "default".parse().unwrap();
+        plan(&BatchObserved {
+            me: &me,
+            spec: &self.spec,
+            queues: &Queues::of(&self.queues),
+            groups: &self.groups,
+            statuses: &self.book,
+            unreadable: &self.unreadable,
+            fleet: &self.fleet,
+            down: &self.down,
+            may_forget: true,
+            with_orphaned: true,
+            now: self.now,
+            latest: Index(self.index),
+            bounds: self.bounds,
+        })
+    }
+
+    pub(super) fn apply(&mut self, change: &PlacementChange) {
+        let stands = self.book.get(&change.id) == change.before.as_ref();
+        assert!(stands || change.keeps_status(), "{change:?} is not based on what stands");
+        book(&mut self.fleet, &change.id, &change.release, &change.allocate).unwrap();
+        let index = self.next_index();
+        match &change.after {
+            Some(_) if change.keeps_status() => {}
+            Some(after) => {
+                let known = VersionedStatus { index, status: Arc::new(after.clone()) };
+                self.book.insert(change.id.clone(), known);
+            }
+            None => drop(self.book.remove(&change.id)),
+        }
+        self.check();
+    }
+
+    /// Passes until there is nothing more to do at once.
+    pub(super) fn run(&mut self) -> BatchPlan {
+        for _ in 0..50 {
+            let plan = self.plan();
+            plan.changes.iter().chain(&plan.says).for_each(|change| self.apply(change));
+            if !plan.more && plan.changes.is_empty() && plan.says.is_empty() {
+                return plan;
+            }
+        }
+        panic!("it does not come to rest: {:?}", self.plan());
+    }
+
+    pub(super) fn later(&mut self, seconds: u64) {
+        self.now += std::time::Duration::from_secs(seconds);
+    }
+
+    pub(super) fn status(&self, name: &str) -> &PodGroupStatus {
+        &self.book[&id(name)].status
+    }
+
+    pub(super) fn phases(&self, names: &[&str]) -> Vec<(PodGroupPhase, PodGroupReason)> {
+        names.iter().map(|name| (self.status(name).phase, self.status(name).reason)).collect()
+    }
+
+    pub(super) fn nodes(&self, name: &str) -> Vec<String> {
+        let placed = self.status(name).placement.as_ref().unwrap();
+        placed.placed().map(|(_, _, node)| node.to_string()).collect()
+    }
+
+    pub(super) fn spec_of(&self, id: &GroupId) -> Option<&PodGroupSpec> {
+        Some(&self.groups.get(id)?.record.as_ref().ok()?.spec)
+    }
+
+    /// Invariants 14, 16 and 17, which hold after every single change.
+    pub(super) fn check(&self) {
+        for (node, room) in self.fleet.rooms.iter() {
+            assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
+        }
+        let queues = Queues::of(&self.queues);
+        let mut usage = Usage::default();
+        for (id, known) in &self.book {
+            let status = &known.status;
+            if status.phase.is_admitted() {
+                usage.charge(&queues, status.queue.as_ref().unwrap(), &status.charged);
+            }
+            let Some(place) = &status.placement else { continue };
+            let mut all = members(id, place);
+            all.retain(|member| !member.want.is_zero());
+            if place.state == PlacementState::Bound {
+                let allocated = held(&self.fleet.rooms, id, all.clone());
+                assert_eq!(
+                    allocated, all,
+                    "invariant 16: {id} may start and is not promised its whole place"
+                );
+            }
+        }
+        for (name, queue) in &queues.0 {
+            let over = queue.spec.capability.exceeded_by(usage.total(name));
+            assert_eq!(over, None, "invariant 17: queue {name}");
+        }
+    }
+}
+
+pub(super) fn workers(count: u32, cpu: &str) -> Value {
+    json!([{"name": "w", "replicas": count, "resources": {"cpu": cpu}}])
+}
+
+pub(super) const NODE: &str = "cpu=4,memory=8Gi";
+
+#[test]
+fn a_gang_is_placed_whole_or_waits_and_says_why() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    sched.group("small", json!({"tasks": workers(2, "2")}));
+    sched.group("large", json!({"tasks": workers(5, "2")}));
+    sched.group("nowhere", json!({"tasks": [{"name": "w", "replicas": 1, "nodeSelector": "n=9"}]}));
+    let plan = sched.run();
+    assert_eq!(
+        sched.phases(&["small", "large", "nowhere"]),
+        [
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+            (PodGroupPhase::Pending, PodGroupReason::NoEligibleNodes),
+        ]
+    );
+    assert_eq!(sched.nodes("small").len(), 2);
+    let waiting = &plan.waiting[&queue("default")];
+    let listed: Vec<_> = waiting.iter().map(|w| (w.group.to_string(), w.position)).collect();
+    assert_eq!(listed, [("ns/large".to_owned(), 1), ("ns/nowhere".to_owned(), 2)]);
+}
+
+#[test]
+fn a_finished_or_deleted_group_frees_its_place_for_the_next() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("a", json!({"tasks": workers(2, "2")}));
+    sched.run();
+    sched.group("b", json!({"tasks": workers(2, "2")}));
+    sched.group("c", json!({"tasks": workers(1, "4")}));
+    sched.run();
+    assert_eq!(sched.status("b").reason, PodGroupReason::InsufficientCapacity);
+    sched.members("a", json!({"running": 2}));
+    sched.run();
+    assert_eq!(sched.status("a").phase, PodGroupPhase::Running);
+    sched.members("a", json!({"succeeded": 2}));
+    sched.run();
+    assert_eq!(sched.status("a").phase, PodGroupPhase::Completed);
+    assert!(sched.status("a").charged.is_empty() && sched.status("a").placement.is_none());
+    assert_eq!(sched.status("b").phase, PodGroupPhase::Inqueue);
+    sched.groups.remove(&id("b"));
+    sched.run();
+    assert!(!sched.book.contains_key(&id("b")));
+    assert_eq!(sched.status("c").phase, PodGroupPhase::Inqueue);
+}
+
+#[test]
+fn a_group_made_anew_under_the_name_shares_nothing_with_the_old_one() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group(
+        "a",
+        json!({"tasks": workers(2, "2"), "owner": {"kind": "Job", "name": "a", "uid": "1"}}),
+    );
+    sched.run();
+    sched.groups.remove(&id("a"));
+    sched.group(
+        "a",
+        json!({"tasks": workers(1, "1"), "owner": {"kind": "Job", "name": "a", "uid": "2"}}),
+    );
+    sched.run();
+    assert_eq!(sched.status("a").owner_uid.as_deref(), Some("2"));
+    assert_eq!(sched.status("a").charged, "cpu=1,pods=1".parse().unwrap());
+    assert_eq!(sched.fleet.rooms.of(&"n0".parse().unwrap()).allocated.pods.len(), 1);
+}
+
+#[test]
+fn a_strict_queue_waits_for_its_first_and_another_lets_what_fits_go_ahead() {
+    for (strategy, small) in [
+        ("fifo", (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)),
+        ("traverse", (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)),
+    ] {
+        let mut sched = TestScheduler::new(&[NODE]);
+        sched.queue("q", json!({"dequeueStrategy": strategy, "capability": {"cpu": 4}}));
+        sched.group("running", json!({"queue": "q", "tasks": workers(1, "2")}));
+        sched.run();
+        sched.group("large", json!({"queue": "q", "tasks": workers(1, "3")}));
+        sched.group("small", json!({"queue": "q", "tasks": workers(1, "1")}));
+        sched.run();
+        assert_eq!(
+            sched.phases(&["large", "small"]),
+            [(PodGroupPhase::Pending, PodGroupReason::QueueFull), small],
+            "{strategy}"
+        );
+        sched.groups.remove(&id("running"));
+        sched.run();
+        // There is room for both only where the small one has not started before.
+        let both = sched
+            .phases(&["large", "small"])
+            .iter()
+            .all(|(phase, _)| *phase == PodGroupPhase::Inqueue);
+        assert!(both, "{strategy}");
+    }
+}
+
+#[test]
+fn what_can_never_fit_holds_nobody_up() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("q", json!({"dequeueStrategy": "fifo", "capability": {"cpu": 2}}));
+    sched.group("huge", json!({"queue": "q", "tasks": workers(1, "3"), "priority": 9}));
+    sched.group("small", json!({"queue": "q", "tasks": workers(1, "1")}));
+    sched.run();
+    assert_eq!(
+        sched.phases(&["huge", "small"]),
+        [
+            (PodGroupPhase::Pending, PodGroupReason::ExceedsCapability),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
+        ]
+    );
+    assert!(
+        sched.status("huge").message.contains("cpu: 3 wanted, and queue q has 2"),
+        "{:?}",
+        sched.status("huge")
+    );
+}
+
+#[test]
+fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("q", json!({"dequeueStrategy": "fifo"}));
+    sched.group(
+        "first",
+        json!({"queue": "q", "tasks": workers(1, "9"), "scheduleTimeoutSeconds": 60}),
+    );
+    sched.group("second", json!({"queue": "q", "tasks": workers(1, "1")}));
+    let plan = sched.run();
+    assert_eq!(
+        sched.phases(&["first", "second"]),
+        [
+            (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+            (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)
+        ]
+    );
+    assert_eq!(plan.next, sched.status("first").place_by);
+    sched.later(61);
+    sched.run();
+    assert_eq!(
+        sched.phases(&["first", "second"]),
+        [
+            (PodGroupPhase::Pending, PodGroupReason::BackedOff),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
+        ]
+    );
+    sched.group("third", json!({"queue": "q", "tasks": workers(1, "1")}));
+    sched.run();
+    assert_eq!(sched.status("third").phase, PodGroupPhase::Inqueue, "a pause holds nobody up");
+    sched.later(11);
+    sched.run();
+    assert_eq!(
+        sched.status("first").reason,
+        PodGroupReason::InsufficientCapacity,
+        "tried again after its pause"
+    );
+    assert_eq!(sched.status("first").sent_back, 1);
+}
+
+#[test]
+fn an_admitted_group_that_loses_its_place_and_finds_none_in_time_goes_back_to_its_queue() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("a", json!({"tasks": workers(1, "2")}));
+    sched.run();
+    // Its owner restarts it, larger than there is room for by now.
+    sched.group("a", json!({"tasks": workers(1, "6"), "round": 1}));
+    sched.run();
+    assert_eq!(
+        sched.phases(&["a"]),
+        [(PodGroupPhase::Inqueue, PodGroupReason::InsufficientCapacity)]
+    );
+    assert!(!sched.status("a").charged.is_empty(), "it is still admitted");
+    sched.later(301);
+    sched.run();
+    assert_eq!(sched.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::BackedOff)]);
+    assert!(sched.status("a").charged.is_empty());
+}
+
+#[test]
+fn a_closed_queue_admits_nobody_and_keeps_what_runs() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("top", json!({}));
+    sched.queue("q", json!({"parent": "top"}));
+    sched.group("a", json!({"queue": "q", "tasks": workers(1, "1")}));
+    sched.run();
+    sched.queue("top", json!({"state": "Closed"}));
+    sched.group("b", json!({"queue": "q", "tasks": workers(1, "1")}));
+    sched.group("c", json!({"queue": "top", "tasks": workers(1, "1")}));
+    sched.group("d", json!({"queue": "none", "tasks": workers(1, "1")}));
+    sched.run();
+    assert_eq!(
+        sched.phases(&["a", "b", "c", "d"]),
+        [
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::QueueClosed),
+            (PodGroupPhase::Pending, PodGroupReason::QueueClosed),
+            (PodGroupPhase::Pending, PodGroupReason::QueueMissing),
+        ]
+    );
+    sched.queue("top", json!({}));
+    sched.run();
+    assert_eq!(
+        sched.phases(&["b", "c"]),
+        [
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired),
+            (PodGroupPhase::Pending, PodGroupReason::QueueHasChildren)
+        ]
+    );
+}
+
+#[test]
+fn a_parents_total_and_its_siblings_guarantees_hold() {
+    let mut sched = TestScheduler::new(&["cpu=99,memory=1Gi"]);
+    sched.queue("top", json!({"capability": {"cpu": 10}}));
+    sched.queue("a", json!({"parent": "top"}));
+    sched.queue("b", json!({"parent": "top", "guarantee": {"resource": {"cpu": 4}}}));
+    for n in 0..8 {
+        sched.group(&format!("a{n}"), json!({"queue": "a", "tasks": workers(1, "1")}));
+    }
+    sched.run();
+    let admitted = |sched: &TestScheduler, of: &str| {
+        sched
+            .book
+            .iter()
+            .filter(|(id, known)| {
+                id.name.as_str().starts_with(of) && known.status.phase.is_admitted()
+            })
+            .count()
+    };
+    assert_eq!(admitted(&sched, "a"), 6, "four are kept for b");
+    for n in 0..8 {
+        sched.group(&format!("b{n}"), json!({"queue": "b", "tasks": workers(1, "1")}));
+    }
+    sched.run();
+    assert_eq!((admitted(&sched, "a"), admitted(&sched, "b")), (6, 4));
+}
+
+#[test]
+fn an_elastic_group_starts_with_its_least_and_grows_when_there_is_room() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("other", json!({"tasks": workers(1, "2")}));
+    sched.run();
+    sched.group("a", json!({"tasks": workers(4, "1"), "minMember": 1}));
+    sched.run();
+    assert_eq!(sched.nodes("a").len(), 2, "its least first, then what there is room for");
+    assert_eq!(sched.status("a").charged, "cpu=2,pods=2".parse().unwrap());
+    sched.groups.remove(&id("other"));
+    sched.run();
+    assert_eq!(sched.nodes("a").len(), 4);
+    sched.group("a", json!({"tasks": workers(1, "1"), "minMember": 1}));
+    sched.run();
+    assert_eq!(sched.nodes("a").len(), 1, "and gives back what it wants no more");
+    assert_eq!(sched.status("a").charged, "cpu=1,pods=1".parse().unwrap());
+}
+
+#[test]
+fn a_held_group_waits_and_gives_its_place_back_once_its_pods_are_gone() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    let hold = json!({"reason": "Suspended", "message": "by alice"});
+    sched.group("a", json!({"tasks": workers(1, "1"), "hold": hold}));
+    sched.run();
+    assert_eq!(sched.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::Suspended)]);
+    sched.group("a", json!({"tasks": workers(1, "1")}));
+    sched.run();
+    sched.members("a", json!({"running": 1}));
+    sched.run();
+    sched.write(
+        "a",
+        &json!({"spec": {"tasks": workers(1, "1"), "hold": hold}, "members": {"running": 1}}),
+        Some(sched.groups[&id("a")].created),
+    );
+    sched.run();
+    assert_eq!(
+        sched.status("a").phase,
+        PodGroupPhase::Running,
+        "nobody pulls the place away under its pods"
+    );
+    sched.members("a", json!({}));
+    sched.run();
+    assert_eq!(sched.phases(&["a"]), [(PodGroupPhase::Pending, PodGroupReason::Suspended)]);
+    assert!(sched.status("a").charged.is_empty());
+}
+
+#[test]
+fn a_bad_record_is_said_so_and_harms_nobody() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("bad", json!({"tasks": workers(1, "1"), "minMember": 7}));
+    sched.queue("broken", json!({"weight": 0}));
+    sched.group("in-broken", json!({"queue": "broken", "tasks": workers(1, "1")}));
+    sched.group("fine", json!({"tasks": workers(1, "1")}));
+    sched.run();
+    assert_eq!(
+        sched.phases(&["bad", "in-broken", "fine"]),
+        [
+            (PodGroupPhase::Pending, PodGroupReason::InvalidRecord),
+            (PodGroupPhase::Pending, PodGroupReason::QueueInvalid),
+            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
+        ]
+    );
+    assert!(sched.status("bad").message.contains("spec.minMember"));
+    assert!(sched.status("in-broken").message.contains("spec.weight"));
+}
+
+#[test]
+fn priority_goes_before_age_and_queues_of_priority_before_others() {
+    let mut sched = TestScheduler::new(&["cpu=2,memory=1Gi"]);
+    sched.queue("urgent", json!({"priority": 1}));
+    sched.group("old", json!({"tasks": workers(1, "1")}));
+    sched.group("important", json!({"tasks": workers(1, "1"), "priority": 5}));
+    sched.group("urgent", json!({"queue": "urgent", "tasks": workers(1, "1")}));
+    sched.run();
+    assert_eq!(sched.status("old").phase, PodGroupPhase::Pending);
+    sched.group("new", json!({"tasks": workers(1, "1"), "priority": 1}));
+    let order = positions(&Queues::of(&sched.queues), &sched.groups, &sched.book);
+    assert_eq!(order[&queue("default")], [id("new"), id("old")]);
+}
+
+/// A gang that is written ahead: whatever part of the changes was made, the next pass goes on from there.
+#[test]
+fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
+    for changed in [false, true] {
+        for stop in 0..12 {
+            let mut sched = TestScheduler::new(&[NODE; 9]);
+            sched.bounds.nodes = 2;
+            sched.group("g", json!({"tasks": workers(9, "3")}));
+            let mut made = 0;
+            while made < stop {
+                let plan = sched.plan();
+                if plan.changes.is_empty() {
+                    break;
+                }
+                for change in plan.changes.iter().take(stop - made) {
+                    sched.apply(change);
+                    made += 1;
+                }
+            }
+            // Another owner takes over; meanwhile the group is gone, or not.
+            if changed {
+                sched.groups.remove(&id("g"));
+            }
+            sched.run();
+            let allocated: usize =
+                sched.fleet.rooms.iter().map(|(_, room)| room.allocated.pods.len()).sum();
+            match changed {
+                true => assert_eq!((allocated, sched.book.len()), (0, 0), "after {stop}"),
+                false => {
+                    assert_eq!(allocated, 9, "after {stop}");
+                    assert_eq!(
+                        sched.status("g").placement.as_ref().unwrap().state,
+                        PlacementState::Bound
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_gang_whose_node_was_taken_meanwhile_gives_everything_back_and_tries_again() {
+    let mut sched = TestScheduler::new(&[NODE; 6]);
+    sched.bounds.nodes = 2;
+    sched.group("g", json!({"tasks": workers(5, "3")}));
+    let first = sched.plan();
+    sched.apply(&first.changes[0]);
+    assert_eq!(sched.status("g").reason, PodGroupReason::Reserving);
+    let forward = sched.plan();
+    sched.apply(&forward.changes[0]);
+    // Somebody else's pod takes the room of a node that has yet to promise.
+    let taken = sched
+        .nodes("g")
+        .into_iter()
+        .find(|node| sched.fleet.rooms.of(&node.parse().unwrap()).allocated.pods.is_empty());
+    let node: NodeName = taken.unwrap().parse().unwrap();
+    let mut room = sched.fleet.rooms.of(&node).clone();
+    let owner = "rc/other".parse().unwrap();
+    room.allocate(&"other".parse().unwrap(), &owner, &"cpu=2".parse().unwrap()).unwrap();
+    sched.fleet.rooms.insert(node.clone(), room);
+    let back = sched.plan();
+    sched.apply(&back.changes[0]);
+    assert_eq!(sched.status("g").reason, PodGroupReason::ReservationFailed);
+    sched.run();
+    assert_eq!(sched.phases(&["g"]), [(PodGroupPhase::Inqueue, PodGroupReason::AsDesired)]);
+    assert!(!sched.nodes("g").contains(&node.to_string()), "placed around it");
+}
+
+#[test]
+fn ten_thousand_single_pods_are_placed_in_few_passes() {
+    let nodes = vec!["cpu=100,memory=8Gi"; 100];
+    let mut sched = TestScheduler::new(&nodes);
+    sched.bounds.placed = 1_000;
+    for n in 0..10_000 {
+        sched.group(&format!("g{n:05}"), json!({"tasks": workers(1, "1")}));
+    }
+    let mut passes = 0;
+    loop {
+        let plan = sched.plan();
+        for change in &plan.changes {
+            let known = VersionedStatus {
+                index: Index(1),
+                status: Arc::new(change.after.clone().unwrap()),
+            };
+            book(&mut sched.fleet, &change.id, &change.release, &change.allocate).unwrap();
+            sched.book.insert(change.id.clone(), known);
+        }
+        passes += 1;
+        if !plan.more {
+            break;
+        }
+    }
+    sched.check();
+    assert!(sched.book.values().all(|known| known.status.phase == PodGroupPhase::Inqueue));
+    assert_eq!((sched.book.len(), passes), (10_000, 10));
+}
+
+/// A gang whose node goes down while others of it run: who lost its place gets another, the others stay.
+#[test]
+fn a_member_whose_node_is_down_gets_another_place_once_its_pod_is_gone() {
+    let mut sched = TestScheduler::new(&["cpu=1", "cpu=1", "cpu=1"]);
+    sched.group("g", json!({"tasks": workers(2, "1")}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n1"]);
+    sched.down = ["n1".parse().unwrap()].into();
+    sched.fleet.unfit = sched.down.clone();
+    sched.members("g", json!({"running": 2}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n1"], "its pod may still be there");
+    sched.members("g", json!({"running": 1, "pending": 1}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n2"]);
+    assert_eq!(sched.status("g").phase, PodGroupPhase::Running);
+    sched.down = ["n1".parse().unwrap(), "n2".parse().unwrap()].into();
+    sched.fleet.unfit = sched.down.clone();
+    sched.run();
+    assert_eq!(
+        (sched.nodes("g").len(), sched.status("g").phase),
+        (1, PodGroupPhase::Unknown),
+        "no room"
+    );
+}

@@ -1,0 +1,138 @@
+//! The states of a queue (`volcano.md` §2.3), as a total pure function; `docs/machines/queue.md` shows the whole of it.
+//!
+//! Volcano's queue has no wanted state: commands move it. Here the record says what is wanted, so opening and
+//! closing is a change of `spec.state`, and the state follows from what is wanted and what is left.
+
+use rcfarm_api::queue::spec::Desired;
+use rcfarm_api::queue::status::QueueState;
+
+/// What is wanted of a queue, all told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    /// It shall take work.
+    Open,
+    /// It shall not: its record says so.
+    Closed,
+    /// It shall not: a queue above it is closed.
+    ClosedByParent,
+    /// Nobody can tell: its record cannot be read or breaks a rule.
+    Unreadable,
+}
+
+impl Wanted {
+    /// All of them.
+    pub const ALL: [Wanted; 4] =
+        [Wanted::Open, Wanted::Closed, Wanted::ClosedByParent, Wanted::Unreadable];
+
+    /// What its own record says, under queues of which one may be closed.
+    #[must_use]
+    pub fn of(own: Desired, closed_above: bool) -> Wanted {
+        match (own, closed_above) {
+            (Desired::Closed, _) => Wanted::Closed,
+            (Desired::Open, true) => Wanted::ClosedByParent,
+            (Desired::Open, false) => Wanted::Open,
+        }
+    }
+}
+
+/// The state of a queue. `admitted`: whether it has groups that were admitted and have not ended.
+///
+/// The state before is taken so that the whole matrix can be seen, and because a state that does not change keeps
+/// its time; it decides nothing.
+#[must_use]
+pub fn next(_before: Option<QueueState>, wanted: Wanted, admitted: bool) -> QueueState {
+    match (wanted, admitted) {
+        (Wanted::Unreadable, _) => QueueState::Unknown,
+        (Wanted::Open, _) => QueueState::Open,
+        (Wanted::Closed | Wanted::ClosedByParent, true) => QueueState::Closing,
+        (Wanted::Closed | Wanted::ClosedByParent, false) => QueueState::Closed,
+    }
+}
+
+/// Compares a rendered page with the one in the tree; with `UPDATE_DOCS=1` it is written anew.
+#[cfg(test)]
+pub(crate) fn golden(page: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(written, text, "{page}: UPDATE_DOCS=1 cargo test --lib machine");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::queue_machine::golden;
+
+    /// What Volcano's controller makes of it (`volcano.md` §2.3): opening and closing are commands there, and any
+    /// group keeps a queue closing.
+    fn volcano(before: Option<QueueState>, wanted: Wanted, groups: bool) -> QueueState {
+        let close = if groups { QueueState::Closing } else { QueueState::Closed };
+        match (before, wanted) {
+            (_, Wanted::Open) => QueueState::Open,
+            (Some(QueueState::Closed), Wanted::Closed | Wanted::ClosedByParent) => {
+                QueueState::Closed
+            }
+            (_, Wanted::Closed | Wanted::ClosedByParent) => close,
+            (_, Wanted::Unreadable) => QueueState::Unknown,
+        }
+    }
+
+    #[test]
+    fn the_whole_matrix_is_the_one_in_the_docs() {
+        let mut text = String::from(
+            "# The states of a queue\n\nEvery state × what is wanted × what is left, from `queue::machine::next`. \
+             `Wanted` is the record's `spec.state`, or a closed queue above it; *admitted*: groups that were admitted \
+             and have not ended. The last column is Volcano 1.16's, where it differs: there a command, not the record, \
+             says what is wanted.\n\n| state | wanted | admitted groups | next | Volcano |\n|---|---|---|---|---|\n",
+        );
+        let befores = [None].into_iter().chain(QueueState::ALL.map(Some));
+        for before in befores {
+            for wanted in Wanted::ALL {
+                for admitted in [false, true] {
+                    let (now, theirs) =
+                        (next(before, wanted, admitted), volcano(before, wanted, admitted));
+                    let before = before.map_or("(none)".to_owned(), |state| state.to_string());
+                    let admitted = if admitted { "some" } else { "none" };
+                    let theirs = if theirs == now { String::new() } else { theirs.to_string() };
+                    text.push_str(&format!(
+                        "| {before} | {wanted:?} | {admitted} | {now} | {theirs} |\n"
+                    ));
+                }
+            }
+        }
+        golden("docs/machines/queue.md", &text);
+    }
+
+    /// `volcano.md` §2.3, and its tests of the four states × {open, close, sync}.
+    #[test]
+    fn queue_states_open_close_and_sync_as_in_the_reference() {
+        for before in QueueState::ALL.map(Some) {
+            assert_eq!(
+                next(before, Wanted::Open, true),
+                QueueState::Open,
+                "{before:?} + OpenQueue"
+            );
+            assert_eq!(
+                next(before, Wanted::Closed, false),
+                QueueState::Closed,
+                "{before:?} + CloseQueue, empty"
+            );
+            if before != Some(QueueState::Closed) {
+                let busy = next(before, Wanted::Closed, true);
+                assert_eq!(busy, QueueState::Closing, "{before:?} + CloseQueue");
+            }
+        }
+    }
+
+    /// e2e queue (2): closing a parent closes its children, opening it opens them again.
+    #[test]
+    fn closing_a_parent_closes_children_and_opening_it_reopens_those_that_want_it() {
+        assert_eq!(Wanted::of(Desired::Open, true), Wanted::ClosedByParent);
+        assert_eq!(next(Some(QueueState::Open), Wanted::ClosedByParent, true), QueueState::Closing);
+        assert_eq!(Wanted::of(Desired::Open, false), Wanted::Open);
+        assert_eq!(Wanted::of(Desired::Closed, false), Wanted::Closed, "its own wish stays");
+    }
+}

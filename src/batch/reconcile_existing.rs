@@ -1,0 +1,594 @@
+//! What the known groups have become since the last pass, before anybody new is looked at. Pure.
+//!
+//! Here stands everything that a later owner does with what an earlier one left: a place that was decided and not yet
+//! promised by every node is rolled forward, or back when a node has no room after all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::placing::{
+    GroupMember, PlacementChange, StoredGroup, VersionedStatus, book, fitted, gang, group_of, held,
+    members, missing, nodes_of, parts,
+};
+use super::plan::{Candidate, Pass, request_key};
+use crate::batch::pod_group_machine::{MemberState, Order, next};
+use rcfarm_api::Index;
+use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::pod_group::status::{
+    GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+};
+use rcfarm_api::queue::amounts::Amounts;
+use rcfarm_api::queue::spec::BadField;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+
+/// While members have no place, nodes are looked at this often.
+const NODES_EVERY: Duration = Duration::from_secs(2);
+
+impl<'a> Pass<'a> {
+    /// Goes through all groups; those that want a place come back.
+    pub(super) fn reconcile_all(&mut self) -> Vec<Candidate<'a>> {
+        let seen = self.seen;
+        let mut candidates = Vec::new();
+        // What is being reserved is spoken for before anything else is placed.
+        let mine: Vec<(&GroupId, &VersionedStatus)> =
+            seen.statuses.iter().filter(|(_, known)| self.is_mine(known)).collect();
+        for (id, known) in &mine {
+            if self.state_of(known) == Some(PlacementState::Reserving) {
+                self.roll_forward(id, known);
+            }
+        }
+        for (id, known) in mine {
+            let group = seen.groups.get(id).map(|group| &**group);
+            let group = group.filter(|group| group.created == known.status.of);
+            match self.state_of(known) {
+                Some(PlacementState::Reserving) => {}
+                Some(PlacementState::Releasing) => self.roll_back(id, known, group),
+                _ => match group {
+                    Some(group) => candidates.extend(self.keep(id, known, group)),
+                    None => self.forget(id, known),
+                },
+            }
+        }
+        let is_new =
+            |id: &GroupId| !seen.statuses.contains_key(id) && !seen.unreadable.contains(id);
+        for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
+            match &group.record {
+                Ok(record) if self.orders(&record.spec.queue) => {
+                    candidates.push(self.candidate(id, group, record, None));
+                }
+                Err(bad) if self.is_default() => self.say_invalid(id, None, group, bad),
+                _ => {}
+            }
+        }
+        candidates
+    }
+
+    /// Gives back what is allocated in the name of groups that have no status.
+    pub(super) fn free_orphaned(&mut self) {
+        if !self.is_default() {
+            return;
+        }
+        let mut orphaned_allocations: BTreeMap<GroupId, Vec<GroupMember>> = BTreeMap::new();
+        for (node, room) in self.seen.fleet.rooms.iter() {
+            for (pod, allocation) in &room.allocated.pods {
+                let group = group_of(&allocation.owner);
+                let is_leak = |id: &GroupId| {
+                    !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
+                };
+                let Some(id) = group.filter(is_leak) else { continue };
+                let (node, pod, want) = (node.clone(), pod.clone(), allocation.amounts());
+                orphaned_allocations.entry(id).or_default().push(GroupMember { node, pod, want });
+            }
+        }
+        for (id, members) in orphaned_allocations {
+            for release in parts(members, self.seen.bounds.nodes) {
+                // Only promises can fail.
+                let _ = book(&mut self.fleet, &id, &release, &[]);
+                let (allocate, as_said) = (Vec::new(), None);
+                let change = PlacementChange {
+                    id: id.clone(),
+                    before: None,
+                    after: None,
+                    release,
+                    allocate,
+                    as_said,
+                };
+                self.plan.changes.push(change);
+            }
+        }
+    }
+
+    fn state_of(&self, known: &VersionedStatus) -> Option<PlacementState> {
+        known.status.placement.as_ref().map(|placement| placement.state)
+    }
+
+    fn orders(&self, queue: &rcfarm_api::ids::QueueName) -> bool {
+        self.seen.queues.scheduler(queue) == *self.seen.me
+    }
+
+    fn is_default(&self) -> bool {
+        self.seen.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
+    }
+
+    /// Whether the group is this scheduler's to work on: it stays that of the queue in which it is counted.
+    fn is_mine(&self, known: &VersionedStatus) -> bool {
+        match &known.status.queue {
+            Some(queue) => self.orders(queue),
+            None => self.is_default(),
+        }
+    }
+
+    fn candidate(
+        &self,
+        id: &'a GroupId,
+        group: &'a StoredGroup,
+        record: &'a PodGroupRecord,
+        known: Option<&'a VersionedStatus>,
+    ) -> Candidate<'a> {
+        let admitted = known.is_some_and(|known| known.status.phase.is_admitted());
+        // The queue of an admitted group is the one that is charged, whatever its record says by now.
+        let charged = known.filter(|_| admitted).and_then(|known| known.status.queue.clone());
+        let queue = charged.unwrap_or_else(|| record.spec.queue.clone());
+        Candidate { id, queue, group, record, known, admitted }
+    }
+
+    /// What an earlier group of the name, or a deleted one, holds is given back, and then its status goes.
+    fn forget(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
+        if !self.seen.may_forget {
+            return;
+        }
+        let Some(place) = &known.status.placement else {
+            return self.drop_status(id, known, Vec::new());
+        };
+        let all = members(id, place);
+        if nodes_of(&all).len() <= self.seen.bounds.nodes {
+            return self.drop_status(id, known, all);
+        }
+        self.begin_release(
+            id,
+            known,
+            (*known.status).clone(),
+            PodGroupPhase::Pending,
+            PodGroupReason::Releasing,
+        );
+    }
+
+    /// The last change is made only if the group's record is what was seen of it: none, if none was.
+    fn as_seen(&mut self, id: &GroupId) {
+        let index = self.seen.groups.get(id).map_or(Index::ZERO, |group| group.index);
+        if let Some(change) = self.plan.changes.last_mut() {
+            change.as_said = Some(index);
+        }
+    }
+
+    fn drop_status(&mut self, id: &GroupId, known: &VersionedStatus, release: Vec<GroupMember>) {
+        self.give_back(id, &known.status, &release);
+        let before = Some(known.clone());
+        let allocate = Vec::new();
+        let change = PlacementChange {
+            id: id.clone(),
+            before,
+            after: None,
+            release,
+            allocate,
+            as_said: None,
+        };
+        self.plan.changes.push(change);
+        self.as_seen(id);
+        // A new group of the name is looked at once the old one is forgotten.
+        self.plan.more |= self.seen.groups.contains_key(id);
+    }
+
+    /// Books a release on the working copies: nodes and queue.
+    fn give_back(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[GroupMember]) {
+        // Only promises can fail.
+        let _ = book(&mut self.fleet, id, release, &[]);
+        if let Some(queue) = status.queue.as_ref().filter(|_| status.phase.is_admitted()) {
+            self.plan.usage.discharge(self.seen.queues, queue, &status.charged);
+        }
+    }
+
+    /// Says that a large place is given back; until that is done, nothing of the group starts and its queue stays
+    /// charged.
+    fn begin_release(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        mut after: PodGroupStatus,
+        then: PodGroupPhase,
+        reason: PodGroupReason,
+    ) {
+        let message = std::mem::take(&mut after.message);
+        if let Some(place) = &mut after.placement {
+            (place.state, place.then) = (PlacementState::Releasing, Some(then));
+        }
+        after.say(known.status.phase, reason, message, self.seen.now);
+        self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+        self.as_seen(id);
+        self.plan.more = true;
+    }
+
+    /// Takes back what is still promised, in parts; when nothing is, the group goes on.
+    fn roll_back(
+        &mut self,
+        id: &'a GroupId,
+        known: &'a VersionedStatus,
+        group: Option<&'a StoredGroup>,
+    ) {
+        let Some(place) = &known.status.placement else { return };
+        let rest = held(&self.fleet.rooms, id, members(id, place));
+        let parts = parts(rest, self.seen.bounds.nodes);
+        if !parts.is_empty() {
+            self.plan.more = true;
+            for part in parts {
+                // Their room is free for others once the whole is done.
+                let mut change =
+                    PlacementChange::of_status(id, Some(known), (*known.status).clone());
+                change.release = part;
+                self.plan.changes.push(change);
+            }
+            return;
+        }
+        if group.is_none() && self.seen.may_forget {
+            return self.drop_status(id, known, Vec::new());
+        }
+        let then = place.then.unwrap_or(PodGroupPhase::Pending);
+        let mut after = (*known.status).clone();
+        after.placement = None;
+        if !then.is_admitted() {
+            self.give_back(id, &known.status, &[]);
+            after.charged = Amounts::default();
+        }
+        let (reason, message) = (after.reason, std::mem::take(&mut after.message));
+        let reason =
+            if reason == PodGroupReason::Releasing { PodGroupReason::AsDesired } else { reason };
+        after.say(then, reason, message, self.seen.now);
+        self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+        self.plan.more = true;
+    }
+
+    /// Has the nodes promise what was decided, in parts; when all do, the gang may start. If one has no room after
+    /// all, or the group is not the same any more, all is given back.
+    fn roll_forward(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
+        let Some(place) = &known.status.placement else { return };
+        let group = self.seen.groups.get(id).filter(|group| group.created == known.status.of);
+        let record = group.and_then(|group| group.record.as_ref().ok());
+        if group.is_none() && !self.seen.may_forget {
+            return;
+        }
+        if !record.is_some_and(|record| self.still_wanted(id, known, &record.spec)) {
+            let after = (*known.status).clone();
+            let then =
+                if group.is_some() { PodGroupPhase::Inqueue } else { PodGroupPhase::Pending };
+            return self.begin_release(id, known, after, then, PodGroupReason::Releasing);
+        }
+        let rest = missing(&self.seen.fleet.rooms, id, members(id, place));
+        if rest.is_empty() || enabled(Failpoint::PromiseSkipped) {
+            let mut after = (*known.status).clone();
+            if let Some(place) = &mut after.placement {
+                place.state = PlacementState::Bound;
+            }
+            (after.place_by, after.sent_back) = (None, 0);
+            after.say(after.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
+            self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+            return;
+        }
+        if let Err(insufficient) = book(&mut self.fleet, id, &[], &rest) {
+            let mut after = (*known.status).clone();
+            after.message = insufficient;
+            return self.begin_release(
+                id,
+                known,
+                after,
+                PodGroupPhase::Inqueue,
+                PodGroupReason::ReservationFailed,
+            );
+        }
+        self.plan.more = true;
+        for part in parts(rest, self.seen.bounds.nodes) {
+            let mut change = PlacementChange::of_status(id, Some(known), (*known.status).clone());
+            change.allocate = part;
+            self.plan.changes.push(change);
+        }
+    }
+
+    fn still_wanted(&self, id: &GroupId, known: &VersionedStatus, spec: &PodGroupSpec) -> bool {
+        let Some(place) = &known.status.placement else { return false };
+        let (kept, lost) = fitted(id, spec, place);
+        spec.hold.is_none()
+            && spec.round == known.status.round
+            && lost.is_empty()
+            && kept.members.len() == place.members.len()
+            && kept.members.iter().all(|(task, nodes)| place.members.get(task) == Some(nodes))
+    }
+
+    /// A group whose record stands, with a whole place or none. It comes back if it wants one.
+    fn keep(
+        &mut self,
+        id: &'a GroupId,
+        known: &'a VersionedStatus,
+        group: &'a StoredGroup,
+    ) -> Option<Candidate<'a>> {
+        let status = &*known.status;
+        let record = match &group.record {
+            Ok(record) => record,
+            Err(bad) => {
+                self.say_invalid(id, Some(known), group, bad);
+                return None;
+            }
+        };
+        let spec = &record.spec;
+        let order = self.order(status, record);
+        if order == Order::Keep && status.phase == PodGroupPhase::Pending {
+            return Some(self.candidate(id, group, record, Some(known)));
+        }
+        let phase = next(status.phase, order, self.counts(status, record, order));
+        let mut after = status.clone();
+        after.members = record.members;
+        if order == Order::Again {
+            after.round = spec.round;
+            after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
+            after.place_by = phase.is_admitted().then(|| self.timeout(spec));
+            after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
+            self.leave(id, known, after, phase);
+            return None;
+        }
+        if order == Order::Requeue {
+            let after = match &spec.hold {
+                Some(hold) => {
+                    after.say(status.phase, hold.reason, hold.message.clone(), self.seen.now);
+                    after
+                }
+                None => self.sent_back(after, spec),
+            };
+            self.leave(id, known, after, phase);
+            return None;
+        }
+        if !phase.is_admitted() {
+            let MemberCounts { bound, running, releasing, .. } = record.members;
+            // Nobody pulls the place away under pods: those that are left go, or run, first.
+            let in_use = phase == PodGroupPhase::Pending && bound + running + releasing > 0;
+            let in_use = in_use && !enabled(Failpoint::PlacePulled);
+            if phase != status.phase && !in_use {
+                if let Some(queue) =
+                    status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending)
+                {
+                    // It wants a place again and is looked at in the next pass: nothing goes before it in this one.
+                    self.held_up.insert(queue.clone(), id.clone());
+                }
+                after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
+                self.leave(id, known, after, phase);
+            }
+            return None;
+        }
+        let Some(place) = &status.placement else {
+            if let Some(until) = status.place_by {
+                self.due(until);
+            }
+            return Some(self.candidate(id, group, record, Some(known)));
+        };
+        if !self.move_off(id, known, record, place) {
+            self.adjust(id, known, spec, place, phase);
+        }
+        None
+    }
+
+    /// Members that lost their place with its node and have no pod get another, if there is room; what has none is
+    /// looked for as for members that never had one. `false`: nobody lost it.
+    fn move_off(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        record: &PodGroupRecord,
+        place: &GroupPlacement,
+    ) -> bool {
+        if record.members.pending == 0 {
+            return false;
+        }
+        // Its node may be seen to be down a moment later.
+        self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
+        let (mut kept, mut left) = (place.clone(), place.clone());
+        let mut most = (self.seen.bounds.nodes / 2).max(1);
+        for (task, nodes) in &mut kept.members {
+            for (n, slot) in nodes.iter_mut().enumerate() {
+                if most > 0 && slot.as_ref().is_some_and(|node| self.seen.down.contains(node)) {
+                    (*slot, most) = (None, most - 1);
+                } else if let Some(slot) = left.members.get_mut(task).and_then(|n_| n_.get_mut(n)) {
+                    *slot = None;
+                }
+            }
+        }
+        let release = members(id, &left);
+        if release.is_empty() {
+            return false;
+        }
+        let _ = book(&mut self.fleet, id, &release, &[]);
+        let mut spec = record.spec.clone();
+        for task in &mut spec.tasks {
+            task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
+        }
+        let gone = left.counts();
+        if let Ok(answer) =
+            self.room(&gang(id, &spec, &gone, self.seen.spec), request_key(&spec, &gone))
+        {
+            for (task, nodes) in answer.tasks {
+                let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
+                let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
+                let open = slots.filter(|(_, was)| *was).map(|(slot, _)| slot);
+                open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
+            }
+        }
+        let were = members(id, place);
+        let mut allocate = members(id, &kept);
+        allocate.retain(|member| !were.contains(member));
+        // Planned on this very copy.
+        let _ = book(&mut self.fleet, id, &[], &allocate);
+        let mut after = (*known.status).clone();
+        if let Some(queue) = &after.queue {
+            self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
+            after.charged = kept.charge();
+            self.plan.usage.charge(self.seen.queues, queue, &after.charged);
+        }
+        after.placement = Some(kept);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
+        (change.release, change.allocate) = (release, allocate);
+        self.plan.changes.push(change);
+        self.as_seen(id);
+        self.plan.more = true;
+        true
+    }
+
+    fn order(&self, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
+        let (spec, members) = (&record.spec, &record.members);
+        let alive = members.bound + members.running + members.releasing;
+        let late = status.placement.is_none()
+            && status.phase.is_admitted()
+            && status.place_by.is_some_and(|until| until <= self.seen.now);
+        // Nobody pulls the place away under pods: the owner removes them first.
+        let held = spec.hold.is_some() && alive == 0 && status.phase.is_admitted();
+        match () {
+            () if held || late => Order::Requeue,
+            () if spec.round > status.round && status.phase != PodGroupPhase::Pending => {
+                Order::Again
+            }
+            () => Order::Keep,
+        }
+    }
+
+    fn counts(
+        &self,
+        status: &PodGroupStatus,
+        record: &PodGroupRecord,
+        order: Order,
+    ) -> MemberState {
+        if order == Order::Again {
+            return MemberState::TooFew;
+        }
+        let least: u32 = record.spec.least().values().sum();
+        let placed: u32 = status.placement.as_ref().map_or(0, |p| p.counts().values().sum());
+        let partially_placed = placed < least && record.members.pending > 0;
+        MemberState::of(&record.members, least, partially_placed)
+    }
+
+    /// Gives the place back and goes to `phase`, unless the owner has said something new meanwhile: its pods may be just
+    /// starting there. A large place goes in several steps.
+    fn leave(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        mut after: PodGroupStatus,
+        phase: PodGroupPhase,
+    ) {
+        let release = known.status.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
+        if nodes_of(&release).len() > self.seen.bounds.nodes {
+            let reason = if after.reason == PodGroupReason::AsDesired {
+                PodGroupReason::Releasing
+            } else {
+                after.reason
+            };
+            return self.begin_release(id, known, after, phase, reason);
+        }
+        after.placement = None;
+        if phase.is_admitted() {
+            let _ = book(&mut self.fleet, id, &release, &[]);
+        } else {
+            self.give_back(id, &known.status, &release);
+            after.charged = Amounts::default();
+        }
+        let (reason, message) = (after.reason, std::mem::take(&mut after.message));
+        after.say(phase, reason, message, self.seen.now);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
+        change.release = release;
+        self.plan.changes.push(change);
+        self.as_seen(id);
+        self.plan.more = true;
+    }
+
+    /// Follows a changed record: members that it wants no more give their place up, new ones have none yet.
+    fn adjust(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        spec: &PodGroupSpec,
+        place: &GroupPlacement,
+        phase: PodGroupPhase,
+    ) {
+        let (mut kept, mut lost) = fitted(id, spec, place);
+        if let Some(part) = parts(lost.clone(), self.seen.bounds.nodes).into_iter().next()
+            && part.len() < lost.len()
+        {
+            // The rest follows in the next pass; until then it stays in the placement.
+            kept = place.clone();
+            let gone = |task: &str, n: usize| {
+                let pod = u32::try_from(n)
+                    .ok()
+                    .and_then(|n| PodGroupSpec::pod_id(&id.name, task, n).ok());
+                part.iter().any(|member| Some(&member.pod) == pod.as_ref())
+            };
+            for (task, nodes) in &mut kept.members {
+                nodes
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(n, _)| gone(task, *n))
+                    .for_each(|(_, slot)| *slot = None);
+            }
+            lost = part;
+            self.plan.more = true;
+        }
+        let mut after = (*known.status).clone();
+        if kept != *place {
+            let _ = book(&mut self.fleet, id, &lost, &[]);
+            if let Some(queue) = &after.queue {
+                self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
+                after.charged = kept.charge();
+                self.plan.usage.charge(self.seen.queues, queue, &after.charged);
+            }
+            after.placement = Some(kept);
+        }
+        if phase != after.phase || phase == PodGroupPhase::Unknown {
+            let reason = if phase == PodGroupPhase::Unknown {
+                PodGroupReason::MembersLost
+            } else {
+                PodGroupReason::AsDesired
+            };
+            let record = self.seen.groups.get(id).and_then(|group| group.record.as_ref().ok());
+            after.members = record.map(|record| record.members).unwrap_or_default();
+            after.say(phase, reason, String::new(), self.seen.now);
+        }
+        if after != *known.status {
+            let mut change = PlacementChange::of_status(id, Some(known), after);
+            change.release = lost;
+            let gives_back = !change.release.is_empty();
+            self.plan.changes.push(change);
+            if gives_back {
+                self.as_seen(id);
+            }
+        }
+    }
+
+    /// A record that breaks a rule is said so and left as it is: what runs goes on.
+    fn say_invalid(
+        &mut self,
+        id: &GroupId,
+        known: Option<&VersionedStatus>,
+        group: &StoredGroup,
+        bad: &[BadField],
+    ) {
+        let mut after = known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
+        if known.is_none() {
+            (after.of, after.since) = (group.created, group.created);
+        }
+        let has_no_place = after.placement.is_none() && after.phase.is_admitted();
+        if has_no_place {
+            self.give_back(id, &after, &[]);
+            (after.charged, after.place_by) = (Amounts::default(), None);
+        }
+        let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
+        after.say(phase, PodGroupReason::InvalidRecord, BadField::list(bad), self.seen.now);
+        if known.is_none_or(|known| *known.status != after) {
+            // What is given back others may be given in this very pass: it comes before them.
+            let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };
+            to.push(PlacementChange::of_status(id, known, after));
+        }
+    }
+}

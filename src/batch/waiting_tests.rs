@@ -1,0 +1,74 @@
+//! What is left alone in a pass, and what waits, by example.
+
+use serde_json::json;
+
+use super::plan_tests::{NODE, TestScheduler, id, queue, workers};
+use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
+
+/// Its owner may have made a pod there again since.
+#[test]
+fn what_a_smaller_group_gives_back_it_gives_back_only_as_its_record_was_seen() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("a", json!({"tasks": workers(4, "1")}));
+    sched.run();
+    sched.group("a", json!({"tasks": workers(1, "1")}));
+    let plan = sched.plan();
+    let [change] = &plan.changes[..] else { panic!("{:?}", plan.changes) };
+    assert_eq!(change.release.len(), 3);
+    assert_eq!(change.as_said, Some(sched.groups[&id("a")].index));
+}
+
+/// What it holds is not known: neither is its place given back, nor does it get another.
+#[test]
+fn a_group_whose_status_cannot_be_understood_is_left_alone() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("a", json!({"tasks": workers(3, "1")}));
+    sched.run();
+    sched.book.remove(&id("a"));
+    sched.unreadable.insert(id("a"));
+    sched.group("b", json!({"tasks": workers(1, "1")}));
+    sched.group("c", json!({"tasks": workers(1, "1")}));
+    sched.run();
+    assert!(!sched.book.contains_key(&id("a")));
+    assert_eq!(sched.status("b").phase, PodGroupPhase::Inqueue);
+    assert_eq!(
+        sched.status("c").reason,
+        PodGroupReason::InsufficientCapacity,
+        "its promises stand"
+    );
+}
+
+#[test]
+fn many_single_pods_wait_and_those_behind_them_that_fit_do_not() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("full", json!({"capability": {"cpu": 1}}));
+    for n in 0..20 {
+        sched.group(&format!("full{n:02}"), json!({"queue": "full", "tasks": workers(1, "1")}));
+        sched.group(&format!("large{n:02}"), json!({"tasks": workers(1, "9")}));
+    }
+    sched.group("small", json!({"tasks": workers(1, "1")}));
+    let plan = sched.run();
+    assert_eq!(sched.status("small").phase, PodGroupPhase::Inqueue);
+    let waiting = |name: &str| plan.waiting[&queue(name)].iter().map(|w| w.reason);
+    assert_eq!(waiting("full").collect::<Vec<_>>(), [PodGroupReason::QueueFull; 19]);
+    assert_eq!(waiting("default").collect::<Vec<_>>(), [PodGroupReason::InsufficientCapacity; 20]);
+}
+
+/// Nobody is put out while its pods stop, and a place that was lost goes to nobody lower in the same pass.
+#[test]
+fn a_gang_keeps_its_place_until_its_last_pod_is_gone_and_then_comes_first() {
+    let mut sched = TestScheduler::new(&["cpu=2"]);
+    sched.queue("default", json!({"dequeueStrategy": "fifo"}));
+    sched.group("first", json!({"tasks": workers(2, "1")}));
+    sched.group("then", json!({"tasks": workers(2, "1")}));
+    sched.run();
+    sched.members("first", json!({"running": 2}));
+    sched.run();
+    sched.members("first", json!({"pending": 2, "releasing": 1}));
+    sched.run();
+    assert_eq!(sched.status("first").phase, PodGroupPhase::Running);
+    sched.members("first", json!({"pending": 2}));
+    sched.run();
+    assert!(sched.status("first").phase.is_admitted());
+    assert_eq!(sched.status("then").phase, PodGroupPhase::Pending);
+}

@@ -1,0 +1,236 @@
+//! Turns the changes of a pass into transactions, as full as they may be. Pure.
+//!
+//! Every transaction holds: the fence · the scheduler's status (the chain) · per queue that it touches its status with
+//! the counters and charges afterwards, and, where a group is admitted, the record of the queue and of those above,
+//! unchanged · per group its status · per node its promises · the audit record.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::placing::{GroupMember, PlacementChange, owner_of};
+use super::queues::Queues;
+use crate::placement::capacity::{Booking, Ledger, NodeCapacities};
+use rcfarm_api::audit::GroupChange;
+use rcfarm_api::ids::{NodeName, QueueName};
+use rcfarm_api::key;
+use rcfarm_api::pod_group::status::PodGroupStatus;
+use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::{Index, Op, TxnLimits};
+
+/// Operations that every transaction has besides: the fence, the chain, the audit record.
+pub const FIXED_OPS: usize = 3;
+/// Bytes set aside for them.
+const FIXED_BYTES: usize = 32 * 1024;
+/// So many nodes may one change touch: beside it there is room for its group, its queue, and the queues above.
+#[must_use]
+pub fn nodes_per_change(limits: TxnLimits) -> usize {
+    limits.ops.saturating_sub(FIXED_OPS + 2 + rcfarm_api::queue::spec::MAX_DEPTH + 2).max(1)
+}
+
+/// The statuses of all queues.
+pub type QueueBook = BTreeMap<QueueName, (Index, QueueStatus)>;
+
+/// The changes of one transaction.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// How many of the changes it holds.
+    pub count: usize,
+    /// Its operations, without the fixed ones.
+    pub ops: Vec<Op>,
+    /// What it does to the allocations of nodes.
+    pub bookings: Vec<Booking>,
+    /// Queues' statuses afterwards.
+    pub queues: BTreeMap<QueueName, QueueStatus>,
+    /// Nodes whose promises it relies on or changes.
+    pub nodes: BTreeSet<NodeName>,
+}
+
+/// As many of the changes, from the first on, as one transaction takes.
+#[must_use]
+pub fn batch(
+    changes: &[PlacementChange],
+    rooms: &NodeCapacities,
+    queues: &Queues,
+    book: &QueueBook,
+    limits: TxnLimits,
+) -> Batch {
+    let mut count = by_ops(changes, queues, limits);
+    loop {
+        let batch = build(&changes[..count], rooms, queues, book);
+        let bytes: usize = batch.ops.iter().map(Op::body_bytes).sum();
+        let fits = bytes + FIXED_BYTES <= limits.bytes && batch.ops.len() + FIXED_OPS <= limits.ops;
+        if fits || count <= 1 {
+            return batch;
+        }
+        count /= 2;
+    }
+}
+
+/// How many changes have few enough operations, counted generously.
+fn by_ops(changes: &[PlacementChange], queues: &Queues, limits: TxnLimits) -> usize {
+    let most = limits.ops.saturating_sub(FIXED_OPS);
+    let (mut groups, mut nodes) = (0, BTreeSet::new());
+    let (mut touched, mut guarded) = (BTreeSet::new(), BTreeSet::new());
+    for (n, change) in changes.iter().enumerate() {
+        groups += 1 + usize::from(change.as_said.is_some());
+        nodes.extend(change.nodes());
+        touched.extend(queues_of(change));
+        guarded.extend(guards(change, queues));
+        if groups + nodes.len() + touched.len() + guarded.len() > most {
+            return n.max(1);
+        }
+    }
+    changes.len()
+}
+
+fn queues_of(change: &PlacementChange) -> impl Iterator<Item = &QueueName> {
+    let before = change.before.as_ref().and_then(|known| known.status.queue.as_ref());
+    let after = change.after.as_ref().and_then(|after| after.queue.as_ref());
+    before.into_iter().chain(after).filter(|_| !change.keeps_status())
+}
+
+/// Queues whose records must be as they were seen: those that a group is admitted under.
+fn guards<'q>(
+    change: &PlacementChange,
+    queues: &'q Queues,
+) -> impl Iterator<Item = (&'q QueueName, Index)> {
+    let was = change.before.as_ref().is_some_and(|known| known.status.phase.is_admitted());
+    let admitted = change.after.as_ref().filter(|after| !was && after.phase.is_admitted());
+    let queue = admitted.and_then(|after| queues.0.get(after.queue.as_ref()?));
+    let chain = queue.into_iter().flat_map(|queue| &queue.chain);
+    chain.filter_map(|link| queues.0.get_key_value(link)).map(|(name, queue)| (name, queue.index))
+}
+
+fn build(
+    changes: &[PlacementChange],
+    rooms: &NodeCapacities,
+    queues: &Queues,
+    book: &QueueBook,
+) -> Batch {
+    let mut batch = Batch { count: changes.len(), ..Batch::default() };
+    let (mut ledger, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
+    for change in changes {
+        let owner = owner_of(&change.id);
+        change.release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
+        for m in &change.allocate {
+            // Planned on the same rooms; should it not fit all the same, the group's `Bound` would not be true, and
+            // the transaction is made one that is refused.
+            if ledger.allocate(&m.node, &m.pod, &owner, &m.want).is_err() {
+                batch.ops.push(never(m));
+            }
+        }
+        batch.nodes.extend(change.nodes().into_iter().cloned());
+        guarded.extend(guards(change, queues));
+        batch.ops.push(status_op(change));
+        if let Some(index) = change.as_said.filter(|_| !enabled(Failpoint::PlacePulled)) {
+            let key = key::pod_group(&change.id);
+            batch.ops.push(match index {
+                Index::ZERO => Op::CheckNotExists { key },
+                index => Op::CheckIndex { key, index },
+            });
+        }
+        count(&mut batch.queues, book, change);
+    }
+    for (name, index) in guarded {
+        batch.ops.push(Op::CheckIndex { key: key::queue(name), index });
+    }
+    for (name, status) in &batch.queues {
+        let index = book.get(name).map_or(Index::ZERO, |(index, _)| *index);
+        let key = key::queue_status(name);
+        batch.ops.push(Op::Cas { key, value: status.encode(), flags: 0, index });
+    }
+    batch.bookings = ledger.bookings();
+    batch.ops.extend(batch.bookings.iter().map(Booking::op));
+    let booked: BTreeSet<&NodeName> = batch.bookings.iter().map(|booking| &booking.node).collect();
+    // What is to be released and was not seen to be promised must really not be there.
+    for node in batch.nodes.iter().filter(|node| !booked.contains(node)) {
+        let key = key::allocation(node);
+        batch.ops.push(match rooms.of(node).index {
+            Index::ZERO => Op::CheckNotExists { key },
+            index => Op::CheckIndex { key, index },
+        });
+    }
+    batch
+}
+
+/// An operation that is always refused: the record of a node's promises cannot have this index.
+fn never(member: &GroupMember) -> Op {
+    Op::CheckIndex { key: key::allocation(&member.node), index: Index(u64::MAX >> 1) }
+}
+
+fn status_op(change: &PlacementChange) -> Op {
+    let key = key::pod_group_status(&change.id);
+    let index = change.before.as_ref().map_or(Index::ZERO, |known| known.index);
+    match &change.after {
+        Some(_) if change.keeps_status() => Op::CheckIndex { key, index },
+        Some(after) => Op::Cas { key, value: revised(change, after).encode(), flags: 0, index },
+        // A promise without a status: it must still have none.
+        None if change.before.is_none() => Op::CheckNotExists { key },
+        None => Op::DeleteCas { key, index },
+    }
+}
+
+/// The status as it is written.
+#[must_use]
+pub fn revised(change: &PlacementChange, after: &PodGroupStatus) -> PodGroupStatus {
+    let before = change.before.as_ref().map_or(0, |known| known.status.revision);
+    PodGroupStatus { revision: before + 1, ..after.clone() }
+}
+
+/// Moves a group from where it was counted to where it is counted now.
+fn count(
+    counted: &mut BTreeMap<QueueName, QueueStatus>,
+    book: &QueueBook,
+    change: &PlacementChange,
+) {
+    if change.keeps_status() {
+        return;
+    }
+    let mut of = |name: &QueueName, then: &dyn Fn(&mut QueueStatus)| {
+        let stored = || book.get(name).map(|(_, status)| status.clone()).unwrap_or_default();
+        let status = counted
+            .entry(name.clone())
+            .or_insert_with(|| QueueStatus { revision: stored().revision + 1, ..stored() });
+        then(status);
+    };
+    if let Some(known) = &change.before
+        && let Some(queue) = &known.status.queue
+    {
+        of(queue, &|status| {
+            status.groups.leave(known.status.phase);
+            if known.status.phase.is_admitted() {
+                status.allocated.take(&known.status.charged);
+            }
+        });
+    }
+    if let Some(after) = &change.after
+        && let Some(queue) = &after.queue
+    {
+        of(queue, &|status| {
+            status.groups.enter(after.phase);
+            if after.phase.is_admitted() {
+                status.allocated.add(&after.charged);
+            }
+        });
+    }
+}
+
+/// What the audit log says of a change.
+#[must_use]
+pub fn audited(change: &PlacementChange) -> GroupChange {
+    let before = change.before.as_ref().map(|known| &known.status);
+    let after = change.after.as_ref();
+    let placement =
+        |status: Option<&PodGroupStatus>| Some(format!("{:?}", status?.placement.as_ref()?.state));
+    let status = after.or(before.map(|status| &**status));
+    GroupChange {
+        group: change.id.clone(),
+        queue: status.and_then(|status| status.queue.clone()),
+        from: before.map(|status| status.phase.to_string()),
+        to: after.map(|status| status.phase.to_string()),
+        placement: placement(after),
+        reason: status.map(|status| status.reason.to_string()).unwrap_or_default(),
+        promised: change.allocate.len(),
+        released: change.release.len(),
+    }
+}

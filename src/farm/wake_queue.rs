@@ -1,0 +1,51 @@
+//! Events that wake the farm loop.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use rcfarm_api::ids::RecordId;
+use tokio::sync::Notify;
+
+/// Events that caches push to the farm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FarmEvent {
+    /// Records, their labels or their locks changed: claims may have to be planned anew.
+    Claims,
+    /// Caches that these records depend on changed.
+    Changed(BTreeSet<RecordId>),
+    /// Something that concerns every record changed.
+    All,
+    /// A doorbell rang.
+    Doorbells,
+}
+
+/// Queue of events that wake the farm loop. Equal events are merged.
+#[derive(Default)]
+pub struct WakeQueue {
+    events: Mutex<Vec<FarmEvent>>,
+    arrived: Notify,
+}
+
+impl WakeQueue {
+    /// Adds an event.
+    pub fn push(&self, event: FarmEvent) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if !events.contains(&event) {
+            events.push(event);
+        }
+        drop(events);
+        self.arrived.notify_one();
+    }
+
+    /// Waits until there is an event, and takes all there are.
+    pub async fn take(&self) -> Vec<FarmEvent> {
+        loop {
+            let events =
+                std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+            if !events.is_empty() {
+                return events;
+            }
+            self.arrived.notified().await;
+        }
+    }
+}

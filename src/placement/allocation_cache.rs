@@ -1,0 +1,274 @@
+//! What a farm knows of the promises of all nodes: `rcfarm/allocations/`, watched, and what it wrote itself or was
+//! told by a refusal since.
+//!
+//! Keys read: `rcfarm/allocations/`. Keys written: none; whoever places pods writes them, by CAS, in the same
+//! transaction as the pods ([`super::capacity`]). Who else writes them: every farm. A crash leaves nothing half done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::capacity::{Booking, NodeCapacities, NodeCapacity};
+use rcfarm_api::allocation::{AllocationOwner, Allocations};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::key;
+use rcfarm_api::manifest::Resources;
+use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Entry, Index, Key, Op, Prefix, Query, Reader, StoreError};
+
+/// What each node says that it has. The same `Arc` means that nothing has changed.
+pub type Capacities = Arc<BTreeMap<NodeName, Resources>>;
+
+/// A node's record as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct StoredAllocations {
+    index: Index,
+    /// `None`: it cannot be decoded.
+    record: Option<Allocations>,
+}
+
+impl StoredAllocations {
+    fn of(entry: &Entry) -> StoredAllocations {
+        let record = Allocations::decode(&entry.value).ok();
+        if record.is_none() {
+            warn!(
+                alert = true,
+                key = entry.key,
+                "a node's allocations cannot be read: nothing is allocated there"
+            );
+        }
+        StoredAllocations { index: entry.modify_index, record }
+    }
+
+    fn room(&self, capacity: Resources) -> NodeCapacity {
+        NodeCapacity {
+            capacity,
+            allocated: self.record.clone().unwrap_or_default(),
+            index: self.index,
+            is_unreadable: self.record.is_none(),
+        }
+    }
+}
+
+/// `rcfarm/allocations/`, by node and by controller.
+#[derive(Debug, Default)]
+pub struct AllocationIndex {
+    nodes: BTreeMap<NodeName, Arc<StoredAllocations>>,
+    by_rc: BTreeMap<RcId, BTreeSet<(NodeName, PodId)>>,
+}
+
+impl AllocationIndex {
+    /// Controllers of which a promise has gone or is another one.
+    #[must_use]
+    pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
+        let pods = |of: &Self, node: &NodeName| {
+            of.nodes.get(node).and_then(|stored| stored.record.clone()).unwrap_or_default().pods
+        };
+        let mut touched = BTreeSet::new();
+        for (node, stored) in &old.nodes {
+            if new.nodes.get(node).is_some_and(|new| Arc::ptr_eq(new, stored)) {
+                continue;
+            }
+            let now = pods(new, node);
+            for (pod, allocation) in pods(old, node) {
+                if let (AllocationOwner::Rc(rc), true) =
+                    (&allocation.owner, now.get(&pod) != Some(&allocation))
+                {
+                    touched.insert(*rc);
+                }
+            }
+        }
+        touched
+    }
+
+    /// Where a controller was allocated something, as node and pod.
+    pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = &(NodeName, PodId)> {
+        self.by_rc.get(&rc).into_iter().flatten()
+    }
+}
+
+impl CacheIndex for AllocationIndex {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let mut new = AllocationIndex::default();
+        for entry in entries {
+            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
+                continue;
+            };
+            let node: NodeName = node;
+            let same = old.nodes.get(&node).filter(|old| old.index == entry.modify_index).cloned();
+            let stored = same.unwrap_or_else(|| Arc::new(StoredAllocations::of(&entry)));
+            for (pod, allocation) in stored.record.iter().flat_map(|record| &record.pods) {
+                if let AllocationOwner::Rc(rc) = &allocation.owner {
+                    new.by_rc.entry(*rc).or_default().insert((node.clone(), pod.clone()));
+                }
+            }
+            new.nodes.insert(node, stored);
+        }
+        new
+    }
+
+    fn len(&self) -> usize {
+        self.nodes.len()
+    }
+}
+
+/// How the tree is watched: promptly, because freed room is waited for, and rarely enough where many pods are placed.
+const PACE: PollPolicy = PollPolicy {
+    min_pause: Duration::ZERO,
+    cost_factor: 10,
+    burst: Duration::from_millis(100),
+    max_pause: Duration::from_secs(10),
+    reading: PollPolicy::PROMPT.reading,
+};
+
+/// A tree read this long after something is known shows it, whatever its index says: indexes go backwards when
+/// Consul forgets deletions (`consul_semantics.md` §4.4).
+const SURELY_LATER: Duration = Duration::from_secs(30);
+
+/// A node's record as known from elsewhere than the tree.
+struct ReportedAllocations {
+    stored: StoredAllocations,
+    /// The tree shows it from this index on.
+    shown_at: Index,
+    at: Instant,
+}
+
+impl ReportedAllocations {
+    fn is_shown_by(&self, seen: &Snapshot<AllocationIndex>) -> bool {
+        seen.index >= self.shown_at
+            || seen.asked.is_some_and(|asked| asked > self.at + SURELY_LATER)
+    }
+}
+
+/// The rooms as last put together, and from what.
+#[derive(Default)]
+struct View {
+    tree: Option<Arc<AllocationIndex>>,
+    capacities: Capacities,
+    rooms: NodeCapacities,
+    reported: BTreeMap<NodeName, ReportedAllocations>,
+}
+
+/// See the module.
+pub struct AllocationCache {
+    reader: Arc<dyn Reader>,
+    /// `rcfarm/allocations/`
+    pub tree: Arc<Cache<AllocationIndex>>,
+    turn: tokio::sync::Mutex<()>,
+    view: Mutex<View>,
+}
+
+impl AllocationCache {
+    /// A ledger, not yet read.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>) -> Self {
+        let tree = Cache::new(reader.clone(), key::allocations(), PACE);
+        AllocationCache {
+            reader,
+            tree,
+            turn: tokio::sync::Mutex::default(),
+            view: Mutex::default(),
+        }
+    }
+
+    /// What the nodes have and have allocated, as far as is known.
+    #[must_use]
+    pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
+        let seen = self.tree.snapshot();
+        let mut view = self.view();
+        let is_of = view.tree.as_ref().is_some_and(|tree| Arc::ptr_eq(tree, &seen.value))
+            && Arc::ptr_eq(&view.capacities, capacities);
+        if !is_of {
+            view.reported.retain(|_, reported| !reported.is_shown_by(&seen));
+            view.rooms = view.put_together(&seen.value, capacities);
+            (view.tree, view.capacities) = (Some(seen.value.clone()), capacities.clone());
+        }
+        view.rooms.clone()
+    }
+
+    /// Whether any node has allocated anything yet, as far as is known.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.tree.snapshot().value.len() > 0
+    }
+
+    /// The right to promise something, of which a farm has one: its tasks would only take each other's places, and
+    /// every refusal costs a request. From the plan to its commit; another farm is kept out by the CAS alone.
+    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// Bookings were committed at this index.
+    pub fn wrote(&self, bookings: &[Booking], index: Index) {
+        for booking in bookings.iter().filter(|booking| booking.is_change) {
+            let room = booking.applied(index);
+            let stored = StoredAllocations { index, record: Some(room.allocated) };
+            self.view().tell(&booking.node, stored, index);
+        }
+    }
+
+    /// Reads some nodes now: a transaction was refused for their sake.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn reread(&self, nodes: &BTreeSet<NodeName>) -> Result<(), StoreError> {
+        let read = |node: &NodeName| {
+            let key = key::allocation(node);
+            async move { self.reader.get(&key, Query::CONSISTENT).await }
+        };
+        let answers = futures_util::future::try_join_all(nodes.iter().map(read)).await?;
+        for (node, answer) in nodes.iter().zip(answers) {
+            let absent =
+                || StoredAllocations { index: Index::ZERO, record: Some(Allocations::default()) };
+            let stored = answer.value.as_ref().map_or_else(absent, StoredAllocations::of);
+            let shown_at = if stored.index == Index::ZERO { answer.index } else { stored.index };
+            self.view().tell(node, stored, shown_at);
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> std::sync::MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl View {
+    fn put_together(&self, tree: &AllocationIndex, capacities: &Capacities) -> NodeCapacities {
+        let nodes: BTreeSet<&NodeName> =
+            capacities.keys().chain(tree.nodes.keys()).chain(self.reported.keys()).collect();
+        let room = |node: &NodeName| {
+            let capacity = capacities.get(node).cloned().unwrap_or_default();
+            let reported = self.reported.get(node).map(|reported| &reported.stored);
+            let stored = reported.or_else(|| tree.nodes.get(node).map(|stored| &**stored));
+            let index = stored.map_or(Index::ZERO, |stored| stored.index);
+            let old = self.rooms.get(node);
+            if let Some(old) = old.filter(|old| old.index == index && old.capacity == capacity) {
+                return old.clone();
+            }
+            let nothing = || NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() };
+            Arc::new(stored.map_or_else(nothing, |stored| stored.room(capacity.clone())))
+        };
+        nodes.into_iter().map(|node| (node.clone(), room(node))).collect()
+    }
+
+    fn tell(&mut self, node: &NodeName, stored: StoredAllocations, shown_at: Index) {
+        let capacity = self.rooms.of(node).capacity.clone();
+        self.rooms.insert(node.clone(), stored.room(capacity));
+        self.reported
+            .insert(node.clone(), ReportedAllocations { stored, shown_at, at: Instant::now() });
+    }
+}
+
+/// The node whose promises an operation is about.
+#[must_use]
+pub fn booked_node(op: &Op) -> Option<NodeName> {
+    let key: Option<&Key> = match op {
+        Op::Cas { key, .. } | Op::CheckIndex { key, .. } => Some(key),
+        _ => None,
+    };
+    key::allocations().tail(key?.as_str())?.parse().ok()
+}

@@ -1,0 +1,67 @@
+//! What nodes have, what of it is allocated, and where something fits. Pure.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`record`] | `rcfarm/allocations/<node>`: what is allocated on a node, and to whom |
+//! | [`node_capacity`] | one node: what is free, why something does not fit, allocations and releases |
+//! | [`ledger`] | changes of several nodes that go into one transaction |
+//! | [`gang`], [`place`] | pods that are placed together or not at all |
+//! | [`orphaned`] | allocations that no pod has any more |
+//!
+//! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that
+//! writes the pods. The operation is a CAS on the node's record, so any number of farms may place at once and a
+//! node is never allocated twice; a refused one means that somebody else was quicker: look again.
+//!
+//! Placing a gang, from the question to the transaction:
+//!
+//! ```
+//! use rcfarm::labels::Selector;
+//! use rcfarm::schedule::capacity::{
+//!     AllocationOwner, Decision, Fleet, Gang, GangTask, Ledger, NodeCapacity, place,
+//! };
+//! # use rcfarm::schedule::NodeLabels;
+//! # let mut fleet = Fleet::default();
+//! # let labels = [("pool".to_owned(), "gpu".to_owned())].into();
+//! # fleet.labels = std::sync::Arc::new(NodeLabels { nodes: [("n1".parse().unwrap(), labels)].into() });
+//! # let capacity = "cpu=8,memory=64Gi,gpu=8".parse().unwrap();
+//! # fleet.rooms.insert("n1".parse().unwrap(), NodeCapacity { capacity, ..NodeCapacity::default() });
+//! let gang = Gang {
+//!     name: "default/mnist".to_owned(),
+//!     packing: Packing::BinPack,
+//!     tasks: vec![GangTask {
+//!         name: "worker".to_owned(),
+//!         count: 4,
+//!         resources: "cpu=1,memory=4Gi,gpu=2".parse().unwrap(),
+//!         selector: "pool=gpu".parse().unwrap(),
+//!         max_per_node: None,
+//!     }],
+//! };
+//! // The fleet comes from the farm's cluster view; a farm asks its scheduler: `scheduler.place(&gang).await?`.
+//! let Decision::Bind(placement) = place(&gang, &fleet) else { panic!("it waits") };
+//! assert_eq!(placement.tasks["worker"].len(), 4);
+//!
+//! // The allocations, in the same transaction as the pods. Devices get their numbers here.
+//! let owner: AllocationOwner = "job/default/mnist/5f0c".parse().unwrap();
+//! let mut ledger = Ledger::on(&fleet.rooms);
+//! for (task, n, node) in placement.pods(&gang) {
+//!     let pod = format!("mnist-{}-{n}", task.name).parse().unwrap();
+//!     ledger.allocate(node, &pod, &owner, &task.resources).expect("it was just seen to fit");
+//! }
+//! let operations: Vec<_> = ledger.bookings().iter().map(|booking| booking.op()).collect();
+//! assert_eq!(operations.len(), 1, "one per node, however many pods it gets");
+//! ```
+
+pub mod gang;
+pub mod ledger;
+pub mod node_capacity;
+pub mod orphaned;
+pub mod place;
+
+pub use gang::{Decision, Fleet, Gang, GangPlacement, GangTask, TaskWait, WaitReason};
+pub use ledger::{Booking, Ledger, NodeCapacities};
+pub use node_capacity::{Insufficient, NodeCapacity, Short};
+pub use orphaned::{OrphanedAllocation, freeing, orphaned_allocations};
+pub use place::{place, ranked};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! Finds room for a gang, or says why there is none.
+//!
+//! A rule of thumb, not a search: large pods first, each on the best node that still has room. So `TaskWait` may be said
+//! although some cunning arrangement exists; before it is said, tighter packings than the wanted one were tried. Equal
+//! input gives equal answers. `n` pods on `m` nodes take about `(n + m) · log m` steps.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::gang::{Decision, Fleet, Gang, GangPlacement, GangTask, TaskWait, WaitReason};
+use super::node_capacity::{Insufficient, NodeCapacity, shortages};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::manifest::{Resources, content_hash};
+use rcfarm_api::scheduler::Packing;
+
+/// Places all pods of a gang, or none. See the module.
+#[must_use]
+pub fn place(gang: &Gang, fleet: &Fleet) -> Decision {
+    let candidates: Vec<Vec<&NodeName>> =
+        gang.tasks.iter().map(|task| candidates(task, fleet)).collect();
+    let by_size =
+        order(gang, |task, nodes| (Reverse(size(&task.resources, fleet)), nodes), &candidates);
+    let by_choice =
+        order(gang, |task, nodes| (nodes, Reverse(size(&task.resources, fleet))), &candidates);
+    let attempt = |packing, order: &[usize]| Attempt::run(gang, fleet, packing, order, &candidates);
+    let first = attempt(gang.packing, &by_size);
+    if first.missing.is_empty() {
+        return Decision::Bind(first.placement(gang));
+    }
+    for order in [&by_size, &by_choice] {
+        let tighter = attempt(Packing::BinPack, order);
+        if tighter.missing.is_empty() {
+            return Decision::Bind(tighter.placement(gang));
+        }
+    }
+    Decision::Wait(first.reasons(gang, fleet, &candidates))
+}
+
+/// Nodes with room for one pod of a kind that goes at most once to each, the one to be taken first at the front. For
+/// controllers, which add pods one by one and run one of an id per node.
+#[must_use]
+pub fn ranked<'a>(
+    want: &Resources,
+    packing: Packing,
+    salt: &str,
+    rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
+) -> Vec<&'a NodeName> {
+    let mut ranked: Vec<(Rank, &NodeName)> = rooms
+        .map(|(node, room)| (CandidateNode::of(node, room, salt).rank(want, packing), node))
+        .collect();
+    ranked.sort();
+    ranked.into_iter().map(|(_, node)| node).collect()
+}
+
+/// Nodes that a task may go to, in the order of their names.
+fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
+    let matching = fleet.labels.nodes.iter().filter(|(_, labels)| task.selector.matches(labels));
+    matching.map(|(node, _)| node).filter(|node| !fleet.unfit.contains(*node)).collect()
+}
+
+/// The largest share that one pod takes of all that there is of something, in millionths.
+fn size(want: &Resources, fleet: &Fleet) -> u64 {
+    let mut all = Resources::default();
+    for (_, room) in fleet.rooms.iter() {
+        all.cpu_milli = all.cpu_milli.saturating_add(room.capacity.cpu_milli);
+        all.memory_bytes = all.memory_bytes.saturating_add(room.capacity.memory_bytes);
+        for (kind, count) in &room.capacity.devices {
+            let sum = all.devices.entry(kind.clone()).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+    let devices = want.devices.iter().map(|(kind, count)| {
+        share(u64::from(*count), u64::from(all.devices.get(kind).copied().unwrap_or(0)))
+    });
+    let devices = devices.max().unwrap_or(0);
+    share(want.cpu_milli, all.cpu_milli)
+        .max(share(want.memory_bytes, all.memory_bytes))
+        .max(devices)
+}
+
+/// `part` of `whole` in millionths.
+fn share(part: u64, whole: u64) -> u64 {
+    if part == 0 {
+        return 0;
+    }
+    let millionths = u128::from(part) * 1_000_000 / u128::from(whole.max(1));
+    u64::try_from(millionths).unwrap_or(u64::MAX)
+}
+
+/// The tasks in the order in which they are placed.
+fn order<K: Ord>(
+    gang: &Gang,
+    key: impl Fn(&GangTask, usize) -> K,
+    candidates: &[Vec<&NodeName>],
+) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..gang.tasks.len()).collect();
+    order.sort_by_cached_key(|at| (key(&gang.tasks[*at], candidates[*at].len()), *at));
+    order
+}
+
+/// The order in which nodes are taken: the smallest first.
+type Rank = (bool, u64, u64);
+
+/// A node with what is free on it, as the attempt goes on.
+#[derive(Debug, Clone)]
+struct CandidateNode {
+    capacity: Resources,
+    free: Resources,
+    /// Whether anything may be promised here.
+    is_open: bool,
+    /// Decides between nodes that are equal.
+    tie: u64,
+}
+
+impl CandidateNode {
+    fn of(node: &NodeName, room: &NodeCapacity, salt: &str) -> CandidateNode {
+        let text = [salt.as_bytes(), b"/", node.as_str().as_bytes()].concat();
+        CandidateNode {
+            capacity: room.capacity.clone(),
+            free: room.free(),
+            is_open: !room.is_unreadable && !room.capacity.is_zero(),
+            tie: content_hash(&text),
+        }
+    }
+
+    fn has_room(&self, want: &Resources) -> bool {
+        let device = |kind| self.free.devices.get(kind).copied().unwrap_or(0);
+        self.is_open
+            && want.cpu_milli <= self.free.cpu_milli
+            && want.memory_bytes <= self.free.memory_bytes
+            && want.devices.iter().all(|(kind, count)| *count <= device(kind))
+    }
+
+    fn take(&mut self, want: &Resources) {
+        self.free.cpu_milli -= want.cpu_milli;
+        self.free.memory_bytes -= want.memory_bytes;
+        for (kind, count) in want.devices.iter().filter(|(_, count)| **count > 0) {
+            if let Some(free) = self.free.devices.get_mut(kind) {
+                *free -= count;
+            }
+        }
+    }
+
+    /// Nodes with free devices that the pod does not want come last: they are for pods that do.
+    fn rank(&self, want: &Resources, packing: Packing) -> Rank {
+        let unwanted = |(kind, free): (&String, &u32)| {
+            *free > 0 && want.devices.get(kind).is_none_or(|count| *count == 0)
+        };
+        let wastes = self.free.devices.iter().any(unwanted);
+        let load = self.load_with(want);
+        match packing {
+            Packing::Spread => (wastes, load, self.tie),
+            Packing::BinPack => (wastes, u64::MAX - load, self.tie),
+        }
+    }
+
+    /// The largest share of something that is allocated once the pod is here.
+    fn load_with(&self, want: &Resources) -> u64 {
+        let load = |capacity: u64, free: u64, want: u64| {
+            share(capacity - free.min(capacity) + want, capacity)
+        };
+        let cpu = load(self.capacity.cpu_milli, self.free.cpu_milli, want.cpu_milli);
+        let memory = load(self.capacity.memory_bytes, self.free.memory_bytes, want.memory_bytes);
+        let devices = self.capacity.devices.iter().map(|(kind, capacity)| {
+            let of = |of: &Resources| u64::from(of.devices.get(kind).copied().unwrap_or(0));
+            load(u64::from(*capacity), of(&self.free), of(want))
+        });
+        cpu.max(memory).max(devices.max().unwrap_or(0))
+    }
+}
+
+/// One way through the tasks.
+struct Attempt<'a> {
+    sites: BTreeMap<&'a NodeName, CandidateNode>,
+    /// By task, in the gang's order.
+    placed: Vec<Vec<&'a NodeName>>,
+    /// Tasks that did not find room for all their pods.
+    missing: BTreeSet<usize>,
+}
+
+impl<'a> Attempt<'a> {
+    fn run(
+        gang: &Gang,
+        fleet: &'a Fleet,
+        packing: Packing,
+        order: &[usize],
+        candidates: &[Vec<&'a NodeName>],
+    ) -> Self {
+        let sites = candidates
+            .iter()
+            .flatten()
+            .map(|node| (*node, CandidateNode::of(node, fleet.rooms.of(node), &gang.name)));
+        let placed = vec![Vec::new(); gang.tasks.len()];
+        let mut attempt = Attempt { sites: sites.collect(), placed, missing: BTreeSet::new() };
+        for at in order {
+            let task = &gang.tasks[*at];
+            let nodes = match task.resources.is_zero() {
+                true => attempt.evenly(task, &candidates[*at]),
+                false => attempt.best_first(task, packing, &candidates[*at]),
+            };
+            if nodes.len() < task.count as usize {
+                attempt.missing.insert(*at);
+            }
+            attempt.placed[*at] = nodes;
+        }
+        attempt
+    }
+
+    /// Always the best node that has room; after each pod it is judged anew.
+    fn best_first(
+        &mut self,
+        task: &GangTask,
+        packing: Packing,
+        candidates: &[&'a NodeName],
+    ) -> Vec<&'a NodeName> {
+        let (want, most) = (&task.resources, task.max_per_node.unwrap_or(u32::MAX));
+        let with_room = candidates.iter().filter(|node| self.sites[*node].has_room(want));
+        let mut queue: BTreeSet<(Rank, &'a NodeName, u32)> =
+            with_room.map(|node| (self.sites[*node].rank(want, packing), *node, 0)).collect();
+        let mut nodes = Vec::new();
+        while nodes.len() < task.count as usize {
+            let Some((_, node, here)) = queue.pop_first() else { break };
+            if here >= most {
+                continue;
+            }
+            let candidate = self.sites.get_mut(node).expect("a candidate has a site");
+            candidate.take(want);
+            nodes.push(node);
+            if candidate.has_room(want) {
+                queue.insert((candidate.rank(want, packing), node, here + 1));
+            }
+        }
+        nodes
+    }
+
+    /// Pods that ask for nothing: the same number on each node.
+    fn evenly(&self, task: &GangTask, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
+        let mut order: Vec<&'a NodeName> = candidates.to_vec();
+        order.sort_by_key(|node| (self.sites[*node].tie, *node));
+        let most = task.max_per_node.map_or(usize::MAX, |most| most as usize);
+        let room = order.len().saturating_mul(most);
+        order.iter().copied().cycle().take(room.min(task.count as usize)).collect()
+    }
+
+    fn placement(&self, gang: &Gang) -> GangPlacement {
+        let nodes = |at: usize| {
+            let mut nodes: Vec<NodeName> = self.placed[at].iter().map(|n| (*n).clone()).collect();
+            nodes.sort();
+            nodes
+        };
+        let tasks = gang.tasks.iter().enumerate();
+        GangPlacement { tasks: tasks.map(|(at, task)| (task.name.clone(), nodes(at))).collect() }
+    }
+
+    fn reasons(&self, gang: &Gang, fleet: &Fleet, candidates: &[Vec<&NodeName>]) -> Vec<TaskWait> {
+        self.missing
+            .iter()
+            .map(|at| self.reason(&gang.tasks[*at], *at, fleet, candidates))
+            .collect()
+    }
+
+    fn reason(
+        &self,
+        task: &GangTask,
+        at: usize,
+        fleet: &Fleet,
+        candidates: &[Vec<&NodeName>],
+    ) -> TaskWait {
+        let fitting = self.placed[at].len();
+        let eligible = candidates[at].len();
+        let selector = match task.selector.is_everything() {
+            true => String::new(),
+            false => format!(" {}", task.selector),
+        };
+        let (reason, mut message) = if eligible == 0 {
+            (WaitReason::NoEligibleNodes, format!("no ready node matches{selector}"))
+        } else {
+            let what = format!(
+                "room for {fitting} of {} on {eligible} nodes that match{selector}",
+                task.count
+            );
+            (WaitReason::InsufficientCapacity, what)
+        };
+        for node in candidates[at].iter().take(NODES_NAMED) {
+            if let Some(insufficient) = self.insufficient(node, &task.resources, fleet) {
+                message.push_str(&format!("; {node}: {insufficient}"));
+            }
+        }
+        let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
+        TaskWait { task: task.name.clone(), reason, fitting, eligible, message }
+    }
+
+    /// Why not one pod more goes to a node, beside those of the gang that are there already.
+    fn insufficient(
+        &self,
+        node: &NodeName,
+        want: &Resources,
+        fleet: &Fleet,
+    ) -> Option<Insufficient> {
+        let (candidate, room) = (&self.sites[node], fleet.rooms.of(node));
+        if want.is_zero() || candidate.has_room(want) {
+            return None;
+        }
+        Some(match (room.is_unreadable, candidate.is_open) {
+            (true, _) => Insufficient::Unreadable,
+            (false, false) => Insufficient::NothingDeclared,
+            (false, true) => {
+                Insufficient::Short(shortages(want, &candidate.free, &candidate.capacity))
+            }
+        })
+    }
+}
+
+/// Nodes that a reason names.
+const NODES_NAMED: usize = 3;

@@ -1,0 +1,349 @@
+//! Properties of promises and of placement.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::placement::NodeLabels;
+use rcfarm_api::allocation::AllocationOwner;
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::labels::Selector;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::scheduler::Packing;
+use rcfarm_store::{Index, Op};
+
+fn node(n: usize) -> NodeName {
+    format!("n{n:04}").parse().unwrap()
+}
+
+fn pod(n: usize) -> PodId {
+    format!("p{n}").parse().unwrap()
+}
+
+fn owner(n: u128) -> AllocationOwner {
+    AllocationOwner::Rc(RcId(uuid::Uuid::from_u128(n)))
+}
+
+fn amount(text: &str) -> Resources {
+    text.parse().unwrap()
+}
+
+fn room(capacity: &str) -> NodeCapacity {
+    NodeCapacity { capacity: amount(capacity), ..NodeCapacity::default() }
+}
+
+fn fleet(capacities: &[&str]) -> Fleet {
+    let pool = |n: usize| [("n".to_owned(), n.to_string())].into();
+    let nodes = (0..capacities.len()).map(|n| (node(n), pool(n))).collect();
+    let mut fleet = Fleet { labels: Arc::new(NodeLabels { nodes }), ..Fleet::default() };
+    for (n, capacity) in capacities.iter().enumerate() {
+        fleet.rooms.insert(node(n), room(capacity));
+    }
+    fleet
+}
+
+fn task(name: &str, count: u32, resources: &str) -> GangTask {
+    GangTask {
+        name: name.to_owned(),
+        count,
+        resources: amount(resources),
+        selector: Selector::everything(),
+        max_per_node: None,
+    }
+}
+
+fn gang(packing: Packing, tasks: Vec<GangTask>) -> Gang {
+    Gang { name: "g".to_owned(), packing, tasks }
+}
+
+fn bound(decision: Decision) -> BTreeMap<String, Vec<String>> {
+    let Decision::Bind(placement) = decision else { panic!("{decision:?}") };
+    let names = |nodes: Vec<NodeName>| nodes.iter().map(NodeName::to_string).collect();
+    placement.tasks.into_iter().map(|(task, nodes)| (task, names(nodes))).collect()
+}
+
+fn waits(decision: Decision) -> Vec<TaskWait> {
+    let Decision::Wait(reasons) = decision else { panic!("{decision:?}") };
+    reasons
+}
+
+#[test]
+fn devices_get_the_lowest_free_numbers_and_keep_them() {
+    let mut room = room("cpu=8,memory=8Gi,gpu=4");
+    room.allocate(&pod(1), &owner(1), &amount("gpu=1")).unwrap();
+    room.allocate(&pod(2), &owner(2), &amount("gpu=2")).unwrap();
+    let numbers = |room: &NodeCapacity, n| room.allocated.pods[&pod(n)].devices["gpu"].clone();
+    assert_eq!((numbers(&room, 1), numbers(&room, 2)), ([0].into(), [1, 2].into()));
+    assert!(room.release(&pod(1), &owner(1)));
+    room.allocate(&pod(2), &owner(2), &amount("cpu=1,gpu=3")).unwrap();
+    assert_eq!(numbers(&room, 2), [0, 1, 2].into());
+    room.allocate(&pod(2), &owner(2), &amount("gpu=1")).unwrap();
+    assert_eq!(numbers(&room, 2), [0].into());
+    assert!(!room.release(&pod(2), &owner(3)), "it is another's");
+    // What stands under a pod's id is its place's: the next pod there takes it over, with devices of its own.
+    room.allocate(&pod(2), &owner(3), &amount("gpu=4")).unwrap();
+    assert_eq!(numbers(&room, 2), [0, 1, 2, 3].into());
+}
+
+#[test]
+fn what_does_not_fit_says_what_is_short() {
+    let mut room = room("cpu=4,memory=8Gi,gpu=2");
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3500m,gpu=2")).unwrap();
+    let before = room.clone();
+    let insufficient =
+        room.allocate(&pod(2), &owner(2), &amount("cpu=1,memory=1Gi,gpu=1,fpga=1")).unwrap_err();
+    assert_eq!(
+        insufficient.to_string(),
+        "cpu: 1 wanted, 500m of 4 free; fpga: 1 wanted, 0 of 0 free; gpu: 1 wanted, 0 of 2 free"
+    );
+    assert_eq!(room, before);
+    assert_eq!(
+        NodeCapacity::default().insufficient(&pod(1), &amount("cpu=1")),
+        Some(Insufficient::NothingDeclared)
+    );
+    assert_eq!(
+        NodeCapacity::default().insufficient(&pod(1), &amount("")),
+        None,
+        "nothing fits everywhere"
+    );
+    let unreadable = NodeCapacity { is_unreadable: true, ..before };
+    assert_eq!(unreadable.insufficient(&pod(3), &amount("cpu=1m")), Some(Insufficient::Unreadable));
+}
+
+#[test]
+fn a_allocation_stands_when_the_node_has_less_than_before_and_is_told_of() {
+    let mut room = room("cpu=4,memory=8Gi,gpu=2");
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
+    room.capacity = amount("cpu=2,gpu=1");
+    room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
+    assert_eq!(room.faults(), ["cpu: 3 promised of 2", "gpu 1 is promised to p1, and there are 1"]);
+    assert!(room.allocate(&pod(2), &owner(2), &amount("memory=1")).is_err());
+    let mut twice = room.clone();
+    let copy = twice.allocated.pods[&pod(1)].clone();
+    twice.allocated.pods.insert(pod(2), copy);
+    assert!(twice.faults().contains(&"gpu 0 is promised to p1 and p2".to_owned()));
+}
+
+#[test]
+fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
+    let mut rooms = NodeCapacities::default();
+    rooms.insert(node(1), NodeCapacity { index: Index(7), ..room("cpu=4,memory=1Gi") });
+    let mut ledger = Ledger::on(&rooms);
+    ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
+    ledger.allocate(&node(1), &pod(2), &owner(1), &amount("cpu=3")).unwrap();
+    ledger.allocate(&node(2), &pod(3), &owner(1), &amount("")).unwrap();
+    ledger.release(&node(3), &pod(3), &owner(1));
+    assert!(ledger.allocate(&node(1), &pod(3), &owner(1), &amount("cpu=1m")).is_err());
+    let bookings = ledger.bookings();
+    assert_eq!(bookings.len(), 1);
+    assert!(matches!(bookings[0].op(), Op::Cas { index: Index(7), .. }));
+    rooms.insert(node(1), bookings[0].applied(Index(9)));
+    let mut ledger = Ledger::on(&rooms);
+    ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
+    let again = ledger.bookings();
+    assert!(matches!(again[0].op(), Op::CheckIndex { index: Index(9), .. }), "nothing changes");
+    assert_eq!(again[0].applied(Index(20)).index, Index(9));
+}
+
+#[test]
+fn a_gang_is_packed_or_spread() {
+    let nodes = ["cpu=4,memory=8Gi"; 4];
+    let workers = |packing| gang(packing, vec![task("w", 4, "cpu=1")]);
+    let distinct = |packing| {
+        let placed = bound(place(&workers(packing), &fleet(&nodes)));
+        placed["w"].iter().collect::<BTreeSet<_>>().len()
+    };
+    assert_eq!((distinct(Packing::BinPack), distinct(Packing::Spread)), (1, 4));
+    let limited = GangTask { max_per_node: Some(2), ..task("w", 4, "cpu=1") };
+    let placed = bound(place(&gang(Packing::BinPack, vec![limited]), &fleet(&nodes)));
+    assert_eq!(placed["w"].iter().collect::<BTreeSet<_>>().len(), 2);
+    let nothing = bound(place(&gang(Packing::BinPack, vec![task("w", 8, "")]), &fleet(&nodes)));
+    assert_eq!(nothing["w"].iter().collect::<BTreeSet<_>>().len(), 4, "evenly");
+}
+
+#[test]
+fn nodes_with_devices_are_left_to_those_who_want_them() {
+    let mixed = fleet(&["cpu=4,memory=8Gi,gpu=2", "cpu=4,memory=8Gi"]);
+    for packing in [Packing::BinPack, Packing::Spread] {
+        let placed = bound(place(
+            &gang(packing, vec![task("ps", 2, "cpu=2"), task("w", 1, "gpu=1")]),
+            &mixed,
+        ));
+        assert_eq!(placed["ps"], ["n0001", "n0001"], "{packing}");
+        assert_eq!(placed["w"], ["n0000"]);
+    }
+}
+
+#[test]
+fn a_gang_that_only_fits_packed_is_packed() {
+    // Spread, the small ones would take the room of the large one's second pod.
+    let tasks = vec![task("small", 2, "cpu=1"), task("large", 1, "memory=8Gi,cpu=3")];
+    let placed = bound(place(
+        &gang(Packing::Spread, tasks),
+        &fleet(&["cpu=4,memory=8Gi", "cpu=1,memory=1Gi"]),
+    ));
+    assert_eq!(placed["large"], ["n0000"]);
+    // The pods that may go anywhere would take the only node that the others may go to.
+    let narrow = GangTask { selector: "n=0".parse().unwrap(), ..task("narrow", 2, "cpu=1") };
+    let tasks = vec![task("wide", 2, "cpu=2"), narrow];
+    let placed = bound(place(
+        &gang(Packing::BinPack, tasks),
+        &fleet(&["cpu=4,memory=8Gi", "cpu=8,memory=8Gi"]),
+    ));
+    assert_eq!(placed["narrow"], ["n0000", "n0000"]);
+}
+
+#[test]
+fn who_waits_hears_why_with_the_numbers() {
+    let mut nodes = fleet(&["cpu=4,memory=8Gi,gpu=1", "cpu=4,memory=8Gi", ""]);
+    let some = task("w", 2, "gpu=1");
+    let none = GangTask { selector: "n=9".parse().unwrap(), ..task("v", 1, "cpu=1") };
+    let reasons = waits(place(&gang(Packing::Spread, vec![some.clone(), none]), &nodes));
+    assert_eq!(reasons[0].reason, WaitReason::InsufficientCapacity);
+    assert_eq!((reasons[0].fitting, reasons[0].eligible), (1, 3));
+    assert_eq!(
+        reasons[0].message,
+        "room for 1 of 2 on 3 nodes that match; n0000: gpu: 1 wanted, 0 of 1 free; \
+         n0001: gpu: 1 wanted, 0 of 0 free; n0002: it does not say what it has"
+    );
+    assert_eq!(reasons[1].reason, WaitReason::NoEligibleNodes);
+    assert_eq!(reasons[1].message, "no ready node matches n=9");
+    nodes.unfit = (0..3).map(node).collect();
+    assert_eq!(waits(place(&gang(Packing::Spread, vec![some]), &nodes))[0].eligible, 0);
+}
+
+#[test]
+fn an_answer_from_elsewhere_is_checked() {
+    let gang =
+        gang(Packing::Spread, vec![GangTask { max_per_node: Some(1), ..task("w", 2, "cpu=1") }]);
+    let answer = |tasks: &[(&str, &[usize])]| GangPlacement {
+        tasks: tasks
+            .iter()
+            .map(|(task, nodes)| ((*task).to_owned(), nodes.iter().map(|n| node(*n)).collect()))
+            .collect(),
+    };
+    assert_eq!(answer(&[("w", &[1, 2])]).check(&gang), Ok(()));
+    for bad in [
+        answer(&[]),
+        answer(&[("w", &[1])]),
+        answer(&[("w", &[1, 1])]),
+        answer(&[("w", &[1, 2]), ("x", &[])]),
+    ] {
+        assert!(bad.check(&gang).is_err(), "{bad:?}");
+    }
+}
+
+prop_compose! {
+    fn any_amount(most: u32)(cpu in 0..=most, memory in 0..=most, gpu in 0..=most) -> Resources {
+        let devices = [("gpu".to_owned(), gpu)].into_iter().filter(|(_, n)| *n > 0);
+        Resources {
+            cpu_milli: u64::from(cpu) * 500,
+            memory_bytes: u64::from(memory),
+            devices: devices.collect(),
+        }
+    }
+}
+
+prop_compose! {
+    fn any_gang()(
+        packing in prop::sample::select(vec![Packing::Spread, Packing::BinPack]),
+        tasks in prop::collection::vec(
+            (1u32..5, any_amount(3), prop::option::of(0usize..5), prop::option::of(1u32..3)),
+            1..4,
+        ),
+    ) -> Gang {
+        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, Resources, Option<usize>, Option<u32>))| GangTask {
+            name: format!("t{n}"),
+            count,
+            resources,
+            selector: only.map_or_else(Selector::everything, |n| format!("n={n}").parse().unwrap()),
+            max_per_node,
+        };
+        gang(packing, tasks.into_iter().enumerate().map(task).collect())
+    }
+}
+
+proptest! {
+    /// Invariant 14. Whatever is allocated and released in whatever order: never more than there is, no device twice,
+    /// what is released is free again, and asking for the same thing twice changes nothing.
+    #[test]
+    fn invariant_14_a_room_never_allocations_more_than_it_has(
+        capacity in any_amount(8),
+        acts in prop::collection::vec((0usize..5, 0u128..3, any_amount(4), prop::bool::ANY), 0..30),
+    ) {
+        let mut room = NodeCapacity { capacity, ..NodeCapacity::default() };
+        for (n, who, want, releases) in acts {
+            let before = room.clone();
+            if releases {
+                let was_his = before.allocated.pods.get(&pod(n)).is_some_and(|a| a.owner == owner(who));
+                prop_assert_eq!(room.release(&pod(n), &owner(who)), was_his);
+                prop_assert_eq!(room.allocated.pods.contains_key(&pod(n)), before.allocated.pods.contains_key(&pod(n)) && !was_his);
+                continue;
+            }
+            let fits = room.insufficient(&pod(n), &want).is_none() || room.holds(&pod(n), &owner(who), &want);
+            prop_assert_eq!(room.allocate(&pod(n), &owner(who), &want).is_ok(), fits);
+            if fits {
+                prop_assert!(room.holds(&pod(n), &owner(who), &want));
+                let once = room.clone();
+                room.allocate(&pod(n), &owner(who), &want).unwrap();
+                prop_assert_eq!(&room, &once);
+                if !before.allocated.pods.contains_key(&pod(n)) {
+                    let mut restored = once;
+                    restored.release(&pod(n), &owner(who));
+                    prop_assert_eq!(restored, before);
+                }
+            } else {
+                prop_assert_eq!(&room, &before);
+            }
+            prop_assert!(room.faults().is_empty(), "{:?}", room.faults());
+        }
+    }
+
+    /// All or nothing, on matching nodes, within their room and the limits per node; and the same answer again.
+    #[test]
+    fn a_placement_is_whole_and_can_be_allocated(
+        gang in any_gang(),
+        capacities in prop::collection::vec(any_amount(6), 1..5),
+        allocated in prop::collection::vec((0usize..5, any_amount(3)), 0..5),
+        unfit in prop::collection::btree_set(0usize..5, 0..2),
+    ) {
+        let mut seen = fleet(&vec![""; capacities.len()]);
+        for (n, capacity) in capacities.iter().enumerate() {
+            seen.rooms.insert(node(n), NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() });
+        }
+        for (at, (n, want)) in allocated.iter().enumerate().filter(|(_, (n, _))| *n < capacities.len()) {
+            let mut room = seen.rooms.of(&node(*n)).clone();
+            let _ = room.allocate(&pod(at), &owner(9), want);
+            seen.rooms.insert(node(*n), room);
+        }
+        seen.unfit = unfit.into_iter().map(node).collect();
+        let decision = place(&gang, &seen);
+        prop_assert_eq!(&decision, &place(&gang, &seen));
+        match decision {
+            Decision::Bind(placement) => {
+                prop_assert_eq!(placement.check(&gang), Ok(()));
+                let mut ledger = Ledger::on(&seen.rooms);
+                for (task, n, on) in placement.pods(&gang) {
+                    prop_assert!(task.selector.matches(&seen.labels.nodes[on]));
+                    prop_assert!(!seen.unfit.contains(on));
+                    let pod = format!("{}-{n}", task.name).parse().unwrap();
+                    prop_assert_eq!(ledger.allocate(on, &pod, &owner(1), &task.resources), Ok(()));
+                }
+                for booking in ledger.bookings() {
+                    prop_assert!(booking.room.faults().is_empty());
+                }
+            }
+            Decision::Wait(reasons) => {
+                prop_assert!(!reasons.is_empty());
+                for wait in reasons {
+                    let task = gang.tasks.iter().find(|task| task.name == wait.task).unwrap();
+                    prop_assert!(wait.fitting < task.count);
+                    prop_assert_eq!(wait.eligible == 0, wait.reason == WaitReason::NoEligibleNodes);
+                }
+            }
+            Decision::Preempt(victims) => prop_assert!(false, "{victims:?}"),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The built-in scheduler: a node is eligible when the selector matches its labels, and is given when it has room.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::capacity::{self, Decision, Fleet, Gang, ranked};
+use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::labels::Labels;
+
+/// The labels of all nodes, as read once.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeLabels {
+    /// By node.
+    pub nodes: BTreeMap<NodeName, Labels>,
+}
+
+/// Where what is known of the nodes comes from.
+pub trait NodeSource: Send + Sync + 'static {
+    /// The labels as last seen. The same `Arc` means that nothing has changed.
+    fn node_labels(&self) -> Arc<NodeLabels>;
+
+    /// Everything, as last seen.
+    fn fleet(&self) -> Fleet;
+}
+
+/// See the module.
+pub struct SelectorScheduler<S> {
+    source: S,
+    cache: Mutex<Cache>,
+}
+
+/// Matching sets by canonical selector, for one version of the labels. A set that did not change keeps its
+/// `Arc` from one version to the next, so that a controller sees at a glance that nothing happened to it.
+#[derive(Default)]
+struct Cache {
+    of: Arc<NodeLabels>,
+    fresh: BTreeMap<String, Nodes>,
+    stale: BTreeMap<String, Nodes>,
+}
+
+impl<S: NodeSource> SelectorScheduler<S> {
+    /// A scheduler over `source`.
+    pub fn new(source: S) -> Self {
+        SelectorScheduler { source, cache: Mutex::default() }
+    }
+
+    fn matching(&self, request: ScheduleRequest<'_>) -> Nodes {
+        let labels = self.source.node_labels();
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&cache.of, &labels) {
+            cache.stale = std::mem::take(&mut cache.fresh);
+            cache.of = labels.clone();
+        }
+        let name = request.selector.to_string();
+        if let Some(nodes) = cache.fresh.get(&name) {
+            return nodes.clone();
+        }
+        let matching = labels.nodes.iter().filter(|(_, labels)| request.selector.matches(labels));
+        let set: BTreeSet<NodeName> = matching.map(|(node, _)| node.clone()).collect();
+        let nodes = match cache.stale.remove(&name) {
+            Some(old) if *old == set => old,
+            _ => Arc::new(set),
+        };
+        cache.fresh.insert(name, nodes.clone());
+        nodes
+    }
+}
+
+#[async_trait]
+impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
+    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+        Ok(self.matching(request))
+    }
+
+    /// Nothing is reserved: the first matching nodes by name that are not in use, so a repeated call gives the
+    /// same ones while nothing changes. Of a controller that asks for resources, those with room, by its packing.
+    async fn allocate_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+        current: &BTreeSet<NodeName>,
+        count: usize,
+        _force: bool,
+        _token: Uuid,
+    ) -> Result<Vec<NodeName>, ScheduleError> {
+        let nodes = self.matching(request);
+        let want = request.manifest.resources();
+        let free = nodes.difference(current);
+        let free: Vec<NodeName> = if want.is_zero() {
+            free.take(count).cloned().collect()
+        } else {
+            let rooms = self.source.fleet().rooms;
+            let with_room = free
+                .map(|node| (node, rooms.of(node)))
+                .filter(|(_, room)| room.insufficient(request.manifest.id(), want).is_none());
+            let salt = request.rc.to_string();
+            ranked(want, request.packing, &salt, with_room)
+                .into_iter()
+                .take(count)
+                .cloned()
+                .collect()
+        };
+        if free.len() < count {
+            let found = free.len();
+            let selector = request.selector;
+            let room = match want.is_zero() {
+                true => String::new(),
+                false => format!(" and have room for {want}"),
+            };
+            return Err(ScheduleError::Exhausted(format!(
+                "{found} of {count} free nodes match {selector}{room}"
+            )));
+        }
+        Ok(free)
+    }
+
+    async fn deallocate_nodes(
+        &self,
+        _request: ScheduleRequest<'_>,
+        _nodes: &[NodeName],
+        _token: Uuid,
+    ) -> Result<(), ScheduleError> {
+        Ok(())
+    }
+
+    fn gives_only_eligible(&self) -> bool {
+        true
+    }
+
+    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
+        Ok(capacity::place(gang, &self.source.fleet()))
+    }
+}

@@ -1,0 +1,152 @@
+//! What an RC's pods were promised, beside the pods themselves: whose turn it is to promise, and allocations that no pod
+//! has any more.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use tokio::sync::MutexGuard;
+use tracing::{debug, warn};
+
+use super::cluster_view::ClusterView;
+use super::controller::{RcController, RcView, Written};
+use super::plan::{AllowedActions, PodRef, PodStep, ReplicationPlan};
+use super::writes;
+use crate::farm::kind::{Action, ReconcileError};
+use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::rc::status::{RcConditionType, RcReason};
+
+/// Each orphaned allocation takes two operations at most; a full transaction has room for so many on the oldest Consul.
+const LEAKS_PER_TRANSACTION: usize = 20;
+
+impl RcController {
+    /// The farm's right to promise, if the steps promise or release something. Whoever has waited for it plans anew.
+    pub(super) async fn turn<'w>(
+        view: &'w ClusterView,
+        look: &RcView,
+        steps: &[PodStep],
+    ) -> Option<MutexGuard<'w, ()>> {
+        let bookings = writes::bookings(&look.spec, steps, &view.rooms());
+        match bookings.is_ok_and(|bookings| bookings.is_empty()) {
+            true => None,
+            false => Some(view.ledger.turn().await),
+        }
+    }
+
+    /// Eligible nodes without room for a pod: no scheduler is to give them.
+    pub(super) fn without_room(&self, look: &RcView) -> BTreeSet<NodeName> {
+        let (want, rooms) = (look.spec.resources(), self.view.rooms());
+        let lacks =
+            |node: &&NodeName| rooms.of(node).insufficient(look.spec.manifest.id(), want).is_some();
+        look.eligible.iter().filter(lacks).cloned().collect()
+    }
+
+    /// Frees what was allocated to pods that are gone: this RC's own, and where it finds no room, other controllers'
+    /// that stand in its way. `None`: there is nothing to free.
+    pub(super) async fn free_orphaned(
+        &mut self,
+        look: &RcView,
+        plan: &ReplicationPlan,
+    ) -> Result<Option<Action>, ReconcileError> {
+        let is_short = plan.is_short_of_room();
+        let waits = is_short || plan.is_short_of_places();
+        if self.view.waits_for_room(self.id, waits) && waits {
+            // What came free since the look began was told to those alone who waited then.
+            return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
+        }
+        if look.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
+            return Ok(None);
+        }
+        let mut orphaned_allocations = self.view.orphaned_of(self.id, look.pods.keys());
+        if is_short {
+            orphaned_allocations.extend(self.view.orphaned_on(&look.eligible));
+            orphaned_allocations.sort();
+            orphaned_allocations.dedup();
+        }
+        orphaned_allocations.truncate(LEAKS_PER_TRANSACTION);
+        if orphaned_allocations.is_empty() {
+            return Ok(None);
+        }
+        let view = self.view.clone();
+        let _turn = view.ledger.turn().await;
+        let (mut ops, bookings) = freeing(&view.rooms(), &orphaned_allocations);
+        if bookings.is_empty() {
+            return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
+        }
+        ops.extend(bookings.iter().map(|booking| booking.op()));
+        let status = self.status.clone();
+        match self.commit(look.record_index, ops, status, Vec::new()).await? {
+            Written::At(index) => {
+                view.ledger.wrote(&bookings, index);
+                for OrphanedAllocation { node, pod, owner, .. } in &orphaned_allocations {
+                    warn!(alert = true, %node, %pod, %owner, "released an orphaned allocation");
+                }
+                Ok(Some(Action::RequeueAfter(Duration::ZERO)))
+            }
+            Written::Refused => {
+                debug!(record = %self.id, "an allocation that looked orphaned is in use or was released");
+                Ok(Some(self.after_refusal()))
+            }
+        }
+    }
+}
+
+impl Drop for RcController {
+    fn drop(&mut self) {
+        self.view.waits_for_room(self.id, false);
+    }
+}
+
+impl ReplicationPlan {
+    /// Whether it has a pod without room, or cannot add one for want of it.
+    pub(super) fn is_short_of_room(&self) -> bool {
+        self.conditions.iter().any(|condition| {
+            matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
+                && condition.reason == RcReason::InsufficientCapacity
+        })
+    }
+
+    /// Whether it cannot add a pod because pods of others, or of nobody, stand where it would.
+    fn is_short_of_places(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.reason == RcReason::PlaceTaken)
+    }
+}
+
+impl ClusterView {
+    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is allocated,
+    /// and when a pod or an intent is gone. `true`: that is news.
+    pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waits { waiting.insert(id) } else { waiting.remove(&id) }
+    }
+
+    /// Controllers that wait for room or for a place.
+    pub(super) fn waiting(&self) -> BTreeSet<RcId> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What an RC was allocated at places where it has no pod.
+    fn orphaned_of<'p>(
+        &self,
+        id: RcId,
+        pods: impl Iterator<Item = &'p PodRef>,
+    ) -> Vec<OrphanedAllocation> {
+        let seen = self.ledger.tree.snapshot();
+        let pods: BTreeSet<(&NodeName, &PodId)> = pods.map(|p| (&p.node, &p.pod)).collect();
+        let elsewhere = seen.value.of_rc(id).filter(|(node, pod)| !pods.contains(&(node, pod)));
+        let nodes: BTreeSet<NodeName> = elsewhere.map(|(node, _)| node.clone()).collect();
+        let own = |orphaned: &OrphanedAllocation| orphaned.owner == id;
+        self.orphaned_on(&nodes).into_iter().filter(own).collect()
+    }
+
+    /// What any RC was allocated on some nodes where it has no pod, as far as the pods were read since.
+    fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
+        let (labels, rooms) = (self.pods.snapshot(), self.rooms());
+        let rooms = nodes.iter().map(|node| (node, rooms.of(node)));
+        let read_since = rooms.filter(|(_, room)| room.index <= labels.index);
+        orphaned_allocations(read_since, |node, pod| {
+            labels.value.at(&PodRef { node: node.clone(), pod: pod.clone() })
+        })
+    }
+}

@@ -1,0 +1,651 @@
+//! The task of one claimed RC: look, plan, commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, info, warn};
+
+use super::cluster_view::{ClusterView, FreshHealth, PendingWrites};
+use super::events;
+use super::health_write_limiter::HealthWriteLimiter;
+use super::plan::{
+    NodeReadiness, PlannedCondition, PodRef, PodStep, ReplicationObserved, ReplicationPlan,
+    TransferConditions, TransferPlan, has_room, plan,
+};
+use super::statuses::Reliance;
+use super::{Pods, writes};
+use crate::farm::kind::{
+    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+};
+use crate::placement::allocation_cache::booked_node;
+use crate::placement::capacity::Booking;
+use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::audit::AuditRecord;
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key;
+use rcfarm_api::rc::spec::{BadRecord, RcSpec, RcStrategy};
+use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
+use rcfarm_api::{Timestamp, backoff};
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::{Commit, Index, Op, Query, Refusal, Txn};
+
+/// No scheduler is waited for longer than this.
+pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Service discovery that is behind is looked at again after this long.
+const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
+/// Whether a place that another record's pod has is free is looked at again after this long.
+const PLACE_PAUSE: Duration = Duration::from_secs(30);
+/// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// The same after many refusals in a row: what stands in the way is not to be seen.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+
+/// Where an RC's nodes come from, and who else looks at its pods.
+#[derive(Clone)]
+pub struct PlacementSources {
+    /// Chooses nodes.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Shows pods to clients.
+    pub discovery: Arc<dyn Discovery>,
+}
+
+/// See the module.
+pub struct RcController {
+    pub(super) ctx: ControllerContext,
+    pub(super) claimed: ClaimedRecord,
+    pub(super) id: RcId,
+    pub(super) view: Arc<ClusterView>,
+    pub(super) placement: PlacementSources,
+    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
+    pub(super) status: RcStatus,
+    pub(super) status_index: Index,
+    /// Tells when another status stands there.
+    reliance: Arc<Reliance>,
+    pub(super) known: Option<PendingWrites>,
+    /// The record's value that was decoded last, and what came of it.
+    decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
+    /// Health as read when the doorbell was rung last.
+    fresh: Option<FreshHealth>,
+    /// The status or the trees may be older than what was last written: they are read before the next plan.
+    behind: bool,
+    /// Transactions refused since the last that was applied.
+    refused: u32,
+    owner: RcOwner,
+    alerted: Option<String>,
+    /// Changes of health alone.
+    health_writes: HealthWriteLimiter,
+    /// Failed attempts of the present transfer step, and when the next may be made.
+    pub(super) transfer_attempts: u32,
+    /// Transfers undone since the last that was done.
+    pub(super) transfers_failed: u32,
+    pub(super) transfer_not_before: Option<Instant>,
+}
+
+/// What became of a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Applied at this index.
+    At(Index),
+    /// Refused: something has changed; what changed has been read again.
+    Refused,
+}
+
+/// Everything that one look found.
+pub(super) struct RcView {
+    pub(super) spec: RcSpec,
+    pub(super) record_index: Index,
+    pub(super) pods: Pods,
+    pub(super) eligible: Nodes,
+    /// Nodes that cannot start their pod, and why.
+    pub(super) failing: BTreeMap<NodeName, Arc<str>>,
+}
+
+impl RcController {
+    /// A controller for a claimed RC.
+    pub fn new(
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
+        id: RcId,
+        view: Arc<ClusterView>,
+        placement: PlacementSources,
+    ) -> RcController {
+        let (read, reliance) = (view.statuses.take(id), view.statuses.reliance(id));
+        let behind = read.is_none();
+        let (status_index, status) = read.unwrap_or_default();
+        reliance.on(status_index);
+        let owner = RcOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
+        RcController {
+            ctx,
+            claimed,
+            id,
+            view,
+            placement,
+            status,
+            status_index,
+            reliance,
+            known: None,
+            decoded: None,
+            fresh: None,
+            behind,
+            refused: 0,
+            owner,
+            alerted: None,
+            health_writes: HealthWriteLimiter::default(),
+            transfer_attempts: 0,
+            transfers_failed: 0,
+            transfer_not_before: None,
+        }
+    }
+
+    async fn look(&mut self) -> Result<Option<RcView>, ReconcileError> {
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else {
+            // Deleted: its pods stay, and the farm will release the claim.
+            return Ok(None);
+        };
+        if self.reliance.take_misplaced() || self.behind {
+            self.refresh().await?;
+        }
+        let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
+        let checked = self.decode(&record.value);
+        let spec = match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
+            Ok(spec) => spec,
+            Err(bad) => {
+                self.say_invalid(record.index, &bad).await?;
+                return Ok(None);
+            }
+        };
+        if self.known.as_ref().is_some_and(|known| self.view.has_caught_up(known)) {
+            self.known = None;
+        }
+        let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
+        let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
+            Ok(Ok(nodes)) => nodes,
+            Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
+            Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
+        };
+        let pods = self.view.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
+        let failing = |place: &PodRef| {
+            let reported = self.view.reported(place, self.fresh.as_ref());
+            Some((place.node.clone(), reported.cannot_start?))
+        };
+        let failing = pods.keys().filter_map(failing).collect();
+        Ok(Some(RcView { spec, record_index: record.index, pods, eligible, failing }))
+    }
+
+    /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
+    fn decode(&mut self, value: &Bytes) -> Result<RcSpec, BadRecord> {
+        if let Some((of, decoded)) = &self.decoded
+            && of == value
+        {
+            return decoded.clone();
+        }
+        let decoded = RcSpec::decode(self.id, value);
+        self.decoded = Some((value.clone(), decoded.clone()));
+        decoded
+    }
+
+    /// What a node is fit for, as far as this RC is concerned.
+    pub(super) fn readiness(&self, look: &RcView, node: &NodeName) -> NodeReadiness {
+        let shunned = || {
+            let now = self.ctx.clock.wall();
+            look.failing.contains_key(node)
+                || self.status.quarantine(node, look.record_index, now).is_some()
+        };
+        match self.view.readiness(node) {
+            NodeReadiness::Ready | NodeReadiness::Suspect if shunned() => {
+                NodeReadiness::Quarantined
+            }
+            readiness => readiness,
+        }
+    }
+
+    async fn decide(&self, look: &RcView) -> Result<ReplicationPlan, ReconcileError> {
+        let spec = &look.spec;
+        let rooms = self.view.rooms();
+        let readiness = |node: &NodeName| self.readiness(look, node);
+        let misplaced = look.pods.keys().any(|place| {
+            !look.eligible.contains(&place.node)
+                || readiness(&place.node) > NodeReadiness::Suspect
+                || !has_room(spec, &rooms, place)
+        });
+        let discovery_synced = if misplaced {
+            let healthy = self.view.healthy_nodes(&look.pods);
+            self.placement.discovery.synced(spec.manifest.id(), &healthy).await?
+        } else {
+            true
+        };
+        let slot = |node: &NodeName| self.view.slot(spec, self.known.as_ref(), node);
+        Ok(plan(&ReplicationObserved {
+            spec,
+            pods: &look.pods,
+            eligible: &look.eligible,
+            readiness: &readiness,
+            slot: &slot,
+            rooms: &rooms,
+            allowed_actions: self.view.allowed_actions(),
+            transfer: TransferConditions {
+                under_way: self.status.transfer.as_ref(),
+                lock_held: self.lock_held_elsewhere(),
+                discovery_synced,
+                only_eligible: self.placement.scheduler.gives_only_eligible(),
+            },
+        }))
+    }
+
+    /// Whether somebody else holds the record's mutation lock, or forbids transfers.
+    fn lock_held_elsewhere(&self) -> bool {
+        let locks = self.claimed.locks.snapshot();
+        let own = self.claimed.claim.epoch().session();
+        locks.value.0.get(&self.claimed.id).is_some_and(|locks| {
+            ["update", "node_transfer"]
+                .iter()
+                .any(|kind| locks.others.get(*kind).is_some_and(|session| session != own))
+        })
+    }
+
+    /// Carries the steps out, in as few transactions as they fit into.
+    async fn carry_out(&mut self, mut look: RcView, plan: ReplicationPlan) -> ReconcileResult {
+        let before = self.status.replicas.desired;
+        let mut rest = &plan.steps[..];
+        while !rest.is_empty() {
+            let rooms = self.view.rooms();
+            let count = writes::fitting(&look.spec, rest, self.ctx.limits, &rooms);
+            if count == 0 {
+                let why = "field manifest: it is too large for a Consul transaction; shorten it";
+                return Err(ReconcileError::Record(why.to_owned()));
+            }
+            let (batch, after) = rest.split_at(count);
+            let last = after.is_empty();
+            let next = self.status_after(&look, batch, last.then_some(&plan));
+            let mut pods = look.pods.clone();
+            for step in batch {
+                writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+            }
+            let record = events::retarget(&self.ctx, &look.spec, batch, &pods, before);
+            let bookings = match writes::bookings(&look.spec, batch, &rooms) {
+                Ok(bookings) => bookings,
+                Err((node, insufficient)) => {
+                    debug!(record = %self.id, %node, %insufficient, "the capacity was taken: reconciling again");
+                    return Ok(Action::RequeueAfter(Duration::ZERO));
+                }
+            };
+            let mut ops: Vec<Op> =
+                batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
+            ops.extend(bookings.iter().map(Booking::op));
+            match self.commit(look.record_index, ops, next, vec![record]).await? {
+                Written::At(index) => {
+                    self.view.ledger.wrote(&bookings, index);
+                    self.learn(&mut look, batch, index);
+                    rest = after;
+                }
+                Written::Refused => return Ok(self.after_refusal()),
+            }
+        }
+        self.log_changes(&look, &plan);
+        // Once more, for what waits until the count is right.
+        Ok(Action::RequeueAfter(Duration::ZERO))
+    }
+
+    fn status_after(
+        &self,
+        look: &RcView,
+        batch: &[PodStep],
+        done: Option<&ReplicationPlan>,
+    ) -> RcStatus {
+        let mut status = self.status.clone();
+        let now = self.ctx.clock.wall();
+        match done {
+            Some(plan) => self.say_findings(&mut status, &plan.conditions, now),
+            None => {
+                let kind = RcConditionType::Scheduled;
+                let message = "pods are being added or removed".to_owned();
+                status.set_condition(kind, false, RcReason::Scaling, message, now);
+            }
+        }
+        let mut pods = look.pods.clone();
+        for step in batch {
+            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+        }
+        status.replicas = self.replicas(look, &pods);
+        status.observed_index = look.record_index;
+        status.last_error = None;
+        status.quarantined_until = None;
+        status
+    }
+
+    pub(super) fn replicas(&self, look: &RcView, pods: &Pods) -> Replicas {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Replicas {
+            desired: look.spec.replicas_desired,
+            current: count(pods.len()),
+            healthy: count(self.view.healthy_nodes(pods).len()),
+            eligible: count(look.eligible.len()),
+        }
+    }
+
+    fn say_findings(&self, status: &mut RcStatus, conditions: &[PlannedCondition], now: Timestamp) {
+        for condition in conditions {
+            let PlannedCondition { kind, status: holds, reason, message } = condition;
+            status.set_condition(*kind, *holds, *reason, message.clone(), now);
+        }
+    }
+
+    /// What a committed batch did to the pods, known before any tree shows it.
+    pub(super) fn learn(&mut self, look: &mut RcView, batch: &[PodStep], index: Index) {
+        let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
+        for step in batch {
+            writes::apply(&mut look.pods, &look.spec, step, index);
+            removed.extend(writes::left(&look.spec, step));
+        }
+        removed.retain(|place| !look.pods.contains_key(place));
+        self.known = Some(PendingWrites {
+            index,
+            at: Instant::now(),
+            pods: look.pods.clone(),
+            removed,
+            manifest: writes::manifest_hash(&look.spec),
+        });
+    }
+
+    /// Commits one transaction of the chain: fence, the record as the plan saw it, the status in its place, the
+    /// given operations, the audit record.
+    pub(super) async fn commit(
+        &mut self,
+        record_index: Index,
+        ops: Vec<Op>,
+        mut status: RcStatus,
+        audit: Vec<AuditRecord>,
+    ) -> Result<Written, ReconcileError> {
+        status.owner = Some(self.owner.clone());
+        status.revision = self.status.revision + 1;
+        let mut txn = Txn::under(&self.claimed.claim);
+        txn.push(match enabled(Failpoint::NoRecordGuard) {
+            true => Op::GetTree { prefix: key::rc_locks() },
+            false => Op::CheckIndex { key: key::rc(self.id), index: record_index },
+        });
+        let (key, value, flags) = (key::rc_status(self.id), status.encode(), 0);
+        txn.push(match enabled(Failpoint::NoChain) {
+            true => Op::Set { key, value, flags },
+            false => Op::Cas { key, value, flags, index: self.status_index },
+        });
+        txn.extend(ops);
+        let audit: Vec<Op> = audit
+            .iter()
+            .map(|record| {
+                rcfarm_store::audit_op(self.ctx.ids.ordered_uuid(record.timestamp), record)
+            })
+            .collect();
+        let mut apart = Txn::under(&self.claimed.claim);
+        if enabled(Failpoint::AuditApart) {
+            apart.extend(audit);
+        } else if !enabled(Failpoint::NoAudit) {
+            txn.extend(audit);
+        }
+        let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
+        let committed = self.ctx.writer.commit(txn).await;
+        if apart.ops().len() > 1 {
+            let _ = self.ctx.writer.commit(apart).await?;
+        }
+        match committed {
+            Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
+            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.id, ?refusals, "refused: reconciling again");
+                self.refused = self.refused.saturating_add(1);
+                let allocated = |refusal: &Refusal| booked.get(refusal.op).cloned().flatten();
+                let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(allocated).collect();
+                self.view.ledger.reread(&overtaken).await?;
+                if refusals.iter().all(|refusal| refusal.op == 1) {
+                    self.expect_record(record_index).await?;
+                } else if refusals.iter().any(|refusal| allocated(refusal).is_none()) {
+                    self.refresh().await?;
+                }
+                Ok(Written::Refused)
+            }
+            Err(error) if error.outcome_unknown() && !enabled(Failpoint::RepeatUnknown) => {
+                // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
+                // if not, it never can be once the next one has taken its place.
+                self.behind = true;
+                let (index, found) = self.view.statuses.read(self.id).await?;
+                if found == status {
+                    info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
+                    self.behind = false;
+                    return Ok(self.took_place(status, index));
+                }
+                Err(error.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sees to it that the record comes, which is another than the one at `seen`. A newer one its tree brings. An older
+    /// one it does not: a restored snapshot has brought it back, under an index that no watch waits for; and whatever
+    /// else is known is of the time before.
+    async fn expect_record(&mut self, seen: Index) -> Result<(), ReconcileError> {
+        let record = self.ctx.reader.get(&key::rc(self.id), Query::CONSISTENT).await?.value;
+        if record.is_some_and(|record| record.modify_index > seen) {
+            self.claimed.records.refresh_soon();
+            return Ok(());
+        }
+        self.behind = true;
+        self.claimed.records.read_now().await?;
+        self.refresh().await
+    }
+
+    fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
+        (self.status, self.status_index) = (status, index);
+        self.reliance.on(index);
+        self.refused = 0;
+        Written::At(index)
+    }
+
+    /// Reads the status and then the pods, in this order: an older view of the pods than the status is of would
+    /// let a plan pass that nobody checked against the last one.
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        self.behind = true;
+        self.known = None;
+        (self.status_index, self.status) = self.view.statuses.read(self.id).await?;
+        self.reliance.on(self.status_index);
+        self.view.catch_up().await?;
+        self.behind = false;
+        Ok(())
+    }
+
+    /// Plans anew in a moment, or when what changed is seen; later and later if that is refused too.
+    pub(super) fn after_refusal(&self) -> Action {
+        let again = self.refused.saturating_sub(1);
+        let pause = backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again);
+        Action::RequeueAfter(self.ctx.ids.jitter(pause, 0.5))
+    }
+
+    /// Writes the status alone, when it would say something new.
+    async fn say(&mut self, look: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
+        let mut status = self.status.clone();
+        self.say_findings(&mut status, conditions, self.ctx.clock.wall());
+        status.observed_index = look.record_index;
+        status.replicas = self.replicas(look, &look.pods);
+        status.last_error = self.status.transfer.as_ref().and(self.status.last_error.clone());
+        if conditions.iter().any(|condition| condition.reason == RcReason::TransferFailed) {
+            status.last_error.clone_from(&self.status.last_error);
+        }
+        status.quarantined_until = None;
+        self.write_status(look.record_index, status).await
+    }
+
+    async fn write_status(&mut self, record_index: Index, status: RcStatus) -> ReconcileResult {
+        let mut same = status.clone();
+        same.replicas.eligible = self.status.replicas.eligible;
+        let health_only = {
+            let mut same = same.clone();
+            same.replicas.healthy = self.status.replicas.healthy;
+            same == self.status
+        };
+        let owned = self.status.owner.as_ref() == Some(&self.owner);
+        if owned && same == self.status {
+            return Ok(Action::AwaitChange);
+        }
+        if owned
+            && health_only
+            && let Err(wait) = self.health_writes.take(Instant::now())
+        {
+            return Ok(Action::RequeueAfter(wait));
+        }
+        match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
+            Written::At(_) => Ok(Action::AwaitChange),
+            Written::Refused => Ok(self.after_refusal()),
+        }
+    }
+
+    async fn say_invalid(
+        &mut self,
+        record_index: Index,
+        bad: &BadRecord,
+    ) -> Result<(), ReconcileError> {
+        let mut status = self.status.clone();
+        let (kind, reason) = (RcConditionType::Valid, RcReason::InvalidRecord);
+        status.set_condition(kind, false, reason, bad.to_string(), self.ctx.clock.wall());
+        status.observed_index = record_index;
+        status.last_error = Some(bad.to_string());
+        status.quarantined_until = None;
+        if self.alerted.as_ref() != status.last_error.as_ref() {
+            self.alerted.clone_from(&status.last_error);
+            warn!(alert = true, key = %key::rc(self.id), field = bad.field, why = bad.why,
+                fix = bad.fix, "the record cannot be worked on; its pods are left as they are");
+        }
+        self.write_status(record_index, status).await.map(drop)
+    }
+
+    fn alert(&mut self, plan: &ReplicationPlan) {
+        if plan.alert == self.alerted {
+            return;
+        }
+        if let Some(message) = &plan.alert {
+            warn!(alert = true, record = %self.id, why = message, "the desired count cannot be reached");
+        }
+        self.alerted.clone_from(&plan.alert);
+    }
+
+    fn log_changes(&self, look: &RcView, plan: &ReplicationPlan) {
+        let (added, removed, repaired) = writes::nodes(&plan.steps);
+        let few = |nodes: &[NodeName]| {
+            let names: Vec<&str> = nodes.iter().take(5).map(NodeName::as_str).collect();
+            names.join(",")
+        };
+        info!(
+            record = %self.id, pod = %look.spec.manifest.id(),
+            added = added.len(), removed = removed.len(), repaired = repaired.len(),
+            nodes = few(&[added, removed, repaired].concat()),
+            current = look.pods.len(), desired = look.spec.replicas_desired, "pods changed"
+        );
+    }
+
+    /// Whether the transfer under way, if any, is still one that this RC may make.
+    fn may_move(&self, look: &RcView) -> bool {
+        let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
+        look.spec.strategy == RcStrategy::Dynamic
+            || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
+    }
+
+    /// `next`, or the end of the next quarantine if that is earlier.
+    fn or_release(&self, look: &RcView, next: Action) -> Action {
+        let now = self.ctx.clock.wall();
+        let release = self.status.next_release(look.record_index, now);
+        let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
+        match (next, rest) {
+            (Action::AwaitChange, Some(rest)) => Action::RequeueAfter(rest),
+            (Action::RequeueAfter(pause), Some(rest)) => Action::RequeueAfter(pause.min(rest)),
+            (next, None) => next,
+        }
+    }
+
+    /// Nodes that have a pod of the RC.
+    pub(super) fn nodes_in_use(look: &RcView) -> BTreeSet<NodeName> {
+        writes::node_set(&look.pods)
+    }
+}
+
+pub(super) fn no_answer() -> ScheduleError {
+    ScheduleError::Unreachable(format!("no answer within {SCHEDULER_TIMEOUT:?}"))
+}
+
+#[async_trait]
+impl Controller for RcController {
+    async fn reconcile(&mut self) -> ReconcileResult {
+        let Some(mut look) = self.look().await? else { return Ok(Action::AwaitChange) };
+        let mut plan = self.decide(&look).await?;
+        if plan.steps.is_empty() && self.view.take_rung(self.id) {
+            let read = self.view.read_health(look.spec.manifest.id()).await;
+            // The doorbell is answered by an answer only.
+            self.fresh = Some(read.inspect_err(|_| self.view.note_rung(self.id))?);
+            let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
+            (plan, look) = (self.decide(&again).await?, again);
+        }
+        self.alert(&plan);
+        if let Some(next) = self.free_orphaned(&look, &plan).await? {
+            return Ok(next);
+        }
+        let view = self.view.clone();
+        let turn = Self::turn(&view, &look, &plan.steps).await;
+        if turn.is_some() {
+            plan = self.decide(&look).await?;
+        }
+        if !plan.steps.is_empty() {
+            return self.carry_out(look, plan).await;
+        }
+        drop(turn);
+        let unwanted = look.spec.disabled || !self.may_move(&look);
+        match (&plan.transfer, self.status.transfer.is_some()) {
+            (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
+            (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
+            (TransferPlan::Continue, _) => self.continue_transfer(look).await,
+            (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
+                // No watch tells when it has caught up.
+                self.say(&look, &plan.conditions).await?;
+                Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
+            }
+            (transfer, _) => {
+                let next = match (self.say(&look, &plan.conditions).await?, transfer) {
+                    // Nobody tells when another record's pod leaves its place.
+                    (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
+                        Action::RequeueAfter(PLACE_PAUSE)
+                    }
+                    (next, _) => next,
+                };
+                Ok(self.or_release(&look, next))
+            }
+        }
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        for _ in 0..2 {
+            let seen = self.claimed.records.snapshot();
+            let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
+            if self.behind {
+                self.refresh().await?;
+            }
+            // After a refusal or a panic this is another status than before: what it says of a transfer stays.
+            let mut status = self.status.clone();
+            let now = self.ctx.clock.wall();
+            let (kind, reason) = (RcConditionType::Valid, RcReason::Quarantined);
+            status.set_condition(kind, false, reason, error.to_owned(), now);
+            status.observed_index = record.index;
+            status.last_error = Some(error.to_owned());
+            status.quarantined_until = now.checked_add(pause).ok();
+            if let Written::At(_) =
+                self.commit(record.index, Vec::new(), status, Vec::new()).await?
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

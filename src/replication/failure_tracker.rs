@@ -1,0 +1,139 @@
+//! Nodes on which pods of many records cannot be started: one record's pods are the record's fault, several records' the
+//! node's. A record whose pods cannot be started on another node either is at fault itself, and is held against none. Pure.
+//!
+//! A farm keeps this in memory. Another, or the same after a restart, finds out anew, at the price of a few pods that do
+//! not start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use rcfarm_api::backoff;
+use rcfarm_api::ids::NodeName;
+
+/// So many records whose pods failed within [`WINDOW`], and the node is suspected.
+const RECORDS: usize = 3;
+/// See [`RECORDS`].
+const WINDOW: Duration = Duration::from_secs(600);
+/// For so long at first; each time that follows is twice as long.
+const FIRST: Duration = Duration::from_secs(60);
+/// The longest time for which a node is suspect. A node that did well for as long is as good as any.
+const LONGEST: Duration = Duration::from_secs(3_600);
+
+/// What is held against a node.
+#[derive(Debug, Clone, Default)]
+struct NodeFailures {
+    until: Option<Instant>,
+    times: u32,
+}
+
+/// What is held against each node.
+#[derive(Debug, Clone, Default)]
+pub struct NodeFailureTracker {
+    nodes: BTreeMap<NodeName, NodeFailures>,
+    /// Where pods of each record failed, and when last.
+    records: BTreeMap<String, BTreeMap<NodeName, Instant>>,
+}
+
+impl NodeFailureTracker {
+    /// A node said that it cannot start a pod of `record` (any word that tells records apart). For how long the node is
+    /// suspected, if that begins now.
+    pub fn failed(&mut self, node: &NodeName, record: &str, now: Instant) -> Option<Duration> {
+        self.records.retain(|_, failed| {
+            failed.retain(|_, at| now < *at + WINDOW);
+            !failed.is_empty()
+        });
+        let failed = self.records.entry(record.to_owned()).or_default();
+        failed.insert(node.clone(), now);
+        if failed.len() > 1 {
+            return None;
+        }
+        let failures = self.nodes.entry(node.clone()).or_default();
+        if failures.until.is_some_and(|until| now >= until + LONGEST) {
+            *failures = NodeFailures::default();
+        }
+        // Once suspected, a node has to show that it does better: the next failure is enough.
+        let enough = if failures.times == 0 { RECORDS } else { 1 };
+        // What failed before the node became suspect no longer counts.
+        let since = failures.until;
+        let only_here = |failed: &&BTreeMap<NodeName, Instant>| {
+            failed.len() == 1
+                && failed.get(node).is_some_and(|at| since.is_none_or(|since| *at >= since))
+        };
+        if failures.until.is_some_and(|until| now < until)
+            || self.records.values().filter(only_here).count() < enough
+        {
+            return None;
+        }
+        let pause = backoff(FIRST, LONGEST, failures.times);
+        failures.times = failures.times.saturating_add(1);
+        failures.until = Some(now + pause);
+        Some(pause)
+    }
+
+    /// Whether a node is suspected.
+    #[must_use]
+    pub fn is_suspect(&self, node: &NodeName, now: Instant) -> bool {
+        self.nodes.get(node).and_then(|failures| failures.until).is_some_and(|until| now < until)
+    }
+
+    /// The nodes that are suspected, and until when.
+    pub fn suspects(&self, now: Instant) -> impl Iterator<Item = (&NodeName, Instant)> {
+        let until = |(node, failures): (_, &NodeFailures)| Some((node, failures.until?));
+        self.nodes.iter().filter_map(until).filter(move |(_, until)| now < *until)
+    }
+
+    /// When the next node is no longer suspect.
+    #[must_use]
+    pub fn next_end(&self, now: Instant) -> Option<Instant> {
+        self.nodes.values().filter_map(|failures| failures.until).filter(|until| *until > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_records_make_a_node_suspect_for_ever_longer_and_one_does_not() {
+        let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
+        let (mut failure_tracker, start) = (NodeFailureTracker::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        for n in 0..100 {
+            assert_eq!(failure_tracker.failed(&n1, "r1", after(n)), None, "always the same record");
+        }
+        assert_eq!(failure_tracker.failed(&n1, "r2", after(100)), None);
+        assert_eq!(failure_tracker.failed(&n2, "r3", after(100)), None, "another node");
+        assert_eq!(failure_tracker.failed(&n1, "r4", after(800)), None, "the others are long ago");
+        assert_eq!(failure_tracker.failed(&n1, "r5", after(801)), None);
+        assert_eq!(failure_tracker.failed(&n1, "r6", after(802)), Some(FIRST));
+        assert!(
+            failure_tracker.is_suspect(&n1, after(861))
+                && !failure_tracker.is_suspect(&n2, after(861))
+        );
+        let suspects: Vec<_> = failure_tracker.suspects(after(861)).collect();
+        assert_eq!(suspects, [(&n1, after(862))]);
+        assert_eq!(failure_tracker.next_end(after(861)), Some(after(862)));
+        assert_eq!(failure_tracker.suspects(after(862)).count(), 0);
+        assert_eq!(failure_tracker.failed(&n1, "r7", after(861)), None, "it is suspected already");
+        assert!(!failure_tracker.is_suspect(&n1, after(862)));
+        assert_eq!(failure_tracker.failed(&n1, "r8", after(900)), Some(FIRST * 2));
+        let long = after(900) + FIRST * 2 + LONGEST;
+        assert_eq!(failure_tracker.failed(&n1, "r8", long), None, "it did well for long");
+    }
+
+    #[test]
+    fn records_that_start_nowhere_take_no_fleet_with_them() {
+        let (mut failure_tracker, now) = (NodeFailureTracker::default(), Instant::now());
+        let mut suspects = 0;
+        for node in 0..20 {
+            let node: NodeName = format!("n{node}").parse().unwrap();
+            for record in 0..5 {
+                let began = failure_tracker.failed(&node, &format!("bad-{record}"), now);
+                suspects += usize::from(began.is_some());
+            }
+        }
+        assert_eq!(suspects, 1, "where they were first, they might have been the node's fault");
+    }
+}

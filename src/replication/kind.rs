@@ -1,0 +1,246 @@
+//! What a farm must know to claim RCs and run their tasks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::cluster_view::{ClusterView, Healths, IntentIndex, PodLabels};
+use super::controller::{PlacementSources, RcController};
+use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
+use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use crate::placement::allocation_cache::AllocationIndex;
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::cache::Snapshot;
+use rcfarm_store::{Index, Prefix, StoreError};
+
+/// Replication controllers as a kind of record.
+pub struct RcKind {
+    ctx: ControllerContext,
+    view: Arc<ClusterView>,
+    placement: PlacementSources,
+}
+
+impl RcKind {
+    /// The kind, over a world that it watches.
+    #[must_use]
+    pub fn new(
+        ctx: ControllerContext,
+        view: Arc<ClusterView>,
+        placement: PlacementSources,
+    ) -> Self {
+        RcKind { ctx, view, placement }
+    }
+}
+
+fn touched(ids: impl IntoIterator<Item = RcId>) -> FarmEvent {
+    FarmEvent::Changed(ids.into_iter().map(|id| RecordId::from(id.to_string().as_str())).collect())
+}
+
+/// Whoever waits for a tree to be trusted again need not have a pod in it.
+fn trust_changed<T>(wake_queue: &WakeQueue, old: &Snapshot<T>, new: &Snapshot<T>) {
+    if !new.is_trusted_as(old) {
+        wake_queue.push(FarmEvent::All);
+    }
+}
+
+#[async_trait]
+impl Kind for RcKind {
+    fn name(&self) -> &'static str {
+        "rc"
+    }
+
+    fn records(&self) -> Prefix {
+        key::rcs()
+    }
+
+    fn locks(&self) -> Prefix {
+        key::rc_locks()
+    }
+
+    fn labels(&self) -> Prefix {
+        key::labels(LabelKind::ReplicationController)
+    }
+
+    fn trees(&self) -> Vec<Prefix> {
+        vec![
+            key::labels(LabelKind::Node),
+            key::nodes(),
+            key::labels(LabelKind::Pod),
+            key::intents(),
+            key::healths(),
+            key::rc_statuses(),
+            key::allocations(),
+        ]
+    }
+
+    fn sentinels(&self) -> Vec<Prefix> {
+        vec![key::nodes()]
+    }
+
+    fn needs_labels(&self) -> bool {
+        true
+    }
+
+    fn check_name(&self, tail: &str) -> Result<(), String> {
+        match tail.parse::<RcId>() {
+            Err(_) => {
+                Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
+                    .to_owned())
+            }
+            Ok(id) if id.to_string() != tail => Err(format!(
+                "it is not how keys spell a UUID: write the record under {}",
+                key::rc(id)
+            )),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+        let ids = || self.ctx.ids.fork();
+        let view = self.view.clone();
+        let nodes = {
+            let wake_queue = wake_queue.clone();
+            view.nodes.clone().watch(ids(), move |old, new| {
+                if old.value.labels != new.value.labels {
+                    wake_queue.push(FarmEvent::All);
+                }
+                trust_changed(&wake_queue, old, new);
+            })
+        };
+        let records = {
+            let wake_queue = wake_queue.clone();
+            view.records.clone().watch(ids(), move |old, new| {
+                if old.value != new.value {
+                    wake_queue.push(FarmEvent::All);
+                }
+            })
+        };
+        let lost = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            async move {
+                // A second's delay at most, and no wake-up to miss.
+                let mut pending = None;
+                loop {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    if pending.is_some_and(|at| at <= Instant::now()) {
+                        wake_queue.push(FarmEvent::All);
+                    }
+                    pending = view.next_change();
+                }
+            }
+        };
+        let pods = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.pods.clone().watch(ids(), move |old, new| {
+                wake_queue.push(touched(PodLabels::touched(&old.value, &new.value)));
+                if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
+                    wake_queue.push(FarmEvent::Claims);
+                }
+                if PodLabels::freed(&old.value, &new.value) {
+                    wake_queue.push(touched(view.waiting()));
+                }
+                trust_changed(&wake_queue, old, new);
+            })
+        };
+        let intents = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.intents.clone().watch(ids(), move |old, new| {
+                let places = IntentIndex::touched(&old.value, &new.value);
+                wake_queue.push(touched(view.owners(places)));
+                if IntentIndex::freed(&old.value, &new.value) {
+                    wake_queue.push(touched(view.waiting()));
+                }
+                trust_changed(&wake_queue, old, new);
+            })
+        };
+        let health = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.health.clone().watch(ids(), move |old, new| {
+                view.note_failures(&old.value, &new.value);
+                let places = Healths::touched(&old.value, &new.value);
+                wake_queue.push(touched(view.owners(places)));
+                trust_changed(&wake_queue, old, new);
+            })
+        };
+        let allocations = {
+            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            view.ledger.tree.clone().watch(ids(), move |old, new| {
+                let mut touched_ids = AllocationIndex::touched(&old.value, &new.value);
+                touched_ids.extend(view.waiting());
+                wake_queue.push(touched(touched_ids));
+            })
+        };
+        let statuses = {
+            let (wake_queue, view, ids) = (wake_queue.clone(), view.clone(), ids());
+            async move {
+                let tell = move |misplaced: BTreeSet<RcId>| wake_queue.push(touched(misplaced));
+                view.statuses.watch(ids, tell).await;
+            }
+        };
+        vec![
+            Box::pin(statuses),
+            Box::pin(nodes),
+            Box::pin(records),
+            Box::pin(lost),
+            Box::pin(pods),
+            Box::pin(intents),
+            Box::pin(health),
+            Box::pin(allocations),
+        ]
+    }
+
+    async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        // Unread, these would show no node, no drain and no healthy pod.
+        self.view.nodes.first_read().await;
+        self.view.records.first_read().await;
+        self.view.health.first_read().await;
+        self.view.ledger.tree.first_read().await;
+        self.view.prepare(oldest).await
+    }
+
+    fn confirm(&self) {
+        self.view.nodes.confirm();
+        self.view.pods.confirm();
+        self.view.intents.confirm();
+        self.view.health.confirm();
+    }
+
+    fn untrusted_caches(&self) -> Vec<String> {
+        let (nodes, pods) = (self.view.nodes.snapshot(), self.view.pods.snapshot());
+        let (intents, health) = (self.view.intents.snapshot(), self.view.health.snapshot());
+        let seen = [
+            (self.view.nodes.prefix(), nodes.untrusted),
+            (self.view.pods.prefix(), pods.untrusted),
+            (self.view.intents.prefix(), intents.untrusted),
+            (self.view.health.prefix(), health.untrusted),
+        ];
+        let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
+        suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
+    }
+
+    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        self.view.suspects()
+    }
+
+    fn scheduler(&self) -> Option<String> {
+        self.placement.scheduler.address()
+    }
+
+    fn rung(&self, id: &RecordId) {
+        if let Ok(id) = id.as_str().parse() {
+            self.view.note_rung(id);
+        }
+    }
+
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
+        let id = claimed.id.as_str().parse().expect("check_name has passed");
+        let (ctx, view) = (self.ctx.clone(), self.view.clone());
+        Box::new(RcController::new(ctx, claimed, id, view, self.placement.clone()))
+    }
+}

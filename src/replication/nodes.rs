@@ -1,0 +1,122 @@
+//! What the trees say of nodes: their labels, and what each says of itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::plan::NodeReadiness;
+use crate::placement::NodeLabels;
+use crate::placement::allocation_cache::Capacities;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::labels::decode_labels;
+use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_store::cache::CacheIndex;
+use rcfarm_store::{Entry, Index, Prefix};
+
+/// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
+#[derive(Debug, Default)]
+pub struct NodeIndex {
+    /// What can be read.
+    pub labels: Arc<NodeLabels>,
+    /// What cannot; each is said once.
+    unreadable: BTreeMap<NodeName, Index>,
+}
+
+impl CacheIndex for NodeIndex {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
+        for entry in entries {
+            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
+                continue;
+            };
+            match decode_labels(&entry.value) {
+                Ok(labels) => drop(nodes.insert(node, labels)),
+                Err(error) => {
+                    if old.unreadable.get(&node) != Some(&entry.modify_index) {
+                        warn!(alert = true, key = entry.key, %error,
+                            "a node's labels cannot be read: no pod is added there");
+                    }
+                    unreadable.insert(node, entry.modify_index);
+                }
+            }
+        }
+        NodeIndex { labels: Arc::new(NodeLabels { nodes }), unreadable }
+    }
+
+    fn len(&self) -> usize {
+        self.labels.nodes.len() + self.unreadable.len()
+    }
+}
+
+/// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct NodeInfo {
+    /// Where its pods are reached; empty when it does not say.
+    pub(super) address: String,
+    draining: bool,
+    /// For so long after the end of its session a pod of it may still live.
+    lease: Duration,
+    /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
+    gone_since: Option<Instant>,
+}
+
+impl NodeInfo {
+    /// When it counts as down, if its agent does not come back.
+    pub(super) fn down_at(&self, grace: Duration) -> Option<Instant> {
+        Some(self.gone_since? + grace.max(self.lease))
+    }
+}
+
+/// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
+#[derive(Debug, Default, PartialEq)]
+pub struct NodeRecords {
+    pub(super) nodes: BTreeMap<NodeName, NodeInfo>,
+    pub(super) capacities: Capacities,
+}
+
+impl NodeRecords {
+    pub(super) fn readiness(
+        &self,
+        node: &NodeName,
+        now: Instant,
+        grace: Duration,
+    ) -> NodeReadiness {
+        match self.nodes.get(node) {
+            Some(info) if info.down_at(grace).is_some_and(|at| now >= at) => NodeReadiness::Down,
+            Some(NodeInfo { draining: true, .. }) => NodeReadiness::Draining,
+            _ => NodeReadiness::Ready,
+        }
+    }
+}
+
+impl CacheIndex for NodeRecords {
+    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
+        for entry in entries {
+            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
+                continue;
+            };
+            let node: NodeName = node;
+            let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
+            let gone = record.session.is_some() && entry.session.is_none();
+            let since = old.nodes.get(&node).and_then(|info| info.gone_since);
+            let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
+            let draining = record.state == NodeState::Draining;
+            if !record.capacity.is_zero() {
+                capacities.insert(node.clone(), record.capacity);
+            }
+            let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
+            nodes.insert(node, NodeInfo { address: record.address, draining, lease, gone_since });
+        }
+        let same = *old.capacities == capacities;
+        let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
+        NodeRecords { nodes, capacities }
+    }
+
+    fn len(&self) -> usize {
+        self.nodes.len()
+    }
+}

@@ -1,0 +1,184 @@
+//! The statuses of RCs as stored: read for all when records are claimed, and checked now and then.
+//!
+//! An owner is the only one that writes its RC's status, so it goes by what it wrote last. A restored snapshot puts an
+//! older status back all the same, and an owner at rest would never hear of it: it has nothing to write that would be
+//! refused. So the farm reads all statuses every few minutes, in one request, and tells the owners of those that differ.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use rcfarm_api::backoff;
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::time::IdSource;
+use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
+
+/// Statuses are checked this often (and up to a fifth later).
+const CHECK_EVERY: Duration = Duration::from_secs(300);
+
+/// All statuses at one index; index 0: not read.
+#[derive(Default)]
+pub(super) struct StatusReads {
+    index: Index,
+    statuses: BTreeMap<RcId, (Index, RcStatus)>,
+}
+
+/// The index of the status that an owner goes by.
+#[derive(Default)]
+pub(super) struct Reliance(Mutex<Relied>);
+
+#[derive(Clone, Copy, Default)]
+struct Relied {
+    index: Index,
+    /// When it was read or written; `None`: it is not known.
+    since: Option<Instant>,
+    /// Another one was seen to stand there.
+    misplaced: bool,
+}
+
+impl Reliance {
+    fn lock(&self) -> MutexGuard<'_, Relied> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The status at this index was just read, or written.
+    pub(super) fn on(&self, index: Index) {
+        *self.lock() = Relied { index, since: Some(Instant::now()), misplaced: false };
+    }
+
+    /// Whether another status was seen since this was asked last.
+    pub(super) fn take_misplaced(&self) -> bool {
+        std::mem::take(&mut self.lock().misplaced)
+    }
+
+    /// Compares with what was stored when a read was sent at `asked`.
+    fn check(&self, stored: Index, asked: Instant) -> bool {
+        let mut relied = self.lock();
+        relied.misplaced |=
+            relied.index != stored && relied.since.is_some_and(|since| since < asked);
+        relied.misplaced
+    }
+}
+
+/// See the module.
+pub struct RcStatuses {
+    reader: Arc<dyn Reader>,
+    book: Mutex<StatusReads>,
+    relied: Mutex<BTreeMap<RcId, Weak<Reliance>>>,
+}
+
+impl RcStatuses {
+    pub(super) fn new(reader: Arc<dyn Reader>) -> RcStatuses {
+        RcStatuses { reader, book: Mutex::default(), relied: Mutex::default() }
+    }
+
+    /// Whether the book is of a time before any record that was created at `oldest` or later.
+    pub(super) fn is_before(&self, oldest: Index) -> bool {
+        let read = self.book().index;
+        read > Index::ZERO && oldest > read
+    }
+
+    /// Reads all.
+    pub(super) async fn read_all(&self) -> Result<StatusReads, StoreError> {
+        let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
+        let status = |(id, entry): (RcId, &Entry)| {
+            let status = RcStatus::decode(&entry.value).unwrap_or_default();
+            (id, (entry.modify_index, status))
+        };
+        let statuses = answer.value.iter().filter_map(named).map(status).collect();
+        Ok(StatusReads { index: answer.index.max(Index(1)), statuses })
+    }
+
+    /// Puts the book in place from which [`RcStatuses::take`] gives.
+    pub(super) fn keep(&self, book: StatusReads) {
+        *self.book() = book;
+    }
+
+    /// The status of an RC from the book; each is given out once. `None`: there is no book.
+    pub(super) fn take(&self, id: RcId) -> Option<(Index, RcStatus)> {
+        let mut book = self.book();
+        (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
+    }
+
+    /// Reads an RC's status now.
+    pub(super) async fn read(&self, id: RcId) -> Result<(Index, RcStatus), StoreError> {
+        let entry = self.reader.get(&key::rc_status(id), Query::CONSISTENT).await?.value;
+        Ok(entry.map_or_else(Default::default, |entry| {
+            (entry.modify_index, RcStatus::decode(&entry.value).unwrap_or_default())
+        }))
+    }
+
+    /// Where an owner says on which status it relies; ends when dropped.
+    pub(super) fn reliance(&self, id: RcId) -> Arc<Reliance> {
+        let reliance = Arc::<Reliance>::default();
+        self.relied().insert(id, Arc::downgrade(&reliance));
+        reliance
+    }
+
+    /// Checks for ever; `misplaced` is told of RCs whose owners go by a status that does not stand there.
+    pub(super) async fn watch(&self, ids: IdSource, misplaced: impl Fn(BTreeSet<RcId>) + Send) {
+        let mut failures = 0;
+        let mut pause = ids.jitter(CHECK_EVERY, 0.2);
+        loop {
+            tokio::time::sleep(pause).await;
+            match self.check().await {
+                Ok(found) => {
+                    (failures, pause) = (0, ids.jitter(CHECK_EVERY, 0.2));
+                    if !found.is_empty() {
+                        warn!(
+                            records = found.len(),
+                            "statuses were changed by somebody else: rereading them"
+                        );
+                        misplaced(found);
+                    }
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 {
+                        warn!(%error, "statuses cannot be checked");
+                    }
+                    let pauses = (Duration::from_secs(1), Duration::from_secs(30));
+                    pause = ids.jitter(backoff(pauses.0, pauses.1, failures - 1), 0.5);
+                }
+            }
+        }
+    }
+
+    async fn check(&self) -> Result<BTreeSet<RcId>, StoreError> {
+        let asked = Instant::now();
+        let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
+        let stored = answer.value.iter().filter_map(named);
+        let stored: BTreeMap<RcId, Index> = stored.map(|(id, e)| (id, e.modify_index)).collect();
+        let mut relied = self.relied();
+        relied.retain(|_, reliance| reliance.strong_count() > 0);
+        let misplaced = |id: &RcId, reliance: &Weak<Reliance>| {
+            let index = stored.get(id).copied().unwrap_or_default();
+            reliance.upgrade().is_some_and(|reliance| reliance.check(index, asked))
+        };
+        Ok(relied
+            .iter()
+            .filter(|(id, reliance)| misplaced(id, reliance))
+            .map(|(id, _)| *id)
+            .collect())
+    }
+
+    fn book(&self) -> MutexGuard<'_, StatusReads> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn relied(&self) -> MutexGuard<'_, BTreeMap<RcId, Weak<Reliance>>> {
+        self.relied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The RC that an entry is the status of.
+fn named(entry: &Entry) -> Option<(RcId, &Entry)> {
+    let prefix = key::rc_statuses();
+    let id = prefix.tail(&entry.key)?.strip_suffix("/rcfarm")?.parse().ok()?;
+    Some((id, entry))
+}

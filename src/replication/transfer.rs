@@ -1,0 +1,311 @@
+//! Moving one pod off an ineligible node, step by step, so that a crash at any point leaves something that the
+//! next owner finishes or undoes (`p2.md` §2.3).
+//!
+//! 1. The transfer is recorded in the status and the record's mutation lock is taken, in one transaction.
+//! 2. The scheduler allocates a node, which is recorded. The transfer's id is the idempotency token.
+//! 3. The scheduler deallocates the old node.
+//! 4. One transaction swaps the pods, clears the record and gives the lock back.
+//!
+//! When a step fails for good, the transfer is marked as being undone, so that no later owner goes on with it; then
+//! what was allocated is given back, and the record is cleared: membership unchanged.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::events;
+use super::plan::{NodeReadiness, PodRef, PodRemoveReason, PodStep, SlotState, has_room};
+use super::writes;
+use crate::farm::kind::{Action, ReconcileError};
+use crate::placement::capacity::Booking;
+use crate::placement::{ScheduleError, ScheduleRequest};
+use rcfarm_api::backoff;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::{RcConditionType, RcReason, Transfer};
+use rcfarm_store::{Index, Op};
+
+/// Attempts to deallocate the old node before the transfer is undone, and the new one before a person is told.
+const ATTEMPTS: u32 = 5;
+/// After a transfer was undone, the next is begun this much later, and ever later while it keeps failing.
+const HOLD_OFF: Duration = Duration::from_secs(30);
+
+impl RcController {
+    /// Takes the mutation lock; fine when this session holds it already.
+    fn lock_op(&self) -> Op {
+        Op::Lock {
+            key: key::rc_mutation_lock(self.id),
+            value: self.ctx.farm.to_string().into(),
+            session: self.claimed.claim.epoch().session().clone(),
+        }
+    }
+
+    /// Gives the mutation lock back: taken first, so that giving back never fails for not having it.
+    fn unlock_ops(&self) -> [Op; 3] {
+        let key = key::rc_mutation_lock(self.id);
+        let session = self.claimed.claim.epoch().session().clone();
+        let value = bytes::Bytes::new();
+        [self.lock_op(), Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]
+    }
+
+    pub(super) async fn start_transfer(
+        &mut self,
+        look: RcView,
+        old_node: NodeName,
+    ) -> Result<Action, ReconcileError> {
+        if let Some(wait) = self.transfer_pause() {
+            return Ok(Action::RequeueAfter(wait));
+        }
+        let id = self.ctx.ids.uuid();
+        let transfer = Transfer { id, old_node, new_node: None, undoing: None };
+        let mut status = self.status.clone();
+        let now = self.ctx.clock.wall();
+        let message = format!("from {}", transfer.old_node);
+        let (kind, reason) = (RcConditionType::Placed, RcReason::TransferUnderWay);
+        status.set_condition(kind, false, reason, message, now);
+        status.transfer = Some(transfer.clone());
+        let record = events::transfer_started(&self.ctx, &look.spec, &transfer);
+        let ops = vec![self.lock_op()];
+        match self.commit(look.record_index, ops, status, vec![record]).await? {
+            Written::At(_) => {
+                info!(record = %self.id, from = %transfer.old_node, "node transfer begun");
+                self.transfer_attempts = 0;
+                Ok(Action::RequeueAfter(Duration::ZERO))
+            }
+            // Most likely somebody took the lock; its tree will tell.
+            Written::Refused => Ok(Action::RequeueAfter(Duration::from_millis(500))),
+        }
+    }
+
+    pub(super) async fn continue_transfer(
+        &mut self,
+        look: RcView,
+    ) -> Result<Action, ReconcileError> {
+        if let Some(wait) = self.transfer_pause() {
+            return Ok(Action::RequeueAfter(wait));
+        }
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
+        if let Some(why) = &transfer.undoing {
+            return self.undo_transfer(look, why).await;
+        }
+        let old = look.pods.keys().find(|place| place.node == transfer.old_node).cloned();
+        let Some(old) = old else {
+            return self.undo_transfer(look, "the pod is gone from the old node").await;
+        };
+        let ready = self.readiness(&look, &transfer.old_node) <= NodeReadiness::Suspect;
+        let has_room = has_room(&look.spec, &self.view.rooms(), &old);
+        if ready && has_room && look.eligible.contains(&transfer.old_node) {
+            return self.undo_transfer(look, "the old node is fit again").await;
+        }
+        match transfer.new_node.clone() {
+            None => self.allocate(look, transfer).await,
+            Some(new) => self.swap(look, transfer, old, new).await,
+        }
+    }
+
+    fn transfer_pause(&self) -> Option<Duration> {
+        let wait = self.transfer_not_before?.checked_duration_since(Instant::now())?;
+        (wait > Duration::ZERO).then_some(wait)
+    }
+
+    async fn allocate(
+        &mut self,
+        look: RcView,
+        transfer: Transfer,
+    ) -> Result<Action, ReconcileError> {
+        let in_use = &Self::nodes_in_use(&look) | &self.view.unfit_nodes();
+        let mut in_use = &in_use | &self.without_room(&look);
+        let quarantined =
+            |node: &&NodeName| self.readiness(&look, node) == NodeReadiness::Quarantined;
+        in_use.extend(self.status.quarantined_nodes.keys().filter(quarantined).cloned());
+        let asked = ScheduleRequest::of(&look.spec);
+        let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
+        let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
+        let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
+            Ok(node) => node,
+            // The same token gets the same node, so a lost answer is asked for again before giving up.
+            Err(ScheduleError::Unreachable(why)) if self.transfer_attempts < 2 => {
+                return Ok(self.try_later(&why));
+            }
+            Err(error) => return self.undo_transfer(look, &error.to_string()).await,
+        };
+        let taken = self.view.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
+        let mut status = self.status.clone();
+        status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
+        match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
+            Written::At(_) if taken => {
+                let why = format!("on {node} the pod's place is taken");
+                self.undo_transfer(look, &why).await
+            }
+            Written::At(_) => {
+                self.transfer_attempts = 0;
+                Ok(Action::RequeueAfter(Duration::ZERO))
+            }
+            Written::Refused => Ok(self.try_later("refused")),
+        }
+    }
+
+    async fn swap(
+        &mut self,
+        mut look: RcView,
+        transfer: Transfer,
+        old: PodRef,
+        new: NodeName,
+    ) -> Result<Action, ReconcileError> {
+        let intent = match self.view.slot(&look.spec, self.known.as_ref(), &new) {
+            SlotState::Nobody => Index::ZERO,
+            SlotState::Ours(index) => index,
+            SlotState::Other => {
+                let why = format!("on {new} the pod's place is taken");
+                return self.undo_transfer(look, &why).await;
+            }
+        };
+        // A scheduler may name any node; what it allocates is eligible from then on.
+        if !look.eligible.contains(&new) || self.view.readiness(&new) != NodeReadiness::Ready {
+            return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
+        }
+        let leaving = [transfer.old_node.clone()];
+        let asked = self.placement.scheduler.deallocate_nodes(
+            ScheduleRequest::of(&look.spec),
+            &leaving,
+            transfer.id,
+        );
+        let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
+        if let Err(error) = answer {
+            if self.transfer_attempts < ATTEMPTS {
+                return Ok(self.try_later(&error.to_string()));
+            }
+            warn!(alert = true, record = %self.id, node = %transfer.old_node, %error,
+                "the old node cannot be deallocated: the transfer is undone");
+            let why = format!("{} cannot be deallocated: {error}", transfer.old_node);
+            return self.undo_transfer(look, &why).await;
+        }
+        let pod = look.pods[&old].clone();
+        let place = PodRef { node: new.clone(), pod: look.spec.manifest.id().clone() };
+        let steps = [
+            PodStep::Remove { place: old, pod, why: PodRemoveReason::Ineligible },
+            PodStep::Add { place, intent },
+        ];
+        let view = self.view.clone();
+        let turn = Self::turn(&view, &look, &steps).await;
+        let bookings = match writes::bookings(&look.spec, &steps, &view.rooms()) {
+            Ok(bookings) => bookings,
+            Err((node, insufficient)) => {
+                drop(turn);
+                let why = format!("on {node} the room is gone: {insufficient}");
+                return self.undo_transfer(look, &why).await;
+            }
+        };
+        let mut ops: Vec<Op> = steps.iter().flat_map(|s| writes::ops(&look.spec, s)).collect();
+        ops.extend(bookings.iter().map(Booking::op));
+        ops.extend(self.unlock_ops());
+        let mut status = self.status.clone();
+        let now = self.ctx.clock.wall();
+        let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
+        status.set_condition(kind, true, reason, String::new(), now);
+        status.transfer = None;
+        status.last_error = None;
+        if let Some(why) = look.failing.get(&transfer.old_node) {
+            status.set_quarantine(&transfer.old_node, look.record_index, why, now);
+        }
+        let mut pods = look.pods.clone();
+        for step in &steps {
+            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+        }
+        let desired = look.spec.replicas_desired;
+        let records = vec![
+            events::retarget(&self.ctx, &look.spec, &steps, &pods, desired),
+            events::transfer_done(&self.ctx, &look.spec, &transfer, &new),
+        ];
+        match self.commit(look.record_index, ops, status, records).await? {
+            Written::At(index) => {
+                view.ledger.wrote(&bookings, index);
+                self.learn(&mut look, &steps, index);
+                info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
+                (self.transfer_attempts, self.transfer_not_before) = (0, None);
+                self.transfers_failed = 0;
+                Ok(Action::RequeueAfter(Duration::ZERO))
+            }
+            Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
+            Written::Refused => {
+                drop(turn);
+                self.undo_transfer(look, "the swap keeps being refused").await
+            }
+        }
+    }
+
+    /// Gives back what was allocated, and clears the transfer. What cannot be given back is said to a person.
+    pub(super) async fn undo_transfer(
+        &mut self,
+        look: RcView,
+        why: &str,
+    ) -> Result<Action, ReconcileError> {
+        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
+        if transfer.undoing.is_none() {
+            let mut status = self.status.clone();
+            status.transfer = Some(Transfer { undoing: Some(why.to_owned()), ..transfer.clone() });
+            match self.commit(look.record_index, Vec::new(), status, Vec::new()).await? {
+                Written::At(_) => self.transfer_attempts = 0,
+                Written::Refused => return Ok(self.try_later("refused")),
+            }
+        }
+        let in_use = Self::nodes_in_use(&look);
+        let allocated: Vec<NodeName> =
+            transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
+        let asked = self.placement.scheduler.deallocate_nodes(
+            ScheduleRequest::of(&look.spec),
+            &allocated,
+            transfer.id,
+        );
+        if let Err(error) =
+            timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
+        {
+            if self.transfer_attempts < ATTEMPTS {
+                return Ok(self.try_later(&error.to_string()));
+            }
+            let node = transfer.new_node.as_ref().map_or("?", NodeName::as_str);
+            warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
+                "what a failed transfer allocated could not be given back: deallocate it by hand");
+        }
+        let mut status = self.status.clone();
+        let now = self.ctx.clock.wall();
+        let (kind, reason) = (RcConditionType::Placed, RcReason::TransferFailed);
+        status.set_condition(kind, false, reason, why.to_owned(), now);
+        status.transfer = None;
+        status.last_error = Some(why.to_owned());
+        let record = events::transfer_undone(&self.ctx, &look.spec, &transfer, why);
+        let ops = self.unlock_ops().to_vec();
+        match self.commit(look.record_index, ops, status, vec![record]).await? {
+            Written::At(_) => {
+                info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
+                let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);
+                self.transfers_failed = self.transfers_failed.saturating_add(1);
+                self.transfer_not_before = Some(Instant::now() + hold_off);
+                Ok(Action::RequeueAfter(hold_off))
+            }
+            Written::Refused => Ok(self.try_later("refused")),
+        }
+    }
+
+    fn try_later(&mut self, why: &str) -> Action {
+        let base = Duration::from_millis(250);
+        let pause = backoff(base, Duration::from_secs(30), self.transfer_attempts);
+        self.transfer_attempts += 1;
+        self.transfer_not_before = Some(Instant::now() + pause);
+        info!(record = %self.id, attempts = self.transfer_attempts, why, "transfer: trying again");
+        Action::RequeueAfter(pause)
+    }
+}
+
+/// The one node that was asked for; a scheduler may answer anything.
+fn only(
+    nodes: &[NodeName],
+    in_use: &std::collections::BTreeSet<NodeName>,
+) -> Result<NodeName, ScheduleError> {
+    match nodes {
+        [node] if !in_use.contains(node) => Ok(node.clone()),
+        _ => Err(ScheduleError::BadAnswer(format!("one new node was asked for, {nodes:?} came"))),
+    }
+}
