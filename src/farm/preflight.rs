@@ -17,7 +17,7 @@ pub enum PreflightError {
     Store(#[from] StoreError),
     /// The token may not read what a farm must see. Going on would mistake hidden trees for empty ones.
     #[error(
-        "the token may not read {}: grant `key_prefix` read there (docs/operating.md has the policy)",
+        "the token may not read {}: grant `key_prefix` read there (docs/operate/acl/ has the policy)",
         .0.join(", ")
     )]
     Hidden(Vec<String>),
@@ -94,7 +94,7 @@ async fn plant(
 }
 
 /// Whether the token may read what stands under a prefix: a single read is refused without rights where a list
-/// would just be empty (`consul_semantics.md` §0 #13).
+/// would just be empty (`consul-semantics.md` §0 #13).
 pub(super) async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = prefix.key_of("rcfarm-probe") else { return Ok(true) };
     match reader.get(&probe, Query::PLAIN).await {

@@ -1,7 +1,7 @@
 //! The job's state machine: a total function of the phase, what is asked, and what the counts say. Pure.
 //!
-//! The table is `volcano.md` §2.1 without what it records as defects; `docs/job-states.md` shows all of it, and
-//! `docs/differences.md` where it differs and why.
+//! The table is `volcano.md` §2.1 without what it records as defects; `docs/reference/state-machines/job.md` shows all of it, and
+//! `docs/reference/differences-volcano.md` where it differs and why.
 
 use std::fmt;
 
@@ -270,7 +270,7 @@ fn restarting(ask: Ask, facts: Facts) -> Move {
     }
 }
 
-/// The whole table as text: what `docs/job-states.md` shows.
+/// The whole table as text: what `docs/reference/state-machines/job.md` shows.
 #[must_use]
 pub fn table() -> String {
     let mut text = String::from(

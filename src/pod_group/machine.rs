@@ -1,4 +1,4 @@
-//! The phases of a PodGroup (`volcano.md` §2.5), as a total pure function; `docs/machines/pod_group.md` shows the whole of it.
+//! The phases of a PodGroup (`volcano.md` §2.5), as a total pure function; `docs/reference/state-machines/pod_group.md` shows the whole of it.
 
 use super::spec::Members;
 use super::status::Phase;
@@ -109,7 +109,7 @@ mod tests {
                 text.push('\n');
             }
         }
-        golden("docs/machines/pod_group.md", &text);
+        golden("docs/reference/state-machines/pod_group.md", &text);
     }
 
     fn fact(min: u32, phase: Phase, members: Members, stranded: bool) -> Phase {

@@ -51,7 +51,7 @@ impl Check {
     }
 }
 
-const POLICY: &str = "docs/operating.md has the ACL policies for farms, users and viewers";
+const POLICY: &str = "docs/operate/acl/ has the ACL policies for farms, users and viewers";
 
 pub(super) async fn run(console: &Console, address: &str) -> anyhow::Result<Exit> {
     let mut checks = Vec::new();
