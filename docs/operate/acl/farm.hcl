@@ -6,7 +6,7 @@ key_prefix "labels/replication_controller/" { policy = "read" }
 key_prefix "labels/node/"                   { policy = "read" }
 key_prefix "health/"                        { policy = "read" }
 key_prefix "rcfarm/nodes/"                  { policy = "read" }
-# An empty key that keeps the tree from being empty. Without the right to it there are more requests, no more.
+# The sentinel, an empty key that keeps the tree from being empty. Without the right to it there are only more requests.
 key        "rcfarm/nodes/_/_/_"             { policy = "write" }
 
 # Pods, statuses and the audit log are the farms'.
@@ -15,11 +15,12 @@ key_prefix "intent/"                         { policy = "write" }
 key_prefix "status/replication_controllers/" { policy = "write" }
 key_prefix "audit_logs/"                     { policy = "write" }
 
-# What nodes have promised: written with the pods that ask for resources.
+# Allocations of nodes: written with the pods that request resources.
 key_prefix "rcfarm/allocations/"             { policy = "write" }
 
 # Queues and gangs: people and jobs write the records, the scheduler's owner the statuses. The right to write
-# rcfarm/schedulers/ and rcfarm/queues/ is for the two default records alone, which the farm makes where they are missing.
+# rcfarm/schedulers/ and rcfarm/queues/ is for the two default records alone, which the farm creates when they are
+# missing.
 key_prefix "rcfarm/schedulers/"       { policy = "write" }
 key_prefix "rcfarm/queues/"           { policy = "write" }
 key_prefix "labels/scheduler/"        { policy = "read" }
@@ -28,7 +29,7 @@ key_prefix "rcfarm/queue_status/"     { policy = "write" }
 key_prefix "rcfarm/pod_group_status/" { policy = "write" }
 key_prefix "lock/rcfarm/schedulers/"  { policy = "write" }
 
-# Jobs: their records go at their end, commands when they are carried out; nodes' agents say how pods are.
+# Jobs: their records go at their end, commands when they are carried out; node agents report on pods.
 key_prefix "rcfarm/jobs/"                    { policy = "write" }
 key_prefix "rcfarm/job_status/"              { policy = "write" }
 key_prefix "rcfarm/pod_groups/"              { policy = "write" }

@@ -1,10 +1,10 @@
 # What a person or script needs that creates, scales, labels and deletes. With --root ROOT, put ROOT/ in front of
 # every key_prefix.
 
-# Everything can be looked at: viewer.hcl has the list tree by tree.
+# Everything can be read: viewer.hcl has the list tree by tree.
 key_prefix "" { policy = "read" }
 
-# Records and labels, the audit record of each change, and the doorbell that tells the farm.
+# Records and labels, the audit record of each change, and the doorbell that wakes the farm.
 key_prefix "replication_controllers/"       { policy = "write" }
 key_prefix "labels/replication_controller/" { policy = "write" }
 key_prefix "labels/node/"                   { policy = "write" }
@@ -17,14 +17,14 @@ key_prefix "status/replication_controllers/" { policy = "write" }
 # To make and change queues, add:
 #   key_prefix "rcfarm/queues/" { policy = "write" }
 
-# Jobs, and what is asked of them. A team with a namespace of its own: key_prefix "rcfarm/jobs/team-a/".
+# Jobs, and commands to them. A team with a namespace of its own: key_prefix "rcfarm/jobs/team-a/".
 key_prefix "rcfarm/jobs/"     { policy = "write" }
 key_prefix "labels/job/"      { policy = "write" }
 key_prefix "rcfarm/commands/" { policy = "write" }
 
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }
-# To remove orphans and leaked promises, and to change labels of pods, add:
+# To remove orphaned pods and allocations, and to change labels of pods, add:
 #   key_prefix "labels/pod/"         { policy = "write" }
 #   key_prefix "intent/"             { policy = "write" }
 #   key_prefix "rcfarm/allocations/" { policy = "write" }

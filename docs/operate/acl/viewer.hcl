@@ -1,5 +1,5 @@
-# What `rc list|get|status|pods|plan|explain|watch`, `label get|list`, `audit list|verify`, `farm list`, `node list|get` and
-# `pod list|get|logs` need.
+# What `rc list|get|status|pods|plan|explain|watch`, `label get|list`, `audit list|verify`, `farm list`, `node list|get`
+# and `pod list|get|logs` need.
 # With --root ROOT, put ROOT/ in front of every key_prefix.
 key_prefix "replication_controllers/"        { policy = "read" }
 key_prefix "labels/"                         { policy = "read" }
