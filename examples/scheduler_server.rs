@@ -1,5 +1,5 @@
 //! A scheduler over HTTP, small enough to start from: it knows its machines from a file, keeps pods off those that are
-//! cordoned, and spreads what it allocates. `docs/scheduler.md` describes the JSON.
+//! cordoned, and spreads what it allocates. `docs/guide/custom-scheduler.md` describes the JSON.
 //!
 //!     cargo run --example scheduler_server -- 127.0.0.1:7000 examples/fleet.json
 //!     rcfarm farm run --scheduler http://127.0.0.1:7000

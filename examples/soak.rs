@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `tests/it/faults/mod.rs` says what is injected and what it proves; the test suite makes a short run of the same.
-//! `docs/testing.md` says what was seen. Ends with 1 when anything was violated; then the logs are kept.
+//! `docs/contribute/testing.md` says what was seen. Ends with 1 when anything was violated; then the logs are kept.
 #![forbid(unsafe_code)]
 
 #[path = "../tests/it/faults/mod.rs"]

@@ -8,7 +8,7 @@
 //!
 //! The farm is a process of its own (this program again, as `bench farm`), so that its processor time, memory
 //! and connections can be read from `/proc`. Everything else is seen through Consul, as a user would see it.
-//! `docs/benchmarks.md` says what the rows mean and what was seen.
+//! `docs/operate/benchmarks.md` says what the rows mean and what was seen.
 #![forbid(unsafe_code)]
 
 mod clock;

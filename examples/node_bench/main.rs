@@ -6,7 +6,7 @@
 //!
 //! Agents and farms are processes of the `rcfarm` program that was built beside this one, but for the row with 200
 //! agents, which run in this process and only pretend to run pods. Everything is seen through Consul and `/proc`, as a user
-//! would see it. `docs/benchmarks.md` says what the rows mean and what was seen.
+//! would see it. `docs/operate/benchmarks.md` says what the rows mean and what was seen.
 #![forbid(unsafe_code)]
 
 mod lab;

@@ -1,4 +1,4 @@
-//! The phases of a PodGroup (`volcano.md` §2.5), as a total pure function; `docs/machines/pod_group.md` shows the whole of it.
+//! The phases of a PodGroup (`volcano.md` §2.5), as a total pure function; `docs/reference/state-machines/pod_group.md` shows the whole of it.
 
 use rcfarm_api::pod_group::spec::MemberCounts;
 use rcfarm_api::pod_group::status::PodGroupPhase;
@@ -121,7 +121,7 @@ mod tests {
                 text.push('\n');
             }
         }
-        golden("docs/machines/pod_group.md", &text);
+        golden("docs/reference/state-machines/pod_group.md", &text);
     }
 
     fn fact(

@@ -1,4 +1,4 @@
-//! The states of a queue (`volcano.md` §2.3), as a total pure function; `docs/machines/queue.md` shows the whole of it.
+//! The states of a queue (`volcano.md` §2.3), as a total pure function; `docs/reference/state-machines/queue.md` shows the whole of it.
 //!
 //! Volcano's queue has no wanted state: commands move it. Here the record says what is wanted, so opening and
 //! closing is a change of `spec.state`, and the state follows from what is wanted and what is left.
@@ -103,7 +103,7 @@ mod tests {
                 }
             }
         }
-        golden("docs/machines/queue.md", &text);
+        golden("docs/reference/state-machines/queue.md", &text);
     }
 
     /// `volcano.md` §2.3, and its tests of the four states × {open, close, sync}.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use rcfarm_store::StoreError;
 
-/// How a command ended. The codes are part of the interface: `--help` and `docs/cli.md` list them.
+/// How a command ended. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CliExit {
     /// It did what was asked; `plan`, `rc plan` and `audit verify` found nothing; `job wait` saw what it waited for.

@@ -39,7 +39,7 @@ pub struct FarmRunArgs {
     /// after twice this long
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     session_ttl: Duration,
-    /// Who chooses nodes: `labels`, or the address of a scheduler over HTTP (docs/scheduler.md)
+    /// Who chooses nodes: `labels`, or the address of a scheduler over HTTP (docs/guide/custom-scheduler.md)
     #[arg(long, default_value = "labels", value_name = "labels|URL")]
     scheduler: String,
     /// Who shows pods to clients; node transfers wait until it is in step
@@ -175,7 +175,7 @@ impl FarmRunArgs {
         })?;
         warn!(
             scheduler = self.scheduler,
-            "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/scheduler.md)"
+            "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/guide/custom-scheduler.md)"
         );
         Ok(Box::new(|_| Arc::new(remote)))
     }

@@ -18,7 +18,7 @@ pub enum PreflightError {
     Store(#[from] StoreError),
     /// The token may not read what a farm must see. Going on would mistake hidden trees for empty ones.
     #[error(
-        "the token may not read {}: grant `key_prefix` read there (docs/operating.md has the policy)",
+        "the token may not read {}: grant `key_prefix` read there (docs/operate/acl/ has the policy)",
         .0.join(", ")
     )]
     Hidden(Vec<String>),

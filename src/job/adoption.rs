@@ -1,4 +1,4 @@
-//! Whose a pod is that carries a job's name: the reference's claim table (`kubeflow_common.md` §1.12). Pure.
+//! Whose a pod is that carries a job's name: the reference's claim table (`kubeflow.md` §1.12). Pure.
 //!
 //! The selector is the labels that name the job and the member, the reference is the uid beside them. Whatever is decided
 //! is carried out by CAS of the labels in a transaction that is guarded by the job's record, so that nobody adopts for
@@ -51,7 +51,7 @@ mod tests {
     use AdoptionVerdict as V;
     use Reference as R;
 
-    /// `kubeflow_common.md` §1.12, line by line; `None`: whichever.
+    /// `kubeflow.md` §1.12, line by line; `None`: whichever.
     #[test]
     fn the_claim_table() {
         let any = None;

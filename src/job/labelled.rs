@@ -1,7 +1,7 @@
 //! `labels/pod/`, as far as jobs care: whose each pod is, and whose it could be.
 //!
 //! A pod belongs to a job when its labels name the job and carry the job's uid (Kubernetes' selector and controller
-//! reference). The other cases are those of the reference's claim table (`kubeflow_common.md` §1.12).
+//! reference). The other cases are those of the reference's claim table (`kubeflow.md` §1.12).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

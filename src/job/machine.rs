@@ -1,7 +1,7 @@
 //! The job's state machine: a total function of the phase, what is asked, and what the counts say. Pure.
 //!
-//! The table is `volcano.md` §2.1 without what it records as defects; `docs/job-states.md` shows all of it, and
-//! `docs/differences.md` where it differs and why.
+//! The table is `volcano.md` §2.1 without what it records as defects; `docs/reference/state-machines/job.md` shows all of it, and
+//! `docs/reference/differences-volcano.md` where it differs and why.
 
 use rcfarm_api::job::phase::JobPhase;
 use std::fmt;
@@ -213,7 +213,7 @@ fn restarting(ask: JobRequest, facts: JobFacts) -> Move {
     }
 }
 
-/// The whole table as text: what `docs/job-states.md` shows.
+/// The whole table as text: what `docs/reference/state-machines/job.md` shows.
 #[must_use]
 pub fn table() -> String {
     let mut text = String::from(

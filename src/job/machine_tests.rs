@@ -1,5 +1,5 @@
 //! Volcano's measured facts about the job's states (`volcano.md` §5.4), one test each; the few that differ say so, and
-//! `docs/differences.md` says why. F-J3, F-J4 and F-J6 to F-J13 are about what counts amount to: `operator/tests.rs`.
+//! `docs/reference/differences-volcano.md` says why. F-J3, F-J4 and F-J6 to F-J13 are about what counts amount to: `operator/tests.rs`.
 
 use super::machine::*;
 use rcfarm_api::command::CommandAction::{
@@ -153,15 +153,15 @@ fn only_listed_edges_are_taken() {
 
 #[test]
 fn the_whole_table_stands_in_the_documents() {
-    let text = std::fs::read_to_string("docs/job-states.md").unwrap_or_default();
+    let text = std::fs::read_to_string("docs/reference/state-machines/job.md").unwrap_or_default();
     let table = table();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let head = text.split("| phase |").next().unwrap_or_default();
-        std::fs::write("docs/job-states.md", format!("{head}{table}")).unwrap();
+        std::fs::write("docs/reference/state-machines/job.md", format!("{head}{table}")).unwrap();
         return;
     }
     assert!(
         text.ends_with(&table),
-        "docs/job-states.md is behind: UPDATE_DOCS=1 cargo test --lib the_whole_table"
+        "docs/reference/state-machines/job.md is behind: UPDATE_DOCS=1 cargo test --lib the_whole_table"
     );
 }

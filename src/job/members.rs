@@ -80,7 +80,7 @@ pub struct Sorted<'a> {
 }
 
 /// Finds the pod of each member: of several the one of the present try, then the one that has come furthest, then the
-/// oldest (`kubeflow_common.md` D2). What is left over, out of range or of an older attempt must go (D1).
+/// oldest (`kubeflow.md` D2). What is left over, out of range or of an older attempt must go (D1).
 #[must_use]
 pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [MemberPod]) -> Sorted<'a> {
     let mut sorted = Sorted::default();
@@ -198,7 +198,7 @@ pub fn dependencies_ready(
     if task.any_dependency { ready.any(|ready| ready) } else { ready.all(|ready| ready) }
 }
 
-/// Restarts by nodes that count towards Kubeflow's `backoffLimit` (`kubeflow_common.md` §1.7): of members that run and
+/// Restarts by nodes that count towards Kubeflow's `backoffLimit` (`kubeflow.md` §1.7): of members that run and
 /// whose policy is not `Never`.
 #[must_use]
 pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) -> u32 {

@@ -309,7 +309,7 @@ fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
     false
 }
 
-/// When a job that ended at `since` goes (`kubeflow_common.md` §1.6).
+/// When a job that ended at `since` goes (`kubeflow.md` §1.6).
 #[must_use]
 pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
     since.checked_add(ttl).unwrap_or(Timestamp::MAX)
@@ -415,7 +415,7 @@ fn advance(
             JobPhase::Running if plan.status.start_time.is_none() => {
                 plan.status.start_time = Some(seen.now);
             }
-            // The deadline begins anew when it goes on (`kubeflow_common.md` §4.4).
+            // The deadline begins anew when it goes on (`kubeflow.md` §4.4).
             JobPhase::Restarting if matches!(phase, JobPhase::Aborted | JobPhase::Aborting) => {
                 plan.status.start_time = None;
             }

@@ -206,7 +206,7 @@ fn is_stopping(status: &JobStatus) -> bool {
     matches!(status.state.phase, P::Aborting | P::Aborted | P::Completing | P::Terminating)
 }
 
-/// Whether a job that began at `start` has run too long (`kubeflow_common.md` §1.8).
+/// Whether a job that began at `start` has run too long (`kubeflow.md` §1.8).
 #[must_use]
 pub fn past_deadline(start: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
     now >= start.checked_add(limit).unwrap_or(Timestamp::MAX)

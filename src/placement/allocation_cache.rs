@@ -126,7 +126,7 @@ const PACE: PollPolicy = PollPolicy {
 };
 
 /// A tree read this long after something is known shows it, whatever its index says: indexes go backwards when
-/// Consul forgets deletions (`consul_semantics.md` §4.4).
+/// Consul forgets deletions (`consul-semantics.md` §4.4).
 const SURELY_LATER: Duration = Duration::from_secs(30);
 
 /// A node's record as known from elsewhere than the tree.

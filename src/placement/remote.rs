@@ -1,5 +1,5 @@
 //! A scheduler over HTTP, so that a team can plug its own in any language. The JSON is described in
-//! `docs/scheduler.md`; `examples/scheduler_server.rs` is a server.
+//! `docs/guide/custom-scheduler.md`; `examples/scheduler_server.rs` is a server.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

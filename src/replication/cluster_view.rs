@@ -260,7 +260,7 @@ impl FreshHealth {
 }
 
 /// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when
-/// Consul forgets deletions (`consul_semantics.md` §4.4).
+/// Consul forgets deletions (`consul-semantics.md` §4.4).
 const SURELY_LATER: Duration = Duration::from_secs(30);
 
 impl PendingWrites {

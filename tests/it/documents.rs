@@ -1,4 +1,5 @@
-//! The documentation against the program: links lead somewhere, and the list of commands is the program's own.
+//! The documentation against the program: links and citations lead somewhere, lists are the program's own, and the form
+//! of pages is kept.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,21 +11,41 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// README.md and everything below docs/.
-fn pages() -> Vec<PathBuf> {
-    let (mut pages, mut directories) = (vec![root().join("README.md")], vec![root().join("docs")]);
-    while let Some(directory) = directories.pop() {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                directories.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                pages.push(path);
-            }
+/// Every file below `directory` with the extension; none when there is no such directory.
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|it| it == extension) {
+            found.push(path);
         }
     }
+    found.sort();
+    found
+}
+
+/// The pages in the root and everything below docs/.
+fn pages() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|it| it == "md")).collect();
+    pages.extend(files(&root().join("docs"), "md"));
     pages.sort();
+    assert!(pages.len() > 50, "the pages are no longer found where they stand: {pages:?}");
     pages
+}
+
+/// The sources of the product and of its crates.
+fn sources() -> Vec<PathBuf> {
+    let mut sources = files(&root().join("src"), "rs");
+    sources.extend(files(&root().join("crates"), "rs"));
+    sources
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The targets of a page's links. Code is no link.
@@ -49,15 +70,14 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn every_link_leads_somewhere() {
     let mut broken = Vec::new();
     for page in pages() {
-        let text = std::fs::read_to_string(&page).unwrap();
+        let text = read(&page);
         for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
             let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
             let target = match path {
                 "" => page.clone(),
                 path => page.parent().unwrap().join(path),
             };
-            let has_anchor =
-                || anchors(&std::fs::read_to_string(&target).unwrap()).contains(anchor);
+            let has_anchor = || anchors(&read(&target)).contains(anchor);
             if !target.exists() || (!anchor.is_empty() && !has_anchor()) {
                 broken.push(format!("{}: {link}", page.display()));
             }
@@ -115,25 +135,26 @@ fn table() -> String {
 fn the_list_of_commands_is_the_programs_own() {
     const BEGIN: &str = "<!-- commands: UPDATE_DOCS=1 cargo test --test it documents -->\n";
     const END: &str = "<!-- end -->";
-    let path = root().join("docs/cli.md");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("docs/cli.md has a list of commands");
-    let (written, after) = rest.split_once(END).expect("docs/cli.md says where the list ends");
+    let path = root().join("docs/guide/cli.md");
+    let text = read(&path);
+    let (before, rest) = text.split_once(BEGIN).expect("docs/guide/cli.md has a list of commands");
+    let (written, after) =
+        rest.split_once(END).expect("docs/guide/cli.md says where the list ends");
     let table = table();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, [before, BEGIN, &table, END, after].concat()).unwrap();
         return;
     }
-    assert_eq!(written, table, "docs/cli.md: UPDATE_DOCS=1 cargo test --test it documents");
+    assert_eq!(written, table, "docs/guide/cli.md: UPDATE_DOCS=1 cargo test --test it documents");
 }
 
 fn page(name: &str) -> String {
-    std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+    read(&root().join("docs").join(name))
 }
 
 #[test]
 fn the_page_of_keys_has_every_event() {
-    let page = page("keys.md");
+    let page = page("reference/keys.md");
     // A row may begin with one in full and go on with the last words of others.
     let stands = |event: &str| {
         let last = event.rsplit('_').next().unwrap();
@@ -146,7 +167,8 @@ fn the_page_of_keys_has_every_event() {
 
 #[test]
 fn the_page_of_keys_has_every_path() {
-    let source = std::fs::read_to_string(root().join("src/store/key.rs")).unwrap();
+    let layouts = sources().into_iter().filter(|path| path.ends_with("key.rs"));
+    let source: String = layouts.map(|path| read(&path)).collect();
     let paths = source.lines().filter_map(|line| {
         let line = line.trim();
         let path = ["Prefix::fixed(\"", "Key::of(format!(\"", "Prefix(format!(\"", "Key::of(\""]
@@ -154,17 +176,11 @@ fn the_page_of_keys_has_every_path() {
             .find_map(|begin| line.strip_prefix(begin))?;
         Some(path.split(['{', '"']).next().unwrap().to_owned())
     });
-    let (page, paths) = (page("keys.md"), paths.collect::<BTreeSet<String>>());
+    let (page, paths) = (page("reference/keys.md"), paths.collect::<BTreeSet<String>>());
     assert!(paths.len() > 20, "the paths are no longer found where they stand: {paths:?}");
     let missing: Vec<&String> =
         paths.iter().filter(|path| !page.contains(&format!("`{path}"))).collect();
     assert!(missing.is_empty(), "{missing:?}");
-}
-
-/// Every file below `directory`.
-fn sources(directory: PathBuf) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { sources(path) } else { vec![path] }).collect()
 }
 
 /// The messages of log lines with `alert = true`: the last text of each such call, without the breaks of its lines.
@@ -180,16 +196,176 @@ fn alerts(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_page_of_operating_has_every_alert() {
-    let page = page("operating.md");
-    let all: BTreeSet<String> = sources(root().join("src"))
-        .iter()
-        .flat_map(|path| alerts(&std::fs::read_to_string(path).unwrap()))
-        .collect();
+fn the_page_of_alerts_has_every_alert() {
+    let page = page("operate/alerts.md");
+    let all: BTreeSet<String> = sources().iter().flat_map(|path| alerts(&read(path))).collect();
     assert!(all.len() > 10, "the alerts are no longer found where they stand: {all:?}");
     // The page leaves out the end of a long one.
     let begin = |text: &str| text.chars().take(60).collect::<String>();
     let missing: Vec<&String> =
         all.iter().filter(|text| !page.contains(&format!("`{}", begin(text)))).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The variants of the stored enums (those that are deserialized) whose names end in `Reason`.
+fn reasons(source: &str) -> Vec<String> {
+    let parts: Vec<&str> = source.split("pub enum ").collect();
+    let bodies = parts.windows(2).filter_map(|pair| {
+        let above = pair[0].rsplit("\n\n").next().unwrap_or_default();
+        let (name, rest) = pair[1].split_once('{')?;
+        let is_stored = name.trim().ends_with("Reason") && above.contains("Deserialize");
+        is_stored.then(|| rest.split('}').next().unwrap_or_default())
+    });
+    let variant = |line: &str| {
+        let name = line.trim().strip_suffix(',')?;
+        name.chars().all(|c| c.is_ascii_alphanumeric()).then(|| name.to_owned())
+    };
+    bodies.flat_map(|body| body.lines().filter_map(variant).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn the_page_of_reasons_has_every_reason() {
+    let page = page("reference/reasons.md");
+    let all: BTreeSet<String> = sources().iter().flat_map(|path| reasons(&read(path))).collect();
+    assert!(all.len() > 40, "the reasons are no longer found where they stand: {all:?}");
+    let missing: Vec<&String> =
+        all.iter().filter(|reason| !page.contains(&format!("`{reason}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn the_page_of_metrics_has_every_metric() {
+    let page = page("operate/metrics.md");
+    let source: String =
+        files(&root().join("src/http"), "rs").iter().map(|path| read(path)).collect();
+    let names = source.split("registry, \"").chain(source.split("registry.register(\"")).skip(1);
+    let names: BTreeSet<&str> = names.filter_map(|rest| rest.split('"').next()).collect();
+    let names: BTreeSet<&str> = names
+        .into_iter()
+        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        .collect();
+    assert!(names.len() > 4, "the metrics are no longer found where they stand: {names:?}");
+    let missing: Vec<&&str> =
+        names.iter().filter(|name| !page.contains(&format!("rcfarm_{name}"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The comments of a source as running text, so that a citation may be broken between lines.
+fn comments(source: &str) -> String {
+    let comment = |line: &str| {
+        Some(line.trim_start().strip_prefix("//")?.trim_start_matches(['/', '!']).to_owned())
+    };
+    source.lines().filter_map(comment).collect::<Vec<_>>().join(" ").replace("  ", " ")
+}
+
+/// What comments cite: the page, and the section with its dots, or the row of the list of findings as `#12`.
+fn citations(text: &str, page: &str) -> BTreeSet<String> {
+    let mut cited = BTreeSet::new();
+    for rest in text.split(page).skip(1) {
+        let rest = rest.trim_start_matches('`').trim_start();
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || " §#.,".contains(c)));
+        let mut section = "";
+        for word in rest[..end.unwrap_or(rest.len())].split([' ', ',']) {
+            let word = word.trim_end_matches('.');
+            match (word.strip_prefix('§'), word.strip_prefix('#')) {
+                (Some(number), _) if number.starts_with(|c: char| c.is_ascii_digit()) => {
+                    section = number;
+                    _ = cited.insert(number.to_owned());
+                }
+                (_, Some(row)) if section == "0" => _ = cited.insert(format!("#{row}")),
+                _ if matches!(word, "" | "and" | "to" | "no") => {}
+                _ => break,
+            }
+        }
+    }
+    cited
+}
+
+#[test]
+fn every_citation_leads_to_a_section() {
+    let mut sources = sources();
+    sources.extend(files(&root().join("tests"), "rs"));
+    sources.extend(files(&root().join("examples"), "rs"));
+    let comments: String = sources.iter().map(|path| comments(&read(path)) + "\n").collect();
+    let (mut count, mut missing) = (0, Vec::new());
+    for name in ["consul-semantics.md", "p2.md", "volcano.md", "kubeflow.md", "peers.md"] {
+        let text = page(&format!("reference/{name}"));
+        for cited in citations(&comments, &format!("`{name}")) {
+            count += 1;
+            let stands = match cited.strip_prefix('#') {
+                Some(row) => text.lines().any(|line| line.starts_with(&format!("| {row} |"))),
+                None => text.lines().filter_map(|line| line.strip_prefix("##")).any(|heading| {
+                    let heading = heading.trim_start_matches('#').trim();
+                    heading
+                        .split([' ', '.'])
+                        .collect::<Vec<_>>()
+                        .join(".")
+                        .starts_with(&(cited.clone() + "."))
+                }),
+            };
+            if !stands {
+                missing.push(format!("{name} {cited}"));
+            }
+        }
+    }
+    assert!(count > 50, "the citations are no longer found where they stand: {count}");
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Pages that tests write from the code.
+const GENERATED: [&str; 2] = ["state-machines/queue.md", "state-machines/pod_group.md"];
+
+#[test]
+fn prose_keeps_to_120_columns() {
+    let mut long = Vec::new();
+    for path in pages().iter().filter(|path| !GENERATED.iter().any(|page| path.ends_with(page))) {
+        let mut fenced = false;
+        for (n, line) in read(path).lines().enumerate() {
+            fenced ^= line.trim_start().starts_with("```");
+            let is_prose = !fenced && !line.starts_with('|') && !line.starts_with("    ");
+            if is_prose && line.chars().count() > 120 {
+                long.push(format!("{}:{}", path.display(), n + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{long:#?}");
+}
+
+#[test]
+fn the_glossary_has_at_most_60_entries() {
+    let page = page("glossary.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let words: Vec<&str> = rows.filter_map(|row| row.split('|').nth(1)).map(str::trim).collect();
+    assert!((1..=60).contains(&words.len()), "{} entries", words.len());
+    let mut sorted = words.clone();
+    sorted.sort_by_key(|word| word.to_lowercase());
+    sorted.dedup();
+    assert_eq!(words, sorted, "in the order of the alphabet, each word once");
+}
+
+#[test]
+fn the_invariants_are_numbered_without_a_gap() {
+    let page = page("invariants.md");
+    let first = |line: &str| line.strip_prefix("| ")?.split(' ').next()?.parse::<usize>().ok();
+    let numbers: Vec<usize> = page.lines().filter_map(first).collect();
+    assert_eq!(numbers, (1..=34).collect::<Vec<_>>());
+}
+
+#[test]
+fn every_decision_has_a_date_and_a_status_and_is_listed() {
+    let list = page("decisions/README.md");
+    let mut wrong = Vec::new();
+    for path in files(&root().join("docs/decisions"), "md") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let Some((number, _)) = name.split_once('-') else { continue };
+        let text = read(&path);
+        let is_dated = text.lines().nth(2).is_some_and(|line| {
+            line.strip_prefix("Date: 20").is_some_and(|rest| rest.contains(" · Status: "))
+        });
+        let is_titled = text.starts_with(&format!("# {}. ", number.trim_start_matches('0')));
+        if !is_dated || !is_titled || !list.contains(&format!("({name})")) {
+            wrong.push(name.to_owned());
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }

@@ -1,6 +1,6 @@
 //! The facts of Volcano's that are to hold here, by their numbers (`volcano.md` §5.4): each is a test that carries its
 //! number, `f_j7_…`, and where one test tells of several, it names each. And Kubeflow's measured tables
-//! (`kubeflow_common.md` §1 and §2): each is a test that says so.
+//! (`kubeflow.md` §1 and §2): each is a test that says so.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn every_fact_has_its_test() {
 }
 
 /// The sections with measured tables that apply: expectations, services and the outer loop have no counterpart here
-/// (`docs/differences.md`).
+/// (`docs/reference/differences-kubeflow.md`).
 const TABLES: [&str; 10] =
     ["§1.3", "§1.4", "§1.5", "§1.6", "§1.7", "§1.8", "§1.12", "§2.1", "§2.2", "§2.3"];
 
@@ -55,7 +55,7 @@ const TABLES: [&str; 10] =
 fn every_measured_table_has_its_test() {
     let tests = tests();
     let tells = |test: &String, table: &str| {
-        let told = test.split("`kubeflow_common.md`").nth(1).unwrap_or_default();
+        let told = test.split("`kubeflow.md`").nth(1).unwrap_or_default();
         told.match_indices(table).any(|(at, _)| {
             !told[at + table.len()..].starts_with(|next: char| next.is_ascii_digit())
         })

@@ -1,4 +1,4 @@
-//! The ACL policies of `docs/policies/` on a real Consul that denies whatever is not granted: each is enough for
+//! The ACL policies of `docs/operate/acl/` on a real Consul that denies whatever is not granted: each is enough for
 //! what it says, and the viewer's for nothing else.
 
 use std::path::Path;
@@ -32,9 +32,10 @@ struct Scene {
 }
 
 impl Scene {
-    /// A token with the policy in `docs/policies/<name>.hcl` and `more` rules.
+    /// A token with the policy in `docs/operate/acl/<name>.hcl` and `more` rules.
     async fn token(&self, name: &str, more: &str) -> String {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/policies/{name}.hcl"));
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
         let rules = std::fs::read_to_string(file).unwrap() + more;
         let name = format!("{name}{}", more.len());
         self.put("policy", &json!({"Name": name, "Rules": rules})).await;

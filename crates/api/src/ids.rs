@@ -21,7 +21,7 @@ pub struct BadName {
 /// Checks one segment of a key: `[A-Za-z0-9_-][A-Za-z0-9_.,-]*`, at most 200 bytes.
 ///
 /// The alphabet is what every Consul version stores and every HTTP client sends unchanged
-/// (`consul_semantics.md` §0 #17).
+/// (`consul-semantics.md` §0 #17).
 ///
 /// # Errors
 /// [`BadName`] with the first rule broken.

@@ -1,7 +1,7 @@
 //! The key grammar, and every path of the layout: the only file with path strings.
 //!
 //! The layer above `rcfarm/` is square/p2's, byte for byte (`p2.md` §1); everything that p2 never had stands
-//! under `rcfarm/`. `docs/keys.md` is the same table for people.
+//! under `rcfarm/`. `docs/reference/keys.md` is the same table for people.
 
 use std::fmt;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl Prefix {
     }
 
     /// The key that keeps a tree of ours from being empty: a watch on an empty prefix wakes on unrelated writes
-    /// (`consul_semantics.md` §0 #9). No record of any tree can have its name.
+    /// (`consul-semantics.md` §0 #9). No record of any tree can have its name.
     #[must_use]
     pub fn sentinel(&self) -> Key {
         Key::of(format!("{}{SENTINEL}", self.0))

@@ -1,4 +1,4 @@
-//! What a failure means: was the request applied, and may it be tried again? (`consul_semantics.md` §6.2)
+//! What a failure means: was the request applied, and may it be tried again? (`consul-semantics.md` §6.2)
 
 use std::fmt;
 use std::time::Duration;

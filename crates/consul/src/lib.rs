@@ -23,7 +23,7 @@
 //! critical (2.0 s after the last beat of a 2 s check), its locks can be taken at once when its lock-delay is `0s`,
 //! and a service's registration has reached the servers when the agent answers, through a client agent too.
 //!
-//! Rules of use (`consul_semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no
+//! Rules of use (`consul-semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no
 //! proxy (the agent is local), own time-outs, and at most 20 connections of the 200 that an agent grants a host:
 //! ordinary requests are bounded by [`ConsulConfig::max_requests`], blocking ones by the few trees that a farm
 //! watches, and heartbeats wait for neither.

@@ -1,5 +1,5 @@
 //! Nodes, services and checks: as much of the catalog as sessions and health reads need
-//! (`consul_semantics.md` §8).
+//! (`consul-semantics.md` §8).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! What a read looks at: the index that its answer carries, and which writes concern it
-//! (`consul_semantics.md` §4.1, §4.2).
+//! (`consul-semantics.md` §4.1, §4.2).
 
 use super::catalog::Catalog;
 use super::kv::Kv;

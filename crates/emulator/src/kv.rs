@@ -1,4 +1,4 @@
-//! The key-value table: entries, tombstones, and who holds what (`consul_semantics.md` §1.4, §4.1).
+//! The key-value table: entries, tombstones, and who holds what (`consul-semantics.md` §1.4, §4.1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

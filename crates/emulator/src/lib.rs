@@ -1,6 +1,6 @@
 //! A model of Consul in memory: the port's other adapter.
 //!
-//! It behaves as Consul 1.8 was measured to behave (`consul_semantics.md`): Raft indexes, the index of every
+//! It behaves as Consul 1.8 was measured to behave (`consul-semantics.md`): Raft indexes, the index of every
 //! kind of read, locks and lock-delay, sessions that live twice their TTL, TTL checks, transactions, blocking
 //! reads, limits. Tests, the simulator and `rcfarm dev` run on it, and [`serve`] puts Consul's HTTP API in front
 //! of it for `curl`, the `consul` command, and our own HTTP adapter.
@@ -200,7 +200,7 @@ impl Embedded {
     }
 
     /// Restores a state: indexes of keys go back, sessions come back alive, and reads that are blocked now answer
-    /// from the state before (`consul_semantics.md` §0 #12).
+    /// from the state before (`consul-semantics.md` §0 #12).
     pub fn restore(&self, snapshot: Tables) {
         self.with(|state, now| {
             let (before, applied) = state.model.restore(now, snapshot);

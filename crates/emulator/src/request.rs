@@ -182,7 +182,7 @@ impl Embedded {
     }
 
     /// Waits until the index passes, or time does. An answer without change keeps the index that the last
-    /// look gave (`consul_semantics.md` §4.3).
+    /// look gave (`consul-semantics.md` §4.3).
     async fn wait<T>(
         &self,
         blocked: &Blocked,

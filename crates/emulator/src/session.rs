@@ -1,4 +1,4 @@
-//! Sessions: what is asked for, what is stored, what is refused (`consul_semantics.md` §3).
+//! Sessions: what is asked for, what is stored, what is refused (`consul-semantics.md` §3).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

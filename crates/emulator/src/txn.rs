@@ -1,4 +1,4 @@
-//! Operations on keys: one at a time or many in one transaction (`consul_semantics.md` §2).
+//! Operations on keys: one at a time or many in one transaction (`consul-semantics.md` §2).
 
 use std::sync::Arc;
 

@@ -37,7 +37,7 @@ struct Args {
     /// Go on after a violation, and list the seeds that had one.
     #[arg(long)]
     all: bool,
-    /// Switch each safety layer off in turn, and write docs/mutations.md; with a scenario, its rows alone.
+    /// Switch each safety layer off in turn, and write docs/contribute/failpoints.md; with a scenario, its rows alone.
     #[arg(long, conflicts_with_all = ["seeds", "seed"])]
     mutations: bool,
     /// Threads.
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
 }
 
 fn mutations(scenario: Option<Scenario>) -> ExitCode {
-    let old = std::fs::read_to_string("docs/mutations.md").unwrap_or_default();
+    let old = std::fs::read_to_string("docs/contribute/failpoints.md").unwrap_or_default();
     let of = scenario.map_or(vec![Scenario::Services, Scenario::Batch], |one| vec![one]);
     let (page, missed) = catch_all(&of, &old, |case, caught| {
         let how = caught.as_ref().map_or("not caught".to_owned(), |caught| {
@@ -105,10 +105,10 @@ fn mutations(scenario: Option<Scenario>) -> ExitCode {
         });
         println!("{}: {how}", case.name());
     });
-    match std::fs::write("docs/mutations.md", page) {
+    match std::fs::write("docs/contribute/failpoints.md", page) {
         Ok(()) => ExitCode::from(u8::from(missed > 0)),
         Err(error) => {
-            eprintln!("docs/mutations.md: {error}; run this where docs/ is");
+            eprintln!("docs/contribute/failpoints.md: {error}; run this where docs/ is");
             ExitCode::from(2)
         }
     }

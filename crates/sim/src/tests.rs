@@ -68,26 +68,27 @@ fn seeds_that_once_found_something_find_nothing() {
 /// `UPDATE_DOCS=1` writes the page anew.
 #[test]
 fn without_a_safety_layer_an_invariant_is_violated() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/mutations.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/contribute/failpoints.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let all = [Scenario::Services, Scenario::Batch];
         let told = |case: &Case, caught: &_| println!("{}: {caught:?}", case.name());
         let (page, missed) = catch_all(&all, "", told);
         std::fs::write(path, page).unwrap();
-        assert_eq!(missed, 0, "see docs/mutations.md");
+        assert_eq!(missed, 0, "see docs/contribute/failpoints.md");
         return;
     }
     let page = std::fs::read_to_string(path).unwrap();
     let caught = |case: &&Case| {
         let seed = named(&page, case);
-        let seed = seed.unwrap_or_else(|| panic!("docs/mutations.md lacks {}", case.name()));
+        let seed =
+            seed.unwrap_or_else(|| panic!("docs/contribute/failpoints.md lacks {}", case.name()));
         // After a change of the program that seed tells another story, and another may be the one that notices.
         case.try_seed(seed).or_else(|| case.catch()).is_some()
     };
     let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
     assert_eq!(
         missed, [""; 0],
-        "no seed of the first 200 notices when these are switched off; docs/mutations.md is written anew by \
+        "no seed of the first 200 notices when these are switched off; docs/contribute/failpoints.md is written anew by \
          UPDATE_DOCS=1 cargo test --lib sim::tests::without"
     );
 }

@@ -7,7 +7,7 @@ use rcfarm_api::ids::SessionId;
 pub enum RetryVerdict {
     /// It was not applied and never will be.
     NotApplied,
-    /// Nobody knows; it may even be applied seconds from now (`consul_semantics.md` §0 #14). Read before deciding.
+    /// Nobody knows; it may even be applied seconds from now (`consul-semantics.md` §0 #14). Read before deciding.
     Unknown,
 }
 

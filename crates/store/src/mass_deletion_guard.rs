@@ -1,4 +1,4 @@
-//! Consul answers 404 both for "nothing there" and for "you may not look" (`consul_semantics.md` §0 #13), and a
+//! Consul answers 404 both for "nothing there" and for "you may not look" (`consul-semantics.md` §0 #13), and a
 //! restored snapshot or a slip of the hand can empty a tree. So a tree that shrinks suddenly is not trusted.
 
 use std::fmt;

@@ -5,7 +5,7 @@ use rcfarm_api::key::Prefix;
 use super::{Answer, Entry, Query, Reader, StoreError};
 
 /// Whether the token may read what stands under a prefix: a single read is refused without rights where a list
-/// would just be empty (`consul_semantics.md` §0 #13).
+/// would just be empty (`consul-semantics.md` §0 #13).
 ///
 /// # Errors
 /// Any other [`StoreError`].

@@ -1,7 +1,7 @@
 //! The session keeper: opens an epoch, beats its check, renews its session, and ends it in time.
 //!
 //! Consul frees a dead farm's locks when the farm's own TTL check turns critical (2 s by default); a plain TTL
-//! session would take twice its TTL (`consul_semantics.md` §0 #1). The TTL itself is long, because it must
+//! session would take twice its TTL (`consul-semantics.md` §0 #1). The TTL itself is long, because it must
 //! outlive a leader election. Locally an epoch is good until the earlier of *last acknowledged beat + check TTL*
 //! and *last acknowledged renewal + session TTL*, both counted from when the request was sent.
 

@@ -1,4 +1,4 @@
-//! One blocking query per tree, with the index rules that Consul's answers need (`consul_semantics.md` §4.4).
+//! One blocking query per tree, with the index rules that Consul's answers need (`consul-semantics.md` §4.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Position {
 
     /// The query to send now. Once in a while it is a read from scratch: after a restored snapshot a blocked
     /// query shows old data under an index that never comes again. Such a read is one that the leader confirms:
-    /// a deposed one would answer with the past (`consul_semantics.md` §0 #3).
+    /// a deposed one would answer with the past (`consul-semantics.md` §0 #3).
     #[must_use]
     pub fn query(&self, now: Instant) -> Query {
         if self.after == Index::ZERO || now >= self.full_at {

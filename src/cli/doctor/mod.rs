@@ -52,7 +52,7 @@ impl Check {
     }
 }
 
-const POLICY: &str = "docs/operating.md has the ACL policies for farms, users and viewers";
+const POLICY: &str = "docs/operate/acl/ has the ACL policies for farms, users and viewers";
 
 pub(super) async fn run(context: &CommandContext, address: &str) -> anyhow::Result<CliExit> {
     let mut checks = Vec::new();

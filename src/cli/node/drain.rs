@@ -146,7 +146,7 @@ pub(super) async fn undrain(
 }
 
 /// Writes what an operator wants of a node, guarded by the record's index, with its audit record. The agent's session
-/// goes on holding the key: a plain CAS keeps it (`consul_semantics.md` §0 #4). `false`: it was so before.
+/// goes on holding the key: a plain CAS keeps it (`consul-semantics.md` §0 #4). `false`: it was so before.
 async fn change(
     context: &CommandContext,
     seen: &NodeSnapshot,

@@ -1,5 +1,5 @@
 //! What is particular to a framework: the hooks of Kubeflow's ControllerInterface that make sense here
-//! (`kubeflow_common.md` §5.1), and one implementation for each. Pure.
+//! (`kubeflow.md` §5.1), and one implementation for each. Pure.
 //!
 //! A member is reached at its node's address. Members that share an address would share its ports, too, so each but the
 //! first has its ports moved up by one more ([`ClusterPeer::offset`]); with a node each, all have the ports of the reference.
@@ -196,7 +196,7 @@ pub enum AfterFailure {
 /// Exit codes from here up mean that the program was ended from outside.
 const RETRYABLE: i32 = 128;
 
-/// The measured matrix of restarts (`kubeflow_common.md` §1.3). A member without an exit code was lost with its node or
+/// The measured matrix of restarts (`kubeflow.md` §1.3). A member without an exit code was lost with its node or
 /// never ran: that is nobody's fault, so it does not count (D7). Volcano's jobs leave other failures to their policies.
 #[must_use]
 pub fn after_failure(

@@ -1,4 +1,4 @@
-//! MPI: the launcher finds its workers in a host file (`kubeflow_common.md` §6.3), and decides.
+//! MPI: the launcher finds its workers in a host file (`kubeflow.md` §6.3), and decides.
 //!
 //! A launcher in Kubernetes reaches its workers through the API server; here it is the nodes' own `ssh`. The host file
 //! travels in a variable and is written beside the program when it starts ([`hostfile_command`]).

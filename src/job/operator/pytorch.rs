@@ -1,4 +1,4 @@
-//! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow_common.md` §6.2), and the rule that the master or all workers decide.
+//! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow.md` §6.2), and the rule that the master or all workers decide.
 
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,

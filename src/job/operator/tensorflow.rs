@@ -1,4 +1,4 @@
-//! TensorFlow: `TF_CONFIG` (`kubeflow_common.md` §6.1), and the rule that the chief or the workers decide (§2.3).
+//! TensorFlow: `TF_CONFIG` (`kubeflow.md` §6.1), and the rule that the chief or the workers decide (§2.3).
 
 use std::collections::BTreeMap;
 

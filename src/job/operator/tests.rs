@@ -291,7 +291,7 @@ fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
     assert_eq!(verdict(&by_task, &none_of_a), Failed, "a task without members counts, too");
 }
 
-/// `kubeflow_common.md` §2.3
+/// `kubeflow.md` §2.3
 #[test]
 fn tensorflows_chief_or_workers_decide() {
     use PhaseDecision::{Enough, Failed, Short, Succeeded};
@@ -339,7 +339,7 @@ fn the_other_frameworks_masters_and_launchers_decide() {
     assert_eq!(verdict(&mpi, &with([0, 0, 0, 1], [0, 2, 0, 0])), Failed);
 }
 
-/// `kubeflow_common.md` §1.3
+/// `kubeflow.md` §1.3
 #[test]
 fn the_restart_matrix_is_the_measured_one() {
     use AfterFailure::{FailJob, Restart as Again, Stay};

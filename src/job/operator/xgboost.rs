@@ -1,4 +1,4 @@
-//! XGBoost: where the master and the workers are (`kubeflow_common.md` §6.3); the master decides.
+//! XGBoost: where the master and the workers are (`kubeflow.md` §6.3); the master decides.
 
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,

@@ -109,7 +109,7 @@ fn f_j13_fewer_of_a_task_succeeded_than_its_minimum() {
     assert_eq!(life.status.state.reason, "TaskMinAvailableMissed");
 }
 
-/// `kubeflow_common.md` §1.4: names and labels of members.
+/// `kubeflow.md` §1.4: names and labels of members.
 #[test]
 fn members_are_called_and_labelled_as_kubeflows_are() {
     let mut life = tf(&[("Chief", 1, "Never"), ("PS", 1, "Never")], json!({}));

@@ -1,4 +1,4 @@
-//! What was measured of Kubeflow's engine (`kubeflow_common.md` §1), with its defects mended.
+//! What was measured of Kubeflow's engine (`kubeflow.md` §1), with its defects mended.
 
 use super::*;
 use JobPhase as P;
@@ -51,7 +51,7 @@ fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
     assert_eq!(life.status.state.phase, P::Completed);
 }
 
-/// `kubeflow_common.md` §1.5, by what the pods were when the job ended.
+/// `kubeflow.md` §1.5, by what the pods were when the job ended.
 #[test]
 fn the_table_of_clean_pod_policies() {
     for (clean, left) in [
@@ -114,7 +114,7 @@ fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     assert_eq!(lost.run(), P::Running, "no fault of its own");
 }
 
-/// `kubeflow_common.md` §1.7
+/// `kubeflow.md` §1.7
 #[test]
 fn the_table_of_backoff_limits() {
     use crate::job::members::{past_backoff_limit, restarts_in_place};
@@ -151,7 +151,7 @@ fn the_table_of_backoff_limits() {
     assert_eq!(life.reconcile(), P::Failed);
 }
 
-/// `kubeflow_common.md` §1.8 and §1.6; what is negative there cannot be written here.
+/// `kubeflow.md` §1.8 and §1.6; what is negative there cannot be written here.
 #[test]
 fn the_tables_of_deadlines_and_times_to_live() {
     use crate::job::triggers::past_deadline;
@@ -193,7 +193,7 @@ fn the_tables_of_deadlines_and_times_to_live() {
     assert!(!life.finished, "a suspended one does not");
 }
 
-/// `kubeflow_common.md` §4.2: what becomes of pods that nobody made for the job.
+/// `kubeflow.md` §4.2: what becomes of pods that nobody made for the job.
 #[test]
 fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_them() {
     let free = |index: u32, node: &str, is_intended: bool| FreePod {
@@ -228,7 +228,7 @@ fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_the
     assert!(life.finished && life.free.len() == 1, "a job that goes adopts nobody");
 }
 
-/// `kubeflow_common.md` §1.3, as D1 to D3 require it: made is what is missing in the range, removed is everything else.
+/// `kubeflow.md` §1.3, as D1 to D3 require it: made is what is missing in the range, removed is everything else.
 #[test]
 fn the_table_of_slots() {
     for (existing, replicas, made, removed) in [

@@ -1,4 +1,4 @@
-//! Pods that are placed together or not at all: the question, and the three answers (`hived.md`: bind, preempt, wait).
+//! Pods that are placed together or not at all: the question, and the three answers (`peers.md` §6: bind, preempt, wait).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -120,7 +120,7 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
 /// Reads at most every five seconds.
 const SLOW: PollPolicy = PollPolicy { min_pause: Duration::from_secs(5), ..PollPolicy::RESYNC };
 
-/// A deposed leader answers plain reads with the past (`consul_semantics.md` §0 #3).
+/// A deposed leader answers plain reads with the past (`consul-semantics.md` §0 #3).
 #[tokio::test(start_paused = true)]
 async fn the_past_is_not_taken_for_news() {
     let cluster = Cluster::new(1).await;

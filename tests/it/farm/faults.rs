@@ -44,7 +44,7 @@ async fn a_farm_that_cannot_read_the_pods_adds_none() {
     farm.stop().await;
 }
 
-/// Without rights a list is empty, not refused (`consul_semantics.md` §0 #13).
+/// Without rights a list is empty, not refused (`consul-semantics.md` §0 #13).
 #[tokio::test(start_paused = true)]
 async fn pods_that_may_not_be_seen_any_more_are_not_replaced() {
     let cluster = pods_of_p2().await;

@@ -1,5 +1,5 @@
 //! What a restored snapshot, or a tree that is read late, leaves behind: an old state that no watch tells of
-//! (`consul_semantics.md` §0 #12).
+//! (`consul-semantics.md` §0 #12).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

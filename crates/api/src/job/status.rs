@@ -465,7 +465,7 @@ pub fn holds(conditions: &[JobCondition], kind: JobConditionType) -> bool {
     conditions.iter().any(|condition| condition.kind == kind && condition.status)
 }
 
-/// Sets a condition by Kubeflow's rules (`kubeflow_common.md` §2.1), with its defects mended (D9): once one of
+/// Sets a condition by Kubeflow's rules (`kubeflow.md` §2.1), with its defects mended (D9): once one of
 /// Succeeded and Failed holds nothing changes any more, whatever else held ends with it, at that time, and a changed
 /// message is kept.
 pub fn set_condition(

@@ -1,4 +1,4 @@
-//! The conditions' transitions as measured (`kubeflow_common.md` §2.2), amended by D9, and what a status keeps.
+//! The conditions' transitions as measured (`kubeflow.md` §2.2), amended by D9, and what a status keeps.
 
 use super::status::*;
 use crate::Index;
@@ -24,7 +24,7 @@ fn after(way: &[JobConditionType], next: JobConditionType) -> String {
     shown(&conditions)
 }
 
-/// `kubeflow_common.md` §2.2
+/// `kubeflow.md` §2.2
 #[test]
 fn the_transition_matrix_is_the_measured_one_with_exclusive_terminals() {
     use JobConditionType::{
@@ -79,7 +79,7 @@ fn the_sequence_of_kubeflows_own_test() {
     assert_eq!(all[1].last_transition_time, at(4), "D9: it ended then");
 }
 
-/// `kubeflow_common.md` §2.1
+/// `kubeflow.md` §2.1
 #[test]
 fn times_move_with_the_status_and_a_changed_message_is_kept() {
     let mut all = Vec::new();

@@ -192,7 +192,7 @@ impl QueueRecord {
     /// # Errors
     /// [`BadField`] with the path of the first field that has the wrong shape.
     pub fn decode(value: &[u8]) -> Result<Self, BadField> {
-        decode_record(value, "docs/queues.md")
+        decode_record(value, "docs/guide/queues.md")
     }
 
     /// Encodes the record as it is stored.

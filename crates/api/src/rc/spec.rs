@@ -94,7 +94,7 @@ impl RcRecord {
         serde_json::from_value(value).map_err(|e| BadRecord {
             field: "(whole value)",
             why: e.to_string(),
-            fix: "compare with docs/keys.md",
+            fix: "compare with docs/reference/keys.md",
         })
     }
 

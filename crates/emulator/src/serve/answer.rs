@@ -37,7 +37,7 @@ impl HttpRefusal {
     }
 }
 
-/// Errors in Consul's words, so that a client sorts them as it sorts the real ones (`consul_semantics.md` §6.2).
+/// Errors in Consul's words, so that a client sorts them as it sorts the real ones (`consul-semantics.md` §6.2).
 impl From<StoreError> for HttpRefusal {
     fn from(error: StoreError) -> Self {
         let (status, text) = match error {

@@ -1,5 +1,5 @@
 //! Consul's HTTP API in front of a model, as far as `rcfarm`, `curl`, and the `consul` command's `kv`, `lock`,
-//! `watch`, `catalog` and `members` need it (`consul_semantics.md` §1 to §4, §8).
+//! `watch`, `catalog` and `members` need it (`consul-semantics.md` §1 to §4, §8).
 //!
 //! Every answer carries `X-Rcfarm-Embedded: 1`, so that nobody takes it for the real one. A request for what is
 //! not modelled is refused with a text that says so; nothing is half done in silence.
@@ -33,7 +33,7 @@ use answer::{HttpRefusal, moved, text};
 use ask::ParsedRequest;
 
 /// Connections that a real agent allows one client address; the next are closed without a byte
-/// (`consul_semantics.md` §6.4).
+/// (`consul-semantics.md` §6.4).
 pub const CONSULS_CONNECTIONS: usize = 200;
 
 /// Serves the API until dropped, which also cuts every connection, as a killed agent does.

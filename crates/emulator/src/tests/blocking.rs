@@ -1,4 +1,4 @@
-//! What wakes a blocked read, and what it then answers (`consul_semantics.md` §4.2, §4.3).
+//! What wakes a blocked read, and what it then answers (`consul-semantics.md` §4.2, §4.3).
 
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};

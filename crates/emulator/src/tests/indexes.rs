@@ -1,4 +1,4 @@
-//! Which index what carries (`consul_semantics.md` §1.4, §2, §4.1).
+//! Which index what carries (`consul-semantics.md` §1.4, §2, §4.1).
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! How sessions end, and what that does to their locks (`consul_semantics.md` §3).
+//! How sessions end, and what that does to their locks (`consul-semantics.md` §3).
 
 use tokio::time::{Instant, sleep, sleep_until};
 

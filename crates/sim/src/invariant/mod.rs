@@ -7,7 +7,7 @@
 //! | `audit.rs` | 15 the log is the state, one entry per transition, an unbroken chain |
 //! | `liveness.rs` | 27 desired state, 28 take-over, 29 rest, 12 again: after the faults have ended |
 //!
-//! Invariant 5 (each layer holds alone) is what the mutations show: `docs/mutations.md`. Jobs, gangs and queues (16 to
+//! Invariant 5 (each layer holds alone) is what the mutations show: `docs/contribute/failpoints.md`. Jobs, gangs and queues (16 to
 //! 25) have a scenario of their own, in `../batch/`. A new group here is one function of a [`AppliedWrite`] and the
 //! [`Picture`], called in [`check`], and what it reads of the store is decoded in `picture.rs`.
 //!

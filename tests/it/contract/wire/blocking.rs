@@ -1,4 +1,4 @@
-//! Blocking reads: `consul_semantics.md` §4.
+//! Blocking reads: `consul-semantics.md` §4.
 //!
 //! "Does not wake" is shown without a clock: after the write that must not wake comes one that does, and the answer is
 //! that of the second. A watch that woke at the first would have answered with the index it waited on.

@@ -1,4 +1,4 @@
-//! Services, checks and their health, as far as the farm uses them: `consul_semantics.md` §8.
+//! Services, checks and their health, as far as the farm uses them: `consul-semantics.md` §8.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Single keys, prefixes and key names: `consul_semantics.md` §1.
+//! Single keys, prefixes and key names: `consul-semantics.md` §1.
 
 use super::super::cases;
 use super::Case;

@@ -1,4 +1,4 @@
-//! Locks on single keys: `consul_semantics.md` §1.4 and §3.3.
+//! Locks on single keys: `consul-semantics.md` §1.4 and §3.3.
 
 use std::time::Duration;
 

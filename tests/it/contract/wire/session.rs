@@ -1,4 +1,4 @@
-//! Sessions: `consul_semantics.md` §3.
+//! Sessions: `consul-semantics.md` §3.
 
 use std::time::{Duration, Instant};
 

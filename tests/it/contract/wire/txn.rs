@@ -1,4 +1,4 @@
-//! Transactions: `consul_semantics.md` §2.
+//! Transactions: `consul-semantics.md` §2.
 
 use serde_json::{Value, json};
 

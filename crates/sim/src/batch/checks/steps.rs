@@ -228,7 +228,7 @@ fn edges(id: &Namespaced, before: &JobStatus, after: &JobStatus, say: Say<'_>) {
     }
 }
 
-/// The edges of Volcano's machine (`volcano.md` §2.1), and those of `docs/differences.md`.
+/// The edges of Volcano's machine (`volcano.md` §2.1), and those of `docs/reference/differences-volcano.md`.
 fn listed(from: JobPhase, to: JobPhase) -> bool {
     use JobPhase as P;
     match from {

@@ -1,0 +1,50 @@
+# What `rcfarm farm run` needs. With --root ROOT, put ROOT/ in front of every key_prefix.
+
+# Records, their labels, nodes and pods' health are read; users and node agents write them.
+key_prefix "replication_controllers/"       { policy = "read" }
+key_prefix "labels/replication_controller/" { policy = "read" }
+key_prefix "labels/node/"                   { policy = "read" }
+key_prefix "health/"                        { policy = "read" }
+key_prefix "rcfarm/nodes/"                  { policy = "read" }
+# The sentinel, an empty key that keeps the tree from being empty. Without the right to it there are only more requests.
+key        "rcfarm/nodes/_/_/_"             { policy = "write" }
+
+# Pods, statuses and the audit log are the farms'.
+key_prefix "labels/pod/"                     { policy = "write" }
+key_prefix "intent/"                         { policy = "write" }
+key_prefix "status/replication_controllers/" { policy = "write" }
+key_prefix "audit_logs/"                     { policy = "write" }
+
+# Allocations of nodes: written with the pods that request resources.
+key_prefix "rcfarm/allocations/"             { policy = "write" }
+
+# Queues and gangs: people and jobs write the records, the scheduler's owner the statuses. The right to write
+# rcfarm/schedulers/ and rcfarm/queues/ is for the two default records alone, which the farm creates when they are
+# missing.
+key_prefix "rcfarm/schedulers/"       { policy = "write" }
+key_prefix "rcfarm/queues/"           { policy = "write" }
+key_prefix "labels/scheduler/"        { policy = "read" }
+key_prefix "rcfarm/scheduler_status/" { policy = "write" }
+key_prefix "rcfarm/queue_status/"     { policy = "write" }
+key_prefix "rcfarm/pod_group_status/" { policy = "write" }
+key_prefix "lock/rcfarm/schedulers/"  { policy = "write" }
+
+# Jobs: their records go at their end, commands when they are carried out; node agents report on pods.
+key_prefix "rcfarm/jobs/"                    { policy = "write" }
+key_prefix "rcfarm/job_status/"              { policy = "write" }
+key_prefix "rcfarm/pod_groups/"              { policy = "write" }
+key_prefix "rcfarm/commands/"                { policy = "write" }
+key_prefix "lock/rcfarm/jobs/"               { policy = "write" }
+key_prefix "labels/job/"                     { policy = "read" }
+key_prefix "reality/"                        { policy = "read" }
+key_prefix "status/pods/"                    { policy = "read" }
+
+# Ownership, presence, doorbells, the layout's version.
+key_prefix "lock/replication_controllers/" { policy = "write" }
+key_prefix "rcfarm/farms/"                 { policy = "write" }
+key_prefix "rcfarm/bell/"                  { policy = "write" }
+key        "rcfarm/layout"                 { policy = "write" }
+
+# The session, and the farm's own check. Narrower: session "NODE" and service "rcfarm-farm" on that node's agent.
+session_prefix ""      { policy = "write" }
+service "rcfarm-farm"  { policy = "write" }
