@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use crate::batch::OrderingKind;
 use crate::batch::caches::SchedulerCaches;
+use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::farm::kind::{ControllerContext, Kind};
 use crate::farm::{Farm, FarmSettings};
 use crate::job::JobKind;
 use crate::job::caches::JobCaches;
 use crate::placement::{Discovery, Scheduler, SelectorScheduler};
-use crate::replication::cluster_view::ClusterView;
+use crate::replication::caches::RcCaches;
 use crate::replication::{PlacementSources, RcKind};
 use rcfarm_api::key;
 use rcfarm_store::Env;
@@ -46,15 +47,16 @@ impl Farm {
         };
         let view = ClusterView::new(env.store.clone(), settings.node_grace);
         let placement = PlacementSources { scheduler: scheduler(&view), discovery };
+        let rcs = RcCaches::new(env.store.clone(), view.clone());
         let commands =
             Cache::<Commands>::new(env.store.clone(), key::commands(), PollPolicy::PROMPT);
         let scheduler_caches =
             SchedulerCaches::new(env.store.clone(), view.clone(), commands.clone());
-        let jobs = JobCaches::new(env.store.clone(), view.clone(), commands);
+        let jobs = JobCaches::new(env.store.clone(), view, commands);
         // Jobs are many and small.
         let together = Writer::together(env.store.clone(), settings.limits);
         let kinds: Vec<Arc<dyn Kind>> = vec![
-            Arc::new(RcKind::new(ctx.clone(), view, placement)),
+            Arc::new(RcKind::new(ctx.clone(), rcs, placement)),
             Arc::new(OrderingKind::new(ctx.clone(), scheduler_caches)),
             Arc::new(JobKind::new(ControllerContext { writer: together, ..ctx }, jobs)),
         ];

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::batch::placing::{StoredGroup, StoredGroups};
 use crate::batch::queues::{StoredQueue, StoredQueues};
+use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::placement::capacity::Fleet;
 use crate::placement::{NodeLabels, NodeSource};
-use crate::replication::cluster_view::ClusterView;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;

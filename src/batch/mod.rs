@@ -30,7 +30,6 @@ pub mod plan;
 #[cfg(test)]
 mod plan_tests;
 pub mod pod_group_machine;
-pub mod pod_group_statuses;
 #[cfg(test)]
 mod property_tests;
 pub mod queue_machine;

@@ -1,3 +1,17 @@
-//! View of the cluster that all controllers share: one cache per tree.
+//! View of the cluster that all controllers share: one cache per Consul prefix.
+//!
+//! Keys read: `labels/node/`, `rcfarm/nodes/`, `labels/pod/`, `intent/`, `health/`, `rcfarm/allocations/`,
+//! `rcfarm/commands/`. Keys written: none.
 
+pub mod allocations;
 pub mod commands;
+mod failure_tracker;
+pub mod health;
+pub mod intents;
+pub mod nodes;
+pub mod pod_group_statuses;
+pub mod pods;
+pub mod view;
+
+pub use allocations::AllocationCache;
+pub use view::ClusterView;

@@ -20,21 +20,22 @@ use super::members::MemberPod;
 use super::operator;
 use super::pod_status::{PodState as PodStanding, stands};
 pub use super::pods::{Intended, Pods, record_id};
-use crate::batch::pod_group_statuses::PodGroupStatuses;
+use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
+use crate::cluster::intents::IntentIndex;
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::pod_group_statuses::PodGroupStatuses;
 use crate::farm::kind::ReconcileError;
 use crate::farm::records::Records;
-use crate::replication::cluster_view::{ClusterView, IntentIndex};
-use crate::replication::plan::{NodeReadiness, PodRef};
 use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::ids::{Namespaced, NodeName, PodRef};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
-use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
+use rcfarm_store::cache::{Cache, CacheIndex};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
 use rcfarm_store::watch::PollPolicy;
@@ -177,15 +178,6 @@ pub struct JobPendingWrites {
 /// A pod that was removed before its node was seen to have it may just be starting there: for so long it counts as on
 /// its way out.
 pub const UNSEEN: Duration = Duration::from_secs(2);
-
-/// A tree read this long after a transaction shows it, whatever its index says: indexes go backwards when Consul
-/// forgets deletions.
-pub(super) const SURELY_LATER: Duration = Duration::from_secs(30);
-
-fn shows<T>(seen: &Snapshot<T>, index: Index, at: Option<Instant>) -> bool {
-    let later = |at: Instant| seen.asked.is_some_and(|asked| asked > at + SURELY_LATER);
-    seen.index >= index || at.is_some_and(later)
-}
 
 /// Statuses and groups as read when jobs were last claimed.
 #[derive(Default)]
@@ -373,12 +365,12 @@ impl JobCaches {
         let mut all: BTreeMap<PodRef, (LabelledMember, Intended)> = BTreeMap::new();
         let mut pods = Pods::default();
         // Each tree has an index of its own: what changes in one of them does not wait for the other.
-        let is_trusted = shows(&intents, known.intents, known.at);
+        let is_trusted = intents.shows(known.intents, known.at);
         let intent = |place: &PodRef| match known.pods.get(place) {
             Some((_, intent)) if !is_trusted => *intent,
             _ => intents.value.at(place),
         };
-        if shows(&labels, known.labels, known.at) {
+        if labels.shows(known.labels, known.at) {
             for (place, labelled) in labels.value.of(id) {
                 all.insert(place.clone(), ((**labelled).clone(), intent(place)));
             }
@@ -438,7 +430,7 @@ impl JobCaches {
         known: &JobPendingWrites,
     ) -> BTreeSet<Slot> {
         let intents = self.nodes.intents.snapshot();
-        if !shows(&intents, known.intents, known.at) {
+        if !intents.shows(known.intents, known.at) {
             return BTreeSet::new();
         }
         let is_taken = |(slot, node): &(&Slot, &NodeName)| {

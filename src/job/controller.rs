@@ -23,12 +23,12 @@ use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
 use super::waiting::why_waits;
 use super::writes::{self, Made};
 use crate::cluster::commands::Pending;
+use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::records::Record;
 use crate::job::controller::step::PlannedStep;
-use crate::replication::plan::NodeReadiness;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};

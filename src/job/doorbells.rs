@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::caches::{PodStates, SURELY_LATER};
+use super::caches::PodStates;
 use super::pod_status::{PodState, stands};
-use crate::replication::plan::PodRef;
 use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
@@ -64,8 +64,7 @@ impl FreshStatus {
     /// Whether it is newer than the tree.
     #[must_use]
     pub fn counts(&self, tree: &Snapshot<PodStates>) -> bool {
-        let later = tree.asked.is_some_and(|asked| asked > self.at + SURELY_LATER);
-        self.index > tree.index && !later
+        !tree.shows(self.index, Some(self.at))
     }
 }
 

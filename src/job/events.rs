@@ -2,8 +2,8 @@
 
 use super::plan::{Create, JobPlan};
 use crate::farm::kind::ControllerContext;
-use crate::replication::plan::PodRef;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, JobStep};
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};

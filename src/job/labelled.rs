@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::manifest::PodIdentity;
 use super::writes::{mark_of, name_of, uid_of};
-use crate::replication::plan::PodRef;
 use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels};

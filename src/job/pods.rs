@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::labelled::{LabelledMember, Mismatched, Unowned};
 use super::members::MemberPod;
-use crate::replication::plan::PodRef;
 use rcfarm_api::Index;
 use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::job::spec::Slot;
 

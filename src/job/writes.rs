@@ -7,7 +7,7 @@ use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
 use super::operator::{self, ClusterPeer};
 use super::plan::{Create, JobPlan};
-use crate::replication::plan::PodRef;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
 use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
 use rcfarm_api::job::status::JobMembers;

@@ -5,7 +5,6 @@
 //! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.
 //! Keys read: `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`. Keys written: none.
 
-pub mod allocation_cache;
 pub mod capacity;
 mod discovery;
 mod remote;
@@ -17,7 +16,6 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-pub use allocation_cache::AllocationCache;
 pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
 pub use remote::RemoteScheduler;
 pub use selector::{NodeLabels, NodeSource, SelectorScheduler};

@@ -2,19 +2,19 @@
 //! has any more.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
-use super::cluster_view::ClusterView;
 use super::controller::{RcController, RcView, Written};
-use super::plan::{AllowedActions, PodRef, PodStep, ReplicationPlan};
+use super::plan::{PodStep, ReplicationPlan};
 use super::writes;
+use crate::cluster::ClusterView;
+use crate::cluster::view::AllowedActions;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
-use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 
 /// Each orphaned allocation takes two operations at most; a full transaction has room for so many on the oldest Consul.
@@ -51,16 +51,16 @@ impl RcController {
     ) -> Result<Option<Action>, ReconcileError> {
         let is_short = plan.is_short_of_room();
         let waits = is_short || plan.is_short_of_places();
-        if self.view.waits_for_room(self.id, waits) && waits {
+        if self.caches.waits_for_room(self.id, waits) && waits {
             // What came free since the look began was told to those alone who waited then.
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
         if look.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
             return Ok(None);
         }
-        let mut orphaned_allocations = self.view.orphaned_of(self.id, look.pods.keys());
+        let mut orphaned_allocations = self.orphaned_of(self.id, look.pods.keys());
         if is_short {
-            orphaned_allocations.extend(self.view.orphaned_on(&look.eligible));
+            orphaned_allocations.extend(self.orphaned_on(&look.eligible));
             orphaned_allocations.sort();
             orphaned_allocations.dedup();
         }
@@ -94,7 +94,7 @@ impl RcController {
 
 impl Drop for RcController {
     fn drop(&mut self) {
-        self.view.waits_for_room(self.id, false);
+        self.caches.waits_for_room(self.id, false);
     }
 }
 
@@ -113,26 +113,14 @@ impl ReplicationPlan {
     }
 }
 
-impl ClusterView {
-    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is allocated,
-    /// and when a pod or an intent is gone. `true`: that is news.
-    pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waits { waiting.insert(id) } else { waiting.remove(&id) }
-    }
-
-    /// Controllers that wait for room or for a place.
-    pub(super) fn waiting(&self) -> BTreeSet<RcId> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
+impl RcController {
     /// What an RC was allocated at places where it has no pod.
     fn orphaned_of<'p>(
         &self,
         id: RcId,
         pods: impl Iterator<Item = &'p PodRef>,
     ) -> Vec<OrphanedAllocation> {
-        let seen = self.ledger.tree.snapshot();
+        let seen = self.view.ledger.tree.snapshot();
         let pods: BTreeSet<(&NodeName, &PodId)> = pods.map(|p| (&p.node, &p.pod)).collect();
         let elsewhere = seen.value.of_rc(id).filter(|(node, pod)| !pods.contains(&(node, pod)));
         let nodes: BTreeSet<NodeName> = elsewhere.map(|(node, _)| node.clone()).collect();
@@ -142,7 +130,7 @@ impl ClusterView {
 
     /// What any RC was allocated on some nodes where it has no pod, as far as the pods were read since.
     fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
-        let (labels, rooms) = (self.pods.snapshot(), self.rooms());
+        let (labels, rooms) = (self.view.pods.snapshot(), self.view.rooms());
         let rooms = nodes.iter().map(|node| (node, rooms.of(node)));
         let read_since = rooms.filter(|(_, room)| room.index <= labels.index);
         orphaned_allocations(read_since, |node, pod| {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::{
-    AllowedActions, NodeReadiness, PlannedCondition, PodRef, PodStep, ReplicationObserved,
-    Shortage, TransferPlan,
-};
+use super::plan::{PlannedCondition, PodStep, ReplicationObserved, Shortage, TransferPlan};
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::Insufficient;
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
 
 /// The record can be worked on.

@@ -9,22 +9,26 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
-use super::cluster_view::{ClusterView, FreshHealth, PendingWrites};
+use super::caches::{PendingWrites, RcCaches};
 use super::events;
 use super::health_write_limiter::HealthWriteLimiter;
 use super::plan::{
-    NodeReadiness, PlannedCondition, PodRef, PodStep, ReplicationObserved, ReplicationPlan,
-    TransferConditions, TransferPlan, has_room, plan,
+    PlannedCondition, PodStep, ReplicationObserved, ReplicationPlan, TransferConditions,
+    TransferPlan, has_room, plan,
 };
 use super::statuses::Reliance;
 use super::{Pods, writes};
+use crate::cluster::ClusterView;
+use crate::cluster::allocations::booked_node;
+use crate::cluster::health::FreshHealth;
+use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
-use crate::placement::allocation_cache::booked_node;
 use crate::placement::capacity::Booking;
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::spec::{BadRecord, RcSpec, RcStrategy};
@@ -58,6 +62,7 @@ pub struct RcController {
     pub(super) ctx: ControllerContext,
     pub(super) claimed: ClaimedRecord,
     pub(super) id: RcId,
+    pub(super) caches: Arc<RcCaches>,
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
@@ -110,10 +115,10 @@ impl RcController {
         ctx: ControllerContext,
         claimed: ClaimedRecord,
         id: RcId,
-        view: Arc<ClusterView>,
+        caches: Arc<RcCaches>,
         placement: PlacementSources,
     ) -> RcController {
-        let (read, reliance) = (view.statuses.take(id), view.statuses.reliance(id));
+        let (read, reliance) = (caches.statuses.take(id), caches.statuses.reliance(id));
         let behind = read.is_none();
         let (status_index, status) = read.unwrap_or_default();
         reliance.on(status_index);
@@ -122,7 +127,8 @@ impl RcController {
             ctx,
             claimed,
             id,
-            view,
+            view: caches.cluster.clone(),
+            caches,
             placement,
             status,
             status_index,
@@ -159,7 +165,7 @@ impl RcController {
                 return Ok(None);
             }
         };
-        if self.known.as_ref().is_some_and(|known| self.view.has_caught_up(known)) {
+        if self.known.as_ref().is_some_and(|known| self.caches.has_caught_up(known)) {
             self.known = None;
         }
         let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
@@ -168,7 +174,7 @@ impl RcController {
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
-        let pods = self.view.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
+        let pods = self.caches.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
         let failing = |place: &PodRef| {
             let reported = self.view.reported(place, self.fresh.as_ref());
             Some((place.node.clone(), reported.cannot_start?))
@@ -214,12 +220,12 @@ impl RcController {
                 || !has_room(spec, &rooms, place)
         });
         let discovery_synced = if misplaced {
-            let healthy = self.view.healthy_nodes(&look.pods);
+            let healthy = self.caches.healthy_nodes(&look.pods);
             self.placement.discovery.synced(spec.manifest.id(), &healthy).await?
         } else {
             true
         };
-        let slot = |node: &NodeName| self.view.slot(spec, self.known.as_ref(), node);
+        let slot = |node: &NodeName| self.caches.slot(spec, self.known.as_ref(), node);
         Ok(plan(&ReplicationObserved {
             spec,
             pods: &look.pods,
@@ -323,7 +329,7 @@ impl RcController {
         Replicas {
             desired: look.spec.replicas_desired,
             current: count(pods.len()),
-            healthy: count(self.view.healthy_nodes(pods).len()),
+            healthy: count(self.caches.healthy_nodes(pods).len()),
             eligible: count(look.eligible.len()),
         }
     }
@@ -411,7 +417,7 @@ impl RcController {
                 // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
                 // if not, it never can be once the next one has taken its place.
                 self.behind = true;
-                let (index, found) = self.view.statuses.read(self.id).await?;
+                let (index, found) = self.caches.statuses.read(self.id).await?;
                 if found == status {
                     info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
                     self.behind = false;
@@ -449,7 +455,7 @@ impl RcController {
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.behind = true;
         self.known = None;
-        (self.status_index, self.status) = self.view.statuses.read(self.id).await?;
+        (self.status_index, self.status) = self.caches.statuses.read(self.id).await?;
         self.reliance.on(self.status_index);
         self.view.catch_up().await?;
         self.behind = false;
@@ -578,10 +584,10 @@ impl Controller for RcController {
     async fn reconcile(&mut self) -> ReconcileResult {
         let Some(mut look) = self.look().await? else { return Ok(Action::AwaitChange) };
         let mut plan = self.decide(&look).await?;
-        if plan.steps.is_empty() && self.view.take_rung(self.id) {
+        if plan.steps.is_empty() && self.caches.take_rung(self.id) {
             let read = self.view.read_health(look.spec.manifest.id()).await;
             // The doorbell is answered by an answer only.
-            self.fresh = Some(read.inspect_err(|_| self.view.note_rung(self.id))?);
+            self.fresh = Some(read.inspect_err(|_| self.caches.note_rung(self.id))?);
             let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
             (plan, look) = (self.decide(&again).await?, again);
         }

@@ -8,11 +8,14 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::cluster_view::{ClusterView, Healths, IntentIndex, PodLabels};
+use super::caches::RcCaches;
 use super::controller::{PlacementSources, RcController};
+use crate::cluster::allocations::AllocationIndex;
+use crate::cluster::health::Healths;
+use crate::cluster::intents::IntentIndex;
+use crate::cluster::pods::PodLabels;
 use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
-use crate::placement::allocation_cache::AllocationIndex;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
@@ -22,19 +25,15 @@ use rcfarm_store::{Index, Prefix, StoreError};
 /// Replication controllers as a kind of record.
 pub struct RcKind {
     ctx: ControllerContext,
-    view: Arc<ClusterView>,
+    caches: Arc<RcCaches>,
     placement: PlacementSources,
 }
 
 impl RcKind {
     /// The kind, over a world that it watches.
     #[must_use]
-    pub fn new(
-        ctx: ControllerContext,
-        view: Arc<ClusterView>,
-        placement: PlacementSources,
-    ) -> Self {
-        RcKind { ctx, view, placement }
+    pub fn new(ctx: ControllerContext, caches: Arc<RcCaches>, placement: PlacementSources) -> Self {
+        RcKind { ctx, caches, placement }
     }
 }
 
@@ -103,7 +102,7 @@ impl Kind for RcKind {
 
     fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.ctx.ids.fork();
-        let view = self.view.clone();
+        let (view, caches) = (self.caches.cluster.clone(), self.caches.clone());
         let nodes = {
             let wake_queue = wake_queue.clone();
             view.nodes.clone().watch(ids(), move |old, new| {
@@ -136,25 +135,25 @@ impl Kind for RcKind {
             }
         };
         let pods = {
-            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            let (wake_queue, view, caches) = (wake_queue.clone(), view.clone(), caches.clone());
             view.pods.clone().watch(ids(), move |old, new| {
                 wake_queue.push(touched(PodLabels::touched(&old.value, &new.value)));
                 if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
                     wake_queue.push(FarmEvent::Claims);
                 }
                 if PodLabels::freed(&old.value, &new.value) {
-                    wake_queue.push(touched(view.waiting()));
+                    wake_queue.push(touched(caches.waiting()));
                 }
                 trust_changed(&wake_queue, old, new);
             })
         };
         let intents = {
-            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            let (wake_queue, view, caches) = (wake_queue.clone(), view.clone(), caches.clone());
             view.intents.clone().watch(ids(), move |old, new| {
                 let places = IntentIndex::touched(&old.value, &new.value);
                 wake_queue.push(touched(view.owners(places)));
                 if IntentIndex::freed(&old.value, &new.value) {
-                    wake_queue.push(touched(view.waiting()));
+                    wake_queue.push(touched(caches.waiting()));
                 }
                 trust_changed(&wake_queue, old, new);
             })
@@ -169,18 +168,18 @@ impl Kind for RcKind {
             })
         };
         let allocations = {
-            let (wake_queue, view) = (wake_queue.clone(), view.clone());
+            let (wake_queue, view, caches) = (wake_queue.clone(), view.clone(), caches.clone());
             view.ledger.tree.clone().watch(ids(), move |old, new| {
                 let mut touched_ids = AllocationIndex::touched(&old.value, &new.value);
-                touched_ids.extend(view.waiting());
+                touched_ids.extend(caches.waiting());
                 wake_queue.push(touched(touched_ids));
             })
         };
         let statuses = {
-            let (wake_queue, view, ids) = (wake_queue.clone(), view.clone(), ids());
+            let (wake_queue, caches, ids) = (wake_queue.clone(), caches.clone(), ids());
             async move {
                 let tell = move |misplaced: BTreeSet<RcId>| wake_queue.push(touched(misplaced));
-                view.statuses.watch(ids, tell).await;
+                caches.statuses.watch(ids, tell).await;
             }
         };
         vec![
@@ -197,35 +196,37 @@ impl Kind for RcKind {
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
         // Unread, these would show no node, no drain and no healthy pod.
-        self.view.nodes.first_read().await;
-        self.view.records.first_read().await;
-        self.view.health.first_read().await;
-        self.view.ledger.tree.first_read().await;
-        self.view.prepare(oldest).await
+        self.caches.cluster.nodes.first_read().await;
+        self.caches.cluster.records.first_read().await;
+        self.caches.cluster.health.first_read().await;
+        self.caches.cluster.ledger.tree.first_read().await;
+        self.caches.prepare(oldest).await
     }
 
     fn confirm(&self) {
-        self.view.nodes.confirm();
-        self.view.pods.confirm();
-        self.view.intents.confirm();
-        self.view.health.confirm();
+        self.caches.cluster.nodes.confirm();
+        self.caches.cluster.pods.confirm();
+        self.caches.cluster.intents.confirm();
+        self.caches.cluster.health.confirm();
     }
 
     fn untrusted_caches(&self) -> Vec<String> {
-        let (nodes, pods) = (self.view.nodes.snapshot(), self.view.pods.snapshot());
-        let (intents, health) = (self.view.intents.snapshot(), self.view.health.snapshot());
+        let (nodes, pods) =
+            (self.caches.cluster.nodes.snapshot(), self.caches.cluster.pods.snapshot());
+        let (intents, health) =
+            (self.caches.cluster.intents.snapshot(), self.caches.cluster.health.snapshot());
         let seen = [
-            (self.view.nodes.prefix(), nodes.untrusted),
-            (self.view.pods.prefix(), pods.untrusted),
-            (self.view.intents.prefix(), intents.untrusted),
-            (self.view.health.prefix(), health.untrusted),
+            (self.caches.cluster.nodes.prefix(), nodes.untrusted),
+            (self.caches.cluster.pods.prefix(), pods.untrusted),
+            (self.caches.cluster.intents.prefix(), intents.untrusted),
+            (self.caches.cluster.health.prefix(), health.untrusted),
         ];
         let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
         suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
     }
 
     fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        self.view.suspects()
+        self.caches.cluster.suspects()
     }
 
     fn scheduler(&self) -> Option<String> {
@@ -234,13 +235,13 @@ impl Kind for RcKind {
 
     fn rung(&self, id: &RecordId) {
         if let Ok(id) = id.as_str().parse() {
-            self.view.note_rung(id);
+            self.caches.note_rung(id);
         }
     }
 
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
         let id = claimed.id.as_str().parse().expect("check_name has passed");
-        let (ctx, view) = (self.ctx.clone(), self.view.clone());
-        Box::new(RcController::new(ctx, claimed, id, view, self.placement.clone()))
+        let (ctx, caches) = (self.ctx.clone(), self.caches.clone());
+        Box::new(RcController::new(ctx, claimed, id, caches, self.placement.clone()))
     }
 }

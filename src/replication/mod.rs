@@ -11,14 +11,12 @@
 //! and audit in one transaction); a node transfer recorded in the status, which the next owner finishes or undoes.
 
 mod allocations;
-pub mod cluster_view;
+pub mod caches;
 mod conditions;
 mod controller;
 mod events;
-mod failure_tracker;
 mod health_write_limiter;
 mod kind;
-mod nodes;
 pub mod plan;
 #[cfg(test)]
 mod plan_tests;
@@ -32,4 +30,4 @@ pub use controller::PlacementSources;
 pub use kind::RcKind;
 
 /// The pods of one RC by place.
-pub type Pods = BTreeMap<plan::PodRef, plan::RcPod>;
+pub type Pods = BTreeMap<rcfarm_api::ids::PodRef, plan::RcPod>;

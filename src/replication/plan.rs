@@ -7,45 +7,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::conditions::{placed_condition, room_words, scheduled_condition, valid};
+use crate::cluster::intents::Intent;
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::{Insufficient, NodeCapacities, ranked};
 use rcfarm_api::Index;
-use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas, Transfer};
 use rcfarm_store::failpoints::{Failpoint, enabled};
-
-/// Identity of a pod in the cluster: node and pod id. The keys of its labels and intent contain both.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodRef {
-    /// The machine.
-    pub node: NodeName,
-    /// The pod's id; one pod of an id runs per node.
-    pub pod: PodId,
-}
-
-/// What stands at `intent/<node>/<pod>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Intent {
-    /// Nothing.
-    Missing,
-    /// The RC's manifest, byte for byte.
-    Same(Index),
-    /// Something else.
-    Differs(Index),
-}
-
-impl Intent {
-    /// The index to guard a change with; 0 when nothing is there.
-    #[must_use]
-    pub fn index(self) -> Index {
-        match self {
-            Intent::Missing => Index::ZERO,
-            Intent::Same(index) | Intent::Differs(index) => index,
-        }
-    }
-}
 
 /// A pod that carries the RC's id.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,34 +43,6 @@ pub enum SlotState {
     Ours(Index),
     /// A pod of somebody else.
     Other,
-}
-
-/// Readiness of a node for pods of the RC, besides its labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NodeReadiness {
-    /// Pods may be added; also of a node that says nothing of itself, as p2's do.
-    Ready,
-    /// Pods of several records could not be started there lately: none is added for a while, and those that are there
-    /// stay.
-    Suspect,
-    /// It cannot start the RC's pod, or could not a while ago: none is added, and one that is there leaves for a
-    /// node that may do better, if the strategy is dynamic.
-    Quarantined,
-    /// An operator wants it empty: pods of every strategy leave it as their RC's minimum health permits.
-    Draining,
-    /// Its agent's session has been gone for longer than the grace: its pods count as lost.
-    Down,
-}
-
-/// Which changes are allowed, given what the mass deletion guard holds back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AllowedActions {
-    /// Nothing suspicious.
-    Full,
-    /// A tree of nodes or health became suddenly much smaller: nothing is removed or moved.
-    NoRemoval,
-    /// The pods' own tree did: nothing is changed at all.
-    Nothing,
 }
 
 /// What bears on a node transfer, besides the pods.

@@ -6,9 +6,12 @@ use proptest::prelude::*;
 
 use super::plan::*;
 use super::writes;
+use crate::cluster::intents::Intent;
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
 use rcfarm_api::allocation::AllocationOwner;
-use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Manifest;

@@ -16,13 +16,15 @@ use tracing::{info, warn};
 
 use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, Written, no_answer};
 use super::events;
-use super::plan::{NodeReadiness, PodRef, PodRemoveReason, PodStep, SlotState, has_room};
+use super::plan::{PodRemoveReason, PodStep, SlotState, has_room};
 use super::writes;
+use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::placement::capacity::Booking;
 use crate::placement::{ScheduleError, ScheduleRequest};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Transfer};
 use rcfarm_store::{Index, Op};
@@ -131,7 +133,7 @@ impl RcController {
             }
             Err(error) => return self.undo_transfer(look, &error.to_string()).await,
         };
-        let taken = self.view.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
+        let taken = self.caches.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
         let mut status = self.status.clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
         match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
@@ -154,7 +156,7 @@ impl RcController {
         old: PodRef,
         new: NodeName,
     ) -> Result<Action, ReconcileError> {
-        let intent = match self.view.slot(&look.spec, self.known.as_ref(), &new) {
+        let intent = match self.caches.slot(&look.spec, self.known.as_ref(), &new) {
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plan::{Drift, Intent, PodRef, PodStep, RcPod};
+use super::plan::{Drift, PodStep, RcPod};
+use crate::cluster::intents::Intent;
 use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::manifest::content_hash;

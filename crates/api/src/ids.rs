@@ -223,6 +223,15 @@ impl fmt::Debug for RecordId {
     }
 }
 
+/// Identity of a pod in the cluster: node and pod id. The keys of its labels and intent contain both.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodRef {
+    /// The machine.
+    pub node: NodeName,
+    /// The pod's id; one pod of an id runs per node.
+    pub pod: PodId,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,6 +66,14 @@ impl<T> Snapshot<T> {
         self.asked.is_some()
     }
 
+    /// Whether a write that was committed at `index`, and answered at `at`, is in the snapshot. The index alone does
+    /// not tell: it goes backwards when Consul forgets deletions (`consul-semantics.md` §4.4).
+    #[must_use]
+    pub fn shows(&self, index: Index, at: Option<Instant>) -> bool {
+        let surely_later = |at: Instant| self.asked.is_some_and(|asked| asked > at + SURELY_LATER);
+        self.index >= index || at.is_some_and(surely_later)
+    }
+
     /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
     fn says_the_same_as(&self, then: &Self) -> bool {
         let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
@@ -78,6 +86,9 @@ impl<T> Snapshot<T> {
         (self.untrusted, self.doubts) == (then.untrusted, then.doubts)
     }
 }
+
+/// A prefix read this long after a write was answered shows the write, whatever the indexes say.
+const SURELY_LATER: Duration = Duration::from_secs(30);
 
 /// A read that was sent: its time and its sequence number.
 #[derive(Debug, Clone, Copy)]

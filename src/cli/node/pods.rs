@@ -9,7 +9,7 @@ use crate::cli::context::CommandContext;
 use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
 use crate::cli::rc::snapshot::places;
-use crate::replication::plan::NodeReadiness;
+use crate::cluster::nodes::NodeReadiness;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;

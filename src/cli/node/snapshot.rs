@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use crate::cluster::nodes::NodeReadiness;
 use crate::placement::capacity::{NodeCapacities, NodeCapacity};
-use crate::replication::plan::NodeReadiness;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::{NodeName, SessionId};
 use rcfarm_api::key::{self, LabelKind};

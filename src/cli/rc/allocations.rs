@@ -4,7 +4,7 @@ use super::snapshot::places;
 use crate::cli::context::CommandContext;
 use crate::cli::node::snapshot::{by_node, fitness_of};
 use crate::placement::capacity::{NodeCapacities, OrphanedAllocation, orphaned_allocations};
-use crate::replication::plan::PodRef;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 

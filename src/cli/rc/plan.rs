@@ -10,11 +10,12 @@ use super::snapshot::{AskedScheduler, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields};
+use crate::cluster::nodes::NodeReadiness;
 use crate::farm::records::FarmPresence;
 use crate::replication::plan::{
-    Drift, NodeReadiness, PodRef, PodRemoveReason, PodStep, ReplicationPlan, SlotState,
-    TransferPlan, has_room,
+    Drift, PodRemoveReason, PodStep, ReplicationPlan, SlotState, TransferPlan, has_room,
 };
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};

@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::find::Found;
 use crate::cli::context::CommandContext;
 use crate::cli::node::snapshot::{Fitness, fitness};
+use crate::cluster::intents::Intent;
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
 use crate::farm::records::FarmPresence;
 use crate::placement::capacity::NodeCapacities;
 use crate::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
 use crate::replication::plan::{
-    AllowedActions, Intent, NodeReadiness, PodRef, RcPod, ReplicationObserved, ReplicationPlan,
-    SlotState, TransferConditions, plan,
+    RcPod, ReplicationObserved, ReplicationPlan, SlotState, TransferConditions, plan,
 };
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};

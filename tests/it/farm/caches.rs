@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::SECOND;
 use super::cluster::{Cluster, node};
-use rcfarm::replication::cluster_view::{ClusterView, NodeIndex};
+use rcfarm::cluster::ClusterView;
+use rcfarm::cluster::nodes::NodeIndex;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_store::cache::{Cache, CacheIndex};

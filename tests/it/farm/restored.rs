@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::SECOND;
 use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
-use rcfarm::replication::cluster_view::NodeIndex;
+use rcfarm::cluster::nodes::NodeIndex;
 use rcfarm_api::key;
 use rcfarm_api::key::LabelKind;
 use rcfarm_emulator::{Applied, Fate, Request, Tables};

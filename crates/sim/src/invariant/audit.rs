@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say};
-use rcfarm::replication::plan::PodRef;
 use rcfarm_api::audit::{Actual, AuditRecord, Details, Logged, compare, fold};
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;

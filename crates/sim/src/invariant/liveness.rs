@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{CheckFacts, Picture};
-use rcfarm::replication::plan::PodRef;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::rc::spec::RcSpec;
 

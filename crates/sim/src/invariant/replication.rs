@@ -6,9 +6,9 @@ use super::picture::was_allocated;
 use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say, Unfit, VIEW};
 use crate::reached::{Occasion, met, met_if};
 use rcfarm::farm::NODE_GRACE;
-use rcfarm::replication::plan::PodRef;
 use rcfarm_api::Index;
 use rcfarm_api::allocation::Allocations;
+use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 

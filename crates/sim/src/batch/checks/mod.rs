@@ -21,9 +21,9 @@ use std::collections::BTreeSet;
 use super::model::{AppliedBatchWrite, BatchModel, ModelEvent};
 use crate::invariant::{CheckFacts, Say, VIEW};
 use rcfarm::job::manifest::PodIdentity;
-use rcfarm::replication::plan::PodRef;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::PodRef;
 
 /// Looks at one write; the model is what it left.
 pub fn check(

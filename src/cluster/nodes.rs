@@ -7,14 +7,30 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::plan::NodeReadiness;
+use super::allocations::Capacities;
 use crate::placement::NodeLabels;
-use crate::placement::allocation_cache::Capacities;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Entry, Index, Prefix};
+
+/// Whether a node may run pods, besides its labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeReadiness {
+    /// Pods may be added; also of a node that says nothing of itself, as p2's do.
+    Ready,
+    /// Pods of several records could not be started there lately: none is added for a while, and those that are there
+    /// stay.
+    Suspect,
+    /// It could not start the pod of the record in question lately: none is added, and one that is there leaves for
+    /// a node that may do better, if the strategy is dynamic.
+    Quarantined,
+    /// An operator wants it empty: pods of every strategy leave it as their RC's minimum health permits.
+    Draining,
+    /// Its agent's session has been gone for longer than the grace: its pods count as lost.
+    Down,
+}
 
 /// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
 #[derive(Debug, Default)]

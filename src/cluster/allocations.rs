@@ -2,7 +2,7 @@
 //! told by a refusal since.
 //!
 //! Keys read: `rcfarm/allocations/`. Keys written: none; whoever places pods writes them, by CAS, in the same
-//! transaction as the pods ([`super::capacity`]). Who else writes them: every farm. A crash leaves nothing half done.
+//! transaction as the pods ([`crate::placement::capacity`]). Who else writes them: every farm. A crash leaves nothing half done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::capacity::{Booking, NodeCapacities, NodeCapacity};
+use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
@@ -125,10 +125,6 @@ const PACE: PollPolicy = PollPolicy {
     reading: PollPolicy::PROMPT.reading,
 };
 
-/// A tree read this long after something is known shows it, whatever its index says: indexes go backwards when
-/// Consul forgets deletions (`consul-semantics.md` §4.4).
-const SURELY_LATER: Duration = Duration::from_secs(30);
-
 /// A node's record as known from elsewhere than the tree.
 struct ReportedAllocations {
     stored: StoredAllocations,
@@ -139,8 +135,7 @@ struct ReportedAllocations {
 
 impl ReportedAllocations {
     fn is_shown_by(&self, seen: &Snapshot<AllocationIndex>) -> bool {
-        seen.index >= self.shown_at
-            || seen.asked.is_some_and(|asked| asked > self.at + SURELY_LATER)
+        seen.shows(self.shown_at, Some(self.at))
     }
 }
 

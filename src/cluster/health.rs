@@ -1,0 +1,58 @@
+//! `health/`: what nodes report of the health of their pods.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::intents::differing;
+use rcfarm_api::ids::{NodeName, PodId, PodRef};
+use rcfarm_api::node::HealthReport;
+use rcfarm_store::cache::{CacheIndex, Snapshot};
+use rcfarm_store::{Entry, Index, Prefix};
+
+/// `health/`, by place.
+#[derive(Debug, Default)]
+pub struct Healths(pub(super) BTreeMap<PodRef, HealthReport>);
+
+impl Healths {
+    /// Places that differ between the two.
+    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
+        differing(&old.0, &new.0)
+    }
+}
+
+impl CacheIndex for Healths {
+    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        let health = |entry: Entry| {
+            let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
+            let place = PodRef { node: node.parse().ok()?, pod: pod.parse().ok()? };
+            Some((place, HealthReport::decode(&entry.value)))
+        };
+        Healths(entries.into_iter().filter_map(health).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The health of an RC's pods, read at once because its bell was rung: the tree is read less often.
+#[derive(Debug, Clone)]
+pub struct FreshHealth {
+    pub(super) index: Index,
+    pub(super) at: Instant,
+    pub(super) pod: PodId,
+    pub(super) reported: BTreeMap<NodeName, HealthReport>,
+}
+
+impl FreshHealth {
+    /// What it says of a place, unless the tree was read later.
+    pub(super) fn reported(
+        &self,
+        place: &PodRef,
+        tree: &Snapshot<Healths>,
+    ) -> Option<HealthReport> {
+        let counts = place.pod == self.pod && !tree.shows(self.index, Some(self.at));
+        counts.then(|| self.reported.get(&place.node).cloned().unwrap_or_default())
+    }
+}

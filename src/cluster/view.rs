@@ -1,0 +1,251 @@
+//! View of the cluster that all controllers of a farm share: nodes, pods, intents, health, allocations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::allocations::AllocationCache;
+use super::failure_tracker::NodeFailureTracker;
+use super::health::{FreshHealth, Healths};
+use super::intents::IntentIndex;
+use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
+use super::pods::PodLabels;
+use crate::placement::capacity::{Fleet, NodeCapacities};
+use crate::placement::{NodeLabels, NodeSource};
+use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::node::HealthReport;
+use rcfarm_store::cache::Cache;
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Entry, Query, Reader, StoreError};
+
+/// Which changes are allowed, given what the mass deletion guard holds back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllowedActions {
+    /// Nothing suspicious.
+    Full,
+    /// A tree of nodes or health became suddenly much smaller: nothing is removed or moved.
+    NoRemoval,
+    /// The pods' own tree did: nothing is changed at all.
+    Nothing,
+}
+
+/// The built-in scheduler's view of the nodes.
+impl NodeSource for Arc<ClusterView> {
+    fn node_labels(&self) -> Arc<NodeLabels> {
+        self.nodes.snapshot().value.labels.clone()
+    }
+
+    fn fleet(&self) -> Fleet {
+        let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
+        Fleet { labels, unfit, rooms: self.rooms() }
+    }
+}
+
+/// Caches of nodes, pods, intents and health, shared by all controllers of a farm.
+pub struct ClusterView {
+    reader: Arc<dyn Reader>,
+    /// `labels/node/`
+    pub nodes: Arc<Cache<NodeIndex>>,
+    /// `rcfarm/nodes/`
+    pub records: Arc<Cache<NodeRecords>>,
+    /// A node whose agent is gone counts as down after this long.
+    node_grace: Duration,
+    /// Nodes that could not start pods of several records.
+    failure_tracker: Mutex<NodeFailureTracker>,
+    /// `labels/pod/`
+    pub pods: Arc<Cache<PodLabels>>,
+    /// `intent/`
+    pub intents: Arc<Cache<IntentIndex>>,
+    /// `health/`
+    pub health: Arc<Cache<Healths>>,
+    /// `rcfarm/allocations/`
+    pub ledger: AllocationCache,
+    /// Held while pods and intents are read.
+    reading: tokio::sync::Mutex<()>,
+    /// Readings begun.
+    begun: AtomicU64,
+    /// The last reading that came to a good end.
+    finished: AtomicU64,
+}
+
+impl ClusterView {
+    /// The trees, not yet read.
+    #[must_use]
+    pub fn new(reader: Arc<dyn Reader>, node_grace: Duration) -> Arc<Self> {
+        let labels = |kind| key::labels(kind);
+        Arc::new(ClusterView {
+            nodes: Cache::guarded(reader.clone(), labels(LabelKind::Node), PollPolicy::PROMPT),
+            records: Cache::new(reader.clone(), key::nodes(), PollPolicy::PROMPT),
+            node_grace,
+            failure_tracker: Mutex::default(),
+            pods: Cache::new(reader.clone(), labels(LabelKind::Pod), PollPolicy::PODS),
+            intents: Cache::new(reader.clone(), key::intents(), PollPolicy::INTENTS),
+            health: Cache::new(reader.clone(), key::healths(), PollPolicy::RESYNC),
+            ledger: AllocationCache::new(reader.clone()),
+            reader,
+            reading: tokio::sync::Mutex::default(),
+            begun: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+        })
+    }
+
+    /// Reads pods, intents and promises now; whoever asks meanwhile is served by the next reading, if it succeeds.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        if enabled(Failpoint::StaleTakeOver) && self.pods.snapshot().is_read() {
+            return Ok(());
+        }
+        let begun = self.begun.load(Ordering::SeqCst);
+        let _reading = self.reading.lock().await;
+        if self.finished.load(Ordering::SeqCst) > begun {
+            return Ok(());
+        }
+        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let pods = async { self.pods.read_now().await.map(drop) };
+        let intents = async { self.intents.read_now().await.map(drop) };
+        // Where nobody asks for resources, there is nothing to read.
+        let allocations = async {
+            match self.ledger.is_used() {
+                true => self.ledger.tree.read_now().await.map(drop),
+                false => Ok(()),
+            }
+        };
+        futures_util::future::try_join3(pods, intents, allocations).await?;
+        self.finished.store(this, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// How far the trees can be believed.
+    #[must_use]
+    pub fn allowed_actions(&self) -> AllowedActions {
+        if self.pods.snapshot().untrusted.is_some() || self.intents.snapshot().untrusted.is_some() {
+            return AllowedActions::Nothing;
+        }
+        match self.nodes.snapshot().untrusted.is_some()
+            || self.health.snapshot().untrusted.is_some()
+        {
+            true => AllowedActions::NoRemoval,
+            false => AllowedActions::Full,
+        }
+    }
+
+    /// Reads the health of the pods of one id now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_health(&self, pod: &PodId) -> Result<FreshHealth, StoreError> {
+        let (prefix, at) = (key::service_healths(pod), Instant::now());
+        let answer = self.reader.list(&prefix, Query::PLAIN).await?;
+        let reported = |entry: &Entry| {
+            Some((prefix.tail(&entry.key)?.parse().ok()?, HealthReport::decode(&entry.value)))
+        };
+        let reported = answer.value.iter().filter_map(reported).collect();
+        Ok(FreshHealth { index: answer.index, at, pod: pod.clone(), reported })
+    }
+
+    /// What was last told of the pod at a place.
+    #[must_use]
+    pub fn reported(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
+        let tree = self.health.snapshot();
+        let reported = fresh.and_then(|fresh| fresh.reported(place, &tree));
+        reported.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
+    }
+
+    /// What a node is fit for.
+    #[must_use]
+    pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
+        let now = Instant::now();
+        match self.records.snapshot().value.readiness(node, now, self.node_grace) {
+            NodeReadiness::Ready if self.failure_tracker().is_suspect(node, now) => {
+                NodeReadiness::Suspect
+            }
+            readiness => readiness,
+        }
+    }
+
+    /// Notes which pods their nodes cannot start, of those that could before or were not heard of.
+    pub fn note_failures(&self, old: &Healths, new: &Healths) {
+        let reported =
+            |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
+        let labels = self.pods.snapshot();
+        for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
+            let PodRef { node, pod } = place;
+            let record = labels.value.record(place).unwrap_or(pod.as_str());
+            if let Some(pause) = self.failure_tracker().failed(node, record, Instant::now()) {
+                warn!(alert = true, %node, ?pause,
+                    "the node could not start pods of several records: none is added there for a while");
+            }
+        }
+    }
+
+    fn failure_tracker(&self) -> std::sync::MutexGuard<'_, NodeFailureTracker> {
+        self.failure_tracker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the pods of a node are reached, if it says so.
+    #[must_use]
+    pub fn address(&self, node: &NodeName) -> Option<String> {
+        let seen = self.records.snapshot();
+        seen.value.nodes.get(node).map(|said| said.address.clone()).filter(|a| !a.is_empty())
+    }
+
+    /// Nodes to which no pod is moved.
+    #[must_use]
+    pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
+        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let unfit = |node: &&NodeName| {
+            seen.value.readiness(node, now, self.node_grace) != NodeReadiness::Ready
+        };
+        let unfit = seen.value.nodes.keys().filter(unfit).cloned();
+        unfit.chain(self.suspects().into_keys()).collect()
+    }
+
+    /// Nodes that could not start pods of several records, and until when none is added there.
+    #[must_use]
+    pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
+        let failure_tracker = self.failure_tracker();
+        failure_tracker
+            .suspects(Instant::now())
+            .map(|(node, until)| (node.clone(), until))
+            .collect()
+    }
+
+    /// Nodes that are down.
+    #[must_use]
+    pub fn down_nodes(&self) -> BTreeSet<NodeName> {
+        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let down = |node: &&NodeName| {
+            seen.value.readiness(node, now, self.node_grace) == NodeReadiness::Down
+        };
+        seen.value.nodes.keys().filter(down).cloned().collect()
+    }
+
+    /// What the nodes have, and what of it is allocated.
+    #[must_use]
+    pub fn rooms(&self) -> NodeCapacities {
+        self.ledger.rooms(&self.records.snapshot().value.capacities)
+    }
+
+    /// When the next node counts as down, if none comes back, or is not suspected any more.
+    #[must_use]
+    pub fn next_change(&self) -> Option<Instant> {
+        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
+        down_at.filter(|at| *at > now).chain(self.failure_tracker().next_end(now)).min()
+    }
+
+    /// RCs that own the pods at `places`.
+    #[must_use]
+    pub fn owners<'a>(&self, places: impl Iterator<Item = &'a PodRef>) -> BTreeSet<RcId> {
+        let labels = self.pods.snapshot();
+        places.filter_map(|place| labels.value.owner(place)).collect()
+    }
+}
