@@ -2,8 +2,7 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
-# Cargo.toml names one of them, so cargo wants its file.
-COPY examples examples
+COPY crates crates
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin rcfarm && cp target/release/rcfarm /usr/local/bin/
 
