@@ -7,31 +7,27 @@ _default:
 all:
     .ci/run
 
-# Format and lints
+# Format, lints, documentation of the code
 check:
-    cargo fmt --check
-    cargo clippy --locked --all-targets --features sim -- -D warnings
+    .ci/lint
 
-# Every test, or those that the arguments select: `just test --test it documents`
+# Every test, or those that the arguments select: `just test -E 'test(documents)'`
 test *args:
     .ci/test {{args}}
 
 # Simulated worlds: `just sim`, `just sim 0..10000`, `just sim 0..1000 batch`
 sim seeds='0..1000' world='services':
-    cargo run --features sim --example sim -- --scenario {{world}} --seeds {{seeds}}
+    cargo run --locked -p rcfarm-sim --example sim -- --scenario {{world}} --seeds {{seeds}}
 
 # Fuzz each parser, or one: `just fuzz 60 selector`
 fuzz seconds='15' *targets:
     SECONDS_EACH={{seconds}} .ci/fuzz {{targets}}
 
-# Documentation of the code, with warnings as errors
-doc:
-    RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
-
 # Lists in docs/ that the program generates
 update-docs:
     UPDATE_DOCS=1 cargo test --locked --test it documents
     UPDATE_DOCS=1 cargo test --locked --lib machine
+    cargo run --locked -p rcfarm-sim --example sim -- --mutations
 
 # Licences and advisories of dependencies
 deny:
