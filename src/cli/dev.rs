@@ -140,9 +140,9 @@ pub(super) async fn run(
     let machines = machines(&args, &home)?;
     let agents = start_agents(&machines, &args.capacity, &shared, &shutdown).await?;
     simulate(shared.as_ref(), args.simulated).await?;
-    let pretends: simulated::Pretends = |node| node.as_str().starts_with(SIMULATED);
+    let is_simulated: simulated::IsSimulated = |node| node.as_str().starts_with(SIMULATED);
     let clock = Arc::new(SystemClock);
-    tokio::spawn(simulated::run(shared.clone(), clock, pretends, shutdown.clone()));
+    tokio::spawn(simulated::run(shared.clone(), clock, is_simulated, shutdown.clone()));
     let context = CommandContext::new(shared.clone(), out);
     let created = make_controllers(&context, &described).await?;
     let farm = Farm::of_all_kinds(settings(), env(shared), by_labels(), Arc::new(NoDiscovery));

@@ -1,4 +1,6 @@
-//! The node agent: makes `intent/<node>/` real, and says so; and nodes that only pretend to.
+//! The node agent: runs the pods that `intent/<node>/` asks for and reports them. Also simulated nodes for tests.
+//!
+//! [`agent`] and [`simulated`] list the keys that they read and write. [`shim`] and [`spec`] use no keys.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

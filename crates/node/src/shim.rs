@@ -1,12 +1,12 @@
-//! `rcfarm node shim`: stands above one process of a pod, so that the agent may die, be killed or be upgraded while
-//! the process runs, and its exit status is not lost.
+//! `rcfarm node shim`: parent of one process of a pod. The agent may end or be upgraded while the process runs, and
+//! the exit status is not lost.
 //!
-//! It reads `launch.json` in its directory, takes `lock` there (so there is never a second process of that
-//! directory), starts the process in a process group of its own, writes `running.json`, says the same in one line on
-//! its standard output, waits, and writes `exit.json`. Meanwhile it keeps the log small and, where the launch names a
-//! lease, ends the process when the lease does: that holds when the agent is dead, stopped or cut off, too.
+//! The shim locks `lock` in its directory, so that the directory never has a second process. It reads `launch.json`,
+//! starts the process in a process group of its own, and writes `running.json`. It prints the same record as one line
+//! on standard output, waits, and writes `exit.json`. Meanwhile it rotates the log. If the launch names a lease, the
+//! shim stops the process before the lease ends, even if the agent is dead, stopped or cut off from Consul.
 //!
-//! No runtime, no threads but one: it is there for as long as the process is.
+//! A shim lives as long as its process, so it is small: no async runtime, one extra thread.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -28,28 +28,28 @@ use super::agent::logs::{MAX_BYTES, rotate};
 use super::agent::state;
 use rcfarm_store::time::{Clock, SystemClock};
 
-/// What a shim says in its line.
+/// The line that a shim prints on standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShimMessage {
     /// The process runs.
     Running(Started),
-    /// It could not be started.
+    /// The process could not be started, and why.
     Failed(String),
-    /// Another shim has the directory.
+    /// Another shim holds the directory's lock.
     Taken,
 }
 
-/// How often the lease is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The log is looked at each time the lease was looked at so often.
+/// Interval of reads of the lease.
+const LEASE_INTERVAL: Duration = Duration::from_millis(200);
+/// The size of the log is checked every so many reads of the lease: every 5 s.
 const LOG_EVERY: u32 = 25;
-/// A process whose lease ends is asked to stop this long before, …
-const ASK_BEFORE: u64 = 3_000;
-/// … and killed this long before.
+/// Milliseconds before the end of the lease at which the process gets its stop signal.
+const SIGNAL_BEFORE: u64 = 3_000;
+/// Milliseconds before the end of the lease at which the process is killed.
 const KILL_BEFORE: u64 = 1_000;
 
-/// Milliseconds since boot, suspension included: the clock of leases.
+/// Milliseconds since boot, including suspension. Leases use this clock.
 #[must_use]
 pub fn since_boot() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
@@ -57,11 +57,11 @@ pub fn since_boot() -> u64 {
     part(now.tv_sec) * 1_000 + part(now.tv_nsec) / 1_000_000
 }
 
-/// When the kernel says a process started, in ticks since boot; `None` when it is gone or a zombie.
+/// Start time of a process, in clock ticks since boot. `None` if the process is gone or a zombie.
 #[must_use]
 pub fn start_ticks(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, so count from its end: the state is the first field after it.
+    // The name in parentheses may contain spaces and parentheses. The state is the first field after it.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
@@ -72,15 +72,15 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 /// Supervises the process of `dir` until it has ended.
 ///
 /// # Errors
-/// What the file system says, when not even a failure could be noted.
+/// Fails if the lock cannot be opened or `exit.json` cannot be written.
 pub fn run(dir: &Path) -> io::Result<()> {
     let lock = File::options().create(true).append(true).open(dir.join("lock"))?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        say(&ShimMessage::Taken);
+        print(&ShimMessage::Taken);
         return Ok(());
     }
     let Some(launch) = state::read::<Launch>(&dir.join("launch.json")) else {
-        say(&ShimMessage::Failed("launch.json cannot be read".to_owned()));
+        print(&ShimMessage::Failed("launch.json cannot be read".to_owned()));
         return Ok(());
     };
     let _ = fs::remove_file(dir.join("running.json"));
@@ -90,7 +90,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
             let at = SystemClock.wall();
             let exit = ProcessExit { at, attempt: launch.attempt, ..ProcessExit::unknown(&why) };
             let written = state::write(&dir.join("exit.json"), &exit);
-            say(&ShimMessage::Failed(why));
+            print(&ShimMessage::Failed(why));
             return written;
         }
     };
@@ -104,25 +104,25 @@ pub fn run(dir: &Path) -> io::Result<()> {
         shim_ticks: start_ticks(own).unwrap_or_default(),
         started_at: SystemClock.wall(),
     };
-    // Nobody but the next agent needs it, and the lock keeps that one from a second start: when the disk is full, it
-    // is written as soon as it is not.
+    // Only the next agent reads `running.json`, and the lock keeps it from a second start. If the disk is full, the
+    // record is written later.
     let unwritten = state::write(&dir.join("running.json"), &running).is_err();
-    say(&ShimMessage::Running(running.clone()));
+    print(&ShimMessage::Running(running.clone()));
 
     let expired = Arc::new(AtomicBool::new(false));
     let group = Pid::from_raw(pid);
     thread::spawn({
         let (launch, expired) = (launch.clone(), expired.clone());
         let unwritten = unwritten.then(|| (dir.join("running.json"), running));
-        move || ward(&launch, group, &expired, unwritten)
+        move || supervise(&launch, group, &expired, unwritten)
     });
     if let Some(group) = group {
-        // The zombie keeps its id, so what is left of the group can be told apart from strangers.
+        // While the process is a zombie, its pid and group cannot be reused: what is left of the group is killed.
         let _ = waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = kill_process_group(group, Signal::KILL);
     }
     let status = child.wait()?;
-    let lease = "its node could no longer prove that it lives, and it may run only once";
+    let lease = "stopped because the node's lease ended: only one instance may run";
     let exit = ProcessExit {
         attempt: launch.attempt,
         at: SystemClock.wall(),
@@ -133,22 +133,22 @@ pub fn run(dir: &Path) -> io::Result<()> {
     state::write(&dir.join("exit.json"), &exit)
 }
 
-/// One line for the agent, if it still listens.
-fn say(said: &ShimMessage) {
-    let line = serde_json::to_string(said).expect("plain fields encode");
+/// Prints a message for the agent. Errors are ignored: the agent may have ended.
+fn print(message: &ShimMessage) {
+    let line = serde_json::to_string(message).expect("plain fields encode");
     let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn start(launch: &Launch) -> Result<std::process::Child, String> {
-    let words = |what: &str, path: &Path, error: io::Error| {
+    let message = |what: &str, path: &Path, error: io::Error| {
         format!("{what} {} cannot be used: {error}", path.display())
     };
     let log = File::options()
         .create(true)
         .append(true)
         .open(&launch.log)
-        .map_err(|error| words("the log file", &launch.log, error))?;
-    let errors = log.try_clone().map_err(|error| words("the log file", &launch.log, error))?;
+        .map_err(|error| message("the log file", &launch.log, error))?;
+    let errors = log.try_clone().map_err(|error| message("the log file", &launch.log, error))?;
     if !launch.cwd.is_dir() {
         return Err(format!("the working directory {} does not exist", launch.cwd.display()));
     }
@@ -168,30 +168,30 @@ fn start(launch: &Launch) -> Result<std::process::Child, String> {
     let home = launch.cgroup.as_deref().map(enter).transpose()?;
     let started = command.spawn();
     if let Some(home) = home {
-        // The process was born in the cgroup; the shim must not be stopped with it.
+        // The process inherited the cgroup. The shim leaves it again, so that limits do not apply to the shim.
         let _ = fs::write(home.join("cgroup.procs"), "0");
     }
     started.map_err(|error| format!("{} cannot be started: {error}", launch.command[0]))
 }
 
-/// Goes into a cgroup, so that what is started is born there. Gives the one that it came from.
+/// Moves the shim into a cgroup, which its next child inherits. Returns the cgroup that it left.
 fn enter(cgroup: &Path) -> Result<PathBuf, String> {
-    let say = |error| format!("the cgroup {} cannot be entered: {error}", cgroup.display());
+    let message = |error| format!("the cgroup {} cannot be entered: {error}", cgroup.display());
     let home = super::agent::cgroup::own().ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
-    fs::write(cgroup.join("cgroup.procs"), "0").map_err(say)?;
+    fs::write(cgroup.join("cgroup.procs"), "0").map_err(message)?;
     Ok(home)
 }
 
-/// Keeps the log small, writes what could not be written, and ends the process before the lease does.
-fn ward(
+/// Rotates the log, retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
+fn supervise(
     launch: &Launch,
     group: Option<Pid>,
     expired: &AtomicBool,
     mut unwritten: Option<(PathBuf, Started)>,
 ) {
-    let mut asked = false;
+    let mut is_signalled = false;
     for round in 0u32.. {
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(LEASE_INTERVAL);
         if let Some((path, running)) = &unwritten
             && state::write(path, running).is_ok()
         {
@@ -203,14 +203,14 @@ fn ward(
         let (Some(lease), Some(group)) = (&launch.lease, group) else { continue };
         let until = fs::read_to_string(lease).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let rest = until.unwrap_or(0).saturating_sub(since_boot());
-        if rest > ASK_BEFORE {
+        if rest > SIGNAL_BEFORE {
             continue;
         }
         expired.store(true, Ordering::SeqCst);
         if rest <= KILL_BEFORE {
             let _ = kill_process_group(group, Signal::KILL);
-        } else if !asked {
-            asked = true;
+        } else if !is_signalled {
+            is_signalled = true;
             let _ = kill_process_group(group, signal(&launch.stop_signal));
         }
     }

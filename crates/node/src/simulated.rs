@@ -1,9 +1,9 @@
-//! Nodes that only pretend: whatever is intended becomes real and healthy a moment later. For trying out more nodes
-//! than there are machines, and for tests of farms.
+//! Simulated nodes: every intended pod becomes real and healthy 200 ms later. For trials with more nodes than
+//! machines, and for tests of farms.
 //!
-//! Keys read: `intent/`. Keys written: `reality/<node>/<pod>`, `health/<pod>/<node>`.
-//! Who else writes them: the agents of the other nodes, each for its own. A crash between two writes leaves a part of the pods
-//! not yet real; the next look makes up for it.
+//! Keys read: `intent/`, `reality/`. Keys written: `reality/<node>/<pod>`, `health/<pod>/<node>`.
+//! Who else writes them: the agents of the other nodes, each for its own node. A crash between two writes leaves some
+//! pods not yet real; the next read of the intents completes them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,66 +21,67 @@ use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Op, Query, Reader, Store, StoreError, Txn, TxnLimits};
 
 /// How long a pod takes to start or to stop.
-const MOMENT: Duration = Duration::from_millis(200);
+const DELAY: Duration = Duration::from_millis(200);
 
-/// Which nodes pretend.
-pub type Pretends = fn(&NodeName) -> bool;
+/// Whether a node is simulated.
+pub type IsSimulated = fn(&NodeName) -> bool;
 
 type Pods = BTreeMap<(NodeName, PodId), bytes::Bytes>;
 
-fn pods(pretends: Pretends, prefix: &rcfarm_store::Prefix, entries: Vec<Entry>) -> Pods {
+fn pods(is_simulated: IsSimulated, prefix: &rcfarm_store::Prefix, entries: Vec<Entry>) -> Pods {
     let pod = |entry: Entry| {
-        let place = key::node_and_pod(prefix, &entry.key)?;
-        pretends(&place.0).then_some((place, entry.value))
+        let node_and_pod = key::node_and_pod(prefix, &entry.key)?;
+        is_simulated(&node_and_pod.0).then_some((node_and_pod, entry.value))
     };
     entries.into_iter().filter_map(pod).collect()
 }
 
-/// Pretends until `shutdown`.
+/// Simulates nodes until `shutdown`. Failed reads and writes are logged and retried.
 pub async fn run(
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
-    pretends: Pretends,
+    is_simulated: IsSimulated,
     shutdown: CancellationToken,
 ) {
     let reader: Arc<dyn Reader> = store.clone();
     let mut watch = TreeWatch::new(reader, key::intents(), Duration::from_secs(300));
     loop {
-        let look = tokio::select! {
+        let read = tokio::select! {
             biased;
             () = shutdown.cancelled() => return,
-            look = watch.next() => look,
+            read = watch.next() => read,
         };
-        tokio::time::sleep(MOMENT).await;
-        let done = match look {
+        tokio::time::sleep(DELAY).await;
+        let done = match read {
             Ok(answer) => {
-                let intended = pods(pretends, &key::intents(), answer.value);
-                pretend(store.as_ref(), pretends, intended, clock.wall()).await
+                let intended = pods(is_simulated, &key::intents(), answer.value);
+                reconcile(store.as_ref(), is_simulated, intended, clock.wall()).await
             }
             Err(error) => Err(error),
         };
         if let Err(error) = done {
-            warn!(%error, "the simulated nodes cannot follow");
+            warn!(%error, "simulated nodes cannot be updated");
             watch.reset();
         }
     }
 }
 
-async fn pretend(
+/// Creates or deletes `reality` and `health` of every pod whose reality differs from its intent.
+async fn reconcile(
     store: &dyn Store,
-    pretends: Pretends,
+    is_simulated: IsSimulated,
     intended: Pods,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let listed = store.list(&key::realities(), Query::PLAIN).await?.value;
-    let real = pods(pretends, &key::realities(), listed);
+    let real = pods(is_simulated, &key::realities(), listed);
     let mut changes: Vec<[Op; 2]> = Vec::new();
-    for (place, manifest) in &intended {
-        if real.get(place) != Some(manifest) {
-            changes.push(become_real(place, manifest, now));
+    for (node_and_pod, manifest) in &intended {
+        if real.get(node_and_pod) != Some(manifest) {
+            changes.push(become_real(node_and_pod, manifest, now));
         }
     }
-    for (node, pod) in real.keys().filter(|place| !intended.contains_key(place)) {
+    for (node, pod) in real.keys().filter(|pod| !intended.contains_key(pod)) {
         let (reality, health) = (key::reality(node, pod), key::health(pod, node));
         changes.push([Op::Delete { key: reality }, Op::Delete { key: health }]);
     }

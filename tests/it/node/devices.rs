@@ -1,4 +1,4 @@
-//! Devices: a pod runs on those that it was promised, and on no others.
+//! Devices: a pod runs only on the devices allocated to it.
 
 use rcfarm_api::allocation::{Allocation, Allocations};
 use rcfarm_api::key;

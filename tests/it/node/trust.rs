@@ -97,7 +97,7 @@ async fn a_data_directory_that_cannot_be_written_is_said_in_the_pods_status() {
     std::fs::write(host.settings.data_dir.join("pods/second"), "").unwrap();
     host.intend_script("second", "exec sleep 600", "").await;
     let status = host.until("second", |status| status.phase == NodePodPhase::Backoff).await;
-    assert!(status.message.contains("cannot keep the pod"), "{}", status.message);
+    assert!(status.message.contains("cannot store the pod"), "{}", status.message);
     std::fs::remove_file(host.settings.data_dir.join("pods/second")).unwrap();
     host.until("second", |status| status.phase == NodePodPhase::Running).await;
     host.end().await;

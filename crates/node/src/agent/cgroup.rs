@@ -1,4 +1,4 @@
-//! A cgroup (v2) per pod, where the machine permits.
+//! Resource limits of pods: one cgroup (v2) per pod, if the machine permits.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::spec::ResourceLimits;
 use rcfarm_api::ids::PodId;
 
-/// Where cgroup v2 is mounted.
+/// Mount point of cgroup v2.
 fn mount() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mount = |line: &str| {
@@ -26,17 +26,18 @@ pub fn own() -> Option<PathBuf> {
     Some(mount()?.join(path))
 }
 
-/// Makes the cgroup `rcfarm.slice/<pod>` with the pod's limits.
+/// Creates the cgroup `rcfarm.slice/<pod>` with the pod's limits.
 ///
 /// # Errors
-/// Why the machine does not permit it, in words for the pod's status.
+/// Why the limits are not enforced, for the notes of the pod's status.
 pub fn make(pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
     let mount = mount().ok_or("limits are not enforced: no cgroup v2 is mounted")?;
     make_below(&mount, pod, limits)
 }
 
 fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
-    let say = |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
+    let message =
+        |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
     let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
     let wanted = [("cpu", limits.cpu_milli), ("memory", limits.memory_bytes)];
     let wanted = || wanted.iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| *name);
@@ -45,15 +46,15 @@ fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathB
     }
     let slice = mount.join("rcfarm.slice");
     let group = slice.join(pod.as_str());
-    fs::create_dir_all(&group).map_err(|error| say("the cgroup cannot be made", &error))?;
+    fs::create_dir_all(&group).map_err(|error| message("the cgroup cannot be created", &error))?;
     for name in wanted() {
         for parent in [mount, &slice] {
-            let asked = fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"));
-            asked.map_err(|error| say(&format!("controller {name}"), &error))?;
+            let enabled = fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"));
+            enabled.map_err(|error| message(&format!("controller {name}"), &error))?;
         }
     }
     let set = |file: &str, value: String| {
-        fs::write(group.join(file), value).map_err(|error| say(file, &error))
+        fs::write(group.join(file), value).map_err(|error| message(file, &error))
     };
     if limits.cpu_milli > 0 {
         set("cpu.max", format!("{} 100000", limits.cpu_milli * 100))?;
@@ -64,7 +65,7 @@ fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathB
     Ok(group)
 }
 
-/// Removes a pod's cgroup, if it has one and nothing lives in it.
+/// Removes a pod's cgroup. Does nothing if there is none or it still has processes.
 pub fn remove(pod: &PodId) {
     if let Some(mount) = mount() {
         let _ = fs::remove_dir(mount.join("rcfarm.slice").join(pod.as_str()));
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_written_where_there_are_controllers_and_refused_where_not() {
+    fn make_writes_limits_if_the_mount_has_the_controllers() {
         let directory = tempfile::tempdir().unwrap();
         let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
         let limits = ResourceLimits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
@@ -88,7 +89,7 @@ mod tests {
         let read = |path: &str| fs::read_to_string(root.join(path)).ok();
         assert_eq!(read("rcfarm.slice/web/cpu.max").unwrap(), "150000 100000");
         assert_eq!(read("rcfarm.slice/web/memory.max").unwrap(), "1048576");
-        // The controllers are handed down one after the other; a real file remembers both, this one the last.
+        // The controllers are enabled one after the other. A real `subtree_control` has both, this file the last.
         for parent in ["cgroup.subtree_control", "rcfarm.slice/cgroup.subtree_control"] {
             assert_eq!(read(parent).unwrap(), "+memory");
         }
@@ -101,9 +102,9 @@ mod tests {
         assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
     }
 
-    /// On the machine's own hierarchy, as far as it lets us.
+    /// On this machine's own hierarchy. Without permission, the error is checked in place of the limits.
     #[test]
-    fn the_kernel_takes_the_limits_or_says_why_not() {
+    fn make_sets_limits_in_the_kernel_or_returns_why_not() {
         let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
         match make(&pod, ResourceLimits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
             Ok(group) => {

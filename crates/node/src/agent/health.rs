@@ -1,4 +1,4 @@
-//! Health checks: what is asked, how often, and what the answers mean.
+//! Health checks of processes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,86 +10,89 @@ use tokio::time::timeout;
 use crate::spec::expand;
 use rcfarm_api::node::Health;
 
-/// How a process's health is found out.
+/// A health check of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// What is asked.
+    /// Kind and target of the check.
     pub probe: Probe,
-    /// The pause between two questions.
+    /// Pause between two checks.
     pub interval: Duration,
-    /// An answer that takes longer counts as none.
+    /// A check that takes longer is critical.
     pub timeout: Duration,
-    /// How many answers in a row it takes.
+    /// Results in a row that change the health.
     pub thresholds: Thresholds,
 }
 
-/// What is asked. Variables of the process (`${NAME}`) may stand in it.
+/// Kind and target of a check. Variables of the process's environment, as `${NAME}`, are expanded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Probe {
-    /// `GET`: 2xx and 3xx pass, 429 warns, as in Consul.
+    /// `GET` of a URL: 2xx and 3xx are passing, 429 is a warning, anything else is critical, as in Consul.
     Http(String),
-    /// A connection to `host:port` can be opened.
+    /// A TCP connection to `host:port`: passing if it opens.
     Tcp(String),
-    /// A command: 0 passes, 1 warns, as in Consul.
+    /// A command: exit code 0 is passing, 1 is a warning, anything else is critical, as in Consul.
     Exec(Vec<String>),
 }
 
-/// How many answers in a row change the verdict.
+/// How many results in a row change the health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Good ones until it counts as passing.
+    /// Passing or warning results until the process is passing or warning.
     pub passing_after: u32,
-    /// Bad ones until it counts as critical.
+    /// Critical results until the process is critical.
     pub critical_after: u32,
 }
 
-/// The verdict on a process, from its answers. Pure.
+/// Health of a process from the results of its check. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthVerdict {
     thresholds: Thresholds,
     health: Health,
+    /// Whether the last results were good (passing or warning), and how many in a row were the same.
     in_a_row: (bool, u32),
 }
 
 impl HealthVerdict {
-    /// Nothing is known yet.
+    /// Before the first result: health `unknown`.
     #[must_use]
     pub fn new(thresholds: Thresholds) -> HealthVerdict {
         HealthVerdict { thresholds, health: Health::Unknown, in_a_row: (true, 0) }
     }
 
-    /// After one more answer.
+    /// The verdict after one more result.
     #[must_use]
-    pub fn after(self, answer: Health) -> HealthVerdict {
-        let good = answer != Health::Critical;
+    pub fn after(self, result: Health) -> HealthVerdict {
+        let good = result != Health::Critical;
         let in_a_row = if good == self.in_a_row.0 { self.in_a_row.1.saturating_add(1) } else { 1 };
         let enough = match good {
             true => in_a_row >= self.thresholds.passing_after,
             false => in_a_row >= self.thresholds.critical_after,
         };
-        let health = if enough { answer } else { self.health };
+        let health = if enough { result } else { self.health };
         HealthVerdict { health, in_a_row: (good, in_a_row), ..self }
     }
 
-    /// The verdict.
+    /// The health of the process.
     #[must_use]
     pub fn health(&self) -> Health {
         self.health
     }
 }
 
-/// Asks once. The words say what was answered.
-pub async fn ask(
-    check: &HealthCheck,
+/// Runs the check once. Returns the result and a message for the pod's status.
+pub async fn check(
+    health_check: &HealthCheck,
     env: &BTreeMap<String, String>,
     cwd: &Path,
 ) -> (Health, String) {
-    let answer = match &check.probe {
-        Probe::Http(url) => timeout(check.timeout, http(expand(url, env))).await,
-        Probe::Tcp(address) => timeout(check.timeout, tcp(expand(address, env))).await,
-        Probe::Exec(command) => timeout(check.timeout, exec(command, env, cwd)).await,
+    let result = match &health_check.probe {
+        Probe::Http(url) => timeout(health_check.timeout, http(expand(url, env))).await,
+        Probe::Tcp(address) => timeout(health_check.timeout, tcp(expand(address, env))).await,
+        Probe::Exec(command) => timeout(health_check.timeout, exec(command, env, cwd)).await,
     };
-    answer.unwrap_or_else(|_| (Health::Critical, format!("no answer within {:?}", check.timeout)))
+    result.unwrap_or_else(|_| {
+        (Health::Critical, format!("no answer within {:?}", health_check.timeout))
+    })
 }
 
 async fn http(url: String) -> (Health, String) {
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_as_many_answers_in_a_row_as_the_thresholds_say() {
+    fn health_changes_after_as_many_results_in_a_row_as_the_thresholds_say() {
         use Health::{Critical, Passing, Unknown, Warning};
         let start = HealthVerdict::new(Thresholds { passing_after: 2, critical_after: 3 });
         for (answers, health) in [
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_a_port_and_a_page_are_asked() {
+    async fn check_reports_exit_codes_ports_and_pages() {
         let (env, here) = (BTreeMap::from([("CODE".to_owned(), "1".to_owned())]), Path::new("/"));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap().to_string();
@@ -183,8 +186,8 @@ mod tests {
         ] {
             let thresholds = Thresholds { passing_after: 1, critical_after: 1 };
             let limit = Duration::from_secs(30);
-            let check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
-            assert_eq!(ask(&check, &env, here).await.0, health, "{check:?}");
+            let health_check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
+            assert_eq!(check(&health_check, &env, here).await.0, health, "{health_check:?}");
         }
     }
 }

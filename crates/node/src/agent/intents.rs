@@ -1,4 +1,4 @@
-//! Reads what is intended for the node, and judges whether to believe it.
+//! Watches the node's intents, with a mass-deletion guard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
-use super::run::AgentEvent;
+use super::event::AgentEvent;
+use super::intended::{Intended, NodeIntents, hash_of};
 use super::state::DataDir;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::backoff;
@@ -23,52 +24,23 @@ use rcfarm_store::mass_deletion_guard::judge;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
 
-/// A pod that is intended here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Intended {
-    /// Its manifest.
-    pub manifest: Arc<str>,
-    /// Hash of manifest and devices: a pod that has another one is another pod.
-    pub hash: u64,
-    /// The controller that it belongs to.
-    pub owner: Option<RcId>,
-    /// Devices that it was allocated.
-    pub devices: BTreeMap<String, BTreeSet<u32>>,
-}
-
-/// The hash of a pod. One without devices has that of its manifest.
-pub(super) fn hash_of(manifest: &str, devices: &BTreeMap<String, BTreeSet<u32>>) -> u64 {
-    if devices.is_empty() {
-        return content_hash(manifest.as_bytes());
-    }
-    let numbers = format!("{devices:?}");
-    content_hash(&[manifest.as_bytes(), b"\0", numbers.as_bytes()].concat())
-}
-
-/// What is intended here, as last read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeIntents {
-    /// By pod.
-    pub pods: BTreeMap<PodId, Intended>,
-    /// Pods that are missing in a way that is not believed.
-    pub doubted: BTreeSet<PodId>,
-}
-
+/// Interval of full reads of the tree.
 const FULL_EVERY: Duration = Duration::from_secs(300);
-/// A tree that is not believed is looked at again this soon.
-const DOUBT_EVERY: Duration = Duration::from_secs(5);
+/// Pause before the next full read while the guard keeps pods.
+const GUARDED_EVERY: Duration = Duration::from_secs(5);
 
+/// Watch of `intent/<node>/`.
 pub(super) struct IntentWatch {
     pub(super) env: Env,
     pub(super) node: NodeName,
     pub(super) data: Arc<DataDir>,
     pub(super) events: UnboundedSender<AgentEvent>,
-    /// What was believed last; at first, what is on disk.
+    /// Intended and guarded pods of the last read; at first, the pods on disk.
     pub(super) known: BTreeSet<PodId>,
 }
 
 impl IntentWatch {
-    /// Watches for ever. Only what a successful read said is passed on.
+    /// Watches without end and sends the result of each successful read.
     pub(super) async fn run(mut self) {
         let prefix = key::node_intents(&self.node);
         let reader: Arc<dyn Reader> = self.env.store.clone();
@@ -83,27 +55,27 @@ impl IntentWatch {
             match read {
                 Ok(intents) => {
                     if failures > 0 {
-                        info!(tree = %prefix, failures, "the cache's prefix can be read again");
+                        info!(tree = %prefix, failures, "intents can be read again");
                     }
                     failures = 0;
-                    let doubts = !intents.doubted.is_empty();
-                    if doubts && last.doubted != intents.doubted {
-                        warn!(alert = true, tree = %prefix, kept = intents.doubted.len(),
+                    let is_guarded = !intents.guarded.is_empty();
+                    if is_guarded && last.guarded != intents.guarded {
+                        warn!(alert = true, tree = %prefix, kept = intents.guarded.len(),
                             "many pods vanished at once: the mass deletion guard keeps them running");
                     }
                     last = intents.clone();
                     if self.events.send(AgentEvent::Intents(intents)).is_err() {
                         return;
                     }
-                    if doubts {
-                        sleep(DOUBT_EVERY).await;
+                    if is_guarded {
+                        sleep(GUARDED_EVERY).await;
                         watch.reset();
                     }
                 }
                 Err(error) => {
                     failures += 1;
                     if failures == 1 || failures % 20 == 0 {
-                        warn!(tree = %prefix, failures, %error, "cannot read the cache's prefix; running pods are left alone");
+                        warn!(tree = %prefix, failures, %error, "intents cannot be read; running pods are left alone");
                     }
                     watch.reset();
                     let pause = backoff(Duration::from_millis(100), LONGEST_PAUSE, failures);
@@ -113,6 +85,7 @@ impl IntentWatch {
         }
     }
 
+    /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps.
     async fn build(
         &mut self,
         last: &NodeIntents,
@@ -121,7 +94,7 @@ impl IntentWatch {
     ) -> Result<NodeIntents, StoreError> {
         let prefix = key::node_intents(&self.node);
         let mut pods = BTreeMap::new();
-        let mut is_news = false;
+        let mut has_new = false;
         for entry in entries {
             let Some(pod) = prefix.tail(&entry.key).and_then(|pod| pod.parse::<PodId>().ok())
             else {
@@ -129,7 +102,7 @@ impl IntentWatch {
             };
             let manifest = String::from_utf8_lossy(&entry.value);
             let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
-            is_news |= old.is_none();
+            has_new |= old.is_none();
             let intended = old.cloned().unwrap_or_else(|| Intended {
                 hash: content_hash(manifest.as_bytes()),
                 manifest: manifest.into(),
@@ -142,24 +115,24 @@ impl IntentWatch {
             self.known.iter().filter(|pod| !pods.contains_key(pod)).cloned().collect();
         let suspicious =
             judge(self.known.len(), self.known.len() - missing.len(), filtered).is_some();
-        let labels = match is_news || suspicious {
+        let labels = match has_new || suspicious {
             true => Some(self.labels().await?),
             false => None,
         };
-        if let Some(labels) = labels.as_ref().filter(|_| is_news) {
+        if let Some(labels) = labels.as_ref().filter(|_| has_new) {
             for (pod, intended) in &mut pods {
                 intended.owner = labels.get(pod).copied().flatten();
             }
         }
-        if is_news || pods.values().any(|pod| !pod.devices.is_empty()) {
+        if has_new || pods.values().any(|pod| !pod.devices.is_empty()) {
             self.allocated_devices(&mut pods, last).await?;
         }
-        let doubted = match labels.filter(|_| suspicious) {
-            Some(labels) => self.doubted(missing, &labels, filtered).await?,
+        let guarded = match labels.filter(|_| suspicious) {
+            Some(labels) => self.guarded(missing, &labels, filtered).await?,
             None => BTreeSet::new(),
         };
-        self.known = pods.keys().chain(&doubted).cloned().collect();
-        Ok(NodeIntents { pods, doubted })
+        self.known = pods.keys().chain(&guarded).cloned().collect();
+        Ok(NodeIntents { pods, guarded })
     }
 
     /// The owners of the labelled pods of this node.
@@ -174,8 +147,8 @@ impl IntentWatch {
         Ok(listed.into_iter().filter_map(pod).collect())
     }
 
-    /// Gives the pods the devices that they were promised. A promise that is missing takes nothing away: somebody
-    /// deleted it, and the farm will make it again.
+    /// Sets the devices that are allocated to the pods. A pod without an allocation keeps its devices: somebody
+    /// deleted the allocation, and the farm will write it again.
     async fn allocated_devices(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
@@ -184,7 +157,7 @@ impl IntentWatch {
         let entry = self.env.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
         let allocated = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
         let allocated = allocated.unwrap_or_default();
-        // What the last agent knew.
+        // At the first read, devices without an allocation come from the previous agent.
         let kept = if last.pods.is_empty() { self.data.pods() } else { BTreeMap::new() };
         for (pod, intended) in pods {
             match (allocated.pods.get(pod), kept.get(pod)) {
@@ -199,10 +172,9 @@ impl IntentWatch {
         Ok(())
     }
 
-    /// Of pods that vanished together, those that are not believed to be gone. A farm takes a pod's label away with
-    /// its intent, so a pod that still has its label was lost by accident; and a store that was wiped or lies behind
-    /// rights that are gone proves nothing.
-    async fn doubted(
+    /// Of the missing pods, those that are kept running. All of them, if Consul's data was wiped or the token lost
+    /// rights. Otherwise those that still have labels: a farm deletes a pod's labels together with its intent.
+    async fn guarded(
         &self,
         missing: BTreeSet<PodId>,
         labels: &BTreeMap<PodId, Option<RcId>>,

@@ -1,15 +1,15 @@
-//! Log files of pods: kept small, and read from the end.
+//! Log files of pods: rotation and reads from the end.
 //!
-//! A process writes to its file directly, so that it depends on nobody. A file that has grown too large is therefore
-//! copied and cut, as logrotate's `copytruncate` does: what is written between the two is lost.
+//! A process writes to its file directly, so its output does not depend on agent or shim. A file that is too large is
+//! therefore copied and truncated, as with logrotate's `copytruncate`. Output between copy and truncation is lost.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// A log is cut at this many bytes.
+/// Size in bytes above which a log is rotated.
 pub const MAX_BYTES: u64 = 10 * 1024 * 1024;
-/// This many older files are kept.
+/// Number of rotated files that are kept, as `.log.1` (newest) to `.log.3`.
 pub const KEPT: u32 = 3;
 
 fn older(path: &Path, n: u32) -> PathBuf {
@@ -18,10 +18,10 @@ fn older(path: &Path, n: u32) -> PathBuf {
     name.into()
 }
 
-/// Cuts the log at `path` if it is larger than `max_bytes`. Whether it was.
+/// Rotates the log at `path` if it is larger than `max_bytes`. Returns whether it was.
 ///
 /// # Errors
-/// What the file system says; the log is then as it was.
+/// Fails if the file system does; the log itself is then unchanged.
 pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
     if fs::metadata(path)?.len() <= max_bytes {
         return Ok(false);
@@ -36,10 +36,10 @@ pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The last `lines` lines of a log (0: all of it) and where they end.
+/// The last `lines` lines of a log (0: all of it), and the byte offset where they end.
 ///
 /// # Errors
-/// What the file system says.
+/// Fails if the log cannot be read.
 pub fn tail(path: &Path, lines: usize) -> io::Result<(Vec<u8>, u64)> {
     const CHUNK: u64 = 64 * 1024;
     let mut file = File::open(path)?;
@@ -64,25 +64,26 @@ pub fn tail(path: &Path, lines: usize) -> io::Result<(Vec<u8>, u64)> {
     Ok((found, end))
 }
 
-/// Where the last `lines` lines begin, when there are more.
+/// Offset at which the last `lines` lines begin; `None` if there are not more than that.
 fn last_lines(text: &[u8], lines: usize) -> Option<usize> {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
     let breaks = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
     breaks.map(|(at, _)| at + 1).nth(lines - 1)
 }
 
-/// What was written after `from`, and where that ends. A log that was cut begins anew.
+/// Output after the byte offset `from`, at most 1 MiB, and the offset where it ends. A log that is shorter than `from`
+/// was truncated and is read from its beginning.
 ///
 /// # Errors
-/// What the file system says.
+/// Fails if the log cannot be read.
 pub fn since(path: &Path, from: u64) -> io::Result<(Vec<u8>, u64)> {
     const AT_ONCE: u64 = 1024 * 1024;
     let mut file = File::open(path)?;
     let from = if file.metadata()?.len() < from { 0 } else { from };
     file.seek(SeekFrom::Start(from))?;
-    let mut news = Vec::new();
-    let read = file.take(AT_ONCE).read_to_end(&mut news)?;
-    Ok((news, from + read as u64))
+    let mut output = Vec::new();
+    let read = file.take(AT_ONCE).read_to_end(&mut output)?;
+    Ok((output, from + read as u64))
 }
 
 #[cfg(test)]
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_log_is_cut_and_the_oldest_goes() {
+    fn rotate_truncates_a_large_log_and_drops_the_oldest() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("web.log");
         for n in 0..6 {
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_log_is_followed_from_its_beginning() {
+    fn since_reads_a_truncated_log_from_its_beginning() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.log");
         fs::write(&path, "one\ntwo\n").unwrap();
@@ -122,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tail_is_the_last_lines(text in "[ab\n]{0,60}", lines in 0usize..8) {
+        fn tail_returns_the_last_lines(text in "[ab\n]{0,60}", lines in 0usize..8) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("a.log");
             fs::write(&path, &text).unwrap();

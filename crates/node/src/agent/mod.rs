@@ -1,4 +1,4 @@
-//! The node agent: makes `intent/<node>/` real, and says so.
+//! The node agent: runs the pods that `intent/<node>/` asks for and reports their state.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
 //! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session; before a single instance is
@@ -7,34 +7,41 @@
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
 //! job's `rcfarm/bell/job/<ns>/<name>`.
-//! Who else writes them: operators and farms the node's record, by CAS; farms answer the doorbells.
-//! A crash between two writes leaves pods running under their shims, which the next agent adopts from the data
-//! directory ([`state`]), and reports that it writes again.
+//! Who else writes them: operators and farms change the node's record by CAS; farms delete the doorbells.
+//! A crash between two writes leaves pods running under their shims. The next agent adopts them from the data
+//! directory ([`state`]) and writes all their reports again.
 //!
-//! | part | is |
+//! | module | contents |
 //! |---|---|
-//! | [`plan`], [`restart`], [`report`] | pure: what to do next, when to restart, what to write |
-//! | [`driver`], [`process`] | what runs pods: the port, and the one for processes |
-//! | [`state`], [`logs`], [`cgroup`] | what is on disk |
-//! | [`health`] | checks |
-//! | [`single_instance`] | that no other node runs a single instance |
-//! | [`intents`], [`presence`], [`run`] | what is intended, the node's session, and the loop |
+//! | [`plan`], [`restart`], [`report`] | pure: next actions, restart pauses, operations of a report |
+//! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
+//! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
+//! | [`health`] | health checks |
+//! | [`single_instance`] | check that no other node runs a single instance |
+//! | [`event`], [`intended`] | events of the loop, intended pods |
+//! | [`intents`], [`presence`] | watch of the intents, session and node record |
+//! | [`pods`], [`pod`], [`reporter`], [`run`] | the pods in memory, the writer of reports, the loop |
 
 pub mod cgroup;
 pub mod driver;
+mod event;
 pub mod health;
+mod intended;
 mod intents;
 pub mod logs;
 pub mod plan;
 mod pod;
+mod pods;
 mod presence;
 pub mod process;
 pub mod report;
+mod reporter;
 pub mod restart;
 mod run;
 pub mod serve;
 mod single_instance;
 pub mod state;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,49 +54,49 @@ use rcfarm_store::session::SessionSettings;
 
 pub use run::{Agent, AgentError};
 
-/// The name under which all agents register.
+/// Consul service that all agents register.
 pub const SERVICE: &str = "rcfarm-node";
 
-/// What becomes of the pods when the agent is told to stop.
+/// What happens to the pods when the agent is asked to stop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AtShutdown {
-    /// They go on, for the next agent to adopt.
+    /// They keep running; the next agent adopts them.
     #[default]
     LeavePods,
-    /// They are stopped; if the agent is killed, as soon as its lease ends.
+    /// They are stopped. If the agent is killed, their shims stop them before its lease ends.
     StopPods,
 }
 
-/// How an agent is set up.
+/// Configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
     /// The node's name.
     pub name: NodeName,
-    /// Where pods on the node can be reached.
+    /// Host or IP address of the node's pods.
     pub address: String,
-    /// Where the agent serves logs, as others reach it.
+    /// `host:port` of the agent's log server, as others reach it.
     pub http: Option<String>,
-    /// Labels that it puts on the node.
+    /// Labels that the agent sets on the node.
     pub labels: BTreeMap<String, String>,
-    /// What the node has.
+    /// Resources of the node.
     pub capacity: Resources,
-    /// Variables that every process gets.
+    /// Environment variables of every process.
     pub env: BTreeMap<String, String>,
-    /// Where everything is kept.
+    /// The data directory ([`state`]); one agent per directory.
     pub data_dir: PathBuf,
-    /// How it proves that it is alive.
+    /// TTLs of the agent's check and session.
     pub session: SessionSettings,
-    /// What fits into one transaction.
+    /// Size limits of one transaction.
     pub limits: TxnLimits,
-    /// What becomes of the pods when it stops.
+    /// What happens to the pods when the agent stops.
     pub at_shutdown: AtShutdown,
 }
 
-/// Without Consul an agent tries again at least so often: it is to be in step again soon after Consul is back.
+/// Longest pause between two attempts to reach Consul: the agent reconnects soon after Consul is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How an agent proves that it lives, unless set otherwise. Slower than a farm's: there are many agents, and each
-/// beat is a request.
+/// Default TTLs: check 10 s, session 30 s. They are longer than a farm's, because there are many agents and each
+/// renewal is a request.
 #[must_use]
 pub fn session_settings() -> SessionSettings {
     SessionSettings {

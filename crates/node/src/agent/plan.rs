@@ -1,4 +1,4 @@
-//! What an agent does next. Pure.
+//! Next actions of the agent. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,20 +6,20 @@ use tokio::time::Instant;
 
 use rcfarm_api::ids::PodId;
 
-/// How a process stands.
+/// State of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentPodState {
-    /// It is to be started, from this moment on.
+    /// To be started at this moment or later.
     Waiting(Instant),
-    /// It is being started.
+    /// The driver is starting it.
     Starting,
-    /// It runs.
+    /// Running.
     Running,
-    /// It is being stopped.
+    /// The driver is stopping it.
     Stopping,
-    /// It ended, and is not started again.
+    /// Ended, and the restart policy does not start it again.
     Ended,
-    /// It cannot be run.
+    /// This node cannot run it, because of its manifest.
     Unfit,
 }
 
@@ -29,116 +29,118 @@ impl AgentPodState {
     }
 }
 
-/// Whether a pod may be started as far as other nodes are concerned.
+/// Whether other nodes permit the start of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SingleInstance {
-    /// Others may run it, too.
+    /// The pod is no single instance: other nodes may run it too.
     NotNeeded,
-    /// Never two of it alive, and nobody has looked yet.
-    Unasked,
-    /// Somebody is looking.
-    Asked,
+    /// A single instance that was not checked in this session.
+    Unchecked,
+    /// The check is under way.
+    Checking,
     /// No other node runs it.
-    Sure,
+    Confirmed,
 }
 
-/// A pod that the agent knows.
+/// A pod of the agent, reduced to what the plan needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentPod {
-    /// Hash of its manifest.
+    /// Hash of manifest and devices.
     pub hash: u64,
-    /// Whether others run it.
+    /// Whether other nodes permit its start.
     pub single_instance: SingleInstance,
-    /// Its processes.
+    /// State of each process, by launchable.
     pub processes: BTreeMap<String, AgentPodState>,
 }
 
-/// What the agent sees.
+/// Input of [`plan`].
 #[derive(Debug, Clone, Copy)]
 pub struct AgentObserved<'a> {
-    /// Pods intended for this node with the hashes of their manifests, as last read; `None` before the first read:
-    /// what was intended when the last agent ran still counts.
+    /// Hash of each intended pod, as last read. `None` before the first read: the pods of the previous agent then count
+    /// as intended.
     pub intents: Option<&'a BTreeMap<PodId, u64>>,
-    /// Pods that are missing from the intents in a way that is not believed.
-    pub doubted: &'a BTreeSet<PodId>,
-    /// Pods that the agent knows.
+    /// Pods without an intent that the mass-deletion guard keeps running.
+    pub guarded: &'a BTreeSet<PodId>,
+    /// Pods of the agent.
     pub pods: &'a BTreeMap<PodId, AgentPod>,
-    /// Whether the node can prove that it lives.
+    /// Whether the agent's session is live.
     pub has_lease: bool,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
-/// Something to do.
+/// One action of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentAction {
-    /// Take the intended manifest as the pod's.
-    Take(PodId),
-    /// Find out whether another node runs the pod.
-    Ask(PodId),
-    /// Start a process.
+    /// Accept the intended manifest and devices.
+    Accept(PodId),
+    /// Check that no other node runs the pod.
+    CheckSingleInstance(PodId),
+    /// Start the process of a launchable.
     Start(PodId, String),
-    /// Stop a process.
+    /// Stop the process of a launchable, for a reason.
     Stop(PodId, String, &'static str),
-    /// Nothing of the pod lives and nobody wants it: forget it.
+    /// Forget a pod that is not intended and has no process.
     Forget(PodId),
 }
 
-/// What to do, and when to look again even if nothing happens.
+/// Output of [`plan`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use]
 pub struct AgentPlan {
-    /// In order.
+    /// Actions in the order of execution.
     pub actions: Vec<AgentAction>,
-    /// The end of the next pause.
+    /// When the next restart pause ends: plan again then, even without an event.
     pub again_at: Option<Instant>,
 }
 
-/// Decides.
-pub fn plan(seen: AgentObserved<'_>) -> AgentPlan {
+/// Compares the intended pods with those of the agent. A pod whose hash changed is stopped, then accepted anew. A pod
+/// that is no longer intended is stopped, then forgotten.
+pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
     let mut plan = AgentPlan::default();
-    for (id, pod) in seen.pods {
-        let wanted = match seen.intents {
+    for (id, pod) in observed.pods {
+        let intended = match observed.intents {
             None => Some(pod.hash),
-            Some(_) if seen.doubted.contains(id) => Some(pod.hash),
+            Some(_) if observed.guarded.contains(id) => Some(pod.hash),
             Some(intents) => intents.get(id).copied(),
         };
-        match wanted {
-            Some(hash) if hash == pod.hash => keep(&mut plan, seen, id, pod),
+        match intended {
+            Some(hash) if hash == pod.hash => keep(&mut plan, observed, id, pod),
             Some(_) => replace(
                 &mut plan,
                 id,
                 pod,
                 "its manifest or its devices have changed",
-                AgentAction::Take,
+                AgentAction::Accept,
             ),
             None => {
                 replace(&mut plan, id, pod, "it is no longer intended here", AgentAction::Forget)
             }
         }
     }
-    let new = seen.intents.into_iter().flat_map(BTreeMap::keys);
-    plan.actions
-        .extend(new.filter(|id| !seen.pods.contains_key(id)).cloned().map(AgentAction::Take));
+    let intended = observed.intents.into_iter().flat_map(BTreeMap::keys);
+    let new = intended.filter(|id| !observed.pods.contains_key(id));
+    plan.actions.extend(new.cloned().map(AgentAction::Accept));
     plan
 }
 
-/// Starts what is due.
-fn keep(plan: &mut AgentPlan, seen: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
+/// Starts the processes whose pause is over.
+fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
     for (name, state) in &pod.processes {
         match state {
             AgentPodState::Waiting(_)
-                if pod.single_instance != SingleInstance::NotNeeded && !seen.has_lease => {}
-            AgentPodState::Waiting(at) if *at <= seen.now => match pod.single_instance {
-                SingleInstance::NotNeeded | SingleInstance::Sure => {
+                if pod.single_instance != SingleInstance::NotNeeded && !observed.has_lease => {}
+            AgentPodState::Waiting(at) if *at <= observed.now => match pod.single_instance {
+                SingleInstance::NotNeeded | SingleInstance::Confirmed => {
                     plan.actions.push(AgentAction::Start(id.clone(), name.clone()));
                 }
-                SingleInstance::Unasked
-                    if plan.actions.last() != Some(&AgentAction::Ask(id.clone())) =>
+                SingleInstance::Unchecked
+                    if plan.actions.last()
+                        != Some(&AgentAction::CheckSingleInstance(id.clone())) =>
                 {
-                    plan.actions.push(AgentAction::Ask(id.clone()));
+                    plan.actions.push(AgentAction::CheckSingleInstance(id.clone()));
                 }
-                SingleInstance::Unasked | SingleInstance::Asked => {}
+                SingleInstance::Unchecked | SingleInstance::Checking => {}
             },
             AgentPodState::Waiting(at) => {
                 plan.again_at = Some(plan.again_at.map_or(*at, |other| other.min(*at)));
@@ -148,7 +150,7 @@ fn keep(plan: &mut AgentPlan, seen: AgentObserved<'_>, id: &PodId, pod: &AgentPo
     }
 }
 
-/// Stops what runs; when nothing lives any more, goes on to `then`.
+/// Stops the running processes. When none is left, the action `then` follows.
 fn replace(
     plan: &mut AgentPlan,
     id: &PodId,

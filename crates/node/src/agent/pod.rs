@@ -1,4 +1,4 @@
-//! One pod as the agent holds it in memory: its processes, and what follows from their ends and answers.
+//! One pod in the agent's memory: its processes, its launches, and its report.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
-use super::intents::{Intended, hash_of};
+use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::report::PodReport;
 use super::state::{DataDir, StoredPod, read};
@@ -20,34 +20,39 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
-/// See the module.
+/// One pod of the agent.
 pub(super) struct PodTask {
     pub(super) id: PodId,
     pub(super) intended: Intended,
-    /// What the manifest means, or why it means nothing.
+    /// The parsed manifest, or why it cannot be run.
     pub(super) spec: Result<PodSpec, String>,
+    /// By launchable.
     pub(super) processes: BTreeMap<String, PodProcess>,
+    /// Remarks of the last launch for the pod's status, such as limits that are not enforced.
     pub(super) notes: Vec<String>,
     pub(super) single_instance: SingleInstance,
-    /// Nodes that must have stopped it before it is started here.
+    /// Nodes that must have stopped this single instance before it is started here.
     pub(super) waits_for: Vec<NodeName>,
-    /// The task that looks for them.
-    pub(super) asking: Option<AbortHandle>,
+    /// The task that checks those nodes.
+    pub(super) single_instance_check: Option<AbortHandle>,
 }
 
 /// A process of a pod.
 pub(super) struct PodProcess {
     pub(super) state: AgentPodState,
     pub(super) running: Option<Started>,
-    /// How often it was started; it tells one start from another.
+    /// Number of the last start, from 1; 0 before the first.
     pub(super) attempt: u64,
+    /// Exits in a row after short runs ([`crate::agent::restart`]).
     failures: u32,
-    /// Starts in a row that came to nothing.
-    unstarted: u32,
+    /// Starts in a row that failed before the process ran.
+    failed_starts: u32,
     last_exit: Option<ProcessExit>,
+    /// `None` without a health check.
     pub(super) verdict: Option<HealthVerdict>,
-    pub(super) answer: String,
-    /// The task that asks for its health.
+    /// Result of the check that last changed the verdict.
+    pub(super) health_message: String,
+    /// The task that checks the process's health.
     pub(super) checker: Option<AbortHandle>,
 }
 
@@ -58,17 +63,17 @@ impl PodProcess {
             running: None,
             attempt,
             failures: 0,
-            unstarted: 0,
+            failed_starts: 0,
             last_exit: None,
             verdict: None,
-            answer: String::new(),
+            health_message: String::new(),
             checker: None,
         }
     }
 
     fn stop_checking(&mut self) {
         self.verdict = None;
-        self.answer.clear();
+        self.health_message.clear();
         if let Some(checker) = self.checker.take() {
             checker.abort();
         }
@@ -83,15 +88,15 @@ impl Drop for PodProcess {
 
 impl Drop for PodTask {
     fn drop(&mut self) {
-        self.ask_again();
+        self.reset_single_instance();
     }
 }
 
-/// So many starts must have failed before it is said that the node cannot start the pod.
-const UNSTARTED: u32 = 3;
+/// After this many failed starts in a row, the report says that the node cannot start the pod.
+const CANNOT_START_AFTER: u32 = 3;
 
 impl PodTask {
-    /// A pod that was intended, nothing of it running.
+    /// An intended pod whose processes wait for their start.
     pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> PodTask {
         let spec = match Manifest::parse(&intended.manifest) {
             Ok(manifest) if *manifest.id() != id => {
@@ -111,25 +116,33 @@ impl PodTask {
         };
         let processes = launchables.map(process).collect();
         let single_instance = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
-            true => SingleInstance::Unasked,
+            true => SingleInstance::Unchecked,
             false => SingleInstance::NotNeeded,
         };
-        let (notes, waits_for, asking) = (Vec::new(), Vec::new(), None);
-        PodTask { id, intended, spec, processes, notes, single_instance, waits_for, asking }
+        PodTask {
+            id,
+            intended,
+            spec,
+            processes,
+            notes: Vec::new(),
+            single_instance,
+            waits_for: Vec::new(),
+            single_instance_check: None,
+        }
     }
 
-    /// Nothing is known of other nodes any more.
-    pub(super) fn ask_again(&mut self) {
-        if let Some(asking) = self.asking.take() {
-            asking.abort();
+    /// Discards what is known of other nodes: a single instance is checked again before its next start.
+    pub(super) fn reset_single_instance(&mut self) {
+        if let Some(check) = self.single_instance_check.take() {
+            check.abort();
         }
         self.waits_for.clear();
         if self.single_instance != SingleInstance::NotNeeded {
-            self.single_instance = SingleInstance::Unasked;
+            self.single_instance = SingleInstance::Unchecked;
         }
     }
 
-    pub(super) fn kept(&self) -> StoredPod {
+    pub(super) fn stored(&self) -> StoredPod {
         StoredPod {
             manifest: self.intended.manifest.to_string(),
             owner: self.intended.owner,
@@ -137,7 +150,7 @@ impl PodTask {
         }
     }
 
-    pub(super) fn seen(&self) -> AgentPod {
+    pub(super) fn observed(&self) -> AgentPod {
         let processes = self.processes.iter();
         AgentPod {
             hash: self.intended.hash,
@@ -153,7 +166,7 @@ impl PodTask {
         }
     }
 
-    /// Takes over what the last agent left of a process.
+    /// Adopts what the previous agent left of a process.
     pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Instant) {
         match found {
             FoundProcess::Running(running) => self.started(name, running),
@@ -162,18 +175,18 @@ impl PodTask {
         }
     }
 
-    /// A process runs.
+    /// Notes that a process runs.
     pub(super) fn started(&mut self, name: &str, running: Started) {
         let check = self.process_spec(name).and_then(|spec| spec.health.clone());
         let Some(process) = self.processes.get_mut(name) else { return };
         process.state = AgentPodState::Running;
-        process.unstarted = 0;
+        process.failed_starts = 0;
         process.attempt = process.attempt.max(running.attempt);
         process.verdict = check.map(|check| HealthVerdict::new(check.thresholds));
         process.running = Some(running);
     }
 
-    /// A process has ended, or could not be started.
+    /// Notes that a process ended or could not be started, and when it is started again.
     pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Instant) {
         let policy = self.process_spec(name).map(|spec| spec.restart).unwrap_or_default();
         let Some(process) = self.processes.get_mut(name) else { return };
@@ -182,7 +195,7 @@ impl PodTask {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
         let was_stopped = process.state == AgentPodState::Stopping;
-        process.unstarted += u32::from(process.state == AgentPodState::Starting);
+        process.failed_starts += u32::from(process.state == AgentPodState::Starting);
         process.failures = policy.failures(process.failures, ran);
         let pause = policy.pause(&exit, process.failures.saturating_sub(1));
         process.state = match pause {
@@ -193,7 +206,10 @@ impl PodTask {
         process.last_exit = Some(exit);
     }
 
-    /// Everything that the start of a process needs.
+    /// Builds the next launch of a process. Limits that cannot be enforced become notes.
+    ///
+    /// # Errors
+    /// Why it cannot be started, for the pod's status.
     pub(super) fn launch(
         &mut self,
         name: &str,
@@ -201,7 +217,7 @@ impl PodTask {
         data: &DataDir,
     ) -> Result<Launch, String> {
         let spec = self.spec.clone()?;
-        let process = self.process_spec(name).cloned().ok_or("it is no process")?;
+        let process = self.process_spec(name).cloned().ok_or("the launchable is no process")?;
         let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
         self.notes.clear();
         let cgroup = match spec.limits == Default::default() {
@@ -216,8 +232,9 @@ impl PodTask {
         };
         for (device, count) in &spec.resources.devices {
             if *count > 0 && !self.intended.devices.contains_key(device) {
-                self.notes
-                    .push(format!("it asks for {device}={count}, but none was promised to it"));
+                self.notes.push(format!(
+                    "the pod requests {device}={count}, but none is allocated to it"
+                ));
             }
         }
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
@@ -236,7 +253,8 @@ impl PodTask {
         })
     }
 
-    /// The environment of a process. The agent's own is not passed on: it may hold its token.
+    /// The environment of a process. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
+    /// may hold its Consul token.
     fn env(
         &self,
         name: &str,
@@ -275,15 +293,15 @@ impl PodTask {
         env
     }
 
+    /// Allocated devices as `kind:number`.
     fn devices(&self) -> Vec<String> {
         let kinds = self.intended.devices.iter();
         kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
     }
 
-    /// Whether a first start has not come to its end yet, so that there is nothing to tell.
-    pub(super) fn is_settling(&self) -> bool {
-        let first = self.waits_for.is_empty();
-        first
+    /// Whether a process is in its first start and waits for no other node. Such a pod is not reported yet.
+    pub(super) fn is_first_start(&self) -> bool {
+        self.waits_for.is_empty()
             && self.processes.values().any(|process| match process.state {
                 AgentPodState::Starting => true,
                 AgentPodState::Waiting(_) => process.last_exit.is_none(),
@@ -291,18 +309,18 @@ impl PodTask {
             })
     }
 
-    /// What is to be known of it.
+    /// The pod's report. Phase and health are the worst of its processes.
     pub(super) fn report(&self) -> PodReport {
         let mut statuses = Vec::new();
         let (mut phase, mut health, mut messages) = (None, None, Vec::new());
         for (name, process) in &self.processes {
             let one = self.process_status(name, process);
-            let well = self.health_of(process);
-            if one.phase != NodePodPhase::Running || well != Health::Passing {
+            let process_health = self.health_of(process);
+            if one.phase != NodePodPhase::Running || process_health != Health::Passing {
                 messages.push(format!("{name}: {}", one.message));
             }
             phase = phase.min(Some(one.phase)).or(Some(one.phase));
-            health = health.min(Some(well)).or(Some(well));
+            health = health.min(Some(process_health)).or(Some(process_health));
             statuses.push(one);
         }
         if let Err(why) = &self.spec {
@@ -330,11 +348,14 @@ impl PodTask {
         PodReport { reality, status }
     }
 
-    /// Why this node cannot start it. What is wrong with its manifest is wrong everywhere, and not said here.
+    /// Why this node cannot start the pod. Errors of the manifest do not count: they are the same on every node.
     fn cannot_start(&self) -> Option<String> {
-        let stuck = self.processes.iter().find(|(_, process)| process.unstarted >= UNSTARTED)?;
-        let why = stuck.1.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
-        Some(format!("{}: {why}", stuck.0))
+        let failing = self
+            .processes
+            .iter()
+            .find(|(_, process)| process.failed_starts >= CANNOT_START_AFTER)?;
+        let why = failing.1.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
+        Some(format!("{}: {why}", failing.0))
     }
 
     fn health_of(&self, process: &PodProcess) -> Health {
@@ -364,14 +385,14 @@ impl PodTask {
         };
         let message = match phase {
             NodePodPhase::Unfit => unfit.unwrap_or_default(),
-            NodePodPhase::Running => process.answer.clone(),
+            NodePodPhase::Running => process.health_message.clone(),
             NodePodPhase::Backoff | NodePodPhase::Ended => ended.unwrap_or_default(),
             NodePodPhase::Starting if !self.waits_for.is_empty() => {
                 let nodes: Vec<&str> = self.waits_for.iter().map(NodeName::as_str).collect();
-                format!("it runs only once, and waits until it has ended on {}", nodes.join(", "))
+                format!("single instance: waits until the pod has ended on {}", nodes.join(", "))
             }
-            NodePodPhase::Starting => "it is being started".to_owned(),
-            NodePodPhase::Stopping => "it is being stopped".to_owned(),
+            NodePodPhase::Starting => "starting".to_owned(),
+            NodePodPhase::Stopping => "stopping".to_owned(),
         };
         let last_exit = process.last_exit.as_ref().filter(|exit| exit.attempt > 0);
         ProcessStatus {
@@ -391,7 +412,7 @@ impl PodTask {
     }
 }
 
-/// The ids of a user: a name of `/etc/passwd`, or numbers as `uid` or `uid:gid`.
+/// `(uid, gid)` of a user: a name in `/etc/passwd`, or numbers as `uid` or `uid:gid`.
 fn user(name: &str) -> Result<(u32, u32), String> {
     let numbers = name.split_once(':').unwrap_or((name, name));
     if let (Ok(uid), Ok(gid)) = (numbers.0.parse(), numbers.1.parse()) {
@@ -407,34 +428,27 @@ fn user(name: &str) -> Result<(u32, u32), String> {
     ids.ok_or_else(|| format!("run_as: this node has no user {name:?} in /etc/passwd"))
 }
 
-/// What is kept of a pod as it would be intended.
-pub(super) fn intended(kept: StoredPod) -> Intended {
-    Intended {
-        hash: hash_of(&kept.manifest, &kept.devices),
-        manifest: kept.manifest.into(),
-        owner: kept.owner,
-        devices: kept.devices,
-    }
-}
-
-/// Writes what the processes of a pod will read, unless it is there.
+/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date.
+///
+/// # Errors
+/// Why they cannot be written, for the pod's status.
 pub(super) fn prepare(
     data: &DataDir,
     pod: &PodId,
-    kept: &StoredPod,
+    stored: &StoredPod,
     config: Option<&serde_json::Value>,
     node: &NodeName,
 ) -> Result<(), String> {
-    let say = |error: std::io::Error| format!("node {node} cannot keep the pod: {error}");
+    let message = |error: std::io::Error| format!("node {node} cannot store the pod: {error}");
     let path = data.pod(pod).join("pod.json");
-    if read::<StoredPod>(&path).as_ref() != Some(kept) {
-        data.keep(pod, kept).map_err(say)?;
+    if read::<StoredPod>(&path).as_ref() != Some(stored) {
+        data.keep(pod, stored).map_err(message)?;
     }
     let path = data.pod(pod).join("config.yaml");
     if let Some(config) = config {
         let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
         if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
-            super::state::replace(&path, text.as_bytes()).map_err(say)?;
+            super::state::replace(&path, text.as_bytes()).map_err(message)?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! How a node proves that it lives: its session, its record, its labels.
+//! The node's registration: its session, record, labels and lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::run::AgentEvent;
+use super::event::{AgentEvent, PresenceState};
 use super::state::{DataDir, replace};
 use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
 use crate::shim::since_boot;
@@ -24,18 +24,7 @@ use rcfarm_store::{
     Behavior, Claim, Entry, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome,
 };
 
-/// What an agent may write with.
-#[derive(Debug, Clone)]
-pub struct PresenceState {
-    /// The fence: the node's record, locked.
-    pub claim: Claim,
-    /// The session that holds the pods' health, so that it vanishes with the agent. (The node's record stays.)
-    pub health: SessionId,
-    /// CreateIndex of the node's record.
-    pub created: Index,
-}
-
-/// Keeps the node present until `shutdown`.
+/// Keeps the node registered.
 pub(super) struct AgentPresence {
     pub(super) env: Env,
     pub(super) settings: Arc<AgentSettings>,
@@ -44,14 +33,15 @@ pub(super) struct AgentPresence {
 }
 
 enum Registered {
-    Current(PresenceState),
-    /// Another agent has the name.
+    Done(PresenceState),
+    /// Another agent's session holds the record.
     Taken,
-    /// Somebody changed the record meanwhile.
-    Again,
+    /// The record or the labels changed meanwhile: try again.
+    Conflict,
 }
 
 impl AgentPresence {
+    /// Registers the node and registers it again after each lost session, until `shutdown`.
     pub(super) async fn run(self, shutdown: CancellationToken) {
         let member = FarmMember {
             service: SERVICE,
@@ -63,17 +53,17 @@ impl AgentPresence {
         self.end_old_sessions().await;
         let mut failures = 0;
         while !shutdown.is_cancelled() {
-            let lived = tokio::select! {
+            let ended = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                lived = self.life(&keeper) => lived,
+                ended = self.session(&keeper) => ended,
             };
-            match lived {
+            match ended {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {
-                        warn!(%error, failures, "the node cannot be registered; what runs here goes on");
+                        warn!(%error, failures, "the node cannot be registered; its pods keep running");
                     }
                 }
             }
@@ -85,21 +75,21 @@ impl AgentPresence {
         }
     }
 
-    /// The data directory is ours alone, so the sessions of the agent before this one are nobody's: to end them now
-    /// spares the wait until they expire.
+    /// Ends the sessions of the previous agent, to save the wait until they expire. The data directory's lock makes
+    /// sure that the previous agent has ended.
     async fn end_old_sessions(&self) {
         for session in self.data.memory().sessions {
             if let Err(error) = self.env.store.destroy_session(&session).await {
-                warn!(%session, %error, "the last agent's session could not be ended; it will expire");
+                warn!(%session, %error, "the previous agent's session cannot be ended; it will expire");
             }
         }
     }
 
-    /// One session from its beginning to its end.
-    async fn life(&self, keeper: &Keeper) -> Result<(), StoreError> {
+    /// Runs one session from its creation to its end.
+    async fn session(&self, keeper: &Keeper) -> Result<(), StoreError> {
         let kept = keeper.open().await?;
         let served = self.serve(keeper, &kept).await;
-        let _ = self.events.send(AgentEvent::Lost);
+        let _ = self.events.send(AgentEvent::SessionLost);
         keeper.close(&kept, false).await;
         served
     }
@@ -116,11 +106,11 @@ impl AgentPresence {
         let health = self.env.store.create_session(&health).await?;
         let sessions = vec![kept.epoch().session().clone(), health.clone()];
         if let Err(error) = self.data.remember(|memory| memory.sessions = sessions) {
-            warn!(%error, "the session cannot be remembered; the next agent waits until it expires");
+            warn!(%error, "the session cannot be stored; the next agent waits until it expires");
         }
         let work = async {
             self.register(kept, &health).await?;
-            self.keep_standing(kept, &health).await;
+            self.keep_registered(kept, &health).await;
             Ok(())
         };
         let served = tokio::select! {
@@ -133,21 +123,21 @@ impl AgentPresence {
     }
 
     async fn register(&self, kept: &KeptSession, health: &SessionId) -> Result<(), StoreError> {
-        let mut said = false;
+        let mut is_logged = false;
         loop {
             match self.try_register(kept, health).await? {
-                Registered::Current(presence_state) => {
-                    info!(node = %self.settings.name, session = %kept.epoch().session(), "the node is registered");
+                Registered::Done(presence_state) => {
+                    info!(node = %self.settings.name, session = %kept.epoch().session(), "node registered");
                     self.write_lease(kept);
                     let _ = self.events.send(AgentEvent::Presence(presence_state));
                     return Ok(());
                 }
-                Registered::Again => {}
+                Registered::Conflict => {}
                 Registered::Taken => {
-                    if !said {
+                    if !is_logged {
                         warn!(alert = true, node = %self.settings.name,
                             "another agent has this node's name; this one starts nothing until it is gone");
-                        said = true;
+                        is_logged = true;
                     }
                     sleep(Duration::from_secs(1)).await;
                 }
@@ -179,7 +169,7 @@ impl AgentPresence {
             Ok(stored) => {
                 let stored = stored.unwrap_or_default();
                 let labels = self.labels(old.as_ref(), &stored);
-                // A set without labels is written, too: farms know nodes by these records.
+                // An empty set is written too: farms find nodes by the keys under `labels/node/`.
                 if labels != stored || labelled.is_none() {
                     let index = labelled.map_or(Index::ZERO, |entry| entry.modify_index);
                     let value = encode_labels(&labels);
@@ -191,10 +181,10 @@ impl AgentPresence {
         }
         txn.push(Op::Get { key: at.clone() });
         match store.txn(txn.ops()).await? {
-            TxnOutcome::Refused(_) => Ok(Registered::Again),
+            TxnOutcome::Refused(_) => Ok(Registered::Conflict),
             TxnOutcome::Committed { entries, .. } => {
                 let mine = entries.iter().rev().find(|entry| entry.key == at.as_str());
-                Ok(Registered::Current(PresenceState {
+                Ok(Registered::Done(PresenceState {
                     claim: Claim::new(at, kept.epoch().clone()),
                     health: health.clone(),
                     created: mine.map_or(Index::ZERO, |entry| entry.create_index),
@@ -203,7 +193,7 @@ impl AgentPresence {
         }
     }
 
-    /// The record after registration: the agent's own fields are new, all others stay, a drain among them.
+    /// The record after registration. The agent's own fields are replaced; all others stay, such as `drain`.
     fn record(&self, old: Option<&NodeRecord>, session: &SessionId) -> NodeRecord {
         let settings = &self.settings;
         let lease = settings.session.check_ttl.unwrap_or(settings.session.session_ttl);
@@ -219,7 +209,8 @@ impl AgentPresence {
         }
     }
 
-    /// What the agent sets counts; what it set before and no longer does goes; what others put there stays.
+    /// The labels after registration: the agent's settings, and those that others set. A label that an earlier agent
+    /// set, and that has not changed since, is removed if the settings no longer have it.
     fn labels(&self, old: Option<&NodeRecord>, stored: &Labels) -> Labels {
         let mut labels = stored.clone();
         for (name, value) in old.iter().flat_map(|old| &old.labels) {
@@ -231,19 +222,19 @@ impl AgentPresence {
         labels
     }
 
-    /// Until the standing is gone.
-    async fn keep_standing(&self, kept: &KeptSession, health: &SessionId) {
+    /// Renews lease and health session. Resolves when the session or the node's record is lost.
+    async fn keep_registered(&self, kept: &KeptSession, health: &SessionId) {
         tokio::select! {
             biased;
             () = self.keep_lease(kept) => {}
             () = self.keep_health(health) => {}
             () = self.watch_record(kept) => {
-                warn!(node = %self.settings.name, "the node's record is not ours any more; it is registered again");
+                warn!(node = %self.settings.name, "the lock on the node's record was lost; registering again");
             }
         }
     }
 
-    /// Tells the shims until when the node may count as alive.
+    /// Rewrites the lease file, which the shims read, at most 500 ms after the session was renewed.
     async fn keep_lease(&self, kept: &KeptSession) {
         let mut written = kept.epoch().good_until();
         while kept.epoch().is_live() {
@@ -255,7 +246,7 @@ impl AgentPresence {
         }
     }
 
-    /// Renews the health session until it is gone.
+    /// Renews the health session every third of its TTL. Resolves when the session is gone.
     async fn keep_health(&self, health: &SessionId) {
         loop {
             sleep(self.settings.session.session_ttl / 3).await;
@@ -267,8 +258,8 @@ impl AgentPresence {
         }
     }
 
-    /// Resolves when the node's record is not ours any more. A session that an operator ended, or a record that he
-    /// deleted, is noticed at once: farms begin to count then, and a single instance must not be here when they end.
+    /// Resolves when another session holds the node's record, or none. An operator may have ended the session or
+    /// deleted the record. Other agents start single instances one lease later, so the pods here must stop by then.
     async fn watch_record(&self, kept: &KeptSession) {
         let at = key::node(&self.settings.name);
         let (mut query, mut failures) = (Query::CONSISTENT, 0);
@@ -301,7 +292,7 @@ impl AgentPresence {
     }
 }
 
-/// After `failures` in a row.
+/// Pause after `failures` in a row.
 fn pause(failures: u32) -> Duration {
     backoff(Duration::from_millis(200), LONGEST_PAUSE, failures)
 }

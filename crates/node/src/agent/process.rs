@@ -1,7 +1,7 @@
-//! Runs processes of the machine, each under a shim ([`crate::shim`]).
+//! Driver for processes of this machine, each under a shim ([`crate::shim`]).
 //!
-//! A process is recognised by its pid together with its start time, so that a pid that was given to somebody else is
-//! never signalled. Whether one has ended is told by a pidfd, for our own children and for adopted ones alike.
+//! A process is identified by its pid and start time, so a pid that was reused is never signalled. A pidfd reports
+//! its end, for the agent's own children and for adopted processes alike.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -22,53 +22,55 @@ use super::state;
 use crate::shim::{ShimMessage, start_ticks};
 use rcfarm_store::time::{Clock, SystemClock};
 
-/// A shim that says nothing for this long is given up.
+/// How long a start waits for the shim's message.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often an end is looked for where the kernel does not tell it.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval of polls where the kernel has no pidfd, and while a shim writes its record.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Number of polls for the record of a shim: 2 s in all.
+const RECORD_POLLS: u32 = 40;
 
-/// See the module.
+/// Runs processes of this machine.
 #[derive(Debug, Clone)]
 pub struct ProcessDriver {
     program: PathBuf,
 }
 
 impl ProcessDriver {
-    /// A driver whose shims are `program node shim`; for the daemon, its own binary.
+    /// A driver that starts shims as `program node shim`. The daemon passes its own binary.
     #[must_use]
     pub fn new(program: PathBuf) -> Self {
         ProcessDriver { program }
     }
 }
 
-/// Whether the process is still the one that was started then.
+/// Whether the process with this pid and start time exists.
 fn is_alive(pid: i32, ticks: u64) -> bool {
     start_ticks(pid) == Some(ticks)
 }
 
-/// A descriptor that becomes readable when the process ends; `None` where the kernel has none.
+/// A descriptor that becomes readable when the process ends. `None` if the kernel has no pidfds.
 #[expect(
     deprecated,
-    reason = "its successor is unsafe; an owned descriptor cannot be closed behind its back"
+    reason = "its successor is unsafe; nothing else can close an owned descriptor"
 )]
 fn end_of(pid: i32) -> Option<AsyncFd<OwnedFd>> {
     let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     AsyncFd::new(fd).ok()
 }
 
-/// Resolves when the process is gone.
+/// Resolves when the process has ended.
 async fn gone(pid: i32, ticks: u64) {
-    // Only with the descriptor in hand is it sure whose it is.
+    // The start time is checked after the descriptor was opened: until then the pid may be reused.
     if let Some(end) = end_of(pid).filter(|_| is_alive(pid, ticks)) {
         let _ = end.readable().await;
         return;
     }
     while is_alive(pid, ticks) {
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether a shim has the directory.
+/// Whether a shim holds the directory's lock.
 fn is_taken(dir: &Path) -> bool {
     let Ok(lock) = fs::File::options().append(true).open(dir.join("lock")) else { return false };
     flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
@@ -85,9 +87,10 @@ fn exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
 #[async_trait]
 impl Driver for ProcessDriver {
     async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String> {
-        let say = |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
-        state::make_dir(dir).map_err(say)?;
-        state::write(&dir.join("launch.json"), launch).map_err(say)?;
+        let message =
+            |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
+        state::make_dir(dir).map_err(message)?;
+        state::write(&dir.join("launch.json"), launch).map_err(message)?;
         let mut shim = Command::new(&self.program)
             .args(["node", "shim"])
             .arg(dir)
@@ -97,10 +100,10 @@ impl Driver for ProcessDriver {
             .process_group(0)
             .spawn()
             .map_err(|error| format!("{} cannot be started: {error}", self.program.display()))?;
-        let stdout = shim.stdout.take().expect("it was asked for");
+        let stdout = shim.stdout.take().expect("stdout is piped");
         let mut line = String::new();
         let read = timeout(SHIM_TIMEOUT, BufReader::new(stdout).read_line(&mut line)).await;
-        // Tokio collects the child's status whenever it ends.
+        // Tokio reaps the child when it ends.
         drop(shim);
         if !matches!(read, Ok(Ok(_))) {
             return Err("the shim did not answer".to_owned());
@@ -112,17 +115,17 @@ impl Driver for ProcessDriver {
                 FoundProcess::Running(running) => Ok(running),
                 _ => Err("the process before this one is still ending".to_owned()),
             },
-            Err(_) => Err("the shim ended without a word".to_owned()),
+            Err(_) => Err("the shim ended without a message".to_owned()),
         }
     }
 
     async fn adopt(&self, dir: &Path) -> FoundProcess {
-        // A shim that was started just before the last agent died may not have written its record yet.
-        for _ in 0..40 {
+        // A shim that was started just before the previous agent died may not have written `running.json` yet.
+        for _ in 0..RECORD_POLLS {
             if !is_taken(dir) || running(dir).is_some() {
                 break;
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         let Some(running) = running(dir) else {
             let exit = state::read::<ProcessExit>(&dir.join("exit.json"));
@@ -135,7 +138,7 @@ impl Driver for ProcessDriver {
         let lost = || ProcessExit {
             attempt: running.attempt,
             ..ProcessExit::unknown(
-                "it ended while nobody was there to see how, as in a restart of the machine",
+                "it ended while no shim was running, as in a restart of the machine",
             )
         };
         FoundProcess::Exited(exit(dir, running.attempt).unwrap_or_else(lost))
@@ -146,10 +149,10 @@ impl Driver for ProcessDriver {
         if let Some(exit) = exit(dir, running.attempt) {
             return exit;
         }
-        // The shim was killed; the process goes on without it.
+        // The shim was killed; the process keeps running without it.
         gone(running.pid, running.start_ticks).await;
         let (attempt, at) = (running.attempt, SystemClock.wall());
-        let why = "nobody saw how it ended: its shim was killed, or the disk is full";
+        let why = "its exit status is unknown: the shim was killed, or the disk is full";
         ProcessExit { attempt, at, ..ProcessExit::unknown(why) }
     }
 

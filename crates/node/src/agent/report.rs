@@ -1,4 +1,4 @@
-//! What an agent writes about its pods, and how seldom. Pure.
+//! Operations that report a pod to Consul, and their rate limits. Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_store::Op;
 
-/// What is to be known of a pod.
+/// The reported state of a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodReport {
-    /// The manifest that is real; `None`: nothing of it was started.
+    /// The manifest of the running pod. `None` until each process was started once.
     pub reality: Option<Arc<str>>,
-    /// Its status.
+    /// The pod's status on this node.
     pub status: PodStatus,
 }
 
-/// Characters of an explanation that a health record holds: farms read all of them often.
+/// Upper bound of `CannotStart` in a health key, in characters. Farms read all health keys often.
 const LONGEST_WHY: usize = 200;
 
 impl PodReport {
-    /// The operations that make it known. Health is a lock of `session`, so that it goes with the agent.
+    /// The operations of the report. The health key is a lock of `session`, so it vanishes with the agent.
     #[must_use]
     pub fn ops(
         &self,
@@ -44,7 +44,7 @@ impl PodReport {
             }
             None => Op::Delete { key: reality },
         };
-        // p2 sets the end of a record that is bound to a session a hundred years ahead.
+        // p2 puts `Expires` of a health key that is bound to a session a hundred years ahead.
         let mut health = json!({
             "Id": pod, "Node": node, "Service": pod, "Status": self.status.health,
             "Time": now, "Expires": now + Duration::from_secs(100 * 365 * 86_400),
@@ -64,7 +64,7 @@ impl PodReport {
     }
 }
 
-/// The operations that make a pod's end known.
+/// The operations that delete a pod's keys.
 #[must_use]
 pub fn removal(node: &NodeName, pod: &PodId) -> Vec<Op> {
     [key::reality(node, pod), key::pod_status(pod, node), key::health(pod, node)]
@@ -72,109 +72,110 @@ pub fn removal(node: &NodeName, pod: &PodId) -> Vec<Op> {
         .to_vec()
 }
 
-/// The owner's doorbell. `value` is new each time: the same value would wake nobody.
+/// Writes the doorbell of a replication controller. `value` must be new: an unchanged value wakes no watch.
 #[must_use]
 pub fn bell(owner: RcId, value: &str) -> Op {
     Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
 }
 
-/// Rings jobs at the ends of their pods, and not all the time: the doorbells would cost the farms more than they tell them. What
-/// ends meanwhile they see when they read the tree.
+/// Rate limit of the job doorbells of one agent. Farms see the pods that end meanwhile with their next read of the
+/// tree.
 #[derive(Debug, Default)]
-pub struct JobBells {
+pub struct JobBellLimiter {
     last: Option<Instant>,
 }
 
-impl JobBells {
-    /// Bells of one moment go together; the next ones may follow after this.
-    const EVERY: Duration = Duration::from_secs(1);
+impl JobBellLimiter {
+    /// Shortest interval between doorbells. All doorbells of one transaction (the same `now`) count as one.
+    const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// The operation that rings, if it is to be rung.
+    /// Writes the doorbell of the pod's job, if the pod ended and the limit permits.
     pub fn ring(&mut self, report: &PodReport, value: &str, now: Instant) -> Option<Op> {
-        let may = self.last.is_none_or(|last| now == last || now >= last + Self::EVERY);
-        let op = job_bell(report, value).filter(|_| may)?;
+        let is_permitted = self.last.is_none_or(|last| now == last || now >= last + Self::INTERVAL);
+        let op = job_bell(report, value).filter(|_| is_permitted)?;
         self.last = Some(now);
         Some(op)
     }
 }
 
-/// The doorbell of the job that a pod which has ended was made for: of the rest no job has to know at once.
+/// The doorbell of the pod's job, if the pod ended. Other changes do not need to reach the job at once.
 fn job_bell(report: &PodReport, value: &str) -> Option<Op> {
     if report.status.phase != NodePodPhase::Ended {
         return None;
     }
-    let made: MadeForJob = serde_json::from_str(report.reality.as_deref()?).ok()?;
+    let manifest: JobManifest = serde_json::from_str(report.reality.as_deref()?).ok()?;
     let value = Bytes::from(value.as_bytes().to_vec());
-    Some(Op::Set { key: key::job_bell(&made.job.id), value, flags: 0 })
+    Some(Op::Set { key: key::job_bell(&manifest.job.id), value, flags: 0 })
 }
 
-/// What a manifest says of the job that it was made for.
+/// The part of a job pod's manifest that names its job.
 #[derive(Deserialize)]
-struct MadeForJob {
-    job: WhichJob,
+struct JobManifest {
+    job: JobReference,
 }
 
 #[derive(Deserialize)]
-struct WhichJob {
+struct JobReference {
     id: Namespaced,
 }
 
-/// Keeps the writes of a pod that flaps rare, as p2 does: 4 a minute, 16 at once; once they are used up, the pod's
-/// health is said to be unknown, and nothing more until 4 have come together (`p2.md` §1.10).
+/// Token bucket for the writes of one pod, with p2's limits: 4 per minute, 16 at once. The last token writes health
+/// `unknown`; then nothing is written until 4 tokens have come together (`p2.md` §1.10).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {
     tokens: f64,
-    at: Instant,
-    is_resting: bool,
+    refilled_at: Instant,
+    is_exhausted: bool,
 }
 
-/// What a bucket says about a write.
+/// Answer of a [`Bucket`] to a request to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leave {
-    /// Write.
+pub enum WriteDecision {
+    /// Write the report.
     Write,
-    /// Write that it flaps, and then no more for a while.
+    /// Write [`flapping`] in its place; the bucket is then exhausted.
     WriteFlapping,
-    /// Nothing before this moment.
+    /// Do not write before this moment.
     Wait(Instant),
 }
 
 impl Bucket {
-    const SIZE: f64 = 16.0;
+    const BURST: f64 = 16.0;
     const PER_SECOND: f64 = 4.0 / 60.0;
+    /// Tokens after which an exhausted bucket permits writes again.
     const RESUME: f64 = 4.0;
 
-    /// A full one.
+    /// A full bucket.
     #[must_use]
     pub fn full(now: Instant) -> Bucket {
-        Bucket { tokens: Self::SIZE, at: now, is_resting: false }
+        Bucket { tokens: Self::BURST, refilled_at: now, is_exhausted: false }
     }
 
-    /// Asks for a write.
-    pub fn take(&mut self, now: Instant) -> Leave {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.tokens = (self.tokens + passed * Self::PER_SECOND).min(Self::SIZE);
-        self.at = now;
-        if self.is_resting && self.tokens < Self::RESUME {
+    /// Takes a token, if there is one.
+    pub fn take(&mut self, now: Instant) -> WriteDecision {
+        let passed = now.saturating_duration_since(self.refilled_at).as_secs_f64();
+        self.tokens = (self.tokens + passed * Self::PER_SECOND).min(Self::BURST);
+        self.refilled_at = now;
+        if self.is_exhausted && self.tokens < Self::RESUME {
             let missing = (Self::RESUME - self.tokens) / Self::PER_SECOND;
-            return Leave::Wait(now + Duration::from_secs_f64(missing.max(0.001)));
+            return WriteDecision::Wait(now + Duration::from_secs_f64(missing.max(0.001)));
         }
-        self.is_resting = false;
+        self.is_exhausted = false;
         self.tokens -= 1.0;
         if self.tokens >= 1.0 {
-            return Leave::Write;
+            return WriteDecision::Write;
         }
-        self.is_resting = true;
-        Leave::WriteFlapping
+        self.is_exhausted = true;
+        WriteDecision::WriteFlapping
     }
 }
 
-/// The report of a pod that changes too often to be followed.
+/// The report of a pod that changes too often: health `unknown`.
 #[must_use]
 pub fn flapping(report: &PodReport) -> PodReport {
     let mut report = report.clone();
     report.status.health = Health::Unknown;
-    report.status.message = "it changes too often to be followed; its log tells more".to_owned();
+    report.status.message = "the pod changes state too often; see its log".to_owned();
     report
 }
 
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_jobs_pod_rings_its_job_and_nothing_else_does() {
+    fn only_the_end_of_a_jobs_pod_rings_its_job_at_most_once_a_second() {
         let of = |reality: &str, phase| {
             let status = PodStatus { phase, ..PodStatus::default() };
             let bell = job_bell(&PodReport { reality: Some(reality.into()), status }, "1");
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(of(made, NodePodPhase::Running), None);
         let status = PodStatus { phase: NodePodPhase::Ended, ..PodStatus::default() };
         let end = PodReport { reality: Some(made.into()), status };
-        let (mut bells, now) = (JobBells::default(), Instant::now());
+        let (mut bells, now) = (JobBellLimiter::default(), Instant::now());
         for (after, rings) in [(0, true), (0, true), (999, false), (1_000, true), (1_999, false)] {
             let at = now + Duration::from_millis(after);
             assert_eq!(bells.ring(&end, "1", at).is_some(), rings, "after {after} ms");
@@ -207,21 +208,25 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_flaps_for_an_hour_costs_few_writes_and_its_last_state_comes_through() {
+    fn bucket_limits_a_flapping_pod_to_its_rate_and_refills() {
         let start = Instant::now();
         let mut bucket = Bucket::full(start);
         let (mut writes, mut flapping) = (0, 0);
         for second in 0..3_600 {
             match bucket.take(start + Duration::from_secs(second)) {
-                Leave::Write => writes += 1,
-                Leave::WriteFlapping => flapping += 1,
-                Leave::Wait(until) => assert!(until > start + Duration::from_secs(second)),
+                WriteDecision::Write => writes += 1,
+                WriteDecision::WriteFlapping => flapping += 1,
+                WriteDecision::Wait(until) => assert!(until > start + Duration::from_secs(second)),
             }
         }
         assert!((200..=256).contains(&(writes + flapping)), "{writes} and {flapping}");
         assert!(flapping > 0);
         let quiet = start + Duration::from_secs(3_600 + 60);
-        assert_ne!(bucket.take(quiet), Leave::Wait(quiet), "after a minute there are four again");
-        assert!(!matches!(bucket.take(quiet), Leave::Wait(_)));
+        assert_ne!(
+            bucket.take(quiet),
+            WriteDecision::Wait(quiet),
+            "after a minute there are four again"
+        );
+        assert!(!matches!(bucket.take(quiet), WriteDecision::Wait(_)));
     }
 }

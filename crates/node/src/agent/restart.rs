@@ -1,4 +1,4 @@
-//! When a process that has ended is started again. Pure.
+//! Restart policy of processes: whether and after which pause. Pure.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::driver::ProcessExit;
 use rcfarm_api::backoff;
 
-/// After which ends a process is started again.
+/// Which exits lead to a restart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RestartWhen {
-    /// After every one.
+    /// Every exit.
     #[default]
     Always,
-    /// After a failure.
+    /// Every exit but code 0.
     OnFailure,
-    /// Never.
+    /// No exit.
     Never,
 }
 
-/// A policy with its pauses.
+/// When a process is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// After which ends.
+    /// Which exits lead to a restart.
     pub policy: RestartWhen,
-    /// The pause before the first restart; it doubles with each that follows.
+    /// Pause before the first restart. It doubles with each failure in a row.
     pub backoff: Duration,
-    /// The longest pause.
+    /// Upper bound of the pause.
     pub max_backoff: Duration,
 }
 
@@ -41,12 +41,13 @@ impl Default for RestartPolicy {
     }
 }
 
-/// A process that ran this many times its longest pause, and at least a minute, counts as well again.
-const WELL_AFTER: u32 = 2;
+/// The count of failures restarts at 0 after a run of this many times `max_backoff`, and at least a minute.
+const RESET_AFTER_PAUSES: u32 = 2;
+/// Lower bound of the run after which the count restarts.
+const RESET_AFTER: Duration = Duration::from_secs(60);
 
 impl RestartPolicy {
-    /// The pause before the next start of a process that ended with `exit` after `ran`, having failed `failures` times
-    /// in a row before; `None`: it is not started again.
+    /// The pause before the next start, after `exit` and `failures` earlier failures in a row. `None`: no restart.
     #[must_use]
     pub fn pause(&self, exit: &ProcessExit, failures: u32) -> Option<Duration> {
         match self.policy {
@@ -56,11 +57,11 @@ impl RestartPolicy {
         }
     }
 
-    /// Failures in a row, after one more that came when the process had run for `ran`.
+    /// Failures in a row after a run of length `ran` that ended.
     #[must_use]
     pub fn failures(&self, before: u32, ran: Duration) -> u32 {
-        let well = (self.max_backoff * WELL_AFTER).max(Duration::from_secs(60));
-        if ran >= well { 0 } else { before.saturating_add(1) }
+        let reset_after = (self.max_backoff * RESET_AFTER_PAUSES).max(RESET_AFTER);
+        if ran >= reset_after { 0 } else { before.saturating_add(1) }
     }
 }
 
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_decides_and_pauses_double_up_to_the_longest() {
+    fn pause_doubles_up_to_max_backoff_where_the_policy_restarts() {
         let (good, bad, killed) = (exit(Some(0), None), exit(Some(1), None), exit(None, Some(9)));
         let with = |policy| RestartPolicy { policy, ..RestartPolicy::default() };
         let s = Duration::from_secs;
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_wipes_the_slate() {
+    fn failures_restart_at_zero_after_a_long_run() {
         let policy = RestartPolicy::default();
         assert_eq!(policy.failures(3, Duration::from_secs(119)), 4);
         assert_eq!(policy.failures(3, Duration::from_secs(120)), 0);

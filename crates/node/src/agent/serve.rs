@@ -1,6 +1,6 @@
-//! `GET /pods/<pod>/log`: the logs of this node's pods, for `rcfarm pod logs`. And `/healthz`.
+//! HTTP server of the agent: `GET /pods/<pod>/log` for `rcfarm pod logs`, and `GET /healthz`.
 //!
-//! Whoever can reach the address can read them, so bind it to a network that only operators can reach.
+//! There is no authentication: bind the address to a network that only operators can reach.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use tokio_util::sync::CancellationToken;
 use super::logs::{since, tail};
 use rcfarm_api::ids::{PodId, check_segment};
 
-/// How often a followed log is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Interval of reads of a followed log.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Deserialize)]
-struct Wanted {
+struct LogQuery {
+    /// Required if the pod has several.
     launchable: Option<String>,
-    /// 0: everything.
+    /// The last lines to return; 0: the whole log.
     #[serde(default)]
     lines: usize,
     #[serde(default)]
@@ -36,7 +37,7 @@ struct Wanted {
 /// Serves until `shutdown`.
 ///
 /// # Errors
-/// What the listener says.
+/// Fails if the listener does.
 pub async fn serve(
     listener: TcpListener,
     data_dir: PathBuf,
@@ -57,22 +58,22 @@ fn refuse(status: StatusCode, why: String) -> Response {
 async fn log(
     State(data_dir): State<Arc<PathBuf>>,
     Path(pod): Path<String>,
-    Query(wanted): Query<Wanted>,
+    Query(query): Query<LogQuery>,
 ) -> Response {
-    // Both become segments of a path.
+    // Pod and launchable become parts of a path, so both are validated.
     let Ok(pod) = pod.parse::<PodId>() else {
-        return refuse(StatusCode::BAD_REQUEST, format!("{pod:?} is no pod's id"));
+        return refuse(StatusCode::BAD_REQUEST, format!("{pod:?} is no pod id"));
     };
     let home = data_dir.join("pods").join(pod.as_str());
     let logs = logs_of(&home);
-    let name = match &wanted.launchable {
+    let name = match &query.launchable {
         Some(name) if check_segment(name).is_ok() => name.clone(),
         Some(name) => {
-            return refuse(StatusCode::BAD_REQUEST, format!("{name:?} is no launchable's name"));
+            return refuse(StatusCode::BAD_REQUEST, format!("{name:?} is no launchable name"));
         }
         None => match logs.as_slice() {
             [one] => one.clone(),
-            [] => return refuse(StatusCode::NOT_FOUND, format!("no log of {pod} is here")),
+            [] => return refuse(StatusCode::NOT_FOUND, format!("this node has no log of {pod}")),
             many => {
                 let why = format!("{pod} has several launchables, choose one: {}", many.join(", "));
                 return refuse(StatusCode::BAD_REQUEST, why);
@@ -80,35 +81,35 @@ async fn log(
         },
     };
     let path = home.join(format!("{name}.log"));
-    let (first, end) = match tail(&path, wanted.lines) {
+    let (first, end) = match tail(&path, query.lines) {
         Ok(read) => read,
         Err(error) => {
             let why = format!("the log of {pod}/{name} cannot be read: {error}");
             return refuse(StatusCode::NOT_FOUND, why);
         }
     };
-    if !wanted.follow {
+    if !query.follow {
         return Body::from(first).into_response();
     }
-    let news = stream::unfold((path, end, Some(first)), |(path, mut end, first)| async move {
+    let body = stream::unfold((path, end, Some(first)), |(path, mut end, first)| async move {
         if let Some(first) = first.filter(|first| !first.is_empty()) {
             return Some((Ok::<_, std::io::Error>(Bytes::from(first)), (path, end, None)));
         }
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(FOLLOW_INTERVAL).await;
             match since(&path, end) {
-                Ok((news, now)) => {
-                    end = now;
-                    if !news.is_empty() {
-                        return Some((Ok(Bytes::from(news)), (path, end, None)));
+                Ok((added, new_end)) => {
+                    end = new_end;
+                    if !added.is_empty() {
+                        return Some((Ok(Bytes::from(added)), (path, end, None)));
                     }
                 }
-                // The pod is gone.
+                // The pod was removed.
                 Err(_) => return None,
             }
         }
     });
-    Body::from_stream(news).into_response()
+    Body::from_stream(body).into_response()
 }
 
 fn logs_of(home: &std::path::Path) -> Vec<String> {

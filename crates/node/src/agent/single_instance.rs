@@ -1,13 +1,17 @@
-//! Before a single instance is started: no other node may still run it.
+//! Check before the start of a single instance: no other node may still run it.
 //!
-//! 1. The agent announces the pod: it writes `status/pods/<pod>/<node>` in a transaction that is refused unless the pod
-//!    is intended here and the node's session holds. From then on every other agent sees it.
-//! 2. It looks at who else has announced the pod. Where it is intended, too, it is another replica. Where it is not,
-//!    it is being stopped, and is waited for: an agent takes its status away when nothing of the pod lives any more.
-//! 3. A node that is gone stops its own single instances when its lease ends; it is waited for so long.
+//! 1. The agent announces the pod: it writes `status/pods/<pod>/<node>` in a fenced transaction. Consul refuses it
+//!    unless the pod is intended here and the node's session holds. From then on every other agent sees it.
+//! 2. It lists the other nodes that announced the pod. Where the pod is also intended, it is another replica. Where it
+//!    is not, it is being stopped and the agent waits: an agent deletes the status once no process is left.
+//! 3. A node without a session stops its single instances before its lease ends. The agent waits that long.
 //!
-//! A controller takes the intent from one node and gives it to another in one transaction. If the first node announced
-//! before that, the second sees it; if not, the announcement is refused. So there is no moment at which both run it.
+//! A controller moves the intent from one node to another in one transaction. If the first node announced before that
+//! transaction, the second sees it. Otherwise the announcement is refused. So both never run the pod at once.
+//!
+//! Keys read: `status/pods/<pod>/`, `intent/<node>/<pod>` of those nodes, `rcfarm/nodes/<node>`. Key written:
+//! `status/pods/<pod>/<node>`. A crash after the announcement leaves the status, which the next agent adopts or
+//! deletes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,54 +21,55 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
-use super::presence::PresenceState;
-use super::run::AgentEvent;
+use super::event::{AgentEvent, PresenceState};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::{Commit, Op, Query, Store, StoreError, Txn, TxnLimits, TxnOutcome, Writer};
 
-/// How often the others are looked at while one is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A node that does not say how long its lease is may have it for so long.
-const LONGEST_LEASE: Duration = Duration::from_secs(30);
+/// Interval of checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Assumed lease of a node whose record has no `lease_ms`.
+const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// Asks for one pod.
-pub(super) struct Asking {
+/// The check of one pod.
+pub(super) struct SingleInstanceCheck {
     pub(super) store: Arc<dyn Store>,
     pub(super) presence: PresenceState,
     pub(super) node: NodeName,
     pub(super) pod: PodId,
-    /// What is announced.
+    /// The status to announce.
     pub(super) status: PodStatus,
     pub(super) events: UnboundedSender<AgentEvent>,
 }
 
-impl Asking {
-    /// Asks until nobody else runs the pod, or the session is gone.
+impl SingleInstanceCheck {
+    /// Checks until no other node runs the pod or the session is lost.
     pub(super) async fn run(self) {
         let mut gone_since = BTreeMap::new();
         let mut announced = false;
         while self.presence.claim.is_live() {
-            match self.look(&mut announced, &mut gone_since).await {
-                // The next read of the intents tells why, unless the intent is back already.
+            match self.check(&mut announced, &mut gone_since).await {
+                // Not intended here: the next read of the intents removes the pod, unless the intent is back already.
                 Ok(None) => announced = false,
                 Ok(Some(others)) if others.is_empty() => {
                     let _ = self.events.send(AgentEvent::SingleInstance(self.pod));
                     return;
                 }
                 Ok(Some(others)) => {
-                    let _ = self.events.send(AgentEvent::Others(self.pod.clone(), others));
+                    let _ = self.events.send(AgentEvent::OtherNodes(self.pod.clone(), others));
                 }
-                Err(error) => debug!(pod = %self.pod, %error, "cannot see who else runs the pod"),
+                Err(error) => {
+                    debug!(pod = %self.pod, %error, "cannot read which nodes run the pod")
+                }
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Nodes that may still run the pod though it is not intended there any more; `None`: it is not intended here.
-    async fn look(
+    /// Nodes that may still run the pod although it is not intended there. `None`: it is not intended here.
+    async fn check(
         &self,
         announced: &mut bool,
         gone_since: &mut BTreeMap<NodeName, Instant>,
@@ -73,9 +78,9 @@ impl Asking {
             return Ok(None);
         }
         *announced = true;
-        let Some(unwanted) = self.unwanted().await? else { return Ok(None) };
+        let Some(unintended) = self.unintended().await? else { return Ok(None) };
         let mut others = Vec::new();
-        for node in unwanted {
+        for node in unintended {
             if self.may_live(&node, gone_since).await? {
                 others.push(node);
             }
@@ -83,10 +88,10 @@ impl Asking {
         Ok(Some(others))
     }
 
-    /// `false`: the pod is not intended here, or the node may not write.
+    /// Writes the status. `false`: the pod is not intended here, or the claim is lost.
     async fn announce(&self) -> Result<bool, StoreError> {
         let mut txn = Txn::under(&self.presence.claim);
-        // Refused unless the key is there.
+        // Consul refuses a `get` of an absent key, and with it the transaction.
         txn.push(Op::Get { key: key::intent(&self.node, &self.pod) });
         let key = key::pod_status(&self.pod, &self.node);
         txn.push(Op::Set { key, value: self.status.encode(), flags: 0 });
@@ -94,31 +99,32 @@ impl Asking {
         Ok(matches!(committed, Commit::Applied(_)))
     }
 
-    /// Nodes that have announced the pod, and where it is not intended. Whether it is intended here and there is read
-    /// at one index: a controller that moves it there and back must not make both look wanted.
-    async fn unwanted(&self) -> Result<Option<Vec<NodeName>>, StoreError> {
+    /// Other nodes that announced the pod and where it is not intended. The intents are read in one transaction: a
+    /// controller that moves the pod there and back must not make it look intended on both nodes.
+    async fn unintended(&self) -> Result<Option<Vec<NodeName>>, StoreError> {
         let prefix = key::statuses_of_pod(&self.pod);
-        let told = self.store.keys(&prefix, None, Query::CONSISTENT).await?.value;
-        let nodes = told.iter().filter_map(|key| prefix.tail(key)?.parse::<NodeName>().ok());
+        let announced = self.store.keys(&prefix, None, Query::CONSISTENT).await?.value;
+        let nodes = announced.iter().filter_map(|key| prefix.tail(key)?.parse::<NodeName>().ok());
         let others: Vec<NodeName> = nodes.filter(|node| *node != self.node).collect();
-        let mut unwanted = Vec::new();
+        let mut unintended = Vec::new();
         let chunks = others.chunks(TxnLimits::default().ops - 1);
         for some in chunks.chain(others.is_empty().then_some(&[][..])) {
             let nodes = [std::slice::from_ref(&self.node), some].concat();
             let get = |node| Op::Get { key: key::intent(node, &self.pod) };
             let ops: Vec<Op> = nodes.iter().map(get).collect();
-            // An absent key refuses the transaction; all of them are named.
+            // The refusal names every absent key.
             if let TxnOutcome::Refused(absent) = self.store.txn(&ops).await? {
                 if absent.iter().any(|refusal| refusal.op == 0) {
                     return Ok(None);
                 }
-                unwanted.extend(absent.iter().filter_map(|refusal| nodes.get(refusal.op)).cloned());
+                unintended
+                    .extend(absent.iter().filter_map(|refusal| nodes.get(refusal.op)).cloned());
             }
         }
-        Ok(Some(unwanted))
+        Ok(Some(unintended))
     }
 
-    /// Whether something of the pod may live on a node that should have stopped it.
+    /// Whether a node may still run the pod: it has a session, or its lease has not ended since it lost the session.
     async fn may_live(
         &self,
         node: &NodeName,
@@ -131,11 +137,11 @@ impl Asking {
         }
         let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
         let lease = record.and_then(|record| record.lease_ms);
-        let lease = lease.map_or(LONGEST_LEASE, Duration::from_millis);
+        let lease = lease.map_or(DEFAULT_LEASE, Duration::from_millis);
         let since = *gone_since.entry(node.clone()).or_insert_with(Instant::now);
         let is_alive = since.elapsed() < lease;
         if !is_alive {
-            info!(pod = %self.pod, %node, "the node is gone, and with its lease what it ran");
+            info!(pod = %self.pod, %node, "the lease of the other node has ended");
         }
         Ok(is_alive)
     }

@@ -15,28 +15,28 @@ fn pod(hash: u64, states: &[AgentPodState]) -> AgentPod {
 
 fn decide(
     intents: Option<&[(u8, u64)]>,
-    doubted: &[u8],
+    guarded: &[u8],
     pods: &[(u8, AgentPod)],
     has_lease: bool,
     now: Instant,
 ) -> AgentPlan {
     let intents: Option<BTreeMap<PodId, u64>> =
         intents.map(|intents| intents.iter().map(|(n, hash)| (id(*n), *hash)).collect());
-    let doubted = doubted.iter().map(|n| id(*n)).collect();
+    let guarded = guarded.iter().map(|n| id(*n)).collect();
     let pods = pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
     let intents = intents.as_ref();
-    plan(AgentObserved { intents, doubted: &doubted, pods: &pods, has_lease, now })
+    plan(AgentObserved { intents, guarded: &guarded, pods: &pods, has_lease, now })
 }
 
 #[test]
-fn what_is_intended_is_taken_started_stopped_and_forgotten() {
-    use AgentAction::{Forget, Start, Stop, Take};
+fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
+    use AgentAction::{Accept, Forget, Start, Stop};
     let now = Instant::now();
     let due = AgentPodState::Waiting(now);
     let first = || "0".to_owned();
     let actions =
-        |intents, doubted: &[u8], pod| decide(intents, doubted, &[(1, pod)], true, now).actions;
-    assert_eq!(decide(Some(&[(1, 7)]), &[], &[], true, now).actions, [Take(id(1))]);
+        |intents, guarded: &[u8], pod| decide(intents, guarded, &[(1, pod)], true, now).actions;
+    assert_eq!(decide(Some(&[(1, 7)]), &[], &[], true, now).actions, [Accept(id(1))]);
     assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[due])), [Start(id(1), first())]);
     assert_eq!(actions(Some(&[(1, 7)]), &[], pod(7, &[AgentPodState::Running])), []);
     let gone = "it is no longer intended here";
@@ -51,8 +51,8 @@ fn what_is_intended_is_taken_started_stopped_and_forgotten() {
         actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Running, AgentPodState::Ended])),
         [Stop(id(1), first(), changed)]
     );
-    assert_eq!(actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Unfit])), [Take(id(1))]);
-    // Nothing was read, or what was read is not believed: nothing stops, and what ended is started again.
+    assert_eq!(actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Unfit])), [Accept(id(1))]);
+    // Before the first read, and for guarded pods, nothing stops and waiting processes are started.
     assert_eq!(
         actions(None, &[], pod(7, &[AgentPodState::Running, due])),
         [Start(id(1), "1".into())]
@@ -61,7 +61,7 @@ fn what_is_intended_is_taken_started_stopped_and_forgotten() {
 }
 
 #[test]
-fn pauses_are_waited_for_and_single_instances_need_a_lease() {
+fn plan_waits_for_pauses_and_starts_single_instances_only_with_a_lease() {
     let now = Instant::now();
     let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
     let waiting = pod(7, &[AgentPodState::Waiting(later), AgentPodState::Waiting(soon)]);
@@ -73,21 +73,26 @@ fn pauses_are_waited_for_and_single_instances_need_a_lease() {
         decide(Some(&[(1, 7)]), &[], &pods, has_lease, now).actions
     };
     let start = |n: &str| AgentAction::Start(id(1), n.to_owned());
-    for single_instance in [SingleInstance::Unasked, SingleInstance::Asked, SingleInstance::Sure] {
+    for single_instance in
+        [SingleInstance::Unchecked, SingleInstance::Checking, SingleInstance::Confirmed]
+    {
         assert_eq!(actions(single_instance, false), [], "{single_instance:?}");
     }
-    assert_eq!(actions(SingleInstance::Unasked, true), [AgentAction::Ask(id(1))], "once for both");
-    assert_eq!(actions(SingleInstance::Asked, true), []);
-    assert_eq!(actions(SingleInstance::Sure, true), [start("0"), start("1")]);
+    assert_eq!(
+        actions(SingleInstance::Unchecked, true),
+        [AgentAction::CheckSingleInstance(id(1))],
+        "once for both"
+    );
+    assert_eq!(actions(SingleInstance::Checking, true), []);
+    assert_eq!(actions(SingleInstance::Confirmed, true), [start("0"), start("1")]);
     assert_eq!(actions(SingleInstance::NotNeeded, false), [start("0"), start("1")]);
 }
 
 proptest! {
-    /// A plan is idle for what it has just done, and never stops what may not be stopped.
     #[test]
-    fn nothing_is_stopped_without_a_reason_or_forgotten_alive(
+    fn plan_stops_only_unintended_pods_and_forgets_only_stopped_ones(
         intents in prop::option::of(prop::collection::btree_map(0u8..4, 0u64..2, 0..4)),
-        doubted in prop::collection::btree_set(0u8..4, 0..2),
+        guarded in prop::collection::btree_set(0u8..4, 0..2),
         pods in prop::collection::btree_map(
             0u8..4,
             (0u64..2, prop::collection::vec(0usize..6, 0..3)),
@@ -109,8 +114,8 @@ proptest! {
             .collect();
         let read: Option<Vec<(u8, u64)>> =
             intents.as_ref().map(|intents| intents.iter().map(|(n, h)| (*n, *h)).collect());
-        let unsure: Vec<u8> = doubted.iter().copied().collect();
-        let plan = decide(read.as_deref(), &unsure, &pods, has_lease, now);
+        let guarded_ids: Vec<u8> = guarded.iter().copied().collect();
+        let plan = decide(read.as_deref(), &guarded_ids, &pods, has_lease, now);
         let known: BTreeMap<PodId, AgentPod> =
             pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
         let hash_of = |wanted: &PodId| {
@@ -121,11 +126,11 @@ proptest! {
             match action {
                 AgentAction::Stop(pod, ..) | AgentAction::Forget(pod) => {
                     prop_assert!(intents.is_some());
-                    prop_assert!(!doubted.iter().any(|n| id(*n) == *pod));
+                    prop_assert!(!guarded.iter().any(|n| id(*n) == *pod));
                     prop_assert_ne!(hash_of(pod), Some(known[pod].hash));
                 }
-                AgentAction::Take(pod) => prop_assert!(hash_of(pod).is_some()),
-                AgentAction::Ask(_) => prop_assert!(false, "nobody asked for it"),
+                AgentAction::Accept(pod) => prop_assert!(hash_of(pod).is_some()),
+                AgentAction::CheckSingleInstance(_) => prop_assert!(false, "no pod is a single instance"),
                 AgentAction::Start(pod, name) => {
                     prop_assert_eq!(known[pod].processes[name], AgentPodState::Waiting(now));
                 }

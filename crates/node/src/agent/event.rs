@@ -1,0 +1,46 @@
+//! Events of the agent's loop, and what its other tasks send with them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::driver::{ProcessExit, Started};
+use super::intended::NodeIntents;
+use super::report::PodReport;
+use rcfarm_api::ids::{NodeName, PodId, SessionId};
+use rcfarm_api::node::Health;
+use rcfarm_store::{Claim, Commit, Index, StoreError};
+
+/// What the agent needs in order to write: a locked node record and two sessions.
+#[derive(Debug, Clone)]
+pub struct PresenceState {
+    /// Fence of every transaction: the lock on the node's record.
+    pub claim: Claim,
+    /// Session that holds the health keys. It has behavior `delete`, so the keys vanish with the agent; the node's
+    /// record stays.
+    pub health: SessionId,
+    /// CreateIndex of the node's record.
+    pub created: Index,
+}
+
+/// Input of the agent's loop. Process events carry the pod and the launchable.
+pub(super) enum AgentEvent {
+    /// The node is registered and may write.
+    Presence(PresenceState),
+    /// The session ended.
+    SessionLost,
+    /// The intents of this node were read.
+    Intents(NodeIntents),
+    /// A start finished: the process, or why there is none.
+    Started(PodId, String, Result<Started, String>),
+    /// A process ended.
+    Exited(PodId, String, ProcessExit),
+    /// A health check returned. `attempt` is the start that was checked.
+    HealthChecked { pod: PodId, launchable: String, attempt: u64, health: Health, message: String },
+    /// No other node runs this single instance.
+    SingleInstance(PodId),
+    /// Nodes that may still run this single instance.
+    OtherNodes(PodId, Vec<NodeName>),
+    /// Pods with a key under `reality/<node>/`.
+    Realities(BTreeSet<PodId>),
+    /// A transaction of reports finished. `None`: the pod's keys were deleted.
+    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<PodReport>>),
+}

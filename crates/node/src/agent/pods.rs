@@ -1,0 +1,233 @@
+//! The node's pods in memory, and the actions on them: accept, check, start, health checks, stop, forget.
+//!
+//! Actions start tasks. Their results come back as [`AgentEvent`]s.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::driver::{Driver, FoundProcess, ProcessExit, Started};
+use super::event::{AgentEvent, PresenceState};
+use super::health::{HealthCheck, HealthVerdict, check};
+use super::intended::Intended;
+use super::plan::{AgentPodState, SingleInstance};
+use super::pod::{PodTask, prepare};
+use super::single_instance::SingleInstanceCheck;
+use super::state::DataDir;
+use super::tasks::Tasks;
+use super::{AgentSettings, cgroup};
+use rcfarm_api::ids::PodId;
+use rcfarm_api::node::Health;
+use rcfarm_store::Env;
+
+/// The pods of this node and what is needed to run them.
+pub(super) struct NodePods {
+    pub(super) env: Env,
+    pub(super) settings: Arc<AgentSettings>,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) data: Arc<DataDir>,
+    pub(super) events: UnboundedSender<AgentEvent>,
+    pub(super) tasks: Tasks,
+    pub(super) by_id: BTreeMap<PodId, PodTask>,
+}
+
+/// Interval of health checks until the first verdict, unless the check's own interval is shorter.
+const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+impl NodePods {
+    /// Adopts the processes that the previous agent left running.
+    pub(super) async fn adopt(&mut self) {
+        let now = Instant::now();
+        for (id, stored) in self.data.pods() {
+            let mut pod = PodTask::new(id.clone(), stored.into(), &self.data, now);
+            let names: Vec<String> = pod.processes.keys().cloned().collect();
+            for name in names {
+                let dir = self.data.launchable(&id, &name);
+                let found = self.driver.adopt(&dir).await;
+                let is_running = matches!(found, FoundProcess::Running(_));
+                pod.adopt(&name, found, now);
+                if is_running {
+                    self.monitor(&mut pod, &name);
+                }
+            }
+            self.by_id.insert(id, pod);
+        }
+        if !self.by_id.is_empty() {
+            info!(pods = self.by_id.len(), "pods of the previous agent adopted");
+        }
+    }
+
+    pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
+        info!(pod = %id, "pod accepted");
+        let pod = PodTask::new(id.clone(), intended, &self.data, Instant::now());
+        if let Err(why) = &pod.spec {
+            warn!(pod = %id, why, "pod cannot be run");
+            // Stored nevertheless: the next agent must delete the status when the intent is deleted.
+            let _ = self.data.keep(&id, &pod.stored());
+        }
+        self.by_id.insert(id, pod);
+    }
+
+    /// Starts the check that no other node runs a single instance.
+    pub(super) fn check_single_instance(&mut self, id: &PodId, presence: Option<PresenceState>) {
+        let (Some(presence), Some(pod)) = (presence, self.by_id.get_mut(id)) else { return };
+        let check = SingleInstanceCheck {
+            store: self.env.store.clone(),
+            presence,
+            node: self.settings.name.clone(),
+            pod: id.clone(),
+            status: pod.report().status,
+            events: self.events.clone(),
+        };
+        pod.single_instance = SingleInstance::Checking;
+        pod.single_instance_check = Some(self.tasks.spawn(check.run()));
+    }
+
+    /// The pod, if a check for other instances is under way.
+    pub(super) fn checking(&mut self, id: &PodId) -> Option<&mut PodTask> {
+        self.by_id.get_mut(id).filter(|pod| pod.single_instance == SingleInstance::Checking)
+    }
+
+    pub(super) fn start(&mut self, id: &PodId, name: &str) {
+        let Some(pod) = self.by_id.get_mut(id) else { return };
+        let launch = pod.launch(name, &self.settings, &self.data);
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        process.state = AgentPodState::Starting;
+        process.attempt += 1;
+        let (driver, data, events) = (self.driver.clone(), self.data.clone(), self.events.clone());
+        let (stored, node) = (pod.stored(), self.settings.name.clone());
+        let config = pod.spec.as_ref().ok().and_then(|spec| spec.config.clone());
+        let (id, name) = (id.clone(), name.to_owned());
+        self.tasks.spawn(async move {
+            let dir = data.launchable(&id, &name);
+            let started = match launch {
+                Ok(launch) => match prepare(&data, &id, &stored, config.as_ref(), &node) {
+                    Ok(()) => driver.start(&dir, &launch).await,
+                    Err(why) => Err(why),
+                },
+                Err(why) => Err(why),
+            };
+            let _ = events.send(AgentEvent::Started(id, name, started));
+        });
+    }
+
+    pub(super) fn started(&mut self, id: &PodId, name: &str, started: Result<Started, String>) {
+        let Some(mut pod) = self.by_id.remove(id) else { return };
+        match started {
+            Ok(running) => {
+                info!(pod = %id, launchable = name, pid = running.pid, "process started");
+                pod.started(name, running);
+                self.monitor(&mut pod, name);
+            }
+            Err(why) => {
+                warn!(pod = %id, launchable = name, why, "process cannot be started");
+                let at = self.env.clock.wall();
+                let exit = ProcessExit { at, ..ProcessExit::unknown(&why) };
+                pod.ended(name, exit, Instant::now());
+            }
+        }
+        self.by_id.insert(id.clone(), pod);
+    }
+
+    pub(super) fn exited(&mut self, id: &PodId, name: &str, exit: ProcessExit) {
+        if let Some(pod) = self.by_id.get_mut(id) {
+            info!(pod = %pod.id, launchable = name, exit = exit.in_words(), "process ended");
+            pod.ended(name, exit, Instant::now());
+        }
+    }
+
+    /// Counts the result of one health check of the start `attempt`. Results of earlier starts are ignored.
+    pub(super) fn health_checked(
+        &mut self,
+        id: &PodId,
+        name: &str,
+        attempt: u64,
+        health: Health,
+        message: String,
+    ) {
+        let process = self.by_id.get_mut(id).and_then(|pod| pod.processes.get_mut(name));
+        let Some(process) = process.filter(|process| process.attempt == attempt) else { return };
+        let before = process.verdict;
+        process.verdict = before.map(|verdict| verdict.after(health));
+        if process.verdict.map(|v| v.health()) != before.map(|v| v.health()) {
+            process.health_message = message;
+        }
+    }
+
+    /// Starts two tasks for a running process: one waits for its end, one checks its health.
+    fn monitor(&mut self, pod: &mut PodTask, name: &str) {
+        self.spawn_checker(pod, name);
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        let Some(running) = process.running.clone() else { return };
+        let (id, name) = (pod.id.clone(), name.to_owned());
+        let (driver, events) = (self.driver.clone(), self.events.clone());
+        let dir = self.data.launchable(&id, &name);
+        self.tasks.spawn(async move {
+            let exit = driver.exited(&dir, &running).await;
+            let _ = events.send(AgentEvent::Exited(id, name, exit));
+        });
+    }
+
+    fn spawn_checker(&mut self, pod: &mut PodTask, name: &str) {
+        let health_check = pod.process_spec(name).and_then(|spec| spec.health.clone());
+        let env = pod.launch(name, &self.settings, &self.data).ok().map(|launch| launch.env);
+        let home = self.data.pod(&pod.id);
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        let (Some(health_check), Some(env)) = (health_check, env) else { return };
+        if process.running.is_none() {
+            return;
+        }
+        let (id, launchable, attempt) = (pod.id.clone(), name.to_owned(), process.attempt);
+        let events = self.events.clone();
+        let report = move |(health, message)| {
+            let (pod, launchable) = (id.clone(), launchable.clone());
+            let event = AgentEvent::HealthChecked { pod, launchable, attempt, health, message };
+            let _ = events.send(event);
+        };
+        process.checker = Some(self.tasks.spawn(check_repeatedly(health_check, env, home, report)));
+    }
+
+    pub(super) fn stop(&mut self, id: &PodId, name: &str, why: &str) {
+        let Some(pod) = self.by_id.get_mut(id) else { return };
+        let (signal, grace) = pod.process_spec(name).map_or_else(
+            || ("TERM".to_owned(), Duration::from_secs(10)),
+            |spec| (spec.stop_signal.clone(), spec.grace),
+        );
+        let Some(process) = pod.processes.get_mut(name) else { return };
+        let Some(running) = process.running.clone() else { return };
+        info!(pod = %id, launchable = name, why, "stopping process");
+        process.state = AgentPodState::Stopping;
+        let driver = self.driver.clone();
+        self.tasks.spawn(async move { driver.stop(&running, &signal, grace).await });
+    }
+
+    pub(super) fn forget(&mut self, id: &PodId) {
+        info!(pod = %id, "pod removed");
+        self.by_id.remove(id);
+        cgroup::remove(id);
+    }
+}
+
+/// Runs a health check until it is aborted, and reports each result.
+async fn check_repeatedly(
+    health_check: HealthCheck,
+    env: BTreeMap<String, String>,
+    home: std::path::PathBuf,
+    report: impl Fn((Health, String)),
+) {
+    let mut verdict = HealthVerdict::new(health_check.thresholds);
+    loop {
+        let result = check(&health_check, &env, &home).await;
+        verdict = verdict.after(result.0);
+        report(result);
+        let interval = match verdict.health() {
+            Health::Unknown => health_check.interval.min(FIRST_CHECK_INTERVAL),
+            _ => health_check.interval,
+        };
+        sleep(interval).await;
+    }
+}
