@@ -10,8 +10,6 @@
 
 #[path = "../tests/it/faults/mod.rs"]
 mod faults;
-#[path = "../tests/it/process.rs"]
-mod process;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_store::{Op, Query, Reader as _};
+use rcfarm_testing::fake_nodes::StartLog;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -18,12 +19,11 @@ use tokio::time::{Instant, sleep};
 use crate::clock::IndexClock;
 use crate::fleet;
 use crate::machine;
-use crate::pods::Seen;
 use crate::raw;
 use crate::report::Figure;
 use crate::rows::{Bench, PATIENCE, QUIET, SAMPLING, last_of, sent};
 
-/// A process of pretended nodes ([`crate::pods`]).
+/// A process of fake nodes ([`crate::pods`]).
 struct NodesProcess {
     child: Child,
     questions: ChildStdin,
@@ -31,7 +31,7 @@ struct NodesProcess {
 }
 
 impl NodesProcess {
-    async fn seen(&mut self) -> anyhow::Result<Seen> {
+    async fn seen(&mut self) -> anyhow::Result<StartLog> {
         self.questions.write_all(b"\n").await?;
         let line = self.answers.next_line().await?.context("the nodes have ended")?;
         Ok(serde_json::from_str(&line)?)
@@ -64,7 +64,7 @@ fn document(tasks: Vec<Value>, more: Value) -> String {
 }
 
 impl Bench {
-    /// Nodes with `cpus` each, and the process that pretends to be their agents.
+    /// Nodes with `cpus` each, and a process that acts for their agents.
     async fn nodes(&self, count: usize, cpus: usize) -> anyhow::Result<NodesProcess> {
         fleet::make_nodes(&self.store, count).await?;
         let record = |n: usize| {
@@ -253,7 +253,8 @@ impl Bench {
         }
         nodes.stop().await?;
         let not_twice = seen.starts.values().filter(|starts| **starts != 2).count();
-        let duplicates = seen.twice.len() + seen.again.len() + not_twice + labelled.abs_diff(PODS);
+        let duplicates =
+            seen.doubled.len() + seen.repeated.len() + not_twice + labelled.abs_diff(PODS);
         let other = after.owner.is_some_and(|new| new.farm != owner);
         let of = |what: &str| format!("owner killed in a restart of {PODS} pods: {what}");
         let attempts = f64::from(after.retry_count) + after.version as f64;

@@ -20,7 +20,6 @@ mod pods;
 mod raw;
 mod report;
 mod rows;
-mod server;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,8 +28,8 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use rcfarm_consul::{Consul, ConsulConfig};
 
+use rcfarm_testing::consul_server::{ConsulData, ConsulOptions, ConsulServer};
 use rows::{Bench, Row};
-use server::Server;
 
 #[derive(Parser)]
 #[command(about = "Measures a farm on a real Consul", subcommand_negates_reqs = true)]
@@ -93,24 +92,26 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Farm { http_addr, name }) => {
             return farm::serve(connect(&http_addr)?, &name).await;
         }
-        Some(Mode::Nodes { http_addr }) => return pods::pretend(connect(&http_addr)?).await,
+        Some(Mode::Nodes { http_addr }) => return pods::serve(connect(&http_addr)?).await,
         None => {}
     }
     let scratch = tempfile::tempdir()?;
     let server = match &args.consul {
         Some(program) => {
-            Some(Server::start(program, args.data_dir.as_deref(), scratch.path()).await?)
+            let data = args.data_dir.clone().map_or(ConsulData::Memory, ConsulData::At);
+            let (program, config) = (Some(program.clone()), "log_level = \"warn\"".to_owned());
+            Some(ConsulServer::start(ConsulOptions { program, config, data }).await)
         }
         None => None,
     };
     let address = match &server {
-        Some(server) => server.address().to_owned(),
+        Some(server) => server.http().to_string(),
         None => args.http_addr.context("no address")?,
     };
     let logs = args.logs.unwrap_or_else(|| scratch.path().to_owned());
     let store = connect(&address)?;
     fleet::must_be_empty(&store).await?;
-    let consul_pid = server.as_ref().map(Server::pid);
+    let consul_pid = server.as_ref().and_then(ConsulServer::pid);
     let bench = Bench { store, address, consul_pid, logs, idle: args.idle };
     let rows = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows };
     let mut report = report::Report::default();

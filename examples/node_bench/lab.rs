@@ -1,9 +1,8 @@
 //! A Consul that can be restarted, nodes that can be killed, and a farm.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,34 +13,23 @@ use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::{Entry, Key, PutMode, Query, Reader as _, Store as _};
+use rcfarm_testing::consul_server::{ConsulData, ConsulOptions, ConsulServer};
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::process::Process;
+pub use rcfarm_testing::wait::PATIENCE;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::pods_left;
-
-/// Longer than anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How often the store is asked whether something has happened, where no time is taken.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// A child that is killed when dropped.
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 pub struct Lab {
     pub store: Arc<Consul>,
     pub address: String,
     dir: TempDir,
-    program: PathBuf,
-    consul: Option<Daemon>,
+    consul: ConsulServer,
 }
 
 /// Cores that all processes of the machine use together.
@@ -67,53 +55,31 @@ impl Busy {
 impl Lab {
     /// A server that keeps its data, so that it can be restarted. It allows a client so many connections.
     pub async fn new(program: &Path, connections: u32) -> anyhow::Result<Lab> {
-        let held: Vec<TcpListener> = (0..3)
-            .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
-            .collect::<Result<_, _>>()?;
-        let ports: Vec<u16> = held
-            .iter()
-            .map(|held| Ok(held.local_addr()?.port()))
-            .collect::<std::io::Result<_>>()?;
-        drop(held);
-        let dir = tempfile::tempdir()?;
-        let config = json!({
-            "bind_addr": "127.0.0.1", "node_name": "bench", "server": true, "bootstrap_expect": 1,
-            "data_dir": dir.path().join("consul"), "disable_update_check": true,
-            "limits": {"http_max_conns_per_client": connections},
-            "ports": {"http": ports[0], "server": ports[1], "serf_lan": ports[2], "serf_wan": -1,
-                "dns": -1, "grpc": -1},
-        });
-        std::fs::write(dir.path().join("consul.json"), config.to_string())?;
-        let address = format!("127.0.0.1:{}", ports[0]);
+        let config =
+            format!("log_level = \"warn\"\nlimits {{ http_max_conns_per_client = {connections} }}");
+        let (program, data) = (Some(program.to_owned()), ConsulData::Temporary);
+        let consul = ConsulServer::start(ConsulOptions { program, config, data }).await;
+        let address = consul.http().to_string();
         let config = ConsulConfig { address: Some(address.clone()), ..ConsulConfig::default() };
         let store = Arc::new(Consul::new(&config)?);
-        let program = program.to_owned();
-        let mut lab = Lab { store, address, dir, program, consul: None };
-        lab.start_consul()?;
+        let lab = Lab { store, address, dir: tempfile::tempdir()?, consul };
         lab.until_led().await?;
         Ok(lab)
     }
 
-    pub fn start_consul(&mut self) -> anyhow::Result<()> {
-        let log = std::fs::File::create(self.dir.path().join("consul.log"))?;
-        let child = Command::new(&self.program)
-            .args(["agent", "-log-level=warn", "-config-file"])
-            .arg(self.dir.path().join("consul.json"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
-        self.consul = Some(Daemon(child));
-        Ok(())
-    }
-
     /// `kill -9`.
     pub fn kill_consul(&mut self) {
-        self.consul = None;
+        self.consul.kill();
+    }
+
+    /// Starts Consul again after [`Lab::kill_consul`], and waits until it can be written to.
+    pub async fn start_consul(&mut self) -> anyhow::Result<()> {
+        self.consul.start_again().await;
+        self.until_led().await
     }
 
     /// Waits until it can be written to, and has the node that sessions need.
-    pub async fn until_led(&self) -> anyhow::Result<()> {
+    async fn until_led(&self) -> anyhow::Result<()> {
         let probe = Key::parse("bench-probe")?;
         until("a leader", || async {
             let new = rcfarm_store::NewSession::default();
@@ -140,13 +106,9 @@ impl Lab {
         Ok(command)
     }
 
-    fn daemon(&self, name: &str, arguments: &[&str]) -> anyhow::Result<Daemon> {
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.path().join(format!("{name}.log")))?;
+    fn daemon(&self, name: &str, arguments: &[&str]) -> anyhow::Result<Process> {
         let mut command = self.rcfarm()?;
-        Ok(Daemon(command.args(arguments).stdout(Stdio::null()).stderr(log).spawn()?))
+        Ok(Process::start(command.args(arguments), self.dir.path(), &format!("{name}.log")))
     }
 
     /// A farm, gone when dropped.
@@ -215,7 +177,7 @@ impl Lab {
 pub struct Node {
     pub name: NodeName,
     pub data: PathBuf,
-    agent: Option<Daemon>,
+    agent: Option<Process>,
 }
 
 impl Node {
@@ -236,7 +198,7 @@ impl Node {
     /// As if the machine had lost its power.
     pub fn kill_everything(&mut self) {
         self.agent = None;
-        pods_left::kill(&self.data);
+        pod_processes::kill(&self.data);
     }
 
     /// The session that holds the node's record.

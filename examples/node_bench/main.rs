@@ -10,9 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod lab;
-#[path = "../../tests/it/pods_left.rs"]
-mod pods_left;
-mod pretend;
 mod rows;
 
 use std::path::PathBuf;

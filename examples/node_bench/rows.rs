@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Figure;
 use crate::lab::{Lab, Node, percentiles, until};
-use crate::pretend::Pretend;
+use rcfarm_testing::fake_driver::FakeDriver;
 
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -250,7 +250,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             clock: Arc::new(SystemClock),
             ids: Arc::new(IdSource::from_entropy()),
         };
-        agents.spawn(Agent::new(settings, env, Arc::new(Pretend)).run(shutdown.clone()));
+        agents.spawn(Agent::new(settings, env, Arc::new(FakeDriver)).run(shutdown.clone()));
     }
     until_running(lab, AGENTS * 10).await?;
     let up = begun.elapsed();
@@ -474,8 +474,7 @@ async fn restart(lab: &mut Lab) -> anyhow::Result<Vec<Figure>> {
     }
     lab.kill_consul();
     sleep(Duration::from_secs(5)).await;
-    lab.start_consul()?;
-    lab.until_led().await?;
+    lab.start_consul().await?;
     let back = Instant::now();
     for (pod, old) in more[20..].iter().zip(&more[..20]) {
         lab.put(&key::intent(&node.name, pod), manifest(pod.as_str(), "")).await?;

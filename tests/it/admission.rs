@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::cli::world::World;
 use crate::farm::SECOND;
-use crate::farm::cluster::{Cluster, within};
+use crate::farm::cluster::Cluster;
+use rcfarm_testing::wait::within;
 
 /// A record that breaks a rule.
 struct Rule {

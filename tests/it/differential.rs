@@ -21,7 +21,7 @@ use rcfarm_store::{
     Prefix, Prefixed, PutMode, Query, SessionInfo, Store, StoreError, TxnOutcome,
 };
 
-use crate::consul_server::ConsulServer;
+use rcfarm_testing::consul_server::ConsulServer;
 
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
 const STEPS: u64 = 3_000;

@@ -14,9 +14,9 @@ use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_node::shim::start_ticks;
 use rcfarm_store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store};
 
-use crate::consul_server::ConsulServer;
-use crate::pods_left;
-use crate::waiting::{eventually, until};
+use rcfarm_testing::consul_server::ConsulServer;
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::wait::{eventually, until};
 
 pub struct Scene {
     server: ConsulServer,
@@ -52,7 +52,7 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(data) = &self.data {
-            pods_left::kill(data);
+            pod_processes::kill(data);
         }
     }
 }

@@ -5,7 +5,7 @@ use rcfarm_store::{PutMode, Query};
 use serde_json::Value;
 
 use crate::end_to_end::{Daemon, Scene};
-use crate::waiting::until;
+use rcfarm_testing::wait::until;
 
 const JOB: &str = "\
 apiVersion: batch.volcano.sh/v1alpha1

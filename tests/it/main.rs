@@ -5,7 +5,6 @@
 mod admission;
 mod cli;
 mod cluster_faults;
-mod consul_server;
 mod contract;
 mod differential;
 mod documents;
@@ -16,9 +15,6 @@ mod faults;
 mod image;
 mod job_commands;
 mod node;
-mod pods_left;
 mod policies;
-mod process;
 mod properties;
 mod scheduler_example;
-mod waiting;

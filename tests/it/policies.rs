@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::consul_server::ConsulServer;
-use crate::pods_left;
-use crate::process::Process;
-use crate::waiting::until;
+use rcfarm_testing::consul_server::ConsulServer;
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::process::Process;
+use rcfarm_testing::wait::until;
 
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
@@ -92,7 +92,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        pods_left::kill(&self.dir.path().join("data"));
+        pod_processes::kill(&self.dir.path().join("data"));
     }
 }
 

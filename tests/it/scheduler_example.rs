@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::waiting::until;
+use rcfarm_testing::wait::until;
 
 /// A server on loopback over a file of machines.
 async fn serve(fleet: &Path) -> RemoteScheduler {

@@ -1,10 +1,9 @@
 //! A simulated farm daemon: started, killed, stopped, held still, started again.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::checker::{CHECK_TTL, Checker};
@@ -15,7 +14,6 @@ use super::scheduler::{Moods, Odd};
 use rcfarm::daemon::MakeScheduler;
 use rcfarm::farm::{Farm, FarmError, FarmSettings, NODE_GRACE};
 use rcfarm::placement::{NoDiscovery, SelectorScheduler};
-use rcfarm_api::Timestamp;
 use rcfarm_emulator::Embedded;
 use rcfarm_store::Env;
 use rcfarm_store::TxnLimits;
@@ -23,66 +21,7 @@ use rcfarm_store::failpoints::Freezer;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{Clock, IdSource};
 
-/// Wall-clock time that follows the paused clock, and can be set wrong.
-pub struct WallClock {
-    start: Instant,
-    set: Mutex<Set>,
-}
-
-/// How a clock is set.
-#[derive(Default)]
-struct Set {
-    /// Seconds that it is ahead.
-    off_by: i64,
-    /// When it was set, and what it showed until then.
-    before: Vec<(Instant, Timestamp)>,
-}
-
-impl WallClock {
-    /// A clock that is right.
-    #[must_use]
-    pub fn new(start: Instant) -> Arc<WallClock> {
-        Arc::new(WallClock { start, set: Mutex::default() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Set> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn shows(&self, off_by: i64) -> Timestamp {
-        let epoch = Timestamp::from_second(1_767_225_600 + off_by).unwrap_or(Timestamp::UNIX_EPOCH);
-        epoch + self.start.elapsed()
-    }
-
-    /// Makes it jump by so many seconds.
-    pub fn jump(&self, seconds: i64) {
-        let mut set = self.lock();
-        let shown = self.shows(set.off_by);
-        set.before.push((Instant::now(), shown));
-        set.off_by += seconds;
-    }
-
-    /// It is right again.
-    pub fn set_right(&self) {
-        let off_by = self.lock().off_by;
-        self.jump(-off_by);
-    }
-
-    /// What it shows, and what it showed when it was last set if that is no longer ago than `view`: what was decided
-    /// then may be written now.
-    #[must_use]
-    pub fn lately(&self, view: Duration) -> Vec<Timestamp> {
-        let set = self.lock();
-        let before = set.before.iter().filter(|(at, _)| at.elapsed() <= view);
-        before.map(|(_, shown)| *shown).chain([self.shows(set.off_by)]).collect()
-    }
-}
-
-impl Clock for WallClock {
-    fn wall(&self) -> Timestamp {
-        self.shows(self.lock().off_by)
-    }
-}
+pub use rcfarm_testing::clock::VirtualClock as WallClock;
 
 /// How a farm is set up, whenever it is started.
 #[derive(Debug, Clone)]

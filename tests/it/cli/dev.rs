@@ -10,8 +10,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::world::{Ran, command, run};
-use crate::process::free_ports;
-use crate::waiting::{eventually, in_time, until};
+use rcfarm_testing::process::free_ports;
+use rcfarm_testing::wait::{eventually, in_time, until};
 
 /// `rcfarm dev`, killed when dropped.
 pub struct Program {

@@ -1,8 +1,8 @@
 //! `rcfarm doctor`
 
 use super::world::{World, command, run};
-use crate::consul_server::ConsulServer;
-use crate::waiting::until;
+use rcfarm_testing::consul_server::ConsulServer;
+use rcfarm_testing::wait::until;
 
 #[tokio::test]
 async fn a_fresh_server_is_well_but_for_the_missing_farm() {

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::dev::Program;
 use super::world::{command, run};
-use crate::process::free_ports;
-use crate::waiting::{PATIENCE, in_time};
+use rcfarm_testing::process::free_ports;
+use rcfarm_testing::wait::{PATIENCE, in_time};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_members_of_the_example_meet() {

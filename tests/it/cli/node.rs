@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::world::World;
-use crate::waiting::{eventually, in_time, until};
+use rcfarm_testing::wait::{eventually, in_time, until};
 
 /// A node with an agent: its record, held by a session of its own.
 async fn agent(world: &World, name: &str) -> SessionId {

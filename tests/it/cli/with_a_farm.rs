@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::world::World;
-use crate::waiting::{in_time, until};
+use rcfarm_testing::wait::{in_time, until};
 
 #[tokio::test]
 async fn from_create_to_delete() {

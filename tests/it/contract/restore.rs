@@ -9,7 +9,7 @@ use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Prefix, PutMode, Reader, Store};
 
 use super::port::{Port, adapter, text};
-use crate::consul_server::ConsulServer;
+use rcfarm_testing::consul_server::ConsulServer;
 
 /// Something whose whole state can be saved and brought back.
 trait Restorable {

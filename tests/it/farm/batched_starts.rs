@@ -16,7 +16,8 @@ use rcfarm_store::{Query, Reader};
 use serde_json::json;
 
 use super::SECOND;
-use super::cluster::{Cluster, RunningFarm, within};
+use super::cluster::{Cluster, RunningFarm};
+use rcfarm_testing::wait::within;
 
 const MEMBERS: usize = 150;
 /// The batched start begins in a transaction with 28 of them and goes on in five; one comes before it and one after.

@@ -14,7 +14,8 @@ use rcfarm_store::{Query, Reader, StoreError};
 use serde_json::json;
 
 use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use super::cluster::{Cluster, node, pod_id, rc_id};
+use rcfarm_testing::wait::within;
 
 fn capacity(text: &str) -> Resources {
     text.parse().unwrap()

@@ -1,42 +1,28 @@
 //! A store in memory, farms on it, and a user. Time is tokio's, paused: hours pass in milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use rcfarm::daemon::{MakeScheduler, by_labels};
 use rcfarm::farm::records::FarmPresence;
 use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings};
 use rcfarm::placement::{Discovery, NoDiscovery, Scheduler};
-use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::{Embedded, Settings};
-use rcfarm_emulator::{Fate, Faults, Request};
+use rcfarm_emulator::{Fate, Request};
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::{Clock, IdSource};
+use rcfarm_store::time::IdSource;
 use rcfarm_store::{DeleteMode, PutMode, Query, Reader, Store, TxnLimits};
+use rcfarm_testing::clock::VirtualClock;
+use rcfarm_testing::requests::RequestCounter;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-/// Wall-clock time that follows the paused clock.
-pub struct VirtualClock {
-    start: Instant,
-}
-
-impl Clock for VirtualClock {
-    fn wall(&self) -> Timestamp {
-        let epoch = Timestamp::from_second(1_767_225_600).unwrap();
-        epoch + self.start.elapsed()
-    }
-}
 
 pub struct RunningFarm {
     pub report: Arc<Mutex<FarmReport>>,
@@ -80,7 +66,7 @@ impl Cluster {
         let cluster = Cluster {
             store: Embedded::new(&Settings::default(), &ids),
             ids,
-            clock: Arc::new(VirtualClock { start: Instant::now() }),
+            clock: VirtualClock::new(Instant::now()),
             scheduler: None,
             discovery: Arc::new(NoDiscovery),
         };
@@ -100,9 +86,8 @@ impl Cluster {
         self.start_on(name, selector, Arc::new(self.store.clone()))
     }
 
-    pub fn start_counted(&self, name: &str) -> (RunningFarm, Arc<Counter>) {
-        let counter = Arc::new(Counter::default());
-        let store = self.store.with_faults(counter.clone());
+    pub fn start_counted(&self, name: &str) -> (RunningFarm, Arc<RequestCounter>) {
+        let (store, counter) = RequestCounter::on(&self.store);
         (self.start_on(name, "", Arc::new(store)), counter)
     }
 
@@ -232,45 +217,4 @@ pub fn pod_id(n: u128) -> PodId {
 
 pub fn node(n: usize) -> NodeName {
     format!("n{n:04}").parse().unwrap()
-}
-
-/// Waits, in virtual time, until something holds; fails with `what` when it does not within `limit`.
-pub async fn within<F: Future<Output = bool>>(
-    limit: Duration,
-    what: &str,
-    mut holds: impl FnMut() -> F,
-) -> Duration {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    start.elapsed()
-}
-
-/// Counts what a farm asks of its store.
-#[derive(Default)]
-pub struct Counter {
-    requests: AtomicU64,
-    transactions: AtomicU64,
-}
-
-impl Counter {
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::SeqCst)
-    }
-
-    pub fn transactions(&self) -> u64 {
-        self.transactions.load(Ordering::SeqCst)
-    }
-}
-
-impl Faults for Counter {
-    fn fate(&self, request: &Request<'_>) -> Fate {
-        self.requests.fetch_add(1, Ordering::SeqCst);
-        if matches!(request, Request::Txn(_)) {
-            self.transactions.fetch_add(1, Ordering::SeqCst);
-        }
-        Fate::DELIVER
-    }
 }

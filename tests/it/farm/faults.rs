@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use super::cluster::{Cluster, node, pod_id, rc_id};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcReason;
 use rcfarm_emulator::{Fate, FaultOutcome, Request, Verb};
 use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
+use rcfarm_testing::wait::within;
 use serde_json::json;
 use tokio::time::Instant;
 

@@ -1,123 +1,44 @@
 //! Jobs from their submission to their end: farms, nodes that pretend to run what is intended, and users.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::SECOND;
-use super::cluster::{Cluster, within};
-use rcfarm_api::Timestamp;
+use super::cluster::Cluster;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
-use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_emulator::{Fate, FaultOutcome, KvOp, Request};
-use rcfarm_store::{Query, Reader};
+use rcfarm_store::time::Clock as _;
+use rcfarm_store::{Query, Reader, Store as _, TxnOutcome};
+use rcfarm_testing::fake_nodes::{FakeNodes, FakePod, report};
+use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 
-/// How a pod ends, by its id and its try: `None` while it runs.
-type Ends = Box<dyn Fn(&str, u64) -> Option<i32> + Send + Sync>;
-
-/// Nodes that run what is intended there, and stop what is not.
-struct Nodes {
-    task: JoinHandle<()>,
-    /// Every try that was ever started.
-    started: Arc<Mutex<Vec<(String, Value)>>>,
+/// Nodes on which a pod ends as `ends` says, by its id and the member's attempt.
+fn nodes(
+    cluster: &Cluster,
+    ends: impl Fn(&str, u64) -> Option<i32> + Send + Sync + 'static,
+) -> FakeNodes {
+    // Each pod is seen to run first.
+    let exit_code = move |pod: &FakePod<'_>| match pod.is_new {
+        true => None,
+        false => ends(pod.id.as_str(), pod.attempt),
+    };
+    let store = Arc::new(cluster.store.clone());
+    FakeNodes::start(store, cluster.clock.clone(), Box::new(exit_code))
 }
 
-impl Nodes {
-    fn start(cluster: &Arc<Cluster>, ends: Ends) -> Nodes {
-        let started = Arc::new(Mutex::new(Vec::new()));
-        let (cluster, seen) = (cluster.clone(), started.clone());
-        let task = tokio::spawn(async move {
-            loop {
-                turn(&cluster, &ends, &seen).await;
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        });
-        Nodes { task, started }
-    }
-
-    /// How often each pod was started.
-    fn starts(&self) -> BTreeMap<String, usize> {
-        let mut starts = BTreeMap::new();
-        for (pod, _) in self.started.lock().unwrap().iter() {
-            *starts.entry(pod.clone()).or_default() += 1;
-        }
-        starts
-    }
-}
-
-impl Drop for Nodes {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn turn(cluster: &Cluster, ends: &Ends, started: &Mutex<Vec<(String, Value)>>) {
-    let list = async |prefix| cluster.store.list(&prefix, Query::PLAIN).await.unwrap().value;
-    let intents: BTreeMap<(NodeName, PodId), Value> = list(key::intents())
-        .await
-        .iter()
-        .filter_map(|entry| {
-            let place = key::node_and_pod(&key::intents(), &entry.key)?;
-            Some((place, serde_json::from_slice(&entry.value).ok()?))
-        })
-        .collect();
-    for entry in list(key::realities()).await {
-        let place = key::node_and_pod(&key::realities(), &entry.key).unwrap();
-        if !intents.contains_key(&place) {
-            cluster.delete(&entry.key).await;
-            cluster.delete(key::pod_status(&place.1, &place.0).as_str()).await;
-        }
-    }
-    for ((node, pod), manifest) in intents {
-        let reality = key::reality(&node, &pod);
-        let real = cluster.store.get(&reality, Query::PLAIN).await.unwrap().value;
-        if real.as_ref().is_some_and(|real| real.value == manifest.to_string()) {
-            let tries = manifest["job"]["attempt"].as_u64().unwrap_or(0);
-            if let Some(code) = ends(pod.as_str(), tries) {
-                say(cluster, &node, &pod, Some(code)).await;
-            }
-            continue;
-        }
-        if real.is_some() {
-            // The older try stops before the next one starts.
-            cluster.delete(reality.as_str()).await;
-            cluster.delete(key::pod_status(&pod, &node).as_str()).await;
-            continue;
-        }
-        let identity = manifest["job"].clone();
-        note(started, &pod, identity);
-        cluster.put(reality.as_str(), manifest.to_string()).await;
-        say(cluster, &node, &pod, None).await;
-    }
-}
-
-fn note(started: &Mutex<Vec<(String, Value)>>, pod: &PodId, identity: Value) {
-    let mut started = started.lock().unwrap();
-    assert!(
-        !started.iter().any(|(_, other)| *other == identity),
-        "a try was started twice: {identity}"
-    );
-    started.push((pod.to_string(), identity));
-}
-
-async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, code: Option<i32>) {
-    let phase = if code.is_some() { NodePodPhase::Ended } else { NodePodPhase::Running };
-    let last_exit =
-        code.map(|exit_code| LastExit { time: Timestamp::UNIX_EPOCH, exit_code, exit_status: 0 });
-    let processes = vec![ProcessStatus { phase, last_exit, ..ProcessStatus::default() }];
-    let status = PodStatus { phase, processes, ..PodStatus::default() };
-    let key = key::pod_status(pod, node);
-    let old = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
-    if old.is_none_or(|old| old.value != status.encode()) {
-        cluster.put(key.as_str(), status.encode()).await;
-    }
+/// Reports a pod as running, or as ended with a code, past the nodes.
+async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, manifest: &Bytes, code: Option<i32>) {
+    let ops = report(node, pod, manifest, code, cluster.clock.wall());
+    assert!(matches!(cluster.store.txn(&ops).await.unwrap(), TxnOutcome::Committed { .. }));
 }
 
 fn id(name: &str) -> Namespaced {
@@ -164,7 +85,7 @@ async fn keys(cluster: &Cluster, prefix: &str) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn a_job_is_submitted_runs_and_is_done() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|pod, _| (pod != "mnist-ps-0").then_some(0)));
+    let _nodes = nodes(&cluster, |pod, _| (pod != "mnist-ps-0").then_some(0));
     let farm = cluster.start("a");
     let policies = json!([{"event": "TaskCompleted", "action": "CompleteJob"}]);
     let spec = json!({"tasks": [task("ps", 1), task("worker", 3)], "policies": policies,
@@ -199,7 +120,7 @@ async fn a_job_is_submitted_runs_and_is_done() {
 async fn a_job_that_always_fails_is_restarted_with_pauses_and_then_fails() {
     let cluster = Arc::new(Cluster::new(4).await);
     let ends = |pod: &str, _| (pod == "j-fails-0").then_some(1);
-    let nodes = Nodes::start(&cluster, Box::new(ends));
+    let nodes = nodes(&cluster, ends);
     let farm = cluster.start("a");
     let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
     let spec = json!({"tasks": [task("fails", 1), task("sleeps", 2)], "policies": policies,
@@ -224,7 +145,7 @@ async fn a_job_that_always_fails_is_restarted_with_pauses_and_then_fails() {
 #[tokio::test(start_paused = true)]
 async fn commands_are_carried_out_once_and_a_stopped_job_goes_on() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let nodes = nodes(&cluster, |_, _| None);
     let farm = cluster.start("a");
     submit(&cluster, "team/j", json!({"tasks": [task("w", 2)]})).await;
     reaches(&cluster, "team/j", JobPhase::Running, 10 * SECOND).await;
@@ -245,7 +166,7 @@ async fn commands_are_carried_out_once_and_a_stopped_job_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn each_command_costs_one_transaction() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let _nodes = nodes(&cluster, |_, _| None);
     let tried = Arc::new(AtomicUsize::new(0));
     let counter = tried.clone();
     let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
@@ -272,7 +193,7 @@ async fn each_command_costs_one_transaction() {
 #[tokio::test(start_paused = true)]
 async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| Some(0)));
+    let nodes = nodes(&cluster, |_, _| Some(0));
     let farm = cluster.start("a");
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
     reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
@@ -301,7 +222,7 @@ async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
 async fn an_owner_that_dies_in_the_middle_of_a_gangs_restart_is_followed_without_a_trace() {
     let cluster = Arc::new(Cluster::new(40).await);
     let ends = |pod: &str, tries| (pod == "j-w-7" && tries == 0).then_some(1);
-    let nodes = Nodes::start(&cluster, Box::new(ends));
+    let nodes = nodes(&cluster, ends);
     let (a, b) = (cluster.start("a"), cluster.start("b"));
     let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
     submit(&cluster, "default/j", json!({"tasks": [task("w", 40)], "policies": policies})).await;
@@ -334,7 +255,7 @@ async fn an_owner_that_dies_in_the_middle_of_a_gangs_restart_is_followed_without
 #[tokio::test(start_paused = true)]
 async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let nodes = nodes(&cluster, |_, _| None);
     let farm = cluster.start("a");
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
     let first = reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
@@ -375,14 +296,14 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     let read = async || cluster.store.get(&intent, Query::PLAIN).await.unwrap().value;
     within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
     let (node, pod) = ("n0000".parse().unwrap(), "j-w-0".parse().unwrap());
-    cluster.put(key::reality(&node, &pod).as_str(), read().await.unwrap().value).await;
-    say(&cluster, &node, &pod, None).await;
+    let manifest = read().await.unwrap().value;
+    say(&cluster, &node, &pod, &manifest, None).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
     is_deaf.store(true, Ordering::SeqCst);
     // The query that hangs since before is answered; the next ones are not.
-    say(&cluster, &node, &"other".parse().unwrap(), None).await;
+    say(&cluster, &node, &"other".parse().unwrap(), &manifest, None).await;
     tokio::time::sleep(10 * SECOND).await;
-    say(&cluster, &node, &pod, Some(0)).await;
+    say(&cluster, &node, &pod, &manifest, Some(0)).await;
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Running);
     cluster.put(key::job_bell(&id("default/j")).as_str(), "1").await;
@@ -398,7 +319,7 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
 async fn a_job_whose_status_was_deleted_goes_on_as_it_stands() {
     let cluster = Arc::new(Cluster::new(4).await);
     let ends = |pod: &str, tries| (pod == "j-w-0" && tries == 0).then_some(1);
-    let nodes = Nodes::start(&cluster, Box::new(ends));
+    let nodes = nodes(&cluster, ends);
     let farm = cluster.start("a");
     let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)], "policies": policies})).await;
@@ -444,7 +365,7 @@ async fn nothing_is_left(cluster: &Cluster) {
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_record_is_deleted_by_hand_leaves_nothing() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|pod, _| (pod == "ends-w-0").then_some(0)));
+    let _nodes = nodes(&cluster, |pod, _| (pod == "ends-w-0").then_some(0));
     let farm = cluster.start("a");
     for job in ["default/runs", "default/ends"] {
         submit(&cluster, job, json!({"tasks": [task("w", 1)]})).await;
@@ -474,7 +395,7 @@ async fn a_job_whose_record_is_deleted_by_hand_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_farm_forgets_the_jobs_that_another_has_tidied_up() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let _nodes = nodes(&cluster, |_, _| None);
     let claims = Arc::new(AtomicUsize::new(0));
     let counted = claims.clone();
     let a = cluster.start("a");
@@ -506,7 +427,7 @@ async fn a_farm_forgets_the_jobs_that_another_has_tidied_up() {
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let nodes = nodes(&cluster, |_, _| None);
     let is_blind = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let blind = is_blind.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
@@ -537,7 +458,7 @@ async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_nobodys_is_adopted_and_one_that_is_called_otherwise_is_let_go() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let nodes = nodes(&cluster, |_, _| None);
     let farm = cluster.start("a");
     let mut labels = json!({"volcano.sh/job-name": "j", "volcano.sh/job-namespace": "default",
         "volcano.sh/task-spec": "w", "volcano.sh/task-index": "1", "color": "blue"});
@@ -578,7 +499,7 @@ async fn a_pod_that_is_nobodys_is_adopted_and_one_that_is_called_otherwise_is_le
 #[tokio::test(start_paused = true)]
 async fn a_malformed_job_is_told_so_and_harms_no_other() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|_, _| Some(0)));
+    let _nodes = nodes(&cluster, |_, _| Some(0));
     let farm = cluster.start("a");
     submit(&cluster, "default/bad", json!({"tasks": [task("w", 1), task("w", 1)]})).await;
     cluster.put("rcfarm/jobs/default/worse", "{").await;
@@ -596,7 +517,7 @@ async fn a_malformed_job_is_told_so_and_harms_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_record_is_spoilt_can_be_deleted() {
     let cluster = Arc::new(Cluster::new(4).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let _nodes = nodes(&cluster, |_, _| None);
     let farm = cluster.start("a");
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
@@ -639,7 +560,7 @@ async fn a_pod_whose_intent_is_taken_away_is_made_again_without_delay() {
 #[tokio::test(start_paused = true)]
 async fn how_an_older_try_ended_is_not_taken_for_the_newer_ones_end() {
     let cluster = Arc::new(Cluster::new(2).await);
-    let _nodes = Nodes::start(&cluster, Box::new(|_, tries| (tries == 0).then_some(3)));
+    let _nodes = nodes(&cluster, |_, tries| (tries == 0).then_some(3));
     let is_slow = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let slow = is_slow.clone();
     let farm = cluster.start_faulty("a", move |request| match request {
@@ -721,7 +642,7 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
         let key = key::node(&super::cluster::node(n));
         cluster.put(key.as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
     }
-    let nodes = Nodes::start(&cluster, Box::new(|_, _| None));
+    let nodes = nodes(&cluster, |_, _| None);
     let left = Arc::new(std::sync::atomic::AtomicUsize::new(writes));
     let lives = left.clone();
     let dying = cluster.start_faulty("a", move |request| {

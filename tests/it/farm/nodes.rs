@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::SECOND;
-use super::cluster::{Cluster, node, rc_id, within};
+use super::cluster::{Cluster, node, rc_id};
 use async_trait::async_trait;
 use rcfarm::placement::Discovery;
 use rcfarm_api::ids::{NodeName, PodId};
@@ -12,6 +12,7 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
+use rcfarm_testing::wait::within;
 use serde_json::json;
 
 fn names(nodes: &[usize]) -> BTreeSet<String> {

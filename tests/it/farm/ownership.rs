@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::SECOND;
-use super::cluster::{Cluster, rc_id, within};
+use super::cluster::{Cluster, rc_id};
 use rcfarm_api::key;
 use rcfarm_emulator::{Fate, Request};
+use rcfarm_testing::wait::within;
 
 async fn owned_by_somebody(cluster: &Cluster, records: u128) -> bool {
     for n in 0..records {
@@ -163,9 +164,9 @@ async fn an_idle_farm_hardly_asks() {
     let (farm, counted) = cluster.start_counted("a");
     within(5 * SECOND, "claimed", || async { farm.claims() == 200 }).await;
     tokio::time::sleep(30 * SECOND).await;
-    let before = counted.requests();
+    let before = counted.total();
     tokio::time::sleep(Duration::from_secs(100)).await;
-    let rate = (counted.requests() - before) as f64 / 100.0;
+    let rate = (counted.total() - before) as f64 / 100.0;
     assert!(rate <= 3.0, "{rate} requests/s at rest");
     farm.stop().await;
 }

@@ -20,7 +20,8 @@ use rcfarm_store::{PutMode, Query, Reader, Store};
 use serde_json::{Value, json};
 
 use super::SECOND;
-use super::cluster::{Cluster, node, within};
+use super::cluster::{Cluster, node};
+use rcfarm_testing::wait::within;
 
 const EACH: &str = "cpu=4,memory=8Gi";
 

@@ -1,59 +1,13 @@
 //! What a farm asks for when little or nothing happens: counts of requests, not times.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::SECOND;
-use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
+use super::cluster::{Cluster, node, rc_id};
 use rcfarm_api::key;
-use rcfarm_emulator::{Fate, Faults, Request};
 use rcfarm_store::{Op, Prefix, Query, Reader, Store, TxnOutcome};
+use rcfarm_testing::wait::within;
 use serde_json::json;
-
-/// Counts what a farm asks for, by its kind and its tree.
-#[derive(Default)]
-struct Ledger(Mutex<BTreeMap<String, usize>>);
-
-impl Faults for Ledger {
-    fn fate(&self, request: &Request<'_>) -> Fate {
-        let what = match request {
-            Request::List(tree) => format!("list {tree}"),
-            Request::Keys(tree) => format!("keys {tree}"),
-            Request::Txn(_) => "txn".to_owned(),
-            _ => "other".to_owned(),
-        };
-        *self.0.lock().unwrap().entry(what).or_default() += 1;
-        Fate::DELIVER
-    }
-}
-
-impl Ledger {
-    fn begin_anew(&self) {
-        self.0.lock().unwrap().clear();
-    }
-
-    fn total(&self) -> usize {
-        self.0.lock().unwrap().values().sum()
-    }
-
-    fn count(&self, what: &str) -> usize {
-        self.0.lock().unwrap().get(what).copied().unwrap_or(0)
-    }
-
-    /// Trees that were waited for: each watch asks anew within a minute or so.
-    fn trees(&self) -> BTreeSet<String> {
-        let counts = self.0.lock().unwrap();
-        let tree = |what: &String| what.split_once(' ').map(|(_, tree)| tree.to_owned());
-        counts.keys().filter_map(tree).collect()
-    }
-}
-
-fn start(cluster: &Cluster) -> (RunningFarm, Arc<Ledger>) {
-    let ledger = Arc::new(Ledger::default());
-    let farm = cluster.start_on("a", "", Arc::new(cluster.store.with_faults(ledger.clone())));
-    (farm, ledger)
-}
 
 async fn scheduled(cluster: &Cluster, pods: usize) {
     within(30 * SECOND, "scheduled", || async {
@@ -71,11 +25,11 @@ async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() 
     for n in 0..20 {
         cluster.create_rc(n, 1).await;
     }
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     scheduled(&cluster, 20).await;
-    ledger.begin_anew();
+    counter.reset();
     tokio::time::sleep(120 * SECOND).await;
-    let (trees, requests) = (ledger.trees(), ledger.total());
+    let (trees, requests) = (counter.prefixes(), counter.total());
     assert!(trees.len() <= 17, "{} trees: {trees:?}", trees.len());
     assert!(requests <= 120 * 3, "{requests} requests in two minutes");
     let of_jobs = ["reality/", "status/pods/", "lock/rcfarm/jobs/", "labels/job/"];
@@ -89,9 +43,9 @@ async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() 
         cluster.store.inspect(lock) == 1
     })
     .await;
-    ledger.begin_anew();
+    counter.reset();
     tokio::time::sleep(120 * SECOND).await;
-    let trees = ledger.trees();
+    let trees = counter.prefixes();
     assert!(of_jobs[..3].iter().all(|tree| trees.contains(*tree)), "{trees:?}");
     assert!(!trees.contains("labels/job/"), "nobody selects by labels: {trees:?}");
     farm.stop().await;
@@ -101,12 +55,12 @@ async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() 
 #[tokio::test(start_paused = true)]
 async fn labels_of_other_kinds_are_watched_when_a_farm_selects_by_them() {
     let cluster = Cluster::new(1).await;
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     tokio::time::sleep(70 * SECOND).await;
-    assert!(!ledger.trees().contains("labels/scheduler/"));
+    assert!(!counter.prefixes().contains("labels/scheduler/"));
     let other = cluster.start_selecting("b", "tier=b");
     tokio::time::sleep(10 * SECOND).await;
-    assert!(ledger.trees().contains("labels/scheduler/"));
+    assert!(counter.prefixes().contains("labels/scheduler/"));
     other.stop().await;
     farm.stop().await;
 }
@@ -116,12 +70,12 @@ async fn labels_of_other_kinds_are_watched_when_a_farm_selects_by_them() {
 async fn no_tree_of_ours_that_is_watched_is_empty() {
     let cluster = Cluster::new(1).await;
     cluster.create_rc(1, 1).await;
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     scheduled(&cluster, 1).await;
-    ledger.begin_anew();
+    counter.reset();
     tokio::time::sleep(120 * SECOND).await;
     // Promises come with the first pod that asks for resources; until then few writes are below `rcfarm/`.
-    for tree in ledger.trees() {
+    for tree in counter.prefixes() {
         if tree.starts_with("rcfarm/") && tree != "rcfarm/allocations/" {
             let prefix = Prefix::parse(&tree).unwrap();
             let keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
@@ -138,10 +92,10 @@ async fn of_many_records_those_that_changed_are_read() {
     for n in 0..200 {
         cluster.create_rc(n, 0).await;
     }
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     within(30 * SECOND, "claimed", || async { farm.claims() == 200 }).await;
     tokio::time::sleep(10 * SECOND).await;
-    ledger.begin_anew();
+    counter.reset();
     for n in 0..10 {
         cluster.create_rc(n * 19, 1).await;
         within(SECOND, "an edit", || async { cluster.nodes_of(n * 19).await.len() == 1 }).await;
@@ -151,8 +105,8 @@ async fn of_many_records_those_that_changed_are_read() {
     within(SECOND, "a new one", || async { cluster.nodes_of(500).await.len() == 1 }).await;
     cluster.delete(key::rc(rc_id(7)).as_str()).await;
     within(SECOND, "one less", || async { farm.claims() == 200 }).await;
-    assert_eq!(ledger.count("list replication_controllers/"), 0, "{:?}", ledger.0);
-    assert_eq!(ledger.count("list lock/replication_controllers/"), 0, "{:?}", ledger.0);
+    assert_eq!(counter.count("list replication_controllers/"), 0, "{counter:?}");
+    assert_eq!(counter.count("list lock/replication_controllers/"), 0, "{counter:?}");
     farm.stop().await;
 }
 
@@ -161,16 +115,16 @@ async fn of_many_records_those_that_changed_are_read() {
 async fn the_trees_of_pods_are_read_seldom_while_the_farm_itself_changes_them() {
     let cluster = Cluster::new(420).await;
     cluster.create_rc(1, 400).await;
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     scheduled(&cluster, 400).await;
-    ledger.begin_anew();
+    counter.reset();
     for n in 1..=20 {
         cluster.create_rc(1, 400 + n).await;
         tokio::time::sleep(SECOND / 10).await;
     }
     assert_eq!(cluster.nodes_of(1).await.len(), 420);
-    let read = |tree: &str| ledger.count(&format!("list {tree}"));
-    assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{:?}", ledger.0);
+    let read = |tree: &str| counter.count(&format!("list {tree}"));
+    assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{counter:?}");
     // What people do there is seen all the same.
     tokio::time::sleep(10 * SECOND).await;
     let gone = key::pod_labels(&node(3), &super::cluster::pod_id(1));
@@ -190,10 +144,10 @@ async fn bells_are_taken_down_together_and_after_they_were_answered() {
     for n in 0..RCS {
         cluster.create_rc(n, 1).await;
     }
-    let (farm, ledger) = start(&cluster);
+    let (farm, counter) = cluster.start_counted("a");
     scheduled(&cluster, RCS as usize).await;
     for round in 1..=3u32 {
-        ledger.begin_anew();
+        counter.reset();
         let mut ops = Vec::new();
         for n in 0..RCS {
             let at = cluster.nodes_of(n).await.into_iter().next().unwrap().parse().unwrap();
@@ -218,7 +172,7 @@ async fn bells_are_taken_down_together_and_after_they_were_answered() {
         assert_eq!(bells(), RCS as usize, "the answers come first");
         within(2 * SECOND, "taken down", || async { bells() == 0 }).await;
         // A transaction per status, and one for all bells; without it each bell was a request.
-        assert_eq!(ledger.count("txn"), RCS as usize + 1, "{:?}", ledger.0);
+        assert_eq!(counter.count("txn"), RCS as u64 + 1, "{counter:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     farm.stop().await;

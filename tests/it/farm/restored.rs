@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::SECOND;
-use super::cluster::{Cluster, RunningFarm, node, rc_id, within};
+use super::cluster::{Cluster, RunningFarm, node, rc_id};
 use rcfarm::cluster::nodes::NodeIndex;
 use rcfarm_api::key;
 use rcfarm_api::key::LabelKind;
@@ -13,6 +13,7 @@ use rcfarm_emulator::{Applied, Fate, Request, Tables};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{NewSession, PutMode, Store};
+use rcfarm_testing::wait::within;
 use serde_json::json;
 
 async fn label(cluster: &Cluster, n: u128, tier: &str) {

@@ -1,9 +1,10 @@
 //! How many pods, and where: the behaviours of p2's `pkg/rc` tests (`p2.md` §5), by their names there.
 
 use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use super::cluster::{Cluster, node, pod_id, rc_id};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
+use rcfarm_testing::wait::within;
 use serde_json::json;
 
 async fn reason(cluster: &Cluster, n: u128, kind: RcConditionType) -> Option<RcReason> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id, within};
+use super::cluster::{Cluster, node, pod_id, rc_id};
 use async_trait::async_trait;
 use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::{NodeName, PodId};
@@ -12,6 +12,7 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
 use rcfarm_store::{PutMode, Store, StoreError};
+use rcfarm_testing::wait::within;
 use serde_json::json;
 use uuid::Uuid;
 

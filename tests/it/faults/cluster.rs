@@ -11,7 +11,7 @@ use rcfarm_store::{Reader as _, Store};
 use serde_json::json;
 
 use super::PATIENCE;
-use crate::process::{Process, consul, free_ports};
+use rcfarm_testing::process::{Process, consul_program, free_ports};
 
 /// A majority of three is two, so any one may be lost.
 pub const SERVERS: usize = 3;
@@ -99,7 +99,7 @@ impl Cluster {
     /// Starts a server that is down.
     pub fn start_server(&mut self, n: usize) {
         let server = &mut self.servers[n];
-        let mut command = Command::new(consul());
+        let mut command = Command::new(consul_program());
         command.args(["agent", "-log-level=info", "-config-file"]);
         command.arg(server.dir.join("config.json"));
         server.process = Some(Process::start(&mut command, &server.dir, "log"));

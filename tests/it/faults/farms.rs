@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::process::Process;
+use rcfarm_testing::process::Process;
 
 /// Farms that are always meant to run.
 pub struct Farms {

@@ -6,7 +6,7 @@ use rcfarm_api::key;
 use rcfarm_api::node::status::NodePodPhase;
 
 use super::host::{Host, id, is_alive};
-use crate::waiting::{eventually, until};
+use rcfarm_testing::wait::{eventually, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {

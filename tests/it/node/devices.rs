@@ -6,7 +6,7 @@ use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_store::{DeleteMode, Store};
 
 use super::host::{Host, id, manifest};
-use crate::waiting::eventually;
+use rcfarm_testing::wait::eventually;
 
 async fn allocate(host: &Host, pod: &str, gpu: u32) {
     let allocation =

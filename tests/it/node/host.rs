@@ -20,8 +20,8 @@ use rcfarm_store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::pods_left;
-use crate::waiting::{PATIENCE, eventually};
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::wait::{PATIENCE, eventually};
 
 pub struct Host {
     pub store: Embedded,
@@ -189,7 +189,7 @@ impl Drop for Host {
         if let Some((task, _)) = &self.agent {
             task.abort();
         }
-        pods_left::kill(&self.settings.data_dir);
+        pod_processes::kill(&self.settings.data_dir);
     }
 }
 

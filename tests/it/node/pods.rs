@@ -12,7 +12,7 @@ use rcfarm_emulator::{Fate, Request};
 use uuid::Uuid;
 
 use super::host::{Host, id, is_alive, manifest};
-use crate::waiting::eventually;
+use rcfarm_testing::wait::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {

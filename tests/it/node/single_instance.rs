@@ -9,7 +9,7 @@ use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::{Op, Store, TxnOutcome};
 
 use super::host::{Host, id, is_alive, manifest};
-use crate::waiting::{eventually, until};
+use rcfarm_testing::wait::{eventually, until};
 
 /// Two machines and a directory in which a process can tell that another one lives.
 async fn machines() -> (Host, Host, tempfile::TempDir) {

@@ -10,7 +10,7 @@ use rcfarm_store::{Prefix, Store};
 use uuid::Uuid;
 
 use super::host::{Host, is_alive};
-use crate::waiting::{eventually, until};
+use rcfarm_testing::wait::{eventually, until};
 
 async fn six(host: &mut Host) -> Vec<i32> {
     host.start();

@@ -24,7 +24,7 @@ use rcfarm_store::{
 use tokio::task::JoinHandle;
 
 use super::{Case, Lane, MANY_CONNECTIONS, conclude, serve_model};
-use crate::consul_server::ConsulServer;
+use rcfarm_testing::consul_server::ConsulServer;
 
 const TABLES: &[&[Case<Port>]] = &[
     entries::CASES,

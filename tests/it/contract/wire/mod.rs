@@ -9,8 +9,8 @@ mod session;
 mod txn;
 
 use super::{Case, Lane, MANY_CONNECTIONS, On, conclude, serve_model};
-use crate::consul_server::ConsulServer;
 use client::Wire;
+use rcfarm_testing::consul_server::ConsulServer;
 
 const TABLES: &[&[Case<Wire>]] =
     &[kv::CASES, lock::CASES, txn::CASES, session::CASES, blocking::CASES, catalog::CASES];

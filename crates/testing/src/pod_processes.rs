@@ -1,4 +1,4 @@
-//! The processes that an agent keeps below its data directory, and their end.
+//! The processes of pods, as a node agent recorded them below its data directory.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,8 @@ use rcfarm_node::agent::driver::Started;
 use rcfarm_node::shim::start_ticks;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// What an agent's data directory says to run.
+/// The processes that an agent's data directory records as running.
+#[must_use]
 pub fn running(data: &Path) -> Vec<Started> {
     let read = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
     let pods = read(data.join("pods"));
@@ -18,7 +19,7 @@ pub fn running(data: &Path) -> Vec<Started> {
     launchables.filter_map(record).collect()
 }
 
-/// Kills all of it, shims first: pods outlive their agent, but not the test that started them.
+/// Kills them, shims first: pods outlive their agent, but must not outlive the test.
 pub fn kill(data: &Path) {
     for running in running(data) {
         let is_same = |pid: i32, ticks| start_ticks(pid) == Some(ticks);

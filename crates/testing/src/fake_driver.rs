@@ -1,4 +1,4 @@
-//! A driver whose processes only seem to run, and never end: for more agents than one machine has processes for.
+//! A driver for the node agent that starts no processes: for more agents than one machine could run processes for.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,10 +6,11 @@ use std::time::Duration;
 use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
 use rcfarm_store::time::{Clock as _, SystemClock};
 
-pub struct Pretend;
+/// Reports every process as running; none ever ends by itself.
+pub struct FakeDriver;
 
 #[async_trait::async_trait]
-impl Driver for Pretend {
+impl Driver for FakeDriver {
     async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, String> {
         let (attempt, started_at) = (launch.attempt, SystemClock.wall());
         Ok(Started { attempt, pid: 0, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })

@@ -1,4 +1,4 @@
-//! Programs that tests run: found, started, signalled, and gone when whoever started them is, however that ends.
+//! Child processes of tests: they end when the process that started them ends, however it ends.
 
 use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -8,42 +8,60 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A process, and the guard that ends it when we are gone. Dropping it kills it.
+/// A child process, killed when dropped, and the guard process that kills it when this process is gone.
 pub struct Process {
     child: Child,
     guard: Child,
-    _leash: ChildStdin,
+    /// The guard reads from this pipe; it acts when the pipe closes.
+    _pipe: ChildStdin,
 }
 
 impl Process {
-    /// Runs `command`. What it says is appended to `dir/<log>`; `dir` is removed if we are killed.
+    /// Runs `command`. Its output is appended to `dir/<log>`. If this process is killed, the guard removes `dir`.
+    ///
+    /// # Panics
+    /// When the program does not start.
     pub fn start(command: &mut Command, dir: &Path, log: &str) -> Self {
-        let log = OpenOptions::new().create(true).append(true).open(dir.join(log)).unwrap();
+        let log =
+            OpenOptions::new().create(true).append(true).open(dir.join(log)).expect("a log file");
         let child = command
             .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
+            .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)
             .spawn()
             .unwrap_or_else(|e| panic!("cannot run {}: {e}", command.get_program().display()));
-        let (guard, leash) = guard(child.id(), dir);
-        Process { child, guard, _leash: leash }
+        let (guard, pipe) = guard(child.id(), dir);
+        Process { child, guard, _pipe: pipe }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+        self.child.try_wait().is_ok_and(|ended| ended.is_none())
     }
 
     /// Sends a signal, by its name without `SIG`.
+    ///
+    /// # Panics
+    /// When `kill` fails.
     pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("kill runs");
         assert!(sent.success(), "no {name} for {pid}");
     }
 
     /// Waits for its end.
+    ///
+    /// # Panics
+    /// When the operating system does not tell how it ended.
     pub async fn ended(mut self) -> ExitStatus {
-        tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap()
+        let wait = tokio::task::spawn_blocking(move || self.child.wait());
+        wait.await.expect("no panic").expect("an exit status")
     }
 }
 
@@ -56,8 +74,8 @@ impl Drop for Process {
     }
 }
 
-/// Ends a process when our end of the pipe closes: also after a kill of the tests, and for one in a static. It is in
-/// a process group of its own, so that an interrupt from the terminal leaves it alive to do so.
+/// Starts a shell that kills `child` and removes `dir` when our end of the pipe closes: also when the tests are killed,
+/// and for a process in a static. The shell has its own process group, so that an interrupt at the terminal does not end it.
 fn guard(child: u32, dir: &Path) -> (Child, ChildStdin) {
     let mut guard = Command::new("sh")
         .args(["-c", r#"read -r _; kill -9 "$1"; rm -rf "$2""#, "guard", &child.to_string()])
@@ -68,26 +86,30 @@ fn guard(child: u32, dir: &Path) -> (Child, ChildStdin) {
         .process_group(0)
         .spawn()
         .expect("cannot run sh");
-    let leash = guard.stdin.take().expect("was piped");
-    (guard, leash)
+    let pipe = guard.stdin.take().expect("a pipe");
+    (guard, pipe)
 }
 
-/// Ports that tests listen on: below the range from which outgoing connections get theirs (from 32 768 on), so that none of
-/// those takes one before its user does, or while its user is down.
+/// Ports that tests listen on: below the range of outgoing connections (from 32 768 on), so that no connection takes one
+/// before its server does, or while its server is down.
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// `N` ports in a row that are free for TCP and UDP at this moment, and that this process has given to nobody else.
+/// `N` ports in a row that are free for TCP and UDP, and that this process has not returned before.
+///
+/// # Panics
+/// When there are none.
+#[must_use]
 pub fn free_ports<const N: usize>() -> [u16; N] {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
-    let wanted = u16::try_from(N).unwrap();
+    let wanted = u16::try_from(N).expect("a small number");
     let span = PORTS.end - PORTS.start - wanted;
     // Another process that runs tests at the same time begins elsewhere.
     let begin = std::process::id().wrapping_mul(7919) % u32::from(span);
-    let begin = u16::try_from(begin).unwrap();
+    let begin = u16::try_from(begin).expect("below the span");
     for _ in PORTS {
         let given = GIVEN.fetch_add(wanted, Ordering::Relaxed) % span;
         let first = PORTS.start + (begin + given) % span;
-        let ports = std::array::from_fn(|n| first + u16::try_from(n).unwrap());
+        let ports = std::array::from_fn(|n| first + u16::try_from(n).expect("below N"));
         if ports.iter().all(|port| is_free(*port)) {
             return ports;
         }
@@ -100,16 +122,18 @@ fn is_free(port: u16) -> bool {
     TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
-/// The Consul program: `CONSUL_BIN`, or the PATH's, or what `.ci/get-consul` has put into the project.
+/// The Consul program: `CONSUL_BIN`, or the PATH's, or the one that `.ci/get-consul` has put into the project.
 ///
-/// There is no skip: a suite that passes without the real thing proves nothing.
-pub fn consul() -> PathBuf {
+/// # Panics
+/// When there is none. Tests that need a real Consul are not skipped.
+#[must_use]
+pub fn consul_program() -> PathBuf {
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let candidates: Vec<PathBuf> = match std::env::var_os("CONSUL_BIN") {
         Some(named) => vec![named.into()],
         None => std::env::split_paths(&on_path)
             .map(|dir| dir.join("consul"))
-            .chain([Path::new(env!("CARGO_MANIFEST_DIR")).join(".consul/consul")])
+            .chain([Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.consul/consul")])
             .collect(),
     };
     candidates.iter().find(|path| path.is_file()).cloned().unwrap_or_else(|| {

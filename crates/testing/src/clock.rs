@@ -1,0 +1,72 @@
+//! Wall-clock time for tests: it follows tokio's clock, also while that is paused, and can be set wrong.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rcfarm_api::Timestamp;
+use rcfarm_store::time::Clock;
+use tokio::time::Instant;
+
+/// What every virtual clock shows at its start: 2026-01-01T00:00:00Z.
+const EPOCH_SECONDS: i64 = 1_767_225_600;
+
+/// A wall clock that advances with tokio's time.
+pub struct VirtualClock {
+    start: Instant,
+    setting: Mutex<Setting>,
+}
+
+/// How a clock is set.
+#[derive(Default)]
+struct Setting {
+    /// Seconds that it is ahead.
+    off_by: i64,
+    /// When it was set, and what it showed until then.
+    before: Vec<(Instant, Timestamp)>,
+}
+
+impl VirtualClock {
+    /// A clock that shows 2026-01-01T00:00:00Z at `start`.
+    #[must_use]
+    pub fn new(start: Instant) -> Arc<VirtualClock> {
+        Arc::new(VirtualClock { start, setting: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Setting> {
+        self.setting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shows(&self, off_by: i64) -> Timestamp {
+        let epoch = Timestamp::from_second(EPOCH_SECONDS + off_by);
+        epoch.unwrap_or(Timestamp::UNIX_EPOCH) + self.start.elapsed()
+    }
+
+    /// Sets the clock forward by so many seconds, back if negative.
+    pub fn jump(&self, seconds: i64) {
+        let mut setting = self.lock();
+        let shown = self.shows(setting.off_by);
+        setting.before.push((Instant::now(), shown));
+        setting.off_by += seconds;
+    }
+
+    /// Undoes all jumps.
+    pub fn set_right(&self) {
+        let off_by = self.lock().off_by;
+        self.jump(-off_by);
+    }
+
+    /// What the clock shows, and what it showed before each jump within the last `period`: a process that read the
+    /// clock before a jump may write that time after it.
+    #[must_use]
+    pub fn lately(&self, period: Duration) -> Vec<Timestamp> {
+        let setting = self.lock();
+        let before = setting.before.iter().filter(|(at, _)| at.elapsed() <= period);
+        before.map(|(_, shown)| *shown).chain([self.shows(setting.off_by)]).collect()
+    }
+}
+
+impl Clock for VirtualClock {
+    fn wall(&self) -> Timestamp {
+        self.shows(self.lock().off_by)
+    }
+}

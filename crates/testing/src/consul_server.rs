@@ -1,0 +1,196 @@
+//! A real Consul on loopback, on free ports. It ends with the test, however the test ends.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::process::{Process, consul_program, free_ports};
+
+/// Name of the server's node.
+pub const NODE: &str = "test-agent";
+
+/// How often a start is tried: another process may take a port between our check and Consul's.
+const STARTS: usize = 5;
+
+/// Limit of one start. (A `-dev` agent is ready in about a second on an idle machine.)
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a server keeps its data.
+#[derive(Debug, Clone, Default)]
+pub enum ConsulData {
+    /// In memory (`-dev`).
+    #[default]
+    Memory,
+    /// In a temporary directory, so that the server can be killed and started again.
+    Temporary,
+    /// In this directory, which stays.
+    At(PathBuf),
+}
+
+/// How a server is started.
+#[derive(Debug, Clone, Default)]
+pub struct ConsulOptions {
+    /// The Consul program; `None`: see [`consul_program`].
+    pub program: Option<PathBuf>,
+    /// More configuration, in HCL.
+    pub config: String,
+    /// Where the data is.
+    pub data: ConsulData,
+}
+
+/// A running Consul server.
+pub struct ConsulServer {
+    http: SocketAddr,
+    /// `None`: it was killed.
+    process: Option<Process>,
+    program: PathBuf,
+    data: ConsulData,
+    dir: TempDir,
+}
+
+impl ConsulServer {
+    /// A `-dev` agent with default settings.
+    pub async fn dev() -> Self {
+        Self::start(ConsulOptions::default()).await
+    }
+
+    /// A `-dev` agent with more configuration, in HCL.
+    pub async fn with_config(config: &str) -> Self {
+        Self::start(ConsulOptions { config: config.to_owned(), ..ConsulOptions::default() }).await
+    }
+
+    /// A server that can be killed and started again. Its elections take as little time as Consul allows.
+    pub async fn durable() -> Self {
+        let config = "performance { raft_multiplier = 1 }".to_owned();
+        let data = ConsulData::Temporary;
+        Self::start(ConsulOptions { config, data, ..ConsulOptions::default() }).await
+    }
+
+    /// A server with `options`.
+    ///
+    /// # Panics
+    /// With Consul's log, when it does not start.
+    pub async fn start(options: ConsulOptions) -> Self {
+        let ConsulOptions { program, config, data } = options;
+        let program = program.unwrap_or_else(consul_program);
+        let mut last = String::new();
+        for _ in 0..STARTS {
+            match Self::try_start(&program, &config, &data).await {
+                Ok(server) => return server,
+                Err(log) => last = log,
+            }
+        }
+        panic!("{} did not start in {STARTS} attempts; its last log:\n{last}", program.display());
+    }
+
+    /// Address of its HTTP API.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Its process id, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again after [`ConsulServer::kill`], on the same ports and with its data.
+    ///
+    /// # Panics
+    /// With Consul's log, when it does not start.
+    pub async fn start_again(&mut self) {
+        let mut last = String::new();
+        for _ in 0..STARTS {
+            self.run();
+            match self.wait_until_ready().await {
+                Ok(()) => return,
+                Err(log) => last = log,
+            }
+        }
+        panic!("Consul did not start again in {STARTS} attempts; its last log:\n{last}");
+    }
+
+    async fn try_start(program: &Path, config: &str, data: &ConsulData) -> Result<Self, String> {
+        let dir = TempDir::with_prefix("consul-").expect("a temporary directory");
+        let ports: [u16; 3] = free_ports();
+        let http = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
+        let own = json!({
+            "bind_addr": "127.0.0.1",
+            "node_name": NODE,
+            "log_level": "info",
+            "disable_update_check": true,
+            "ports": {
+                "http": ports[0], "server": ports[1], "serf_lan": ports[2],
+                "serf_wan": -1, "dns": -1, "grpc": -1
+            }
+        });
+        for (name, text) in [("1.json", own.to_string()), ("2.hcl", config.to_owned())] {
+            std::fs::write(dir.path().join(name), text).expect("a file of configuration");
+        }
+        let (program, data) = (program.to_owned(), data.clone());
+        let mut server = ConsulServer { http, process: None, program, data, dir };
+        server.run();
+        server.wait_until_ready().await?;
+        Ok(server)
+    }
+
+    fn run(&mut self) {
+        let dir = self.dir.path();
+        let mut command = Command::new(&self.program);
+        command.args(["agent", "-config-file"]).arg(dir.join("1.json"));
+        command.arg("-config-file").arg(dir.join("2.hcl"));
+        let data = match &self.data {
+            ConsulData::Memory => None,
+            ConsulData::Temporary => Some(dir.join("data")),
+            ConsulData::At(data) => Some(data.clone()),
+        };
+        match data {
+            Some(data) => command.args(["-server", "-bootstrap-expect=1", "-data-dir"]).arg(data),
+            None => command.arg("-dev"),
+        };
+        self.process = Some(Process::start(&mut command, dir, "log"));
+    }
+
+    /// Waits for a leader, and for the agent's own node: sessions need it registered and healthy.
+    async fn wait_until_ready(&mut self) -> Result<(), String> {
+        let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
+        let health = format!("http://{}/v1/health/node/{NODE}", self.http);
+        let give_up = Instant::now() + START_LIMIT;
+        loop {
+            let runs = self.process.as_mut().is_some_and(Process::runs);
+            if !runs || Instant::now() > give_up {
+                return Err(self.log());
+            }
+            let answer = client.get(&health).timeout(Duration::from_secs(10)).send().await;
+            if let Ok(answer) = answer
+                && answer.text().await.is_ok_and(|body| body.contains("passing"))
+            {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for ConsulServer {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.dir.disable_cleanup(true);
+            eprintln!("Consul's log is kept: {}", self.dir.path().join("log").display());
+        }
+    }
+}

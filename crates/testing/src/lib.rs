@@ -1,0 +1,25 @@
+//! What tests, benchmarks and the simulator share. Each thing exists once, here.
+//!
+//! | module | is |
+//! |---|---|
+//! | [`clock`] | wall-clock time that follows tokio's paused clock, and can be set wrong |
+//! | [`wait`] | waits for a condition, in real or in virtual time, and fails after a limit |
+//! | [`requests`] | counts the requests that are sent to an emulator |
+//! | [`fake_nodes`] | nodes that report pods as running and ended, without processes |
+//! | [`fake_driver`] | a driver for the real node agent that starts no processes |
+//! | [`process`] | child processes that end with the test, free ports, the Consul program |
+//! | [`consul_server`] | a real Consul on loopback |
+//! | [`pod_processes`] | processes that a node agent left below its data directory |
+//!
+//! This crate does not depend on the root package: an edit of `src/` does not rebuild it.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod clock;
+pub mod consul_server;
+pub mod fake_driver;
+pub mod fake_nodes;
+pub mod pod_processes;
+pub mod process;
+pub mod requests;
+pub mod wait;
