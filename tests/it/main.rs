@@ -5,7 +5,6 @@
 mod admission;
 mod cli;
 mod cluster_faults;
-mod contract;
 mod differential;
 mod documents;
 mod end_to_end;

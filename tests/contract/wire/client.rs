@@ -33,7 +33,8 @@ impl Wire {
     pub fn new(at: SocketAddr, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let n = CASES.fetch_add(1, Ordering::Relaxed);
-        Wire { at, own: format!("{case}-{n}") }
+        // The server may be shared by several processes.
+        Wire { at, own: format!("{case}-{}-{n}", std::process::id()) }
     }
 
     /// A key of this case.

@@ -8,6 +8,9 @@ use rcfarm_emulator::{Embedded, Tables};
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Prefix, PutMode, Reader, Store};
 
+use libtest_mimic::Trial;
+
+use super::named;
 use super::port::{Port, adapter, text};
 use rcfarm_testing::consul_server::ConsulServer;
 
@@ -99,12 +102,12 @@ async fn a_restored_snapshot(on: impl Restorable) {
     assert!(p.entry("tree/a").await.modify_index > before.index);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_the_model() {
-    a_restored_snapshot(Embedded::default()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_real_consul() {
-    a_restored_snapshot(ConsulServer::dev().await).await;
+/// The case on both backends.
+pub fn trials() -> Vec<Trial> {
+    let name = |backend| format!("restore::{backend}::B20_a_restored_snapshot");
+    let says = "a restored snapshot";
+    vec![
+        named(name("emulator"), says, || a_restored_snapshot(Embedded::default())),
+        named(name("consul"), says, async || a_restored_snapshot(ConsulServer::dev().await).await),
+    ]
 }

@@ -1,4 +1,4 @@
-//! What every `Store` must do: the model, our adapter on the model's server, our adapter on a real Consul.
+//! What every `Store` must do: the emulator, the adapter on the emulator's server, the adapter on a real Consul.
 
 mod entries;
 mod locks;
@@ -9,8 +9,8 @@ mod watches;
 mod writers;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,8 +23,10 @@ use rcfarm_store::{
 };
 use tokio::task::JoinHandle;
 
-use super::{Case, Lane, MANY_CONNECTIONS, conclude, serve_model};
-use rcfarm_testing::consul_server::ConsulServer;
+use libtest_mimic::Trial;
+
+use super::servers::{consul, emulator};
+use super::{Case, trial};
 
 const TABLES: &[&[Case<Port>]] = &[
     entries::CASES,
@@ -49,7 +51,9 @@ pub struct Port {
 impl Port {
     pub fn new(store: Arc<dyn Store>, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
-        let own = format!("{case}-{}", CASES.fetch_add(1, Ordering::Relaxed));
+        // The server may be shared by several processes.
+        let own =
+            format!("{case}-{}-{}", std::process::id(), CASES.fetch_add(1, Ordering::Relaxed));
         let store = Prefixed::new(store, Prefix::parse(&own).unwrap());
         Port { store, own }
     }
@@ -163,18 +167,22 @@ pub fn adapter(at: SocketAddr) -> Arc<dyn Store> {
     Arc::new(Consul::new(&config).unwrap())
 }
 
-async fn lane(name: &'static str, store: Arc<dyn Store>) -> Lane {
-    let cases = TABLES.iter().copied().flatten().collect();
-    Lane::run(name, cases, async |case| Port::new(store.clone(), case.id)).await
-}
+/// Shared by the cases of this process.
+static EMULATOR: LazyLock<Embedded> = LazyLock::new(Embedded::default);
 
-#[tokio::test(flavor = "multi_thread")]
-async fn holds_on_the_model_its_server_and_a_real_consul() {
-    let server = ConsulServer::with_config(MANY_CONNECTIONS).await;
-    let lanes = tokio::join!(
-        lane("model", Arc::new(Embedded::default())),
-        lane("model over HTTP", adapter(serve_model().await)),
-        lane("consul", adapter(server.http())),
-    );
-    conclude(&<[Lane; 3]>::from(lanes), 100);
+/// Every case on every backend.
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for case in TABLES.iter().copied().flatten() {
+        trials.push(trial("port", "emulator", case, async |_, id| {
+            Port::new(Arc::new(EMULATOR.clone()), id)
+        }));
+        trials.push(trial("port", "emulator_http", case, async |on, id| {
+            Port::new(adapter(emulator(on).await), id)
+        }));
+        trials.push(trial("port", "consul", case, async |on, id| {
+            Port::new(adapter(consul(on).await), id)
+        }));
+    }
+    trials
 }
