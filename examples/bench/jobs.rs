@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;

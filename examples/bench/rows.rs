@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rand::RngExt as _;
+use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_consul::Consul;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::status::PodStatus;

@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use rcfarm_api::Stored;
 use rcfarm_api::rc::status::RcStatus;
 
 fuzz_target!(|value: &[u8]| {

@@ -10,6 +10,7 @@ use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::placement::capacity::Fleet;
 use crate::placement::{NodeLabels, NodeSource};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;

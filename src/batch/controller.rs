@@ -24,10 +24,11 @@ use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::amounts::Amounts;
-use rcfarm_api::queue::spec::{BadField, DEFAULT_QUEUE, Desired, QueueRecord};
+use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_api::{Timestamp, backoff};
 use rcfarm_store::list_surely;
 use rcfarm_store::{Commit, Index, Op, Query, StoreError, Txn};
@@ -188,7 +189,7 @@ impl OrderingController {
                 Ok(Some((record.index, spec, selector)))
             }
             Err(bad) => {
-                let pending_reasons = BadField::list(&bad);
+                let pending_reasons = FieldError::list(&bad);
                 if self.alerted.as_ref() != Some(&pending_reasons) {
                     warn!(alert = true, key = %key::scheduler(&self.me), why = pending_reasons,
                         "the scheduler's record cannot be worked on: nothing is admitted");
@@ -302,7 +303,7 @@ impl OrderingController {
             let groups = after.groups;
             let admitted = groups.inqueue + groups.running + groups.unknown > 0;
             let message = match queue.wanted {
-                Wanted::Unreadable => BadField::list(&queue.problems),
+                Wanted::Unreadable => FieldError::list(&queue.problems),
                 Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
                 Wanted::Open | Wanted::Closed => String::new(),
             };

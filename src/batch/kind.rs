@@ -12,6 +12,7 @@ use super::controller::OrderingController;
 use crate::cluster::commands::Commands;
 use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::ObjectName;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;

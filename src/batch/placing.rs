@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::placement::capacity::{self, Fleet, Gang, Ledger, NodeCapacities};
+use rcfarm_api::FieldError;
 use rcfarm_api::Index;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
@@ -13,7 +15,6 @@ use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
-use rcfarm_api::queue::spec::BadField;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 
 /// A group's record as stored.
@@ -24,7 +25,7 @@ pub struct StoredGroup {
     /// CreateIndex: which group of this name it is, and since when it waits.
     pub created: Index,
     /// What it says, or everything that is wrong with it.
-    pub record: Result<PodGroupRecord, Vec<BadField>>,
+    pub record: Result<PodGroupRecord, Vec<FieldError>>,
 }
 
 impl StoredGroup {

@@ -13,6 +13,7 @@ use super::queues::{Queues, StoredQueue, StoredQueues, Usage};
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacity};
 use rcfarm_api::Index;
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};

@@ -7,6 +7,7 @@ use super::plan::{BatchPlan, Bounds, positions};
 use super::plan_tests::{NODE, TestScheduler, id, workers};
 use super::queues::{Queues, Usage};
 use crate::placement::capacity::{Decision, place};
+use rcfarm_api::Stored;
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::QueueStrategy as Dequeue;
 

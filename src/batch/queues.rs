@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::batch::queue_machine::Wanted;
+use rcfarm_api::FieldError;
 use rcfarm_api::Index;
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{
-    BadField, DEFAULT_SCHEDULER, Desired, QueueRecord, QueueSpec, ancestors, check_family, children,
+    DEFAULT_SCHEDULER, Desired, QueueRecord, QueueSpec, ancestors, check_family, children,
 };
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
@@ -21,7 +22,7 @@ pub struct StoredQueue {
     /// CreateIndex.
     pub created: Index,
     /// What it says, or why that cannot be told.
-    pub record: Result<QueueRecord, BadField>,
+    pub record: Result<QueueRecord, FieldError>,
 }
 
 /// All stored queues.
@@ -35,7 +36,7 @@ pub struct Queue {
     /// What it says; its defaults when that cannot be told.
     pub spec: QueueSpec,
     /// What is wrong with it.
-    pub problems: Vec<BadField>,
+    pub problems: Vec<FieldError>,
     /// Whether it shall take work.
     pub wanted: Wanted,
     /// Itself, then those above it, the nearest first.
@@ -104,7 +105,7 @@ impl Queues {
         };
         match queue.wanted {
             Wanted::Unreadable => {
-                Some((PodGroupReason::QueueInvalid, BadField::list(&queue.problems)))
+                Some((PodGroupReason::QueueInvalid, FieldError::list(&queue.problems)))
             }
             Wanted::Closed => {
                 Some((PodGroupReason::QueueClosed, format!("queue {name} is closed")))

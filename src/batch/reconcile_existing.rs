@@ -12,13 +12,13 @@ use super::placing::{
 };
 use super::plan::{Candidate, Pass, request_key};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
+use rcfarm_api::FieldError;
 use rcfarm_api::Index;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
 use rcfarm_api::queue::amounts::Amounts;
-use rcfarm_api::queue::spec::BadField;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// While members have no place, nodes are looked at this often.
@@ -572,7 +572,7 @@ impl<'a> Pass<'a> {
         id: &GroupId,
         known: Option<&VersionedStatus>,
         group: &StoredGroup,
-        bad: &[BadField],
+        bad: &[FieldError],
     ) {
         let mut after = known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
         if known.is_none() {
@@ -584,7 +584,7 @@ impl<'a> Pass<'a> {
             (after.charged, after.place_by) = (Amounts::default(), None);
         }
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
-        after.say(phase, PodGroupReason::InvalidRecord, BadField::list(bad), self.seen.now);
+        after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);
         if known.is_none_or(|known| *known.status != after) {
             // What is given back others may be given in this very pass: it comes before them.
             let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };

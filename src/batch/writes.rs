@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::placing::{GroupMember, PlacementChange, owner_of};
 use super::queues::Queues;
 use crate::placement::capacity::{Booking, Ledger, NodeCapacities};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::GroupChange;
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::key;

@@ -11,6 +11,7 @@ use super::failure::{CliExit, failure};
 use super::output::{duration, or_dash, table};
 use super::rc::{allocations, find, snapshot};
 use crate::placement::capacity::OrphanedAllocation;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{
     Actual, AuditRecord, Details, Difference, Logged, compare, fold, prune_plan,
 };

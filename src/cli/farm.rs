@@ -6,6 +6,7 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{age, table};
 use crate::farm::records::FarmPresence;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::key;
 use rcfarm_store::{PutMode, Query};
@@ -47,7 +48,7 @@ async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let row = |entry: &rcfarm_store::Entry| {
         entry.session.as_ref()?;
         let name = key::farms().tail(&entry.key)?.parse().ok()?;
-        Some(Row { name, presence: serde_json::from_slice(&entry.value).ok()? })
+        Some(Row { name, presence: FarmPresence::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())
 }

@@ -11,6 +11,7 @@ use super::failure::{CliExit, failure};
 use super::node::snapshot::fitness;
 use super::output::{age, fields, or_dash, table};
 use crate::cluster::nodes::NodeReadiness;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;

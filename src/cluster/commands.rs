@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rcfarm_api::Index;
+use rcfarm_api::Stored;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
 use rcfarm_api::key::Prefix;

@@ -9,6 +9,7 @@ use tracing::warn;
 
 use super::allocations::Capacities;
 use crate::placement::NodeLabels;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::record::{NodeRecord, NodeState};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::PodGroupStatus;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LAYOUT;
 use super::kind::Kind;
+use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_store::{Key, Prefix, PutMode, Query, Store, StoreError, may_read};
 
@@ -54,6 +55,8 @@ impl PreflightError {
 struct Layout {
     version: u32,
 }
+
+impl Stored for Layout {}
 
 /// Rights, layout version, sentinel.
 pub(super) async fn check(
@@ -118,15 +121,15 @@ async fn check_layout(store: &dyn Store) -> Result<(), PreflightError> {
     let key = key::layout();
     for _ in 0..3 {
         if let Some(entry) = store.get(&key, Query::CONSISTENT).await?.value {
-            let layout: Layout = serde_json::from_slice(&entry.value)
+            let layout = Layout::decode(&entry.value)
                 .map_err(|e| PreflightError::BadLayout { key: key.clone(), why: e.to_string() })?;
             return match layout.version > LAYOUT {
                 true => Err(PreflightError::NewerLayout { key, found: layout.version }),
                 false => Ok(()),
             };
         }
-        let value = serde_json::to_vec(&Layout { version: LAYOUT }).expect("a number encodes");
-        if store.put(&key, value.into(), 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await? {
+        let value = Layout { version: LAYOUT }.encode();
+        if store.put(&key, value, 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await? {
             return Ok(());
         }
     }

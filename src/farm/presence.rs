@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::records::FarmPresence;
 use super::session_loop::{Done, FarmLoop, SessionState};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, NodeName, SessionId};
 use rcfarm_api::key;
 use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
@@ -123,7 +124,7 @@ async fn announce(
     session: &SessionId,
     presence: &FarmPresence,
 ) -> Result<bool, StoreError> {
-    let value = serde_json::to_vec(presence).expect("a presence encodes").into();
+    let value = presence.encode();
     let op = Op::Lock { key: key::farm(farm), value, session: session.clone() };
     Ok(matches!(store.txn(&[op]).await?, TxnOutcome::Committed { .. }))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, NodeName, SessionId};
@@ -150,6 +151,8 @@ impl CacheIndex for RecordLabels {
     }
 }
 
+impl Stored for FarmPresence {}
+
 /// A live farm, as it says of itself at `rcfarm/farms/<farm>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarmPresence {
@@ -205,7 +208,7 @@ impl CacheIndex for Peers {
         let peer = |entry: Entry| {
             let name: FarmName = prefix.tail(&entry.key)?.parse().ok()?;
             let session = entry.session?;
-            let presence: FarmPresence = serde_json::from_slice(&entry.value).ok()?;
+            let presence = FarmPresence::decode(&entry.value).ok()?;
             let selector = presence.selector.parse().ok()?;
             let leaving = presence.leaving;
             let (index, created) = (entry.modify_index, entry.create_index);

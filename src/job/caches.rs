@@ -27,6 +27,7 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pod_group_statuses::PodGroupStatuses;
 use crate::farm::kind::ReconcileError;
 use crate::farm::records::Records;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{Namespaced, NodeName, PodRef};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};

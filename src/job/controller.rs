@@ -29,6 +29,7 @@ use crate::farm::kind::{
 };
 use crate::farm::records::Record;
 use crate::job::controller::step::PlannedStep;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::caches::PodStates;
 use super::pod_status::{PodState, stands};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;

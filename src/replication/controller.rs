@@ -27,11 +27,13 @@ use crate::farm::kind::{
 };
 use crate::placement::capacity::Booking;
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::FieldError;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
-use rcfarm_api::rc::spec::{BadRecord, RcSpec, RcStrategy};
+use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Timestamp, backoff};
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -72,7 +74,7 @@ pub struct RcController {
     reliance: Arc<Reliance>,
     pub(super) known: Option<PendingWrites>,
     /// The record's value that was decoded last, and what came of it.
-    decoded: Option<(Bytes, Result<RcSpec, BadRecord>)>,
+    decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read when the doorbell was rung last.
     fresh: Option<FreshHealth>,
     /// The status or the trees may be older than what was last written: they are read before the next plan.
@@ -184,7 +186,7 @@ impl RcController {
     }
 
     /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
-    fn decode(&mut self, value: &Bytes) -> Result<RcSpec, BadRecord> {
+    fn decode(&mut self, value: &Bytes) -> Result<RcSpec, FieldError> {
         if let Some((of, decoded)) = &self.decoded
             && of == value
         {
@@ -510,7 +512,7 @@ impl RcController {
     async fn say_invalid(
         &mut self,
         record_index: Index,
-        bad: &BadRecord,
+        bad: &FieldError,
     ) -> Result<(), ReconcileError> {
         let mut status = self.status.clone();
         let (kind, reason) = (RcConditionType::Valid, RcReason::InvalidRecord);
@@ -520,7 +522,7 @@ impl RcController {
         status.quarantined_until = None;
         if self.alerted.as_ref() != status.last_error.as_ref() {
             self.alerted.clone_from(&status.last_error);
-            warn!(alert = true, key = %key::rc(self.id), field = bad.field, why = bad.why,
+            warn!(alert = true, key = %key::rc(self.id), field = bad.path, why = bad.problem,
                 fix = bad.fix, "the record cannot be worked on; its pods are left as they are");
         }
         self.write_status(record_index, status).await.map(drop)

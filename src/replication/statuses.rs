@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
+use rcfarm_api::Stored;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;

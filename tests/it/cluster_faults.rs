@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Actor, AuditRecord, ControllerChange, Details, Logged, Retarget};
 use rcfarm_api::ids::{NodeName, RcId, SessionId};

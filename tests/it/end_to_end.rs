@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::Stored;
 use crate::ids::{PodId, RcId};
 use crate::manifest::Resources;
 
@@ -104,21 +104,7 @@ pub struct Allocations {
     pub other: Map<String, Value>,
 }
 
-impl Allocations {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("allocations encode").into()
-    }
-}
+impl Stored for Allocations {}
 
 #[cfg(test)]
 mod tests {

@@ -7,10 +7,10 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Index;
+use crate::Stored;
 use crate::ids::{Namespaced, QueueName};
 
 /// What a command, or a policy of a job, asks for. The words are Volcano's.
@@ -111,21 +111,7 @@ pub struct Command {
     pub issued_by: String,
 }
 
-impl Command {
-    /// Decodes a command.
-    ///
-    /// # Errors
-    /// The decoder's words, which name the field.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the command as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a command encodes").into()
-    }
-}
+impl Stored for Command {}
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ pub mod allocation;
 pub mod audit;
 mod backoff;
 pub mod command;
+mod field_error;
 pub mod ids;
 mod index;
 pub mod job;
@@ -25,7 +26,10 @@ pub mod pod_group;
 pub mod queue;
 pub mod rc;
 pub mod scheduler;
+mod stored;
 
 pub use backoff::backoff;
+pub use field_error::FieldError;
 pub use index::Index;
 pub use jiff::Timestamp;
+pub use stored::Stored;

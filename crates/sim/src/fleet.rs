@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::checker::{Checker, SimActor};
 use super::invariant::Picture;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, SessionId};
 use rcfarm_api::key;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::checker::{Checker, SimActor};
 use super::process::WallClock;
 use super::reached::{Occasion, met};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{self, AuditRecord, ControllerChange, Details};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, RcId, SessionId};

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use bytes::Bytes;
 
 use super::{Claim, Entry, Index, Key, Prefix};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
@@ -202,8 +203,7 @@ impl<G> Txn<G> {
 /// once however often its transaction is sent.
 #[must_use]
 pub fn audit_op(id: Uuid, record: &AuditRecord) -> Op {
-    let value = serde_json::to_vec(record).expect("an audit record encodes");
-    Op::Cas { key: key::audit_log(id), value: value.into(), flags: 0, index: Index::ZERO }
+    Op::Cas { key: key::audit_log(id), value: record.encode(), flags: 0, index: Index::ZERO }
 }
 
 #[cfg(test)]

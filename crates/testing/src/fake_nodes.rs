@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;

@@ -6,6 +6,7 @@ use super::{Check, Verdict, failed};
 use crate::cli::context::CommandContext;
 use crate::cli::rc::{allocations, find};
 use crate::job::document;
+use rcfarm_api::Stored;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
 use rcfarm_api::key;

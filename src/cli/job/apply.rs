@@ -12,6 +12,7 @@ use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
 use crate::job::document::{self, FieldIssue, Read};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;

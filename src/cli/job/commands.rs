@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::find::{FoundJob, find};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::command::{Command, CommandAction, Target};
 use rcfarm_api::ids::Namespaced;

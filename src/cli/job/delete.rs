@@ -11,6 +11,7 @@ use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::job::caches::made_for;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;

@@ -9,6 +9,7 @@ use crate::cli::failure::failure;
 use crate::job::document::{self, FieldIssue, Read};
 use crate::job::manifest::PodIdentity;
 use crate::job::writes::mark_of;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::spec::JobUid;

@@ -10,6 +10,7 @@ use crate::cli::pod;
 use crate::job::document::FieldIssue;
 use crate::job::operator::counting_container;
 use crate::job::pod_status::stands;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;

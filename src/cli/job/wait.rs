@@ -9,6 +9,7 @@ use super::find::find;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;

@@ -11,6 +11,7 @@ use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};

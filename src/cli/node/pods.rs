@@ -10,6 +10,7 @@ use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
 use crate::cli::rc::snapshot::places;
 use crate::cluster::nodes::NodeReadiness;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;

@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
@@ -17,6 +16,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Index, Key, Prefix, Query};
 
 /// A node's state in a word.
@@ -47,27 +47,19 @@ impl fmt::Display for NodeListState {
     }
 }
 
-/// A field of a record that breaks a rule.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct NodeFieldIssue {
-    pub(super) field: String,
-    pub(super) why: String,
-}
-
 /// A node as stored.
 pub(super) struct NodeSnapshot {
     pub(super) name: NodeName,
     pub(super) entry: Option<Entry>,
-    pub(super) record: Result<NodeRecord, NodeFieldIssue>,
+    pub(super) record: Result<NodeRecord, FieldError>,
     pub(super) label_entry: Option<Entry>,
-    pub(super) labels: Result<Labels, NodeFieldIssue>,
+    pub(super) labels: Result<Labels, FieldError>,
 }
 
 impl NodeSnapshot {
     fn of(name: NodeName, entry: Option<Entry>, label_entry: Option<Entry>) -> NodeSnapshot {
-        let record = entry.as_ref().map(|entry| decode(&entry.value));
-        let bad_labels =
-            |error| NodeFieldIssue { field: WHOLE.to_owned(), why: format!("{error}") };
+        let record = entry.as_ref().map(|entry| NodeRecord::decode(&entry.value));
+        let bad_labels = |error| FieldError::new(FieldError::WHOLE, format!("{error}"), "");
         let labels = label_entry.as_ref().map(|entry| decode_labels(&entry.value));
         NodeSnapshot {
             name,
@@ -139,31 +131,11 @@ impl NodeSnapshot {
     /// What of the node cannot be read, with its key.
     pub(super) fn invalid(&self) -> Vec<String> {
         let words =
-            |key: Key, bad: &NodeFieldIssue| format!("{key}: field {}: {}", bad.field, bad.why);
+            |key: Key, bad: &FieldError| format!("{key}: field {}: {}", bad.path, bad.problem);
         let record = self.record.as_ref().err().map(|bad| words(key::node(&self.name), bad));
         let labels = self.labels.as_ref().err().map(|bad| words(key::node_labels(&self.name), bad));
         record.into_iter().chain(labels).collect()
     }
-}
-
-const WHOLE: &str = "(whole value)";
-
-/// Decodes a record; what is wrong is said of the field, which serde does not tell.
-fn decode(value: &[u8]) -> Result<NodeRecord, NodeFieldIssue> {
-    NodeRecord::decode(value).map_err(|error| {
-        let fields = match serde_json::from_slice(value) {
-            Ok(Value::Object(fields)) => fields,
-            _ => serde_json::Map::new(),
-        };
-        let alone = |(field, value): (String, Value)| {
-            let bad = NodeRecord::decode(json!({&field: value}).to_string().as_bytes()).err()?;
-            let text = bad.to_string();
-            let why = text.split(" at line ").next().unwrap_or_default().to_owned();
-            Some(NodeFieldIssue { field, why })
-        };
-        let whole = NodeFieldIssue { field: WHOLE.to_owned(), why: error.to_string() };
-        fields.into_iter().find_map(alone).unwrap_or(whole)
-    })
 }
 
 /// What a node is fit for. An agent that is gone counts as down at once here: how long it has been gone, only a farm
@@ -313,30 +285,10 @@ pub(super) fn check_readable(node: &NodeSnapshot) -> anyhow::Result<()> {
     let Err(bad) = &node.record else { return Ok(()) };
     let key = key::node(&node.name);
     Err(failure(
-        format!("{key}: field {}: {}; nothing was changed", bad.field, bad.why),
+        format!("{key}: field {}: {}; nothing was changed", bad.path, bad.problem),
         format!(
             "mend the field (consul kv get {key}), or forget the node: rcfarm node remove {}",
             node.name
         ),
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_field_that_breaks_a_rule_is_named() {
-        for (value, field) in [
-            (r#"{"rack":7,"state":"sleepy"}"#, "state"),
-            (r#"{"capacity":{"cpu_milli":-1}}"#, "capacity"),
-            (r#"{"drain_deadline":"soon","state":"draining"}"#, "drain_deadline"),
-            ("[]", WHOLE),
-            ("{", WHOLE),
-        ] {
-            let bad = decode(value.as_bytes()).unwrap_err();
-            assert_eq!(bad.field, field, "{value}");
-            assert!(!bad.why.is_empty());
-        }
-    }
 }

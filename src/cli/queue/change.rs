@@ -8,12 +8,14 @@ use serde_json::{Value, json};
 use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
+use rcfarm_api::FieldError;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, QueueChange};
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::key;
 use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{
-    BadField, DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
+    DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
 use rcfarm_store::{Index, Op};
 
@@ -111,7 +113,7 @@ fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
         None => None,
     };
     let record = QueueRecord::decode(value.to_string().as_bytes()).map_err(|bad| {
-        failure(format!("{}: field {}: {}", path.display(), bad.path, bad.why), bad.fix)
+        failure(format!("{}: field {}: {}", path.display(), bad.path, bad.problem), bad.fix)
     })?;
     Ok((name, record))
 }
@@ -147,12 +149,12 @@ fn check(name: &QueueName, spec: &QueueSpec, snapshot: &QueueSnapshot) -> anyhow
         let why = format!(
             "groups are admitted in {parent} itself, and only queues without others below take work"
         );
-        bad.push(BadField::new("spec.parent", why, "let them end first, or name another"));
+        bad.push(FieldError::new("spec.parent", why, "let them end first, or name another"));
     }
     match &bad[..] {
         [] => Ok(()),
-        [one] => Err(failure(format!("field {}: {}", one.path, one.why), one.fix.clone())),
-        many => Err(failure(BadField::list(many), "mend these fields; nothing was written")),
+        [one] => Err(failure(format!("field {}: {}", one.path, one.problem), one.fix.clone())),
+        many => Err(failure(FieldError::list(many), "mend these fields; nothing was written")),
     }
 }
 
@@ -193,7 +195,7 @@ async fn set_state(
         let entry = &snapshot.entries[name];
         let mut record = QueueRecord::decode(&entry.value).map_err(|bad| {
             let fix = format!("mend the record at {}: {}", entry.key, bad.fix);
-            failure(format!("queue {name}: field {}: {}", bad.path, bad.why), fix)
+            failure(format!("queue {name}: field {}: {}", bad.path, bad.problem), fix)
         })?;
         let closed = |above: &&QueueName| {
             snapshot.queues.0.get(*above).is_some_and(|q| q.spec.state == Desired::Closed)

@@ -6,9 +6,9 @@ use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
+use rcfarm_api::FieldError;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::queue::amounts::Amounts;
-use rcfarm_api::queue::spec::BadField;
 use rcfarm_api::queue::status::QueueStatus;
 
 pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
@@ -37,7 +37,7 @@ pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
 /// What stands there, what is so, and what waits; the same in a list and alone.
 fn shown(snapshot: &QueueSnapshot, name: &QueueName) -> Value {
     let queue = &snapshot.queues.0[name];
-    let problems: Vec<String> = queue.problems.iter().map(BadField::to_string).collect();
+    let problems: Vec<String> = queue.problems.iter().map(FieldError::to_string).collect();
     let waiting: Vec<Value> = snapshot
         .positions
         .get(name)

@@ -8,6 +8,7 @@ use crate::batch::plan::{GroupStatuses, positions};
 use crate::batch::queues::{Queue, Queues, StoredQueue, StoredQueues, Usage};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::GroupId;

@@ -10,6 +10,7 @@ use super::wait;
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{ControllerChange, Details};
 use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcRecord, check_count};
@@ -53,7 +54,7 @@ pub(super) struct RcChange {
 
 pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow::Result<CliExit> {
     let count = check_count(args.replicas).map_err(|bad| {
-        failure(format!("replicas_desired: {}", bad.why), "give a number from 0 up")
+        failure(format!("replicas_desired: {}", bad.problem), "give a number from 0 up")
     })?;
     let RcChange { before, index } = set_count(context, &args.rc, i64::from(count)).await?;
     let was = before.desired();

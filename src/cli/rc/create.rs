@@ -14,6 +14,7 @@ use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::label::pair;
 use crate::cli::output::duration;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{ControllerChange, Details};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
@@ -111,8 +112,9 @@ fn rc_labels(args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<Labels>
 }
 
 fn record(id: RcId, args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<RcRecord> {
-    check_count(args.replicas)
-        .map_err(|bad| failure(format!("--replicas: {}", bad.why), "give a number from 0 up"))?;
+    check_count(args.replicas).map_err(|bad| {
+        failure(format!("--replicas: {}", bad.problem), "give a number from 0 up")
+    })?;
     let mut pod_labels: Labels = args.pod_label.iter().cloned().collect();
     for reserved in [POD_ID, RC_ID] {
         if pod_labels.contains_key(reserved) {

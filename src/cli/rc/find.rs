@@ -5,17 +5,19 @@ use anyhow::Context;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::table;
+use rcfarm_api::FieldError;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::manifest::Manifest;
-use rcfarm_api::rc::spec::{BadRecord, RcRecord, RcSpec};
+use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_store::{Entry, Query};
 
 /// A record as it was read.
 pub(in crate::cli) struct Found {
     pub(in crate::cli) id: RcId,
     pub(in crate::cli) entry: Entry,
-    pub(in crate::cli) record: Result<RcRecord, BadRecord>,
+    pub(in crate::cli) record: Result<RcRecord, FieldError>,
 }
 
 impl Found {
@@ -30,7 +32,7 @@ impl Found {
     }
 
     /// The record with every rule checked.
-    pub(in crate::cli) fn spec(&self) -> Result<RcSpec, BadRecord> {
+    pub(in crate::cli) fn spec(&self) -> Result<RcSpec, FieldError> {
         RcSpec::check(self.id, self.record.as_ref().map_err(Clone::clone)?)
     }
 

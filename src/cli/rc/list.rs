@@ -8,6 +8,7 @@ use super::find::{Found, all, short};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{or_dash, table};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};

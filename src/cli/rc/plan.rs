@@ -15,6 +15,7 @@ use crate::farm::records::FarmPresence;
 use crate::replication::plan::{
     Drift, PodRemoveReason, PodStep, ReplicationPlan, SlotState, TransferPlan, has_room,
 };
+use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
@@ -53,20 +54,20 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
     }
     if let (Some(count), Ok(record)) = (args.replicas, &mut found.record) {
         check_count(count).map_err(|bad| {
-            failure(format!("--replicas: {}", bad.why), "give a number from 0 up")
+            failure(format!("--replicas: {}", bad.problem), "give a number from 0 up")
         })?;
         record.replicas_desired = count;
     }
     let spec = found.spec().map_err(|bad| {
         failure(
-            format!("{}: field {}: {}; no farm works on it", found.title(), bad.field, bad.why),
+            format!("{}: field {}: {}; no farm works on it", found.title(), bad.path, bad.problem),
             bad.fix,
         )
     })?;
     let seen = read_snapshot(context, &found).await?;
     let spec = seen.with_labels(spec).map_err(|bad| {
         failure(
-            format!("{}: {}: {}; no farm works on it", found.title(), bad.field, bad.why),
+            format!("{}: {}: {}; no farm works on it", found.title(), bad.path, bad.problem),
             bad.fix,
         )
     })?;
@@ -233,7 +234,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
         "id": found.id,
         "pod_id": found.pod_id(),
         "verdict": verdict,
-        "invalid": spec.as_ref().err().map(|bad| json!({"field": bad.field, "why": bad.why, "fix": bad.fix})),
+        "invalid": spec.as_ref().err().map(|bad| json!({"field": bad.path, "why": bad.problem, "fix": bad.fix})),
         "owner": owner,
         "pods": seen.pods.len(),
         "replicas_desired": found.desired(),
@@ -299,7 +300,7 @@ async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String
         .filter(|entry| entry.session.is_some())
         .filter_map(|entry| {
             let name = key::farms().tail(&entry.key)?.parse().ok()?;
-            Some((name, serde_json::from_slice(&entry.value).ok()?))
+            Some((name, FarmPresence::decode(&entry.value).ok()?))
         })
         .collect();
     if let Some(session) = holder {

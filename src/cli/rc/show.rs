@@ -12,6 +12,7 @@ use crate::cli::output::{age, fields, or_dash, table};
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::replication::plan::RcPod;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;

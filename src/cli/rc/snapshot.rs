@@ -19,8 +19,9 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::node::{Health, HealthReport};
-use rcfarm_api::rc::spec::{BadRecord, RC_ID, RcSpec};
+use rcfarm_api::rc::spec::{RC_ID, RcSpec};
 use rcfarm_api::rc::status::{Quarantine, RcStatus};
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Query};
 
 /// What was read.
@@ -71,7 +72,7 @@ async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<Farm
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
     let farms = context.store.list(&key::farms(), Query::PLAIN).await?.value;
     let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
-    Ok(owner.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+    Ok(owner.and_then(|entry| FarmPresence::decode(&entry.value).ok()))
 }
 
 /// Asks the owner's scheduler at `address`, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
@@ -203,8 +204,8 @@ impl RcSnapshot {
     /// `spec` with what the controller's own labels declare.
     ///
     /// # Errors
-    /// [`BadRecord`] naming the label, or all of them when they cannot be read.
-    pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, BadRecord> {
+    /// [`FieldError`] naming the label, or all of them when they cannot be read.
+    pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, FieldError> {
         let none = Ok(Labels::new());
         let labels = self.labels.as_ref().map_or(none, |entry| decode_labels(&entry.value));
         spec.with_labels(labels.ok().as_ref())

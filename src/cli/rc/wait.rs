@@ -7,6 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};

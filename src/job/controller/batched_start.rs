@@ -15,6 +15,7 @@ use crate::job::labelled::LabelledMember;
 use crate::job::manifest::Placed;
 use crate::job::plan::Create;
 use crate::job::writes::{self, Made};
+use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::failpoints::{Failpoint, enabled};

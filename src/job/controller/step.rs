@@ -7,6 +7,7 @@ use crate::job::caches::Intended;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::phase::JobPhase;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use super::node_capacity::{Insufficient, NodeCapacity};
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;

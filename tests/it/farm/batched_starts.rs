@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::job::writes::mark_of;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;

@@ -8,6 +8,7 @@ use rcfarm::daemon::{MakeScheduler, by_labels};
 use rcfarm::farm::records::FarmPresence;
 use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings};
 use rcfarm::placement::{Discovery, NoDiscovery, Scheduler};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::SECOND;
 use super::cluster::Cluster;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 use rcfarm_api::job::phase::JobPhase;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::key;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{RcId, SessionId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::rc::status::RcStatus;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Actor, AuditRecord, ControllerChange, Details, LabelsChange};
 use rcfarm_api::ids::{NodeName, RcId};

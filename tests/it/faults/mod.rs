@@ -48,6 +48,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{AuditRecord, Logged};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_node::simulated;

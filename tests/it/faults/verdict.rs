@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, Logged, Retarget};
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};

@@ -1,5 +1,6 @@
 //! Devices: a pod runs only on the devices allocated to it.
 
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::{Allocation, Allocations};
 use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};

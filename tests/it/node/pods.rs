@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::{Allocation, Allocations};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;

@@ -5,6 +5,7 @@ use axum::http::{Method, Request};
 use bytes::Bytes;
 use proptest::prelude::*;
 use rcfarm::farm::records::{Doorbells, Locks, Peers, RecordLabels, Records};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{AuditRecord, Logged, fold};
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key::{self, LabelKind};
@@ -103,10 +104,10 @@ proptest! {
             Ok(record) => {
                 prop_assert_eq!(RcRecord::decode(&record.encode()).unwrap(), record.clone());
                 if let Err(bad) = RcSpec::check(record.id, &record) {
-                    prop_assert!(!bad.field.is_empty() && !bad.why.is_empty() && !bad.fix.is_empty());
+                    prop_assert!(!bad.path.is_empty() && !bad.problem.is_empty() && !bad.fix.is_empty());
                 }
             }
-            Err(bad) => prop_assert!(!bad.field.is_empty() && !bad.why.is_empty()),
+            Err(bad) => prop_assert!(!bad.path.is_empty() && !bad.problem.is_empty()),
         }
     }
 

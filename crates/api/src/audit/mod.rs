@@ -22,7 +22,7 @@ pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use jobs::{JobChange, JobStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{GroupChange, GroupsOrdered, QueueChange};
-pub use record::{AuditError, AuditRecord, EventType, SCHEMA_VERSION};
+pub use record::{AuditRecord, EventType, SCHEMA_VERSION};
 
 #[cfg(test)]
 mod tests;

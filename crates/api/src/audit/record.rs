@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Details;
-use crate::Timestamp;
+use crate::{FieldError, Stored, Timestamp};
 
 /// The envelope's version, which p2 writes as 1.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -23,21 +23,7 @@ pub struct AuditRecord {
     pub schema_version: u32,
 }
 
-/// Why a record of the log cannot be understood.
-#[derive(Debug, thiserror::Error)]
-pub enum AuditError {
-    /// The envelope is not as it should be.
-    #[error("it is not an audit record: {0}")]
-    Envelope(serde_json::Error),
-    /// The details do not fit the event type.
-    #[error("its event_details do not fit {event}: {error}")]
-    Details {
-        /// The event type.
-        event: EventType,
-        /// What does not fit.
-        error: serde_json::Error,
-    },
-}
+impl Stored for AuditRecord {}
 
 impl AuditRecord {
     /// A record of `details`.
@@ -51,21 +37,15 @@ impl AuditRecord {
         }
     }
 
-    /// Reads a stored record. Any event type is accepted.
-    ///
-    /// # Errors
-    /// [`AuditError::Envelope`].
-    pub fn decode(value: &[u8]) -> Result<Self, AuditError> {
-        serde_json::from_slice(value).map_err(AuditError::Envelope)
-    }
-
     /// The details with their types.
     ///
     /// # Errors
-    /// [`AuditError::Details`], when they do not fit an event type that we know.
-    pub fn details(&self) -> Result<Details, AuditError> {
-        Details::from_json(&self.event_type, &self.event_details)
-            .map_err(|error| AuditError::Details { event: self.event_type.clone(), error })
+    /// [`FieldError`] when they do not fit an event type that we know.
+    pub fn details(&self) -> Result<Details, FieldError> {
+        Details::from_json(&self.event_type, &self.event_details).map_err(|error| {
+            let problem = format!("it does not fit {}: {error}", self.event_type);
+            FieldError::new("event_details", problem, format!("compare with {}", Self::PAGE))
+        })
     }
 }
 

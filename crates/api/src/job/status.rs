@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::spec::{JobUid, PolicyEvent, Slot};
 use crate::Index;
+use crate::Stored;
 use crate::Timestamp;
 use crate::command::CommandAction;
 use crate::ids::FarmName;
@@ -536,21 +536,9 @@ pub fn note_phase(phases: &mut Vec<PhaseRecord>, phase: JobPhase, now: Timestamp
     phases.push(PhaseRecord { status: phase, last_transition_time: now });
 }
 
+impl Stored for JobStatus {}
+
 impl JobStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a status encodes").into()
-    }
-
     /// What is remembered of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()

@@ -2,6 +2,7 @@
 
 use super::status::*;
 use crate::Index;
+use crate::Stored;
 use crate::Timestamp;
 use crate::job::phase::JobPhase;
 

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::Stored;
 use crate::Timestamp;
 use crate::ids::SessionId;
 use crate::manifest::Resources;
@@ -59,25 +59,14 @@ pub enum NodeState {
     Draining,
 }
 
-impl NodeRecord {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a node record encodes").into()
-    }
+impl Stored for NodeRecord {
+    const PAGE: &'static str = "docs/guide/nodes.md";
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FieldError;
 
     #[test]
     fn a_record_by_hand_needs_little_and_keeps_what_we_do_not_know() {
@@ -86,6 +75,16 @@ mod tests {
         assert_eq!(record.session, None);
         let again: serde_json::Value = serde_json::from_slice(&record.encode()).unwrap();
         assert_eq!(again["rack"], 7);
-        assert!(NodeRecord::decode(br#"{"state":"sleepy"}"#).is_err());
+        for (value, path) in [
+            (r#"{"rack":7,"state":"sleepy"}"#, "state"),
+            (r#"{"capacity":{"cpu_milli":-1}}"#, "capacity.cpu_milli"),
+            (r#"{"drain_deadline":"soon","state":"draining"}"#, "drain_deadline"),
+            ("[]", FieldError::WHOLE),
+            ("{", FieldError::WHOLE),
+        ] {
+            let error = NodeRecord::decode(value.as_bytes()).unwrap_err();
+            assert_eq!(error.path, path, "{value}");
+            assert!(!error.problem.is_empty());
+        }
     }
 }

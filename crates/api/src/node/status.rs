@@ -2,10 +2,10 @@
 //!
 //! The fields `process_status` and `status` are p2's (`p2.md` §1.5), the others ours.
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::Health;
+use crate::Stored;
 use crate::Timestamp;
 use crate::ids::RcId;
 
@@ -104,18 +104,4 @@ pub struct LastExit {
     pub exit_status: i32,
 }
 
-impl PodStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a status encodes").into()
-    }
-}
+impl Stored for PodStatus {}

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -14,7 +13,8 @@ use super::status::PodGroupReason;
 use crate::ids::{BadName, Namespaced, ObjectName, PodId, QueueName};
 use crate::labels::Selector;
 use crate::queue::amounts::{Amounts, PODS};
-use crate::queue::spec::{BadField, DEFAULT_QUEUE, decode_record};
+use crate::queue::spec::DEFAULT_QUEUE;
+use crate::{FieldError, Stored};
 
 /// More members than this are taken for a slip of the hand.
 pub const MOST_MEMBERS: u64 = 100_000;
@@ -165,25 +165,15 @@ impl MemberCounts {
     }
 }
 
+impl Stored for PodGroupRecord {
+    const PAGE: &'static str = "docs/guide/queues.md";
+}
+
 impl PodGroupRecord {
     /// A record of this spec.
     #[must_use]
     pub fn new(spec: PodGroupSpec) -> Self {
         PodGroupRecord { spec, members: MemberCounts::default(), other: Map::new() }
-    }
-
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`BadField`] with the path of the first field that has the wrong shape.
-    pub fn decode(value: &[u8]) -> Result<Self, BadField> {
-        decode_record(value, "docs/guide/queues.md")
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a PodGroup encodes").into()
     }
 }
 
@@ -244,18 +234,18 @@ impl PodGroupSpec {
 
     /// Everything that is wrong with the group (`volcano.md` §6).
     #[must_use]
-    pub fn check(&self, id: &GroupId) -> Vec<BadField> {
+    pub fn check(&self, id: &GroupId) -> Vec<FieldError> {
         let mut bad = Vec::new();
         if self.tasks.is_empty() {
             let fix = "say what the members are: name, replicas, resources, nodeSelector";
-            bad.push(BadField::new("spec.tasks", "there is none", fix));
+            bad.push(FieldError::new("spec.tasks", "there is none", fix));
         }
         let mut names = BTreeSet::new();
         for (n, task) in self.tasks.iter().enumerate() {
             bad.extend(task.check(&format!("spec.tasks[{n}]"), id));
             if !names.insert(&task.name) {
                 let why = format!("another task is called {:?}, too", task.name);
-                bad.push(BadField::new(
+                bad.push(FieldError::new(
                     format!("spec.tasks[{n}].name"),
                     why,
                     "name it differently",
@@ -270,7 +260,7 @@ impl PodGroupSpec {
             )
         {
             let why = format!("{} is no reason to hold a group", hold.reason);
-            bad.push(BadField::new(
+            bad.push(FieldError::new(
                 "spec.hold.reason",
                 why,
                 "write Suspended or WaitingForDependency",
@@ -279,26 +269,28 @@ impl PodGroupSpec {
         bad
     }
 
-    fn check_counts(&self) -> Vec<BadField> {
+    fn check_counts(&self) -> Vec<FieldError> {
         let mut bad = Vec::new();
         let all: u64 = self.tasks.iter().map(|task| u64::from(task.replicas)).sum();
         if all > MOST_MEMBERS {
             let why = format!("{all} members are absurd: at most {MOST_MEMBERS}");
-            bad.push(BadField::new("spec.tasks", why, "lower replicas"));
+            bad.push(FieldError::new("spec.tasks", why, "lower replicas"));
         }
         if let Some(least) = self.min_member.filter(|least| u64::from(*least) > all) {
             let why = format!("{least} is more than the {all} members of all tasks");
-            bad.push(BadField::new("spec.minMember", why, "lower it, or raise replicas"));
+            bad.push(FieldError::new("spec.minMember", why, "lower it, or raise replicas"));
         }
         for (name, least) in &self.min_task_member {
             let path = format!("spec.minTaskMember.{name}");
             match self.tasks.iter().find(|task| task.name == *name) {
-                None => {
-                    bad.push(BadField::new(path, "there is no such task", "name one of spec.tasks"))
-                }
+                None => bad.push(FieldError::new(
+                    path,
+                    "there is no such task",
+                    "name one of spec.tasks",
+                )),
                 Some(task) if *least > task.replicas => {
                     let why = format!("{least} is more than its replicas, {}", task.replicas);
-                    bad.push(BadField::new(path, why, "lower it, or raise replicas"));
+                    bad.push(FieldError::new(path, why, "lower it, or raise replicas"));
                 }
                 Some(_) => {}
             }
@@ -316,14 +308,14 @@ impl GroupTask {
         self.node_selector.parse::<Selector>().map_err(|error| error.to_string())
     }
 
-    fn check(&self, path: &str, id: &GroupId) -> Option<BadField> {
+    fn check(&self, path: &str, id: &GroupId) -> Option<FieldError> {
         if let Err(error) = crate::ids::check_segment(&self.name) {
-            return Some(BadField::new(format!("{path}.name"), error.to_string(), "rename it"));
+            return Some(FieldError::new(format!("{path}.name"), error.to_string(), "rename it"));
         }
         let last = self.replicas.saturating_sub(1);
         if let Err(error) = PodGroupSpec::pod_id(&id.name, &self.name, last) {
             let why = format!("its pods' names are none: {error}");
-            return Some(BadField::new(
+            return Some(FieldError::new(
                 format!("{path}.name"),
                 why,
                 "shorten it, or the group's name",
@@ -331,10 +323,10 @@ impl GroupTask {
         }
         if self.resources.of(PODS).is_some() {
             let path = format!("{path}.resources.{PODS}");
-            return Some(BadField::new(path, "a member is one pod", "leave it out"));
+            return Some(FieldError::new(path, "a member is one pod", "leave it out"));
         }
         let why = self.selector().err()?;
-        Some(BadField::new(
+        Some(FieldError::new(
             format!("{path}.nodeSelector"),
             why,
             "write it like pool=gpu,zone in (a,b)",

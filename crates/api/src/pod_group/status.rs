@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::spec::{MemberCounts, PodGroupSpec};
 use crate::Index;
+use crate::Stored;
 use crate::Timestamp;
 use crate::ids::{NodeName, QueueName};
 use crate::queue::amounts::Amounts;
@@ -225,21 +225,9 @@ fn is_zero_count(number: &u32) -> bool {
     *number == 0
 }
 
+impl Stored for PodGroupStatus {}
+
 impl PodGroupStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a PodGroup's status encodes").into()
-    }
-
     /// Whether the group's pods may be made, each on the node of [`PodGroupStatus::node_of`]: the whole place is
     /// promised, to this owner, for this round.
     #[must_use]

@@ -5,15 +5,13 @@
 //! everything that is wrong with it; command line and daemon use the same two.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
-use bytes::Bytes;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::amounts::Amounts;
 use crate::ids::{ObjectName, QueueName};
+use crate::{FieldError, Stored};
 
 /// The queue of whatever names none; the farm makes it when it is missing.
 pub const DEFAULT_QUEUE: &str = "default";
@@ -25,56 +23,6 @@ pub const ROOT: &str = "root";
 pub const MAX_DEPTH: usize = 5;
 /// The greatest weight.
 pub const MAX_WEIGHT: i64 = 65_535;
-
-/// One thing that is wrong with a record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct BadField {
-    /// The field's path in the record, such as `spec.capability.cpu`.
-    pub path: String,
-    /// What is wrong with it.
-    pub why: String,
-    /// What to do.
-    pub fix: String,
-}
-
-impl BadField {
-    /// One invalid field.
-    pub fn new(path: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
-        BadField { path: path.into(), why: why.into(), fix: fix.into() }
-    }
-
-    /// All invalid fields in one line.
-    #[must_use]
-    pub fn list(all: &[BadField]) -> String {
-        all.iter().map(BadField::to_string).collect::<Vec<_>>().join(" · ")
-    }
-}
-
-impl fmt::Display for BadField {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "field {}: {}; {}", self.path, self.why, self.fix)
-    }
-}
-impl std::error::Error for BadField {}
-
-/// Decodes a record of ours; names the path of what does not fit.
-///
-/// # Errors
-/// One [`BadField`].
-pub fn decode_record<T: DeserializeOwned>(value: &[u8], page: &str) -> Result<T, BadField> {
-    let fix = format!("compare with {page}");
-    let whole = |why: String| BadField::new("(whole value)", why, fix.clone());
-    let value: Value =
-        serde_json::from_slice(value).map_err(|e| whole(format!("not JSON: {e}")))?;
-    if !value.is_object() {
-        return Err(whole("not a JSON object".to_owned()));
-    }
-    serde_path_to_error::deserialize(value).map_err(|e| {
-        let path = e.path().to_string();
-        let path = if path == "." { "(whole value)".to_owned() } else { path };
-        BadField::new(path, e.into_inner().to_string(), fix.clone())
-    })
-}
 
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -186,20 +134,8 @@ impl Default for QueueSpec {
     }
 }
 
-impl QueueRecord {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`BadField`] with the path of the first field that has the wrong shape.
-    pub fn decode(value: &[u8]) -> Result<Self, BadField> {
-        decode_record(value, "docs/guide/queues.md")
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a queue encodes").into()
-    }
+impl Stored for QueueRecord {
+    const PAGE: &'static str = "docs/guide/queues.md";
 }
 
 impl QueueSpec {
@@ -217,9 +153,10 @@ impl QueueSpec {
 
     /// Everything that is wrong with the queue by itself (`volcano.md` §6).
     #[must_use]
-    pub fn check(&self, name: &QueueName) -> Vec<BadField> {
+    pub fn check(&self, name: &QueueName) -> Vec<FieldError> {
         let mut bad = Vec::new();
-        let mut find = |path: &str, why: String, fix: &str| bad.push(BadField::new(path, why, fix));
+        let mut find =
+            |path: &str, why: String, fix: &str| bad.push(FieldError::new(path, why, fix));
         if name.as_str() == ROOT {
             find("(name)", format!("{ROOT} is the name of all queues together"), "choose another");
         }
@@ -260,14 +197,14 @@ impl QueueSpec {
 /// too deep a place, amounts that do not fit into those above. `queues` holds all queues that can be read,
 /// itself among them.
 #[must_use]
-pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -> Vec<BadField> {
+pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -> Vec<FieldError> {
     let Some(spec) = queues.get(name) else { return Vec::new() };
     let Some(parent) = spec.parent() else { return Vec::new() };
     let mut bad = Vec::new();
     let above = match ancestors(name, queues) {
         Ok(above) => above,
         Err(why) => {
-            return vec![BadField::new(
+            return vec![FieldError::new(
                 "spec.parent",
                 why,
                 "name a queue that exists, or leave it out",
@@ -279,11 +216,11 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
             "{} queues stand above it, and queues nest at most {MAX_DEPTH} deep",
             above.len()
         );
-        bad.push(BadField::new("spec.parent", why, "name one that is higher up"));
+        bad.push(FieldError::new("spec.parent", why, "name one that is higher up"));
     }
     if queues[parent].scheduler != spec.scheduler {
         let why = format!("{}, but {parent} has {}", spec.scheduler, queues[parent].scheduler);
-        bad.push(BadField::new(
+        bad.push(FieldError::new(
             "spec.scheduler",
             why,
             "one scheduler orders a whole family: use its",
@@ -294,7 +231,7 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
         if let Some((which, limit)) = limit.filter(|(_, limit)| amount > *limit) {
             let (amount, limit) = (Amounts::spell(what, amount), Amounts::spell(what, limit));
             let why = format!("{amount} is more than {which} has, {limit}");
-            bad.push(BadField::new(
+            bad.push(FieldError::new(
                 format!("spec.capability.{what}"),
                 why,
                 "lower it, or raise the other",
@@ -310,7 +247,7 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
             let why = format!(
                 "the queues below {parent} are guaranteed {all} together, and it has {limit}"
             );
-            bad.push(BadField::new(format!("spec.guarantee.resource.{what}"), why, "lower it"));
+            bad.push(FieldError::new(format!("spec.guarantee.resource.{what}"), why, "lower it"));
         }
     }
     bad
@@ -365,7 +302,7 @@ mod tests {
         all.iter().map(|(queue, value)| (name(queue), spec(value.clone()))).collect()
     }
 
-    fn paths(bad: &[BadField]) -> Vec<&str> {
+    fn paths(bad: &[FieldError]) -> Vec<&str> {
         bad.iter().map(|bad| bad.path.as_str()).collect()
     }
 

@@ -3,11 +3,11 @@
 //! Counters and amounts are changed in the transaction that changes the groups they count, so at every index they
 //! equal a recount of the PodGroup statuses.
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::amounts::Amounts;
 use crate::Index;
+use crate::Stored;
 use crate::Timestamp;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
@@ -126,21 +126,9 @@ impl Counters {
     }
 }
 
+impl Stored for QueueStatus {}
+
 impl QueueStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a queue's status encodes").into()
-    }
-
     /// Sets the state; the time moves only when it changes.
     pub fn set_state(&mut self, state: QueueState, message: String, now: Timestamp) {
         if self.state != Some(state) {

@@ -4,18 +4,18 @@
 //! does not know. [`RcSpec`] is the same after every rule has been checked: a controller never sees anything else.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::FieldError;
 use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::key;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Manifest, Resources};
 use crate::scheduler::Packing;
+use crate::stored::{self, Stored};
 
 /// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
 pub const MOST_REPLICAS: u32 = 100_000;
@@ -72,43 +72,21 @@ pub struct RcRecord {
     pub other: serde_json::Map<String, Value>,
 }
 
-impl RcRecord {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`BadRecord`] naming the field.
-    pub fn decode(value: &[u8]) -> Result<Self, BadRecord> {
-        let value: Value = serde_json::from_slice(value).map_err(|e| BadRecord {
-            field: "(whole value)",
-            why: format!("not JSON: {e}"),
-            fix: "restore the record from `consul kv get` of a good copy, or delete it",
-        })?;
-        if !value.is_object() {
-            return Err(BadRecord {
-                field: "(whole value)",
-                why: "not a JSON object".to_owned(),
-                fix: "write the record with `rcfarm rc create`",
-            });
-        }
-        check_shape(&value)?;
-        serde_json::from_value(value).map_err(|e| BadRecord {
-            field: "(whole value)",
-            why: e.to_string(),
-            fix: "compare with docs/reference/keys.md",
-        })
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        // A struct of strings, numbers and maps with string keys always encodes.
-        serde_json::to_vec(self).expect("an RC record encodes").into()
+impl Stored for RcRecord {
+    fn decode(value: &[u8]) -> Result<Self, FieldError> {
+        let fix =
+            "restore the record from a good copy of it, or write it anew with `rcfarm rc create`";
+        let value = stored::object(value, fix)?;
+        check_types(&value)?;
+        let fix = format!("compare with {}", Self::PAGE);
+        serde_json::from_value(value)
+            .map_err(|error| FieldError::new(FieldError::WHOLE, error.to_string(), fix))
     }
 }
 
 /// Names the first field whose type is wrong; serde alone would not say which of two equal types it was.
-fn check_shape(value: &Value) -> Result<(), BadRecord> {
-    let bad = |field, why: &str, fix| Err(BadRecord { field, why: why.to_owned(), fix });
+fn check_types(value: &Value) -> Result<(), FieldError> {
+    let bad = |field: &str, problem: &str, fix: &str| Err(FieldError::new(field, problem, fix));
     for (field, required) in [("id", true), ("manifest", true), ("node_selector", true)] {
         match &value[field] {
             Value::String(_) => {}
@@ -149,24 +127,6 @@ fn check_shape(value: &Value) -> Result<(), BadRecord> {
     }
 }
 
-/// Why a record cannot be worked on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadRecord {
-    /// The field, as in the record.
-    pub field: &'static str,
-    /// What is wrong with it.
-    pub why: String,
-    /// What to do.
-    pub fix: &'static str,
-}
-
-impl fmt::Display for BadRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "field {}: {}; {}", self.field, self.why, self.fix)
-    }
-}
-impl std::error::Error for BadRecord {}
-
 /// A record in which everything has been checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RcSpec {
@@ -195,34 +155,34 @@ impl RcSpec {
     /// Checks a record that stands under `id`'s key.
     ///
     /// # Errors
-    /// [`BadRecord`] naming the first field that breaks a rule.
-    pub fn check(id: RcId, record: &RcRecord) -> Result<RcSpec, BadRecord> {
+    /// [`FieldError`] naming the first field that breaks a rule.
+    pub fn check(id: RcId, record: &RcRecord) -> Result<RcSpec, FieldError> {
         if record.id != id {
-            return Err(BadRecord {
-                field: "id",
-                why: format!("it is {}, but the key says {id}", record.id),
-                fix: "write the record under its own id",
-            });
+            return Err(FieldError::new(
+                "id",
+                format!("it is {}, but the key says {id}", record.id),
+                "write the record under its own id",
+            ));
         }
-        let manifest = Manifest::parse(&record.manifest).map_err(|e| BadRecord {
-            field: "manifest",
-            why: e.to_string(),
-            fix: "mend the YAML; a manifest needs at least `id:`",
+        let manifest = Manifest::parse(&record.manifest).map_err(|e| {
+            FieldError::new(
+                "manifest",
+                e.to_string(),
+                "mend the YAML; a manifest needs at least `id:`",
+            )
         })?;
-        let node_selector = record.node_selector.parse::<Selector>().map_err(|e| BadRecord {
-            field: "node_selector",
-            why: e.to_string(),
-            fix: "write it like pool=web,zone in (a,b)",
+        let node_selector = record.node_selector.parse::<Selector>().map_err(|e| {
+            FieldError::new("node_selector", e.to_string(), "write it like pool=web,zone in (a,b)")
         })?;
         let strategy = match record.allocation_strategy.as_str() {
             "dynamic_strategy" => RcStrategy::Dynamic,
             "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => RcStrategy::Static,
             other => {
-                return Err(BadRecord {
-                    field: "allocation_strategy",
-                    why: format!("{other:?} is unknown"),
-                    fix: "use static_strategy or dynamic_strategy",
-                });
+                return Err(FieldError::new(
+                    "allocation_strategy",
+                    format!("{other:?} is unknown"),
+                    "use static_strategy or dynamic_strategy",
+                ));
             }
         };
         Ok(RcSpec {
@@ -241,35 +201,35 @@ impl RcSpec {
     /// The same with what the RC's own labels declare; `None`: they cannot be read.
     ///
     /// # Errors
-    /// [`BadRecord`] naming the label.
-    pub fn with_labels(self, labels: Option<&Labels>) -> Result<RcSpec, BadRecord> {
+    /// [`FieldError`] naming the label.
+    pub fn with_labels(self, labels: Option<&Labels>) -> Result<RcSpec, FieldError> {
         let Some(labels) = labels else {
-            return Err(BadRecord {
-                field: "labels",
-                why: "its own labels are not an object of strings".to_owned(),
-                fix: "write them like {\"key\": \"value\"}, or delete them",
-            });
+            return Err(FieldError::new(
+                "labels",
+                "its own labels are not an object of strings".to_owned(),
+                "write them like {\"key\": \"value\"}, or delete them",
+            ));
         };
         let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| (text, text.parse())) {
             None => None,
             Some((_, Ok(least))) => Some(least),
             Some((text, Err(_))) => {
-                return Err(BadRecord {
-                    field: key::MIN_HEALTH_LABEL,
-                    why: format!("{text:?} is no number of pods"),
-                    fix: "set that label of the RC with `rcfarm label set rc ID`, or remove it",
-                });
+                return Err(FieldError::new(
+                    key::MIN_HEALTH_LABEL,
+                    format!("{text:?} is no number of pods"),
+                    "set that label of the RC with `rcfarm label set rc ID`, or remove it",
+                ));
             }
         };
         let packing = match labels.get(key::PACKING_LABEL).map(|text| text.parse()) {
             None => Packing::default(),
             Some(Ok(packing)) => packing,
             Some(Err(why)) => {
-                return Err(BadRecord {
-                    field: key::PACKING_LABEL,
+                return Err(FieldError::new(
+                    key::PACKING_LABEL,
                     why,
-                    fix: "set that label of the RC to spread or bin-pack, or remove it",
-                });
+                    "set that label of the RC to spread or bin-pack, or remove it",
+                ));
             }
         };
         Ok(RcSpec { min_health, packing, ..self })
@@ -290,8 +250,8 @@ impl RcSpec {
     /// Decodes and checks in one go.
     ///
     /// # Errors
-    /// [`BadRecord`].
-    pub fn decode(id: RcId, value: &[u8]) -> Result<RcSpec, BadRecord> {
+    /// [`FieldError`].
+    pub fn decode(id: RcId, value: &[u8]) -> Result<RcSpec, FieldError> {
         RcSpec::check(id, &RcRecord::decode(value)?)
     }
 
@@ -325,13 +285,9 @@ pub const POD_ID: &str = "pod_id";
 /// Checks a count of replicas.
 ///
 /// # Errors
-/// [`BadRecord`] for a negative count, and for more than [`MOST_REPLICAS`].
-pub fn check_count(count: i64) -> Result<u32, BadRecord> {
-    let bad = |why| BadRecord {
-        field: "replicas_desired",
-        why,
-        fix: "set it with `rcfarm rc scale ID N`",
-    };
+/// [`FieldError`] for a negative count, and for more than [`MOST_REPLICAS`].
+pub fn check_count(count: i64) -> Result<u32, FieldError> {
+    let bad = |why| FieldError::new("replicas_desired", why, "set it with `rcfarm rc scale ID N`");
     let n = u32::try_from(count).map_err(|_| {
         bad(if count < 0 { format!("{count} is negative") } else { format!("{count} is absurd") })
     })?;
@@ -401,13 +357,13 @@ mod tests {
         for (from, to, want) in cases {
             let text = p2_record().replace(from, to);
             let got = match RcSpec::decode(id, text.as_bytes()) {
-                Ok(_) => "ok",
-                Err(bad) => bad.field,
+                Ok(_) => "ok".to_owned(),
+                Err(bad) => bad.path,
             };
             assert_eq!(got, want, "{from} -> {to}");
         }
         for text in ["", "[]", "null", "\"x\"", "{"] {
-            assert_eq!(RcSpec::decode(id, text.as_bytes()).unwrap_err().field, "(whole value)");
+            assert_eq!(RcSpec::decode(id, text.as_bytes()).unwrap_err().path, FieldError::WHOLE);
         }
     }
 

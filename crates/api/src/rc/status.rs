@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::Index;
+use crate::Stored;
 use crate::ids::{FarmName, NodeName};
 use crate::{Timestamp, backoff};
 
@@ -181,21 +181,9 @@ impl std::fmt::Display for RcReason {
     }
 }
 
+impl Stored for RcStatus {}
+
 impl RcStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a status encodes").into()
-    }
-
     /// The condition of a type.
     #[must_use]
     pub fn condition(&self, kind: RcConditionType) -> Option<&RcCondition> {

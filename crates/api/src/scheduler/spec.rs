@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::labels::Selector;
-use crate::queue::spec::{BadField, decode_record};
 use crate::scheduler::Packing;
+use crate::{FieldError, Stored};
 
 /// An admitted group without a place goes back after this long, unless somebody says otherwise.
 pub const SCHEDULE_TIMEOUT: u64 = 300;
@@ -83,34 +82,22 @@ impl Default for SchedulerSpec {
     }
 }
 
-impl SchedulerRecord {
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`BadField`] with the path of the first field that has the wrong shape.
-    pub fn decode(value: &[u8]) -> Result<Self, BadField> {
-        decode_record(value, "docs/guide/queues.md")
-    }
-
-    /// Encodes the record as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a scheduler encodes").into()
-    }
+impl Stored for SchedulerRecord {
+    const PAGE: &'static str = "docs/guide/queues.md";
 }
 
 impl SchedulerSpec {
     /// Everything that is wrong with it.
     #[must_use]
-    pub fn check(&self) -> Vec<BadField> {
+    pub fn check(&self) -> Vec<FieldError> {
         let mut bad = Vec::new();
         if self.algorithm != "capacity" {
             let why = format!("{:?} is unknown", self.algorithm);
-            bad.push(BadField::new("spec.algorithm", why, "write capacity, or leave it out"));
+            bad.push(FieldError::new("spec.algorithm", why, "write capacity, or leave it out"));
         }
         if let Err(error) = self.node_selector.parse::<Selector>() {
             let fix = "write it like pool=batch,zone in (a,b)";
-            bad.push(BadField::new("spec.nodeSelector", error.to_string(), fix));
+            bad.push(FieldError::new("spec.nodeSelector", error.to_string(), fix));
         }
         for (field, seconds) in [
             ("scheduleTimeoutSeconds", self.schedule_timeout_seconds),
@@ -119,7 +106,7 @@ impl SchedulerSpec {
         ] {
             if !(1..=LONGEST).contains(&seconds) {
                 let why = format!("{seconds} seconds make no sense");
-                bad.push(BadField::new(format!("spec.{field}"), why, "write 1 to 31622400"));
+                bad.push(FieldError::new(format!("spec.{field}"), why, "write 1 to 31622400"));
             }
         }
         bad

@@ -3,10 +3,10 @@
 //! It is also the chain that keeps an owner's transactions in order: each one replaces it by CAS and raises
 //! `revision`, so a transaction whose answer was lost and that is applied late finds its place taken.
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Index;
+use crate::Stored;
 use crate::Timestamp;
 use crate::ids::FarmName;
 
@@ -35,18 +35,4 @@ pub struct SchedulerStatus {
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-impl SchedulerStatus {
-    /// Decodes a status.
-    ///
-    /// # Errors
-    /// The decoder's words.
-    pub fn decode(value: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(value)
-    }
-
-    /// Encodes the status as it is stored.
-    #[must_use]
-    pub fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("a scheduler's status encodes").into()
-    }
-}
+impl Stored for SchedulerStatus {}

@@ -12,6 +12,7 @@ use super::LONGEST_PAUSE;
 use super::event::AgentEvent;
 use super::intended::{Intended, NodeIntents, hash_of};
 use super::state::DataDir;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId, RcId};

@@ -12,6 +12,7 @@ use super::event::{AgentEvent, PresenceState};
 use super::state::{DataDir, replace};
 use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
 use crate::shim::since_boot;
+use rcfarm_api::Stored;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;

@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
 use super::event::{AgentEvent, PresenceState};
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;

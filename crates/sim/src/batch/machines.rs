@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::checker::{Checker, SimActor};
 use crate::rng::SimRng;
 use rcfarm::job::manifest::PodIdentity;
+use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::key;

@@ -15,6 +15,7 @@ use rcfarm::job::document;
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm::job::pod_status::{PodState, stands};
 use rcfarm::job::writes::mark_of;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::audit::{AuditRecord, Details};
 use rcfarm_api::command::Command;

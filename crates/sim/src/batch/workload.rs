@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::checker::{Checker, SimActor};
 use crate::process::WallClock;
+use rcfarm_api::Stored;
 use rcfarm_api::command::{Command, CommandAction, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
 use rcfarm_api::job::phase::JobPhase;

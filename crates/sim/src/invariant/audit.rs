@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say};
+use rcfarm_api::Stored;
 use rcfarm_api::audit::{Actual, AuditRecord, Details, Logged, compare, fold};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::VIEW;
 use rcfarm::farm::NODE_GRACE;
 use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{FarmName, NodeName, RcId, SessionId};

@@ -7,6 +7,7 @@ use super::{AppliedWrite, CheckFacts, Item, Picture, PicturePod, Say, Unfit, VIE
 use crate::reached::{Occasion, met, met_if};
 use rcfarm::farm::NODE_GRACE;
 use rcfarm_api::Index;
+use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};

@@ -1,0 +1,47 @@
+//! A field of a record that breaks a rule.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One field that breaks a rule: which, what is wrong, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct FieldError {
+    /// The field's path in the record, such as `spec.capability.cpu`; [`FieldError::WHOLE`] for the record itself.
+    #[serde(rename = "field")]
+    pub path: String,
+    /// What is wrong with it.
+    #[serde(rename = "why")]
+    pub problem: String,
+    /// What to do; empty where `problem` says it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fix: String,
+}
+
+impl FieldError {
+    /// The path of an error that is not about one field.
+    pub const WHOLE: &'static str = "(whole value)";
+
+    /// An error of the field at `path`.
+    pub fn new(
+        path: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> FieldError {
+        FieldError { path: path.into(), problem: problem.into(), fix: fix.into() }
+    }
+
+    /// All errors in one line.
+    #[must_use]
+    pub fn list(all: &[FieldError]) -> String {
+        all.iter().map(FieldError::to_string).collect::<Vec<_>>().join(" · ")
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "field {}: {}", self.path, self.problem)?;
+        if self.fix.is_empty() { Ok(()) } else { write!(f, "; {}", self.fix) }
+    }
+}
+impl std::error::Error for FieldError {}
