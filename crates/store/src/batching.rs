@@ -1,10 +1,12 @@
-//! Several controllers' transactions in one: what waits while others are under way goes together.
+//! Batching of commits: transactions of several controllers that wait for a slot are sent as one.
 //!
-//! A record's controller has little to write, and ten thousand of them have little to write ten thousand times. Consul
-//! takes a transaction of sixty operations in about the time of three of six. So transactions that have to wait for a
-//! turn are put behind each other into one, each with its own fence and its own guards. If one of them is refused
-//! Consul refuses all and says whose operation it was: that one has its answer, and the others are sent again without
-//! it. Nothing waits for company: while there is a turn, a transaction is sent at once and alone.
+//! Each record's controller writes little, but a farm has up to ten thousand of them. Consul applies a transaction of
+//! sixty operations in about the time of three with six each. So at most [`SLOTS`] transactions are under way, and those
+//! that wait are concatenated, each with its own fence and guards. While a slot is free, a transaction is sent at once
+//! and alone.
+//!
+//! If Consul refuses a batch, it names the operations at fault. Their transactions get their refusals; the others are
+//! sent again without them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +16,18 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use super::claim::{self, Claim, Commit};
 use super::{Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome, txn::Fenced};
 
-/// So many transactions are under way at once. More would not be answered sooner, and leave less to put together.
-const UNDER_WAY: usize = 4;
+/// Transactions under way at once. More would not be answered sooner and would make batches smaller.
+const SLOTS: usize = 4;
 
 type Answer = Result<Commit, StoreError>;
 
-/// A transaction that waits.
+/// A transaction in the queue.
 struct Waiting {
     number: u64,
     claim: Claim,
     ops: Vec<Op>,
     bytes: usize,
-    /// Only alone: it was refused in company without a word about whose fault it was.
+    /// Send it alone: a batch with it failed, and Consul did not name the operation at fault.
     unbatched: bool,
     answer: oneshot::Sender<Answer>,
 }
@@ -36,11 +38,11 @@ struct Queue {
     waiting: VecDeque<Waiting>,
 }
 
-/// Combines waiting transactions into one.
+/// Queue and slots of one [`super::Writer`].
 pub(super) struct CommitBatcher {
     store: Arc<dyn Store>,
     limits: TxnLimits,
-    turns: Semaphore,
+    slots: Semaphore,
     queue: Mutex<Queue>,
     put_back: Notify,
 }
@@ -68,7 +70,7 @@ impl CommitBatcher {
         CommitBatcher {
             store,
             limits,
-            turns: Semaphore::new(UNDER_WAY),
+            slots: Semaphore::new(SLOTS),
             queue: Mutex::default(),
             put_back: Notify::new(),
         }
@@ -79,21 +81,21 @@ impl CommitBatcher {
         let (ticket, mut answer) = self.enter(txn);
         loop {
             let put_back = self.put_back.notified();
-            let waits = ticket.is_waiting();
+            let is_waiting = ticket.is_waiting();
             tokio::select! {
                 biased;
-                // Whoever sent it was stopped in the middle: it may have been applied.
-                told = &mut answer => return told.unwrap_or_else(|_| Err(StoreError::Interrupted {
+                // A closed channel: the task that sent the batch was dropped. The batch may have been applied.
+                received = &mut answer => return received.unwrap_or_else(|_| Err(StoreError::Interrupted {
                     detail: "the task that sent it was stopped".to_owned(),
                 })),
-                turn = self.turns.acquire(), if waits => {
-                    // It may have gone with another's meanwhile.
-                    if turn.is_ok() && ticket.is_waiting() {
+                slot = self.slots.acquire(), if is_waiting => {
+                    // Another task may have sent it with its batch meanwhile.
+                    if slot.is_ok() && ticket.is_waiting() {
                         self.send(self.batch()).await;
                     }
                 }
-                // It is under way in another's hands, unless that one puts it back.
-                () = put_back, if !waits => {}
+                // Another task is sending it and puts it back if it has to be sent again.
+                () = put_back, if !is_waiting => {}
             }
         }
     }
@@ -116,7 +118,7 @@ impl CommitBatcher {
         (Ticket { batcher: self, number }, answer)
     }
 
-    /// The longest waiting ones, as many as fit into one transaction, at least one.
+    /// Takes the oldest transactions from the queue: as many as fit into one, but at least one.
     fn batch(&self) -> Vec<Waiting> {
         let mut queue = self.queue();
         let (mut ops, mut bytes, mut count) = (0, 0, 0);
@@ -135,9 +137,9 @@ impl CommitBatcher {
         queue.waiting.drain(..count).collect()
     }
 
-    /// Sends some in one transaction. Those that are to be sent again are put back, first in the queue.
+    /// Sends a batch as one transaction. Those to be sent again return to the front of the queue.
     async fn send(&self, batch: Vec<Waiting>) {
-        // Past the local deadline nothing is sent.
+        // Claims whose local deadline has passed must not write.
         let (batch, late): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|waiting| waiting.claim.is_live());
         late.into_iter().for_each(|waiting| drop(waiting.answer.send(Ok(Commit::ClaimLost))));
@@ -152,7 +154,7 @@ impl CommitBatcher {
                 }
             }
             Ok(TxnOutcome::Refused(refusals)) => self.refused(batch, &refusals),
-            // Not applied, and the fault of one of them: forbidden, too large.
+            // Not applied, and one of them is at fault (forbidden, too large): each is sent alone.
             Err(error) if batch.len() > 1 && !error.is_retryable() && !error.outcome_unknown() => {
                 self.put_back(batch, true);
             }
@@ -183,14 +185,14 @@ impl CommitBatcher {
             }
             let _ = waiting.answer.send(Ok(claim::refused(&waiting.claim, own)));
         }
-        let nobody_named = refusals.iter().all(|refusal| refusal.op >= first);
-        self.put_back(innocent, nobody_named);
+        let none_named = refusals.iter().all(|refusal| refusal.op >= first);
+        self.put_back(innocent, none_named);
     }
 
     fn put_back(&self, batch: Vec<Waiting>, unbatched: bool) {
         let mut queue = self.queue();
         for waiting in batch.into_iter().rev() {
-            // Nobody waits for the answer of one whose controller is gone.
+            // A closed channel: its controller has ended.
             if !waiting.answer.is_closed() {
                 queue.waiting.push_front(Waiting { unbatched, ..waiting });
             }

@@ -1,4 +1,4 @@
-//! A claim is a lock, the session that holds it, and the fence that proves it.
+//! Claims: a lock key, the session that holds it, and the fence that each transaction begins with.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,10 +11,10 @@ use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, 
 use crate::failpoints::{Failpoint, enabled};
 use rcfarm_api::ids::SessionId;
 
-/// The life of one session as this process may rely on it.
+/// The time in which this process may write under one session.
 ///
-/// It ends when the local deadline passes, when a renewal or a fence is refused, or on shutdown; it never
-/// begins again. All claims of the session share it.
+/// It ends when the local deadline passes, when a renewal or a fence is refused, or on shutdown. It never begins again.
+/// All claims of the session share it.
 #[derive(Debug, Clone)]
 pub struct Epoch {
     inner: Arc<EpochInner>,
@@ -28,7 +28,7 @@ struct EpochInner {
 }
 
 impl Epoch {
-    /// An epoch that may be relied on until `good_until`, unless extended.
+    /// An epoch with the local deadline `good_until`.
     #[must_use]
     pub fn new(session: SessionId, good_until: Instant) -> Self {
         Epoch {
@@ -40,25 +40,25 @@ impl Epoch {
         }
     }
 
-    /// The session.
+    /// The Consul session.
     #[must_use]
     pub fn session(&self) -> &SessionId {
         &self.inner.session
     }
 
-    /// Moves the local deadline. It never moves back, and an ended epoch stays ended.
+    /// Moves the local deadline forward; an earlier one is ignored. An ended epoch stays ended.
     pub fn extend(&self, good_until: Instant) {
         let mut deadline = self.deadline();
         *deadline = (*deadline).max(good_until);
     }
 
-    /// When this process must stop writing unless the epoch is extended.
+    /// The local deadline: after it, this process starts no write.
     #[must_use]
     pub fn good_until(&self) -> Instant {
         *self.deadline()
     }
 
-    /// Whether a write may be started now. Past the deadline this ends the epoch.
+    /// Whether a write may be started now. Ends the epoch if the deadline has passed.
     #[must_use]
     pub fn is_live(&self) -> bool {
         if self.inner.ended.is_cancelled() {
@@ -71,7 +71,7 @@ impl Epoch {
         true
     }
 
-    /// Ends the epoch: no write is started any more, and every task of it is told.
+    /// Ends the epoch: no write is started any more, and [`Epoch::ended`] and [`Claim::lost`] resolve.
     pub fn end(&self) {
         self.inner.ended.cancel();
     }
@@ -95,7 +95,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// A claim on `lock`, which the epoch's session was just seen to hold.
+    /// A claim on `lock`. The caller has just read that the epoch's session holds it.
     #[must_use]
     pub fn new(lock: Key, epoch: Epoch) -> Self {
         let lost = epoch.inner.ended.child_token();
@@ -114,7 +114,7 @@ impl Claim {
         &self.epoch
     }
 
-    /// The operation that makes Consul refuse a transaction unless this claim holds at that moment.
+    /// The operation by which Consul refuses a transaction unless the session holds the lock at that moment.
     #[must_use]
     pub fn fence(&self) -> Op {
         if enabled(Failpoint::NoFence) {
@@ -123,13 +123,13 @@ impl Claim {
         Op::CheckSession { key: self.lock.clone(), session: self.epoch.session().clone() }
     }
 
-    /// Whether the claim may be relied on to start a write.
+    /// Whether a write may be started under this claim.
     #[must_use]
     pub fn is_live(&self) -> bool {
         !self.lost.is_cancelled() && self.epoch.is_live()
     }
 
-    /// Gives the claim up locally: no write is started under it any more.
+    /// Ends the claim in this process: no write is started under it any more. The lock in Consul stays.
     pub fn lose(&self) {
         self.lost.cancel();
     }
@@ -140,23 +140,23 @@ impl Claim {
     }
 }
 
-/// What became of a fenced transaction.
+/// Result of a fenced transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Commit {
     /// Applied at this index.
     Applied(Index),
-    /// Nothing was applied: something the plan relied on has changed. Look again.
+    /// Nothing was applied: a guard failed, because a key that the plan relied on has changed.
     Refused(Vec<Refusal>),
-    /// The claim does not hold (any more); nothing was applied, and the claim is now lost.
+    /// Nothing was applied: the session does not hold the claim's lock. The claim has ended.
     ClaimLost,
 }
 
-/// The only way for a controller to write.
+/// Commits fenced transactions. Controllers have no other way to write.
 #[derive(Clone)]
 pub struct Writer {
     store: Arc<dyn Store>,
-    group: Option<Arc<CommitBatcher>>,
+    batcher: Option<Arc<CommitBatcher>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -166,31 +166,31 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// A writer on `store`.
+    /// A writer that sends each transaction alone.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Writer { store, group: None }
+        Writer { store, batcher: None }
     }
 
-    /// A writer that puts the transactions of several claims that have to wait into one, as far as it fits.
+    /// A writer that concatenates waiting transactions of several claims up to `limits`.
     #[must_use]
     pub fn together(store: Arc<dyn Store>, limits: TxnLimits) -> Self {
-        let group = Some(Arc::new(CommitBatcher::new(store.clone(), limits)));
-        Writer { store, group }
+        let batcher = Some(Arc::new(CommitBatcher::new(store.clone(), limits)));
+        Writer { store, batcher }
     }
 
     /// Commits a fenced transaction, unless the claim's local deadline has passed.
     ///
     /// # Errors
-    /// A [`StoreError`]; where [`StoreError::outcome_unknown`] holds, the transaction may have been applied or
-    /// may be applied later, and the caller must read before it decides anything.
+    /// Any [`StoreError`]. If [`StoreError::outcome_unknown`], the transaction may have been applied or may still be.
+    /// The caller must then read before it decides.
     pub async fn commit(&self, txn: Txn<Fenced>) -> Result<Commit, StoreError> {
         let claim = &txn.guard.claim;
         if !claim.is_live() {
             return Ok(Commit::ClaimLost);
         }
-        if let Some(group) = &self.group {
-            return group.commit(txn).await;
+        if let Some(batcher) = &self.batcher {
+            return batcher.commit(txn).await;
         }
         match self.store.txn(&txn.ops).await? {
             TxnOutcome::Committed { index, .. } => Ok(Commit::Applied(index)),
@@ -199,7 +199,7 @@ impl Writer {
     }
 }
 
-/// What a refusal of a claim's transaction means.
+/// The result of a refused transaction. A refused fence, operation 0, ends the claim.
 pub(super) fn refused(claim: &Claim, refusals: Vec<Refusal>) -> Commit {
     if refusals.iter().any(|refusal| refusal.op == 0) {
         claim.lose();

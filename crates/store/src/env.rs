@@ -1,4 +1,4 @@
-//! What a daemon runs on.
+//! Environment of a daemon.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::time::{Clock, IdSource};
 /// Environment of a daemon: store, clock and identifiers.
 #[derive(Clone)]
 pub struct Env {
-    /// The store.
+    /// Consul or its emulator.
     pub store: Arc<dyn Store>,
-    /// Time.
+    /// Source of wall-clock time.
     pub clock: Arc<dyn Clock>,
-    /// Identifiers and jitter.
+    /// Source of identifiers and jitter.
     pub ids: Arc<IdSource>,
 }

@@ -1,41 +1,41 @@
-//! Failures of the store. A refusal is not among them.
+//! Failures of requests to Consul. Refusals (lost CAS, busy lock) are not errors.
 
 use rcfarm_api::ids::SessionId;
 
-/// What a failed request did.
+/// Whether a failed write was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryVerdict {
-    /// It was not applied and never will be.
+    /// Not applied, and never will be.
     NotApplied,
-    /// Nobody knows; it may even be applied seconds from now (`consul-semantics.md` §0 #14). Read before deciding.
+    /// Unknown. It may even be applied seconds later (`consul-semantics.md` §0 #14). Read before deciding.
     Unknown,
 }
 
-/// A failure, with what a caller needs to know: may it be tried again, and may it have happened?
+/// A failed request. [`StoreError::is_retryable`] and [`StoreError::verdict`] classify it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The agent could not be reached; nothing was sent.
+    /// The Consul agent could not be reached; nothing was sent.
     #[error("Consul cannot be reached: {detail}")]
     Unreachable {
-        /// The transport's words.
+        /// Message of the transport.
         detail: String,
     },
     /// No answer in time.
     #[error("no answer from Consul within {after:?}")]
     Timeout {
-        /// The limit that passed.
+        /// The timeout.
         after: std::time::Duration,
     },
-    /// The connection died, or the leader went away in the middle of the request.
+    /// The connection broke, or the leader was lost, during the request.
     #[error("Consul broke off the request: {detail}")]
     Interrupted {
-        /// The transport's or Consul's words.
+        /// Message of the transport or of Consul.
         detail: String,
     },
-    /// The cluster has no leader now.
+    /// The cluster has no leader.
     #[error("the Consul cluster has no leader")]
     NoLeader,
-    /// Consul asks for fewer requests (429, 503).
+    /// Consul limits the request rate (429, 503).
     #[error("Consul refuses for load (HTTP {status})")]
     Overloaded {
         /// 429 or 503.
@@ -44,10 +44,10 @@ pub enum StoreError {
     /// The token may not do this.
     #[error("permission denied: {what} (check CONSUL_HTTP_TOKEN and its policy)")]
     Forbidden {
-        /// What was asked for.
+        /// Method and path, or the prefix, that was refused.
         what: String,
     },
-    /// The session does not exist (any more).
+    /// The session does not exist.
     #[error("session {session} is gone")]
     SessionGone {
         /// The session.
@@ -56,10 +56,10 @@ pub enum StoreError {
     /// Too many operations or bytes.
     #[error("request too large: {detail}")]
     TooLarge {
-        /// Consul's words.
+        /// Message of Consul.
         detail: String,
     },
-    /// Any other refusal by Consul: a bad parameter, an unknown check, …
+    /// Any other error answer of Consul, such as a bad parameter or an unknown check.
     #[error("Consul answered HTTP {status}: {body}")]
     Rejected {
         /// HTTP status.
@@ -70,9 +70,9 @@ pub enum StoreError {
     /// The answer could not be understood.
     #[error("cannot decode Consul's answer about {what}: {detail}")]
     Decode {
-        /// What was read.
+        /// What the request was about.
         what: String,
-        /// What was wrong.
+        /// Message of the decoder.
         detail: String,
     },
 }
@@ -91,7 +91,7 @@ impl StoreError {
         )
     }
 
-    /// What the failed request did, if it was a write.
+    /// Whether the request was applied, if it was a write.
     #[must_use]
     pub fn verdict(&self) -> RetryVerdict {
         match self {

@@ -1,41 +1,43 @@
-//! Failpoints for the simulation: safety layers that it can switch off, to see that their absence is
-//! noticed, tasks that it can hold still, as SIGSTOP does, and how large a large tree is. Without the feature
-//! `failpoints` every function here is empty.
+//! Failpoints for the simulation. Without the feature `failpoints` every function here does nothing.
+//!
+//! - [`enabled`]: safety layers that the simulation switches off, to prove that its checks notice their absence.
+//! - [`task`]: tasks that the simulation can freeze, as SIGSTOP does.
+//! - [`sizes`]: thresholds of incremental reads, so that small trees are read as large ones are.
 
-/// A safety layer that can be switched off.
+/// A safety layer that can be switched off. Each variant says what then happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failpoint {
     /// Transactions carry no fence.
     NoFence,
     /// The local deadline never passes.
     NoDeadline,
-    /// An epoch whose session is gone goes on.
+    /// An epoch outlives its session.
     DeadSessionKept,
     /// Locks outlive their session.
     LockOutlivesSession,
-    /// A record relabelled away is kept.
+    /// A farm keeps a record whose labels no longer match its selector.
     ClaimKept,
-    /// A transaction does not check that the record is as the plan saw it.
+    /// Transactions do not check that the record is unchanged since the plan.
     NoRecordGuard,
-    /// The status is replaced whatever stands there.
+    /// The status is written without CAS.
     NoChain,
-    /// A write whose answer was lost is taken for one that was not applied, and made again.
+    /// A write whose answer was lost counts as not applied and is repeated.
     RepeatUnknown,
-    /// Pods' labels are written whatever stands there.
+    /// Pods' labels are written without CAS.
     NoLabelGuard,
-    /// Intents are written whatever stands there.
+    /// Intents are written without CAS.
     NoIntentGuard,
-    /// A pod is removed without a check that it still is the record's own.
+    /// A pod is removed without a check that it still belongs to the record.
     NoOwnIdCheck,
-    /// An owner does not count its own transactions that its trees do not show yet.
+    /// An owner ignores its own transactions that its caches do not show yet.
     OwnWritesForgotten,
-    /// A new owner goes by trees that were read before it claimed.
+    /// A new owner uses caches that were read before it claimed the record.
     StaleTakeOver,
-    /// A tree that became suddenly much smaller is believed.
+    /// The mass-deletion guard trusts every tree.
     NoEmptinessGuard,
-    /// Disabled records are worked on.
+    /// Disabled records are reconciled.
     DisabledIgnored,
-    /// A healthy pod is moved although others are not.
+    /// A healthy pod is moved although others are unhealthy.
     TransferBlind,
     /// The declared minimum of healthy pods is ignored.
     NoMinimumHealth,
@@ -43,33 +45,33 @@ pub enum Failpoint {
     RemovalUnordered,
     /// Pods are added on nodes that are down or drained.
     UnfitTaken,
-    /// What nodes promise is written whatever stands there.
+    /// Allocations are written without CAS.
     PromiseUnguarded,
     /// Changes of pods leave no audit record.
     NoAudit,
     /// The audit record is written after the transaction, not in it.
     AuditApart,
-    /// A record that keeps failing is tried again at once, for ever.
+    /// A record that keeps failing is retried at once, without limit.
     NoQuarantine,
-    /// A panic of one controller is not contained.
+    /// A panic of one controller ends the farm.
     PanicEscapes,
-    /// A command is deleted whether it is there or not.
+    /// A transaction deletes a command without a check that it exists.
     CommandRepeated,
-    /// Members start without a check that their gang has its place.
+    /// Members start without a check that their gang has a placement.
     PlaceUnchecked,
-    /// A gang's place is given back although it has pods, and whatever its owner has said meanwhile.
+    /// A gang's placement is deleted although it has pods, and without CAS.
     PlacePulled,
-    /// A place that was written ahead counts before the nodes have promised it.
+    /// A placement that was written ahead counts before its allocations exist.
     PromiseSkipped,
-    /// A restart counts for two.
+    /// One restart counts as two.
     CountedTwice,
     /// Members do not wait for the tasks that they depend on.
     DependenciesIgnored,
-    /// Members start again without a pause.
+    /// Members restart without a pause.
     PausesIgnored,
-    /// Queues have no limits.
+    /// Limits of queues are ignored.
     LimitsIgnored,
-    /// In a strict queue what fits goes ahead.
+    /// In a strict queue, a group that fits overtakes one that does not.
     OrderIgnored,
 }
 
@@ -81,12 +83,12 @@ mod inert {
         false
     }
 
-    /// The task of a daemon, as it is.
+    /// The future itself.
     pub fn task<F: Future>(future: F) -> F {
         future
     }
 
-    /// What counts as a large tree, where the simulation says so.
+    /// `None`: the default thresholds.
     #[must_use]
     pub const fn sizes() -> Option<crate::Sizes> {
         None
@@ -125,18 +127,18 @@ mod live {
         EnabledFailpoints(())
     }
 
-    /// What counts as a large tree on this thread; `None`: what always does.
+    /// Thresholds of incremental reads on this thread; `None`: the default.
     #[must_use]
     pub fn sizes() -> Option<Sizes> {
         SIZES.get()
     }
 
-    /// From now on this counts as a large tree on this thread: a simulated world is small.
+    /// Sets the thresholds of incremental reads on this thread.
     pub fn resize(sizes: Option<Sizes>) {
         SIZES.set(sizes);
     }
 
-    /// See [`enable`].
+    /// Failpoints of this thread; dropping it switches all layers on again.
     pub struct EnabledFailpoints(());
 
     impl Drop for EnabledFailpoints {
@@ -145,12 +147,12 @@ mod live {
         }
     }
 
-    /// The task of a daemon: it belongs to the process that spawns it, and stands still when that does.
+    /// A task of a daemon. It belongs to the simulated process that spawns it and freezes with it.
     pub fn task<F: Future>(future: F) -> FreezableTask<F> {
         FreezableTask { freezer: CURRENT.with_borrow(Clone::clone), inner: Box::pin(future) }
     }
 
-    /// Holds all tasks of one simulated process still.
+    /// Freezes all tasks of one simulated process.
     #[derive(Clone, Default)]
     pub struct Freezer(Arc<Mutex<Frozen>>);
 
@@ -161,17 +163,17 @@ mod live {
     }
 
     impl Freezer {
-        /// The first task of a process; those that it spawns belong to it.
+        /// The first task of a process. Tasks that it spawns by [`task`] belong to the process.
         pub fn process<F: Future>(&self, future: F) -> FreezableTask<F> {
             FreezableTask { freezer: Some(self.clone()), inner: Box::pin(future) }
         }
 
-        /// Stops the process: no task of it runs.
+        /// Freezes the process: none of its tasks is polled.
         pub fn freeze(&self) {
             self.lock().frozen = true;
         }
 
-        /// Lets it go on. Everything that happened meanwhile is found at once.
+        /// Thaws the process and wakes its tasks.
         pub fn thaw(&self) {
             let waiting = {
                 let mut frozen = self.lock();
@@ -194,13 +196,13 @@ mod live {
         }
     }
 
-    /// See [`task`].
+    /// A future that is not polled while its process is frozen.
     pub struct FreezableTask<F> {
         freezer: Option<Freezer>,
         inner: Pin<Box<F>>,
     }
 
-    /// Puts the process before back, also when a task panics.
+    /// Restores the previous process when dropped, even if the task panics.
     struct Scope(Option<Freezer>);
 
     impl Drop for Scope {

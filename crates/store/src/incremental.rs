@@ -1,6 +1,8 @@
-//! What of a large tree has changed. Consul says of every prefix at which index something below it changed last, whether
-//! or not a part of a name: so the tree is divided until few entries can have changed. Of these a transaction that only
-//! reads tells which have, all of them in one answer, and only they are read.
+//! Incremental reads of a large tree.
+//!
+//! For every prefix, even one that ends within a name, Consul returns the index of the last change below it. So the keys
+//! are divided into parts by prefix, and the index of each part shows whether it changed. For the entries of a changed
+//! part, one read-only transaction compares their ModifyIndexes. Only changed entries are then read.
 
 use std::ops::Range;
 
@@ -11,85 +13,74 @@ use super::{
 };
 use crate::failpoints;
 
-/// A tree of so many entries is read in parts.
-const MANY: usize = 64;
-/// No more parts than this are asked for, unless a single step of dividing makes more.
+/// Aimed number of parts. Dividing stops before twice this number.
 const MOST_PARTS: usize = 16;
-/// A part of so few entries is not divided.
-const FEW: usize = 48;
-/// Of a part of more entries than this it is not asked which have changed: to list them is faster. A tree that is no
-/// larger is not divided.
-const ASKED: usize = 128;
-/// Nor of a part whose values are this short in all: Consul takes 64 µs to list a record of 1,500 bytes, 10 µs to list a
-/// lock, and 16 µs to compare the index of either.
-const LITTLE: usize = 16 * 1024;
 
-/// Where more than this part of the keys came or went, all is read.
-const SHARE: usize = 8;
-
-/// What counts as many entries, and what as few: less in simulated worlds, which are small.
+/// Thresholds of incremental reads. Simulated worlds are small and use lower ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// A tree of so many entries is read in parts.
+    /// A tree with fewer entries is always read whole.
     pub many: usize,
-    /// A part of so few entries is not divided.
+    /// A part with at most this many entries is not divided.
     pub few: usize,
-    /// Of more entries than this it is not asked which have changed.
+    /// A part with more entries is listed instead of compared: the list is faster. A tree with at most this many
+    /// entries is not divided.
     pub asked: usize,
-    /// Nor of entries whose values are this short in all.
+    /// A part whose values have at most this many bytes in all is listed instead of compared. Consul takes 64 µs to
+    /// list a record of 1,500 bytes, 10 µs to list a lock, and 16 µs to compare the index of either.
     pub little: usize,
-    /// Where more than this part of the keys came or went, all is read.
+    /// If more than one in `share` keys was created or deleted, the tree is read whole.
     pub share: usize,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        let usual = Sizes { many: MANY, few: FEW, asked: ASKED, little: LITTLE, share: SHARE };
+        let usual = Sizes { many: 64, few: 48, asked: 128, little: 16 * 1024, share: 8 };
         failpoints::sizes().unwrap_or(usual)
     }
 }
 
-/// A tree as it was last read.
+/// A tree as last read. Empty if the tree was too small.
 #[derive(Debug)]
 pub(super) struct IncrementalReader {
-    /// By key.
+    /// Sorted by key.
     entries: Vec<Entry>,
     sizes: Sizes,
 }
 
-/// How much was read for an answer.
+/// How much was transferred for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Transferred {
-    /// Entries with their values.
+    /// Number of entries, with their values.
     pub entries: usize,
-    /// Names alone.
+    /// Number of keys without values.
     pub names: usize,
 }
 
 /// A tree brought up to date.
 pub(super) struct IncrementalRead {
-    /// All of it.
+    /// The whole tree.
     pub(super) answer: Answer<Vec<Entry>>,
-    /// What was read for it.
+    /// What was transferred for it.
     pub(super) transferred: Transferred,
 }
 
-/// What was read of a part that may have changed.
-enum Found {
-    /// All that it holds.
+/// Entries that were read of a part.
+enum PartEntries {
+    /// All entries of the part.
     All(Vec<Entry>),
-    /// What has changed.
+    /// New and changed entries.
     Changed(Vec<Entry>),
 }
 
 impl IncrementalReader {
-    /// Nothing was read yet.
+    /// A reader that knows no tree yet.
     pub(super) fn new(sizes: Sizes) -> Self {
         IncrementalReader { entries: Vec::new(), sizes }
     }
 
-    /// The tree was read whole. A small one will be again.
-    pub(super) fn are_all(&mut self, entries: &[Entry]) {
+    /// Takes a tree that was read whole. A small tree is not stored: it is read whole again.
+    pub(super) fn replace_all(&mut self, entries: &[Entry]) {
         self.entries = match entries.len() >= self.sizes.many
             && entries.is_sorted_by_key(|entry| &entry.key)
         {
@@ -98,11 +89,11 @@ impl IncrementalReader {
         };
     }
 
-    /// Reads what has changed since `after`, the index of what is known, given the keys that there are now. `None`: it
-    /// is better to read all.
+    /// Reads what changed since `after`, the index of the stored tree. `keys` are the current keys. `None`: the tree must
+    /// be read whole.
     ///
     /// # Errors
-    /// Any [`StoreError`]; what is known stays as it was.
+    /// Any [`StoreError`]; the stored tree is then unchanged.
     pub(super) async fn changed(
         &mut self,
         reader: &dyn Reader,
@@ -119,29 +110,29 @@ impl IncrementalReader {
         }
         let Some(parts) = divide(now, self.sizes) else { return Ok(None) };
         let is_alone = parts.len() == 1;
-        let looks = parts.into_iter().map(|prefix| {
+        let reads = parts.into_iter().map(|prefix| {
             let fresh = &fresh[range(&fresh, &prefix, |key| key)];
             let known = &self.entries[self.range(&prefix)];
             let part =
                 Part { prefix, now, known, fresh, is_certain: is_alone || !fresh.is_empty() };
-            look(reader, part, after, self.sizes)
+            read_part(reader, part, after, self.sizes)
         });
-        let looks: Option<Vec<Look>> = try_join_all(looks).await?.into_iter().collect();
-        let Some(looks) = looks else { return Ok(None) };
-        let newest = looks.iter().map(|look| look.newest).max().unwrap_or(Index::ZERO);
+        let reads: Option<Vec<PartRead>> = try_join_all(reads).await?.into_iter().collect();
+        let Some(reads) = reads else { return Ok(None) };
+        let newest = reads.iter().map(|read| read.newest).max().unwrap_or(Index::ZERO);
         if gone.is_empty() && newest < keys.index {
-            // Somebody answered with the past, or a list was cut.
+            // No part explains the tree's index: an answer was stale, or the token may not read everything.
             return Ok(None);
         }
-        let filtered = keys.filtered || looks.iter().any(|look| look.filtered);
-        let entries = self.take(looks, gone);
+        let filtered = keys.filtered || reads.iter().any(|read| read.filtered);
+        let entries = self.apply(reads, gone);
         let transferred = Transferred { entries, names: now.len() };
         let answer = Answer { value: self.entries.clone(), index: keys.index, filtered };
         Ok(Some(IncrementalRead { answer, transferred }))
     }
 
-    /// Puts what was read in its place; how many entries it was. `gone` are the places of what is there no more.
-    fn take(&mut self, looks: Vec<Look>, gone: Vec<usize>) -> usize {
+    /// Removes the entries at the positions `gone` and applies the reads. Returns the number of entries read.
+    fn apply(&mut self, reads: Vec<PartRead>, gone: Vec<usize>) -> usize {
         let mut gone = gone.into_iter().peekable();
         let mut at = 0;
         self.entries.retain(|_| {
@@ -149,16 +140,16 @@ impl IncrementalReader {
             gone.next_if_eq(&(at - 1)).is_none()
         });
         let mut count = 0;
-        for Look { prefix, found, .. } in looks {
+        for PartRead { prefix, found, .. } in reads {
             match found {
                 None => {}
-                Some(Found::All(mut entries)) => {
+                Some(PartEntries::All(mut entries)) => {
                     count += entries.len();
                     entries.sort_by(|a, b| a.key.cmp(&b.key));
                     let range = self.range(&prefix);
                     self.entries.splice(range, entries);
                 }
-                Some(Found::Changed(entries)) => {
+                Some(PartEntries::Changed(entries)) => {
                     count += entries.len();
                     entries.into_iter().for_each(|entry| self.replace(entry));
                 }
@@ -174,7 +165,7 @@ impl IncrementalReader {
         }
     }
 
-    /// Of sorted keys those that are not known, and the places of those that are known and are not among them.
+    /// Compares sorted keys with the stored tree: new keys, and positions of stored entries whose key is gone.
     fn difference<'k>(&self, now: &'k [String]) -> (Vec<&'k str>, Vec<usize>) {
         let (mut fresh, mut gone) = (Vec::new(), Vec::new());
         let mut known = self.entries.iter().map(|entry| &entry.key).enumerate().peekable();
@@ -190,13 +181,13 @@ impl IncrementalReader {
         (fresh, gone)
     }
 
-    /// Where a part of it stands.
+    /// Positions of a part in the stored tree.
     fn range(&self, part: &Prefix) -> Range<usize> {
         range(&self.entries, part, |entry| &entry.key)
     }
 }
 
-/// Where, in what is sorted by key, a part stands.
+/// Positions of a part in a slice that is sorted by key.
 fn range<T>(sorted: &[T], part: &Prefix, key: impl Fn(&T) -> &str) -> Range<usize> {
     let first = sorted.partition_point(|one| key(one) < part.as_str());
     let count = sorted[first..].partition_point(|one| part.tail(key(one)).is_some());
@@ -206,45 +197,44 @@ fn range<T>(sorted: &[T], part: &Prefix, key: impl Fn(&T) -> &str) -> Range<usiz
 /// A part of a tree.
 struct Part<'p> {
     prefix: Prefix,
-    /// All keys that there are now, in this part and elsewhere.
+    /// All current keys of the tree.
     now: &'p [String],
-    /// What was known of it.
+    /// Stored entries of the part.
     known: &'p [Entry],
-    /// Those of its keys that were not known.
+    /// New keys of the part.
     fresh: &'p [&'p str],
-    /// Whether it is certain that it has changed.
+    /// Whether the part certainly changed, so that its index need not be read.
     is_certain: bool,
 }
 
-/// What a look at one part has shown.
-struct Look {
+/// Result of the read of one part.
+struct PartRead {
     prefix: Prefix,
-    /// The newest index that was seen, which explains a change.
+    /// The newest index of the answers.
     newest: Index,
     filtered: bool,
-    /// `None`: it is as it was.
-    found: Option<Found>,
+    /// `None`: the part has not changed.
+    found: Option<PartEntries>,
 }
 
-/// Looks whether a part has changed: whether its index is not among those at which it is as it was. Reads what has.
-/// `None`: something went away meanwhile, or may not be read.
+/// Reads what changed in a part, if its index shows a change. `None`: a key was deleted meanwhile, or may not be read.
 ///
-/// A server that lags behind would hide a change until all is read anew, so the leader is asked.
-async fn look(
+/// Reads are consistent: a stale answer would hide a change until the next full read.
+async fn read_part(
     reader: &dyn Reader,
     part: Part<'_>,
     after: Index,
     sizes: Sizes,
-) -> Result<Option<Look>, StoreError> {
+) -> Result<Option<PartRead>, StoreError> {
     let Part { prefix, now, known, fresh, is_certain } = part;
     let (mut seen, mut filtered) = (Index::ZERO, false);
     if !is_certain {
-        // Below what is known of it, a part is as a restored snapshot has it.
+        // An index below that of a stored entry means that a snapshot was restored.
         let newest = known.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
         let keys = reader.keys(&prefix, None, Query::CONSISTENT).await?;
         (seen, filtered) = (keys.index, keys.filtered);
         if (newest..=after).contains(&seen) {
-            return Ok(Some(Look { prefix, newest: seen, filtered, found: None }));
+            return Ok(Some(PartRead { prefix, newest: seen, filtered, found: None }));
         }
     }
     let known: Vec<&Entry> =
@@ -253,17 +243,17 @@ async fn look(
     if known.len() + fresh.len() > sizes.asked || bytes <= sizes.little {
         let answer = reader.list(&prefix, Query::CONSISTENT).await?;
         let (newest, filtered) = (answer.index.max(seen), filtered || answer.filtered);
-        let found = Some(Found::All(answer.value));
-        return Ok(Some(Look { prefix, newest, filtered, found }));
+        let found = Some(PartEntries::All(answer.value));
+        return Ok(Some(PartRead { prefix, newest, filtered, found }));
     }
-    let Some(changed) = ask(reader, &known, fresh).await? else { return Ok(None) };
+    let Some(changed) = read_changed(reader, &known, fresh).await? else { return Ok(None) };
     let newest = changed.iter().map(|entry| entry.modify_index).max().unwrap_or(Index::ZERO);
-    let found = Some(Found::Changed(changed));
-    Ok(Some(Look { prefix, newest: newest.max(seen), filtered, found }))
+    let found = Some(PartEntries::Changed(changed));
+    Ok(Some(PartRead { prefix, newest: newest.max(seen), filtered, found }))
 }
 
-/// Reads what is fresh and those of the known that have changed. `None`: a key went away meanwhile, or may not be read.
-async fn ask(
+/// Reads the new entries and the changed ones. `None`: a key was deleted meanwhile, or may not be read.
+async fn read_changed(
     reader: &dyn Reader,
     known: &[&Entry],
     fresh: &[&str],
@@ -273,19 +263,22 @@ async fn ask(
     let (Ok(fresh), Some(known)) = (fresh, known.collect::<Option<Vec<_>>>()) else {
         return Ok(None);
     };
-    let (read, changed) = try_join(get(reader, fresh), other(reader, known)).await?;
+    let (read, changed) = try_join(get(reader, fresh), changed_keys(reader, known)).await?;
     let changed = get(reader, changed).await?;
     let (Some(mut entries), Some(changed)) = (read, changed) else { return Ok(None) };
     entries.extend(changed);
     Ok(Some(entries))
 }
 
-/// Those of the keys whose index is not this one any more.
-async fn other(reader: &dyn Reader, known: Vec<(Key, Index)>) -> Result<Vec<Key>, StoreError> {
-    let asked = known.chunks(TxnLimits::default().ops).map(|known| async move {
-        let still =
+/// The keys whose ModifyIndex differs from the given one.
+async fn changed_keys(
+    reader: &dyn Reader,
+    known: Vec<(Key, Index)>,
+) -> Result<Vec<Key>, StoreError> {
+    let answers = known.chunks(TxnLimits::default().ops).map(|known| async move {
+        let is_at =
             |(key, index): &(Key, Index)| Question::IsAt { key: key.clone(), index: *index };
-        let questions: Vec<Question> = known.iter().map(still).collect();
+        let questions: Vec<Question> = known.iter().map(is_at).collect();
         Ok::<_, StoreError>(match reader.ask(&questions).await? {
             TxnOutcome::Committed { .. } => Vec::new(),
             TxnOutcome::Refused(why) => {
@@ -293,12 +286,12 @@ async fn other(reader: &dyn Reader, known: Vec<(Key, Index)>) -> Result<Vec<Key>
             }
         })
     });
-    Ok(try_join_all(asked).await?.concat())
+    Ok(try_join_all(answers).await?.concat())
 }
 
-/// What the keys hold; `None` when one of them is not there, or may not be read.
+/// The entries of the keys. `None`: one of them does not exist, or may not be read.
 async fn get(reader: &dyn Reader, keys: Vec<Key>) -> Result<Option<Vec<Entry>>, StoreError> {
-    let asked = keys.chunks(TxnLimits::default().ops).map(|keys| async move {
+    let answers = keys.chunks(TxnLimits::default().ops).map(|keys| async move {
         let questions: Vec<Question> =
             keys.iter().map(|key| Question::Get { key: key.clone() }).collect();
         Ok::<_, StoreError>(match reader.ask(&questions).await? {
@@ -306,11 +299,11 @@ async fn get(reader: &dyn Reader, keys: Vec<Key>) -> Result<Option<Vec<Entry>>, 
             TxnOutcome::Refused(_) => None,
         })
     });
-    let answers: Option<Vec<_>> = try_join_all(asked).await?.into_iter().collect();
+    let answers: Option<Vec<_>> = try_join_all(answers).await?.into_iter().collect();
     Ok(answers.map(|answers| answers.concat()).filter(|entries| entries.len() == keys.len()))
 }
 
-/// Divides sorted keys by how they begin, so that each belongs to exactly one part. `None` where that cannot be.
+/// Divides sorted keys into prefixes, so that each key belongs to exactly one. `None` if that is impossible.
 fn divide(keys: &[String], sizes: Sizes) -> Option<Vec<Prefix>> {
     if keys.len() < sizes.many || !keys.is_sorted() {
         return None;
@@ -338,23 +331,23 @@ fn divide(keys: &[String], sizes: Sizes) -> Option<Vec<Prefix>> {
     }
     let ends = |range: &Range<usize>| {
         let (own, last) = (&keys[range.start], &keys[range.end - 1]);
-        // As short as tells it from its neighbours: what is new there belongs to it, too.
+        // The shortest prefix that its neighbours do not share: new keys beside it then belong to it too.
         let left = range.start.checked_sub(1).map_or(0, |at| common(&keys[at], own));
         let right = keys.get(range.end).map_or(0, |next| common(own, next));
         let end = left.max(right) + 1;
-        // What breaks the grammar might not survive the way through a URL.
+        // `Key::parse` rejects keys that a URL might not carry unchanged.
         (end <= common(own, last)).then_some(())?;
         Some(Prefix::beginning(&Key::parse(own).ok()?, end))
     };
     parts.iter().map(ends).collect()
 }
 
-/// How many bytes two keys begin with in common.
+/// Length of the common prefix of two keys, in bytes.
 fn common(first: &str, last: &str) -> usize {
     first.bytes().zip(last.bytes()).take_while(|(a, b)| a == b).count()
 }
 
-/// Divides sorted keys by the first character in which they differ; `None` if one is the beginning of the others.
+/// Divides sorted keys by the first byte in which they differ. `None` if one is a prefix of the others.
 fn split(keys: &[String]) -> Option<Vec<Range<usize>>> {
     let at = common(keys.first()?, keys.last()?);
     let byte = |n: usize| keys[n].as_bytes().get(at).copied();
@@ -389,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn records_and_nodes_are_divided_evenly_and_few_are_not() {
+    fn divide_splits_large_trees_evenly_and_leaves_small_ones_whole() {
         let uuid = |n: u128| {
             let scattered = n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             format!("rc/{}", uuid::Uuid::from_u128(scattered).as_hyphenated())
@@ -401,12 +394,12 @@ mod tests {
         let with_locks = (0..200).map(uuid).flat_map(|key| [format!("{key}/update"), key]);
         assert!(check(&with_locks.collect()) > 4);
         let strange = (0..99).map(|n| format!("rc/a b{n}")).collect();
-        assert_eq!(check(&strange), 0, "what no URL carries unchanged is read whole");
+        assert_eq!(check(&strange), 0, "keys that a URL does not carry unchanged are not divided");
     }
 
     proptest! {
         #[test]
-        fn every_key_is_in_one_part(
+        fn divide_puts_each_key_into_one_part(
             keys in proptest::collection::btree_set("[ab_]{1,3}(/[ab.]{1,3})?(/c)?", 64..200),
         ) {
             check(&keys);

@@ -1,10 +1,15 @@
-//! The port: what we need of Consul, in our words. Adapters: `rcfarm-consul` (the real one) and
-//! `rcfarm-emulator` (a model in memory). One contract suite holds for both.
+//! The port to Consul: traits [`Reader`] and [`Store`], and what builds on them (claims, transactions, watches,
+//! caches, sessions). Adapters: `rcfarm-consul` (the real Consul) and `rcfarm-emulator` (in memory). One contract
+//! suite tests both.
 //!
-//! Two habits run through it. A *refusal* (lost CAS, busy lock, refused transaction) is a value, because it is
-//! an expected answer; an *error* is a failure, and says whether the request may have been applied
-//! ([`StoreError::outcome_unknown`]). And controllers do not hold a [`Store`]: they hold a [`Writer`], which
-//! commits only transactions that begin with the fence of a claim ([`Txn::under`]).
+//! A *refusal* (lost CAS, busy lock, refused transaction) is a value, because it is an expected answer. An *error* is a
+//! failure and tells whether the request may have been applied ([`StoreError::outcome_unknown`]).
+//!
+//! A controller does not hold a [`Store`] but a [`Writer`]. A `Writer` commits only transactions that begin with the
+//! fence of a claim ([`Txn::under`]).
+//!
+//! Keys: those that the caller passes. [`rights`] reads `<prefix>rcfarm-probe`, a key that does not exist. [`session`]
+//! writes no keys, only sessions and checks.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -46,15 +51,15 @@ use rcfarm_api::ids::SessionId;
 /// One key as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The whole key, as stored. May be anything a user wrote, so it is not a [`Key`].
+    /// The whole key, as stored. Users may write any text, so it is not a [`Key`].
     pub key: String,
-    /// The value; empty where Consul says `null`.
+    /// The value; empty where Consul returns `null`.
     pub value: Bytes,
-    /// The user's flags.
+    /// Consul's `Flags`, which belong to the user.
     pub flags: u64,
     /// The session that holds the key as a lock.
     pub session: Option<SessionId>,
-    /// How often the key was acquired; 0 after a plain write, so no fencing token.
+    /// How often the key was acquired. A plain write sets it to 0, so it is no fencing token.
     pub lock_index: u64,
     /// Index of creation.
     pub create_index: Index,
@@ -62,140 +67,140 @@ pub struct Entry {
     pub modify_index: Index,
 }
 
-/// How fresh a read must be.
+/// Consistency mode of a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Consistency {
-    /// The leader's answer; may be stale for the moment after it was deposed.
+    /// The leader answers. The answer may be stale for a short time after the leader was deposed.
     #[default]
     Leader,
-    /// The leader's answer after it made sure that it still leads.
+    /// The leader answers after a quorum confirmed that it still leads.
     Consistent,
-    /// Any server's answer.
+    /// Any server answers.
     Stale,
 }
 
-/// Waits for a change.
+/// The wait of a blocking query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockingWait {
-    /// Answer at once if anything is newer than this; 0 never waits.
+    /// Wait until the index is greater than this; 0 never waits.
     pub after: Index,
-    /// Answer unchanged after this long (Consul adds up to a sixteenth).
+    /// Longest wait. Consul adds up to a sixteenth.
     pub at_most: Duration,
 }
 
-/// How to read.
+/// Options of a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Query {
-    /// Freshness.
+    /// Which server answers.
     pub consistency: Consistency,
-    /// Block for a change.
+    /// `Some`: a blocking query.
     pub wait: Option<BlockingWait>,
 }
 
 impl Query {
-    /// A read that the leader confirms: for deciding what an ambiguous write did.
+    /// A consistent read that does not wait. Required to find out whether an ambiguous write was applied.
     pub const CONSISTENT: Query = Query { consistency: Consistency::Consistent, wait: None };
-    /// A plain read.
+    /// A read from the leader that does not wait.
     pub const PLAIN: Query = Query { consistency: Consistency::Leader, wait: None };
 
-    /// A read that blocks until something is newer than `after`, or `at_most` has passed.
+    /// A blocking query: until the index is greater than `after`, at most `at_most`.
     #[must_use]
     pub fn after(after: Index, at_most: Duration) -> Query {
         Query { consistency: Consistency::Leader, wait: Some(BlockingWait { after, at_most }) }
     }
 }
 
-/// A read's answer with the index to wait on next.
+/// The answer to a read, with the index to wait on next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer<T> {
-    /// What was read.
+    /// The content.
     pub value: T,
-    /// `X-Consul-Index`: also of an empty answer (a 404 carries one).
+    /// `X-Consul-Index`. An empty answer (404) has one too.
     pub index: Index,
-    /// The server says that ACLs removed something from the answer (Consul 1.11 and newer).
+    /// ACLs removed entries from the answer, according to the server (Consul 1.11 and newer).
     pub filtered: bool,
 }
 
-/// How a single key is written.
+/// Condition of a write to one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PutMode {
-    /// Unconditionally.
+    /// None.
     Set,
-    /// Only if the key's ModifyIndex is this one (0: only if it does not exist).
+    /// The key has this ModifyIndex; 0: the key does not exist.
     Cas(Index),
-    /// Take the lock.
+    /// No other session holds the key; this session then does.
     Acquire(SessionId),
-    /// Give the lock back.
+    /// This session holds the key; it then no longer does.
     Release(SessionId),
 }
 
-/// How a single key is deleted.
+/// Condition of a delete of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeleteMode {
-    /// Unconditionally.
+    /// None.
     Always,
-    /// Only if the key's ModifyIndex is this one.
+    /// The key has this ModifyIndex.
     Cas(Index),
 }
 
-/// What happens to the locks of a session that ends.
+/// What happens to the locked keys of a session that ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Behavior {
-    /// They are released, the keys stay.
+    /// Consul releases them; the keys stay.
     Release,
-    /// The keys are deleted.
+    /// Consul deletes them.
     #[default]
     Delete,
 }
 
-/// A session to be made.
+/// A session to create.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NewSession {
-    /// For people.
+    /// A description; not unique.
     pub name: String,
-    /// 10 s to 24 h; `None`: no TTL. Consul lets a session live up to twice its TTL.
+    /// 10 s to 24 h; `None`: no TTL. Consul ends a session at most twice its TTL after the last renewal.
     pub ttl: Option<Duration>,
-    /// How long a lock stays closed after its session ended without releasing it.
+    /// How long nobody can acquire a lock after its session ended without releasing it.
     pub lock_delay: Duration,
-    /// What becomes of its keys.
+    /// What happens to its locked keys at its end.
     pub behavior: Behavior,
-    /// Ids of checks (of services on the agent's node) that end the session when critical. The node's own
-    /// gossip check is never attached: an agent's restart would drop every claim.
+    /// Ids of service checks on the agent's node. One that turns critical ends the session. The node's own gossip check
+    /// is never attached: a restart of the Consul agent would drop every claim.
     pub checks: Vec<String>,
 }
 
-/// A session as stored.
+/// A session in Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// Its id.
+    /// Id, a UUID.
     pub id: SessionId,
-    /// Its name.
+    /// Description; not unique.
     pub name: String,
-    /// The node it was made on.
+    /// Consul node on which it was created.
     pub node: String,
-    /// Its TTL.
+    /// `None`: no TTL.
     pub ttl: Option<Duration>,
-    /// Its lock-delay.
+    /// How long nobody can acquire a lock after the session ended without releasing it.
     pub lock_delay: Duration,
-    /// What becomes of its keys.
+    /// What happens to its locked keys at its end.
     pub behavior: Behavior,
     /// Index of creation.
     pub create_index: Index,
 }
 
-/// A service of ours on the local agent with one TTL check, whose id is `service:<id>`.
+/// A service on the local Consul agent with one TTL check, whose id is `service:<id>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TtlService {
     /// Service name, shared by all instances.
     pub name: String,
     /// Instance id, unique on the agent.
     pub id: String,
-    /// Metadata shown in the catalog.
+    /// Metadata in the catalog.
     pub meta: BTreeMap<String, String>,
-    /// The check turns critical when not beaten for this long.
+    /// The check turns critical this long after it last passed.
     pub ttl: Duration,
-    /// The agent forgets the service when critical for this long (at least 1 min).
+    /// The agent deregisters the service after it was critical for this long (at least 1 min).
     pub deregister_after: Duration,
 }
 
@@ -207,25 +212,26 @@ impl TtlService {
     }
 }
 
-/// Health of one instance of a service in Consul's catalog, its checks folded (worst counts).
+/// Health of one instance of a service in Consul's catalog. The worst of its checks counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceHealth {
-    /// The node.
+    /// Consul node of the instance.
     pub node: String,
-    /// All checks pass.
+    /// Whether all checks pass.
     pub passing: bool,
 }
 
-/// What can be read. Controllers get this much of the store, and a [`Writer`].
+/// Reads from Consul. A controller gets a `Reader` and a [`Writer`].
 #[async_trait]
 pub trait Reader: Send + Sync + 'static {
-    /// One key.
+    /// Reads one key. `None`: it does not exist.
     async fn get(&self, key: &Key, query: Query) -> Result<Answer<Option<Entry>>, StoreError>;
 
-    /// All keys under a prefix, in key order.
+    /// Reads all entries under a prefix, in key order. Empty too if the token may not read there.
     async fn list(&self, prefix: &Prefix, query: Query) -> Result<Answer<Vec<Entry>>, StoreError>;
 
-    /// The keys under a prefix, in key order; with a separator, cut after its first occurrence past the prefix.
+    /// Reads the keys under a prefix, in key order. With a separator, each is cut after its first occurrence past the
+    /// prefix.
     async fn keys(
         &self,
         prefix: &Prefix,
@@ -233,28 +239,28 @@ pub trait Reader: Send + Sync + 'static {
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError>;
 
-    /// Asks all of this at one moment, confirmed by the leader: a transaction that changes nothing. At most
-    /// [`TxnLimits::ops`] questions.
+    /// Runs a transaction that only reads: all answers are of one index, and consistent. At most [`TxnLimits::ops`]
+    /// questions.
     async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError>;
 
-    /// A session; `None` when it is gone, or when the token may not see it.
+    /// Reads a session. `None`: it is gone, or the token may not read it.
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError>;
 
-    /// All sessions.
+    /// Reads all sessions that the token may read.
     async fn sessions(&self) -> Result<Answer<Vec<SessionInfo>>, StoreError>;
 
-    /// Health of a service's instances, from Consul's catalog.
+    /// Reads the health of a service's instances from Consul's catalog.
     async fn service_health(&self, service: &str)
     -> Result<Answer<Vec<ServiceHealth>>, StoreError>;
 
-    /// The leader's address; empty while there is none.
+    /// The leader's address; empty while there is no leader.
     async fn leader(&self) -> Result<String, StoreError>;
 }
 
-/// Everything that an adapter offers: Consul's primitives.
+/// Consul's primitives, as each adapter offers them.
 #[async_trait]
 pub trait Store: Reader {
-    /// Writes one key. `false`: refused (stale CAS, lock held by another, not the holder).
+    /// Writes one key. `false`: refused (stale CAS, lock of another session, not the holder).
     async fn put(
         &self,
         key: &Key,
@@ -263,30 +269,30 @@ pub trait Store: Reader {
         mode: PutMode,
     ) -> Result<bool, StoreError>;
 
-    /// Deletes one key. `false`: refused (stale CAS). Absent is fine.
+    /// Deletes one key. `false`: refused (stale CAS). Deleting an absent key succeeds.
     async fn delete(&self, key: &Key, mode: DeleteMode) -> Result<bool, StoreError>;
 
     /// Deletes everything under a prefix.
     async fn delete_tree(&self, prefix: &Prefix) -> Result<(), StoreError>;
 
-    /// All operations or none, in order. At most [`TxnLimits::ops`] of them.
+    /// Applies all operations in order, or none. At most [`TxnLimits::ops`] operations.
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError>;
 
-    /// Makes a session on the local agent's node.
+    /// Creates a session on the local agent's node.
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError>;
 
     /// Renews a session. `false`: it is gone. `true` is no proof of ownership (only a fence is).
     async fn renew_session(&self, id: &SessionId) -> Result<bool, StoreError>;
 
-    /// Ends a session; its locks are freed according to its behaviour. Fine when already gone.
+    /// Ends a session; its locked keys are handled by its [`Behavior`]. Succeeds if the session is already gone.
     async fn destroy_session(&self, id: &SessionId) -> Result<(), StoreError>;
 
     /// Registers a service with a TTL check on the local agent; the check starts passing.
     async fn register_service(&self, service: &TtlService) -> Result<(), StoreError>;
 
-    /// Beats a TTL check. `false`: the agent does not know it (it restarted, or forgot it).
+    /// Passes a TTL check. `false`: the agent does not know the check, for example after a restart without state.
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError>;
 
-    /// Removes a service from the local agent. Fine when already gone.
+    /// Removes a service from the local agent. Succeeds if it is already gone.
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError>;
 }

@@ -1,5 +1,7 @@
-//! Consul answers 404 both for "nothing there" and for "you may not look" (`consul-semantics.md` §0 #13), and a
-//! restored snapshot or a slip of the hand can empty a tree. So a tree that shrinks suddenly is not trusted.
+//! Mass-deletion guard: a tree that suddenly shrinks is not trusted, and nothing is removed because of it.
+//!
+//! Consul answers 404 both for an empty prefix and for one that the token may not read (`consul-semantics.md` §0 #13).
+//! A restored snapshot or an operator's mistake can empty a tree too.
 
 use std::fmt;
 
@@ -8,14 +10,14 @@ use crate::failpoints::{Failpoint, enabled};
 /// Why a tree is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UntrustedReason {
-    /// It was this large and is now less than half of it.
+    /// More than half of its entries vanished at once.
     Shrunk {
         /// Entries when last trusted.
         from: usize,
         /// Entries now.
         to: usize,
     },
-    /// Consul says that rights hide a part of it.
+    /// Consul reports that ACLs hide a part of it.
     Filtered,
 }
 
@@ -30,10 +32,10 @@ impl fmt::Display for UntrustedReason {
     }
 }
 
-/// A tree may lose this many entries at once before the guard holds removals back.
-const FEW: usize = 4;
+/// A loss of at most this many entries is trusted, unless the tree is then empty.
+const SMALL_LOSS: usize = 4;
 
-/// Judges a tree that had `trusted` entries when last trusted and has `now`.
+/// Judges a tree of `now` entries that had `trusted` entries when last trusted. `None`: it is trusted.
 #[must_use]
 pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> {
     if enabled(Failpoint::NoEmptinessGuard) {
@@ -44,12 +46,12 @@ pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReas
     }
     let lost = trusted.saturating_sub(now);
     let gone = now == 0 && trusted > 1;
-    (gone || (lost > FEW && now < trusted.div_ceil(2)))
+    (gone || (lost > SMALL_LOSS && now < trusted.div_ceil(2)))
         .then_some(UntrustedReason::Shrunk { from: trusted, to: now })
 }
 
-/// Whether a tree that is empty now was not so when last read, or was not believed: then it is asked whether it may be
-/// read at all. Of a single entry that is gone nothing else would show that it is only hidden.
+/// Whether the token's rights must be checked for a tree that is empty now: it had entries when last read, or was not
+/// trusted. [`judge`] trusts the loss of a single entry, although lost rights may only hide it.
 #[must_use]
 pub fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
     !enabled(Failpoint::NoEmptinessGuard) && (entries > 0 || untrusted.is_some())
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_that_loses_more_than_half_at_once_is_not_trusted() {
+    fn judge_distrusts_a_tree_that_loses_more_than_half_at_once() {
         for (trusted, now, is_trusted) in [
             (0, 0, true),
             (1, 0, true),

@@ -1,4 +1,4 @@
-//! Adds a configured prefix to every key of a request, and strips it from answers.
+//! A store below a configured prefix: adds it to the keys of requests and strips it from answers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use rcfarm_api::ids::SessionId;
 
-/// A store that keeps all keys below one prefix.
+/// A store whose keys all lie below one prefix. Sessions and services are not affected.
 #[derive(Clone)]
 pub struct Prefixed {
     inner: Arc<dyn Store>,
@@ -19,7 +19,7 @@ pub struct Prefixed {
 }
 
 impl Prefixed {
-    /// `store` below `root`; `store` itself when the root is empty.
+    /// `store` below `root`. An empty `root` returns `store` itself.
     #[must_use]
     #[expect(clippy::new_ret_no_self, reason = "an empty root needs no wrapper")]
     pub fn new(store: Arc<dyn Store>, root: Prefix) -> Arc<dyn Store> {

@@ -1,14 +1,14 @@
-//! What the token may read.
+//! Checks of the token's right to read. Key read: `<prefix>rcfarm-probe`, which does not exist.
 
 use rcfarm_api::key::Prefix;
 
 use super::{Answer, Entry, Query, Reader, StoreError};
 
-/// Whether the token may read what stands under a prefix: a single read is refused without rights where a list
-/// would just be empty (`consul-semantics.md` §0 #13).
+/// Whether the token may read under a prefix. Without rights Consul refuses to read a key, while a list is empty
+/// (`consul-semantics.md` §0 #13).
 ///
 /// # Errors
-/// Any other [`StoreError`].
+/// Any [`StoreError`] but [`StoreError::Forbidden`].
 pub async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = prefix.key_of("rcfarm-probe") else { return Ok(true) };
     match reader.get(&probe, Query::PLAIN).await {
@@ -18,10 +18,10 @@ pub async fn may_read(reader: &dyn Reader, prefix: &Prefix) -> Result<bool, Stor
     }
 }
 
-/// Lists what stands under a prefix, as the leader confirms it. An empty list is asked about once more.
+/// Lists a prefix with a consistent read. If the list is empty, checks that the token may read there.
 ///
 /// # Errors
-/// [`StoreError::Forbidden`] when the token may not read there; any other [`StoreError`].
+/// [`StoreError::Forbidden`] if the token may not read there; any other [`StoreError`].
 pub async fn list_surely(
     reader: &dyn Reader,
     prefix: &Prefix,

@@ -1,9 +1,13 @@
-//! The session keeper: opens an epoch, beats its check, renews its session, and ends it in time.
+//! Session keeper: opens a session, passes its check, renews it, and ends its epoch in time.
 //!
-//! Consul frees a dead farm's locks when the farm's own TTL check turns critical (2 s by default); a plain TTL
-//! session would take twice its TTL (`consul-semantics.md` §0 #1). The TTL itself is long, because it must
-//! outlive a leader election. Locally an epoch is good until the earlier of *last acknowledged beat + check TTL*
-//! and *last acknowledged renewal + session TTL*, both counted from when the request was sent.
+//! Consul releases a dead farm's locks when the farm's own TTL check turns critical (2 s by default). A plain TTL session
+//! would take twice its TTL (`consul-semantics.md` §0 #1). The session's TTL is long, because it must outlast a leader
+//! election.
+//!
+//! The local deadline is the earlier of *last acknowledged check + check TTL* and *last acknowledged renewal + session
+//! TTL*. Both count from when the request was sent.
+//!
+//! No keys are read or written, only sessions and checks. A crash leaves the session until its check is critical.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +22,12 @@ use crate::failpoints::{Failpoint, enabled};
 use crate::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 use rcfarm_api::ids::SessionId;
 
-/// How a daemon proves that it is alive.
+/// TTLs of a daemon's check and session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionSettings {
-    /// The daemon's own check; `None`: a plain TTL session.
+    /// TTL of the daemon's own check; `None`: a plain TTL session.
     pub check_ttl: Option<Duration>,
-    /// Consul's TTL, 10 s to 24 h.
+    /// TTL of the session, 10 s to 24 h.
     pub session_ttl: Duration,
 }
 
@@ -36,25 +40,24 @@ impl Default for SessionSettings {
     }
 }
 
-/// The name under which all farms register.
+/// Consul service that all farms register.
 pub const SERVICE: &str = "rcfarm-farm";
 
-/// Who keeps a session: a farm, or a node's agent.
+/// The process that keeps a session: a farm or a node agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FarmMember {
-    /// The service's name, shared by all of a sort.
+    /// Service name, shared by all farms or all node agents.
     pub service: &'static str,
-    /// The service's id, unique on the Consul agent. A second farm of the same name must not keep the first one's
-    /// check alive.
+    /// Service id, unique on the Consul agent. A second farm of the same name must not pass the first one's check.
     pub service_id: String,
-    /// What it is and what it is called, for the catalog and the session's name.
+    /// Role (`farm` or `node`) and name, for the catalog and the session's name.
     pub meta: (&'static str, String),
-    /// What becomes of its locks.
+    /// What happens to the locked keys when the session ends.
     pub behavior: Behavior,
 }
 
 impl FarmMember {
-    /// A farm; `process` tells two processes of one name apart.
+    /// A farm. `process` distinguishes two processes of one name.
     #[must_use]
     pub fn farm(name: &rcfarm_api::ids::FarmName, process: &Uuid) -> FarmMember {
         let process = process.simple().to_string();
@@ -70,17 +73,17 @@ impl FarmMember {
     }
 }
 
-/// Opens and keeps epochs.
+/// Opens, keeps and closes sessions, one after the other.
 pub struct Keeper {
     store: Arc<dyn Store>,
     member: FarmMember,
     settings: SessionSettings,
-    /// Sessions of ours whose end is not certain. The check that we go on beating keeps them alive, and with them
-    /// every lock of theirs.
+    /// Earlier sessions of this process that may still exist. They share the check that the next session passes, so
+    /// they and their locks would last for ever.
     unclosed: Mutex<Vec<SessionId>>,
 }
 
-/// When each of the two proofs runs out.
+/// When check and session expire, seen from this process.
 struct Deadlines {
     check: Option<Instant>,
     session: Instant,
@@ -95,7 +98,7 @@ impl Deadlines {
     }
 }
 
-/// An open epoch with what is needed to keep it.
+/// An open session.
 pub struct KeptSession {
     epoch: Epoch,
     service: Option<TtlService>,
@@ -103,13 +106,13 @@ pub struct KeptSession {
 }
 
 impl KeptSession {
-    /// The epoch.
+    /// The epoch of the session.
     #[must_use]
     pub fn epoch(&self) -> &Epoch {
         &self.epoch
     }
 
-    /// The check that ends the session when it is not beaten.
+    /// Id of the check that ends the session. `None`: a plain TTL session.
     #[must_use]
     pub fn check(&self) -> Option<String> {
         self.service.as_ref().map(TtlService::check_id)
@@ -136,15 +139,16 @@ impl Keeper {
         }
     }
 
-    /// Ends what is left of earlier sessions, registers the check, if the agent lets us, and makes the session.
+    /// Closes earlier sessions, registers the check and creates the session. If the Consul agent refuses the check, a
+    /// plain TTL session is used.
     ///
     /// # Errors
-    /// Any [`StoreError`] of making the session; a refused check is only a warning.
+    /// Any [`StoreError`] of creating the session, and retryable ones of the steps before.
     pub async fn open(&self) -> Result<KeptSession, StoreError> {
         self.close_earlier().await?;
-        let beaten = Instant::now();
+        let checked_at = Instant::now();
         let service = self.register().await?;
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let session_ttl = self.settings.session_ttl;
         let session = self
             .store
@@ -158,8 +162,8 @@ impl Keeper {
             })
             .await?;
         let deadlines = Deadlines {
-            check: service.as_ref().map(|service| beaten + service.ttl),
-            session: asked + session_ttl,
+            check: service.as_ref().map(|service| checked_at + service.ttl),
+            session: sent_at + session_ttl,
         };
         let epoch = Epoch::new(session, deadlines.earlier());
         info!(session = %epoch.session(), check = service.is_some(), "session opened");
@@ -172,7 +176,7 @@ impl Keeper {
             match self.store.destroy_session(&session).await {
                 Err(error) if error.is_retryable() => return Err(error),
                 Err(error) => warn!(%session, %error, "an earlier session cannot be closed"),
-                Ok(()) => info!(%session, "closed an earlier session, its claims are released"),
+                Ok(()) => info!(%session, "earlier session closed, claims released"),
             }
             self.unclosed().pop();
         }
@@ -192,24 +196,24 @@ impl Keeper {
             Err(error) => {
                 let slow = self.settings.session_ttl * 2;
                 let service = self.member.service;
-                warn!(%error, "the agent refuses our check: a plain TTL session is used, and our \
-                    death will be noticed after {slow:?} instead of {ttl:?}; \
-                    grant `service \"{service}\" {{ policy = \"write\" }}` and talk to a local agent");
+                warn!(%error, "the Consul agent refuses the check: a plain TTL session is used, and a \
+                    crash will be noticed after {slow:?} instead of {ttl:?}; \
+                    grant `service \"{service}\" {{ policy = \"write\" }}` and use a local agent");
                 return Ok(None);
             }
         }
         if !self.store.pass_check(&service.check_id(), "started").await? {
-            warn!("the agent forgot our check at once: a plain TTL session is used");
+            warn!("the Consul agent lost the check at once: a plain TTL session is used");
             return Ok(None);
         }
         Ok(Some(service))
     }
 
-    /// Keeps an epoch until it ends.
+    /// Passes the check and renews the session until the epoch ends.
     pub async fn keep(&self, kept: &KeptSession) {
-        let beats = async {
+        let checks = async {
             match &kept.service {
-                Some(service) => self.beat(kept, service).await,
+                Some(service) => self.pass_checks(kept, service).await,
                 None => std::future::pending().await,
             }
         };
@@ -217,7 +221,7 @@ impl Keeper {
             biased;
             () = kept.epoch.ended() => {}
             () = self.watch_deadline(kept) => {}
-            () = beats => {}
+            () = checks => {}
             () = self.renew(kept) => {}
         }
         kept.epoch.end();
@@ -227,25 +231,26 @@ impl Keeper {
         while kept.epoch.is_live() {
             sleep_until(kept.epoch.good_until()).await;
         }
-        warn!(session = %kept.epoch.session(), "the session's deadline passed without a word from \
-            Consul: all writing stops until there is a new one");
+        warn!(session = %kept.epoch.session(), "the session's deadline passed without an answer from \
+            Consul: writes stop until there is a new session");
     }
 
-    async fn beat(&self, kept: &KeptSession, service: &TtlService) {
+    /// Passes the check every third of its TTL.
+    async fn pass_checks(&self, kept: &KeptSession, service: &TtlService) {
         let every = service.ttl / 3;
         let mut failing = false;
         loop {
             sleep(every).await;
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             let limit = service.ttl.max(Duration::from_millis(500));
             match timeout(limit, self.store.pass_check(&service.check_id(), "alive")).await {
                 Ok(Ok(true)) => {
                     failing = false;
-                    self.prolong(kept, |deadlines| deadlines.check = Some(asked + service.ttl));
+                    self.prolong(kept, |deadlines| deadlines.check = Some(sent_at + service.ttl));
                 }
                 Ok(Ok(false)) => {
-                    // Its session is most likely gone too; renewal will tell.
-                    warn!("the agent has forgotten our check; it is registered again");
+                    // The session is most likely gone too: the renewal finds out.
+                    warn!("the Consul agent lost the check; registering it again");
                     let _ = self.store.register_service(service).await;
                     if let Ok(false) = self.store.renew_session(kept.epoch.session()).await
                         && !enabled(Failpoint::DeadSessionKept)
@@ -256,10 +261,10 @@ impl Keeper {
                 }
                 Ok(Err(error)) if !failing => {
                     failing = true;
-                    warn!(%error, "the check cannot be beaten");
+                    warn!(%error, "the check cannot be passed");
                 }
-                Ok(Err(error)) => debug!(%error, "the check cannot be beaten"),
-                Err(_) => debug!("no answer to a beat in time"),
+                Ok(Err(error)) => debug!(%error, "the check cannot be passed"),
+                Err(_) => debug!("no answer to a check in time"),
             }
         }
     }
@@ -269,11 +274,11 @@ impl Keeper {
         let mut pause = ttl / 3;
         loop {
             sleep(pause).await;
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
                 Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
                     pause = ttl / 3;
-                    self.prolong(kept, |deadlines| deadlines.session = asked + ttl);
+                    self.prolong(kept, |deadlines| deadlines.session = sent_at + ttl);
                 }
                 Ok(Ok(_)) => {
                     self.gone(kept);
@@ -289,7 +294,7 @@ impl Keeper {
     }
 
     fn gone(&self, kept: &KeptSession) {
-        warn!(session = %kept.epoch.session(), "the session is gone: a new one is opened");
+        warn!(session = %kept.epoch.session(), "session lost: opening a new one");
         kept.epoch.end();
     }
 
@@ -299,7 +304,8 @@ impl Keeper {
         kept.epoch.extend(deadlines.earlier());
     }
 
-    /// Ends an epoch for good: the session with all its locks, and the registration.
+    /// Ends the epoch and destroys the session, which releases its locks. Waits at most 3 s for each request. With
+    /// `deregister` the service is removed too.
     pub async fn close(&self, kept: &KeptSession, deregister: bool) {
         kept.epoch.end();
         let limit = Duration::from_secs(3);
@@ -307,7 +313,7 @@ impl Keeper {
         match timeout(limit, self.store.destroy_session(session)).await {
             Ok(Ok(())) => info!(%session, "session closed, claims released"),
             Ok(Err(error)) => {
-                warn!(%session, %error, "the session could not be closed");
+                warn!(%session, %error, "the session cannot be closed");
                 self.unclosed().push(session.clone());
             }
             Err(_) => {

@@ -1,29 +1,22 @@
-//! Clock and randomness, injected: one seed reproduces a whole simulated cluster.
+//! Injected clock and randomness: one seed reproduces a whole simulated cluster.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 pub use jiff::Timestamp;
 
-/// Where a daemon gets the time from.
-///
-/// Deadlines use [`Clock::now`] (monotonic, tokio's clock, so that a paused clock moves it); records carry
-/// [`Clock::wall`].
+/// Source of wall-clock time, for records. Deadlines use tokio's [`Instant`](tokio::time::Instant), which a test can
+/// pause.
 pub trait Clock: Send + Sync + 'static {
-    /// Monotonic time.
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-    /// Wall-clock time, for records that people read.
+    /// The current wall-clock time.
     fn wall(&self) -> Timestamp;
 }
 
-/// The machine's own clocks.
+/// The machine's wall clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -33,9 +26,9 @@ impl Clock for SystemClock {
     }
 }
 
-/// Where identifiers and jitter come from.
+/// Source of identifiers and jitter.
 ///
-/// Every consumer forks its own stream, so that one more draw in one task does not change another's.
+/// Each consumer forks a stream of its own, so a further draw in one task does not change the draws of another.
 #[derive(Debug)]
 pub struct IdSource {
     state: Mutex<State>,
@@ -53,19 +46,19 @@ impl IdSource {
         IdSource { state: Mutex::new(State { rng, last: (0, 0) }) }
     }
 
-    /// Seeded by the operating system.
+    /// A source seeded by the operating system.
     #[must_use]
     pub fn from_entropy() -> Self {
         Self::new(ChaCha8Rng::from_rng(&mut rand::rng()))
     }
 
-    /// Seeded by a number: the same draws each time.
+    /// A source that repeats the same draws for the same seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self::new(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// A stream of its own, derived from this one.
+    /// A new stream, seeded by this one.
     #[must_use]
     pub fn fork(&self) -> Self {
         Self::new(ChaCha8Rng::from_rng(&mut self.lock().rng))
@@ -79,8 +72,8 @@ impl IdSource {
         uuid::Builder::from_random_bytes(bytes).into_uuid()
     }
 
-    /// A UUID in time order (version 7): the key of an audit record. Those of one source sort in the order in
-    /// which they were drawn, also within a millisecond and when the wall clock steps back.
+    /// A UUID in time order (version 7), for keys of audit records. UUIDs of one source sort in the order in which they
+    /// were drawn, even within a millisecond and after the wall clock stepped back.
     #[must_use]
     pub fn ordered_uuid(&self, at: Timestamp) -> Uuid {
         const COUNTER_BITS: u16 = 12;
@@ -98,13 +91,13 @@ impl IdSource {
         uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid()
     }
 
-    /// `base` made longer by up to `fraction` of itself, so that many tasks do not move in step.
+    /// `base` plus a random part of up to `fraction` of it, so that many tasks do not act at the same time.
     #[must_use]
     pub fn jitter(&self, base: Duration, fraction: f64) -> Duration {
         base.mul_f64(1.0 + fraction * self.lock().rng.random::<f64>())
     }
 
-    /// A number below `bound` (which is at least 1).
+    /// A random number below `bound`, which is at least 1.
     #[must_use]
     pub fn below(&self, bound: u64) -> u64 {
         self.lock().rng.random_range(0..bound.max(1))

@@ -1,4 +1,4 @@
-//! Transactions: all operations or none.
+//! Transactions: operations that Consul applies all or not at all.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
 use uuid::Uuid;
 
-/// One operation of a transaction, named as Consul's verbs are.
+/// One operation of a transaction, named after Consul's verb.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
@@ -30,7 +30,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The key or prefix that the operation is about.
+    /// The key or prefix of the operation.
     #[must_use]
     pub fn subject(&self) -> &str {
         match self {
@@ -48,7 +48,7 @@ impl Op {
         }
     }
 
-    /// Bytes that the operation takes in the request body, rounded up.
+    /// Upper bound of the operation's size in the request body, in bytes.
     #[must_use]
     pub fn body_bytes(&self) -> usize {
         const FRAME: usize = 120; // braces, field names, an index or a session
@@ -63,19 +63,19 @@ impl Op {
     }
 }
 
-/// One question of a transaction that only reads ([`super::Reader::ask`]).
+/// One operation of a transaction that only reads ([`super::Reader::ask`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// What the key holds. Refused when it does not exist; without rights the answer lacks it.
+    /// Reads the key. Refused if it does not exist. Without rights the answer lacks the entry.
     Get {
         /// The key.
         key: Key,
     },
-    /// Whether this is the key's ModifyIndex. Refused when it is not.
+    /// Refused unless the key has this ModifyIndex.
     IsAt {
         /// The key.
         key: Key,
-        /// What it is compared with.
+        /// The expected ModifyIndex.
         index: Index,
     },
 }
@@ -89,17 +89,17 @@ impl From<&Question> for Op {
     }
 }
 
-/// How much fits into one transaction.
+/// Size limits of one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxnLimits {
-    /// Operations: 64 before Consul 1.14, 128 after.
+    /// Number of operations: 64 before Consul 1.14, 128 since.
     pub ops: usize,
-    /// Bytes of the request body, base64 included.
+    /// Size of the request body in bytes, with values in base64.
     pub bytes: usize,
 }
 
 impl Default for TxnLimits {
-    /// What every version takes: 64 operations, 512 KiB (less a margin for the framing).
+    /// The limits of every version: 64 operations, 512 KiB less 1 KiB for the framing.
     fn default() -> Self {
         TxnLimits { ops: 64, bytes: 512 * 1024 - 1024 }
     }
@@ -108,9 +108,9 @@ impl Default for TxnLimits {
 /// Why an operation made Consul refuse the transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Position in the transaction. Classify by the operation there, never by the text.
+    /// Position in the transaction. Classify a refusal by the operation there, never by its text.
     pub op: usize,
-    /// Consul's words, for people.
+    /// Message of Consul.
     pub what: String,
 }
 
@@ -118,16 +118,16 @@ pub struct Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum TxnOutcome {
-    /// Applied. `entries` are what the operations returned, in order; deletes return nothing and trees return
-    /// many, so look entries up by key.
+    /// Applied.
     Committed {
-        /// The greatest index of the keys that it wrote: what all changes share, or an older one if every key had
-        /// its value already. 0 when no operation that writes returns an entry.
+        /// The greatest ModifyIndex of the keys that it wrote. It is older than the transaction if every key already had
+        /// its value, and 0 if no writing operation returns an entry.
         index: Index,
-        /// Returned entries; only `get` and `get-tree` carry values.
+        /// Returned entries in the order of the operations. Deletes return none and trees several, so look them up by
+        /// key. Only those of `get` and `get-tree` have values.
         entries: Vec<Entry>,
     },
-    /// Nothing was applied; every operation that failed is listed.
+    /// Nothing was applied. Every failed operation is listed.
     Refused(Vec<Refusal>),
 }
 
@@ -137,14 +137,14 @@ pub struct Fenced {
     pub(super) claim: Claim,
 }
 
-/// Marks a transaction of a person or a command, guarded by its own checks alone.
+/// Marks a transaction of a command, which has no claim: only its own checks guard it.
 #[derive(Debug, Clone, Default)]
 pub struct ByUser(PhantomData<()>);
 
-/// A transaction being built.
+/// Builder of a transaction.
 ///
-/// `Txn<Fenced>` comes only from [`Txn::under`] and is the only one that a [`super::Writer`] takes, so a
-/// controller cannot write without its fence.
+/// A [`super::Writer`] takes only a `Txn<Fenced>`, which only [`Txn::under`] creates. So a controller cannot write
+/// without its fence.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Txn<G> {
@@ -153,14 +153,14 @@ pub struct Txn<G> {
 }
 
 impl Txn<Fenced> {
-    /// Starts with the fence: refused by Consul unless the claim's session holds the claim's lock at that moment.
+    /// A transaction that begins with the claim's fence.
     pub fn under(claim: &Claim) -> Self {
         Txn { ops: vec![claim.fence()], guard: Fenced { claim: claim.clone() } }
     }
 }
 
 impl Txn<ByUser> {
-    /// A transaction of a person or a command.
+    /// A transaction without a fence, for commands.
     pub fn by_user() -> Self {
         Txn { ops: Vec::new(), guard: ByUser::default() }
     }
@@ -185,13 +185,13 @@ impl<G> Txn<G> {
         &self.ops
     }
 
-    /// Bytes of the request body, rounded up.
+    /// Upper bound of the request body's size in bytes.
     #[must_use]
     pub fn body_bytes(&self) -> usize {
         self.ops.iter().map(Op::body_bytes).sum()
     }
 
-    /// Whether the operations may still be added.
+    /// Whether the transaction with `more` operations stays within `limits`.
     #[must_use]
     pub fn fits(&self, more: &[Op], limits: TxnLimits) -> bool {
         self.ops.len() + more.len() <= limits.ops
@@ -199,8 +199,8 @@ impl<G> Txn<G> {
     }
 }
 
-/// The operation that writes a record. It is refused when the id was written before, so an event is recorded
-/// once however often its transaction is sent.
+/// The operation that writes an audit record. Consul refuses it if `id` exists, so a transaction that is sent twice
+/// records its event once.
 #[must_use]
 pub fn audit_op(id: Uuid, record: &AuditRecord) -> Op {
     Op::Cas { key: key::audit_log(id), value: record.encode(), flags: 0, index: Index::ZERO }

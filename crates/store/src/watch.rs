@@ -1,4 +1,4 @@
-//! One blocking query per tree, with the index rules that Consul's answers need (`consul-semantics.md` §4.4).
+//! Watch of one tree by blocking queries, with Consul's rules for indexes (`consul-semantics.md` §4.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,10 @@ pub use super::incremental::Transferred;
 use super::incremental::{IncrementalReader, Sizes};
 use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
 
-/// How long a blocking read may wait. A dropped one keeps its connection slot at the agent until then.
+/// Longest wait of a blocking query. A query that the client dropped occupies the Consul agent until then.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Where a watch stands: which index to wait on, and when to read everything again regardless.
-///
-/// Pure: it is told the answers and the time.
+/// Position of a watch: the index to wait on, and when the next full read is due. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     after: Index,
@@ -23,15 +21,15 @@ pub struct Position {
 }
 
 impl Position {
-    /// The start: the first read answers at once.
+    /// The start: the first read does not wait.
     #[must_use]
     pub fn start(now: Instant, full_every: Duration) -> Self {
         Position { after: Index::ZERO, full_at: now + full_every, full_every }
     }
 
-    /// The query to send now. Once in a while it is a read from scratch: after a restored snapshot a blocked
-    /// query shows old data under an index that never comes again. Such a read is one that the leader confirms:
-    /// a deposed one would answer with the past (`consul-semantics.md` §0 #3).
+    /// The query to send now: a blocking query, or every `full_every` a full read. After a restored snapshot a blocking
+    /// query may wait for an index that never comes again. Full reads are consistent: a deposed leader would return old
+    /// data (`consul-semantics.md` §0 #3).
     #[must_use]
     pub fn query(&self, now: Instant) -> Query {
         if self.after == Index::ZERO || now >= self.full_at {
@@ -41,7 +39,7 @@ impl Position {
         Query::after(self.after, LONGEST_WAIT.min(rest).max(Duration::from_secs(1)))
     }
 
-    /// Takes an answer's index. An index that went backwards means "read from the start next time".
+    /// The position after an answer. An index that decreased makes the next read a full read.
     #[must_use]
     pub fn answered(self, index: Index, now: Instant) -> Self {
         let index = index.max(Index(1));
@@ -50,44 +48,44 @@ impl Position {
         Position { after, full_at, ..self }
     }
 
-    /// After an error nothing is known: read from the start.
+    /// The position after an error: the next read is a full read.
     #[must_use]
     pub fn failed(self) -> Self {
         Position { after: Index::ZERO, ..self }
     }
 }
 
-/// How a watch spaces its reads, so that a large tree that changes often does not drown Consul.
+/// Pacing of a watch's reads, so that a large tree that changes often does not overload Consul.
 ///
-/// Each read consumes `cost_factor` times what it cost; time refills it, and the next read waits until no
-/// more than `burst` of it is left. So single changes, however large the tree, are read at once, and under
-/// unceasing ones reading takes at most the share `1 / (1 + cost_factor)` of the time.
+/// Token bucket: a read that took `d` consumes `d * cost_factor`; the bucket refills in real time and holds `burst`. A
+/// read waits while the bucket is overdrawn. Upper bound of time spent reading: `1 / (1 + cost_factor)`. Single
+/// changes are read at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollPolicy {
-    /// At least this long from one answer to the next request.
+    /// Shortest pause from one answer to the next request.
     pub min_pause: Duration,
     /// A read that took `d` consumes `d * cost_factor` of the budget.
     pub cost_factor: u32,
-    /// So much may be consumed before reads are delayed.
+    /// Budget that may be consumed before reads are delayed.
     pub burst: Duration,
-    /// Never longer than this.
+    /// Longest pause.
     pub max_pause: Duration,
-    /// What of a large tree is read when it has changed.
+    /// What is read of a large tree when it has changed.
     pub reading: Reading,
 }
 
-/// What of a tree of [`Sizes::many`] entries or more is read when it has changed. Consul takes 4 ms for a list of 100 records
-/// and 15 ms for one of 700, and less than 2 ms for their keys; so the keys are what is waited on.
+/// What is read of a changed tree with [`Sizes::many`] entries or more. The watch waits on the keys alone: Consul takes
+/// 4 ms to list 100 records and 15 ms for 700, but less than 2 ms for their keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// The parts that have changed, this long after the wake-up.
+    /// The changed parts, this long after the wake-up.
     Parts(Duration),
-    /// All of it, this long after the wake-up: for what nobody waits for.
+    /// The whole tree, this long after the wake-up. For trees whose changes are not urgent.
     Whole(Duration),
 }
 
 impl PollPolicy {
-    /// For trees on which latency depends.
+    /// For trees whose changes are urgent.
     pub const PROMPT: PollPolicy = PollPolicy {
         min_pause: Duration::ZERO,
         cost_factor: 2,
@@ -95,8 +93,8 @@ impl PollPolicy {
         max_pause: Duration::from_secs(5),
         reading: Reading::Parts(Duration::ZERO),
     };
-    /// For trees that become large and change without pause while much is under way: a single change is read at once,
-    /// under unceasing ones each of them is read a ninth of the time.
+    /// For large trees that change without pause under load. A single change is read at once; reads take at most a ninth
+    /// of the time.
     pub const BULK: PollPolicy = PollPolicy {
         min_pause: Duration::ZERO,
         cost_factor: 8,
@@ -104,10 +102,10 @@ impl PollPolicy {
         max_pause: Duration::from_secs(5),
         reading: PollPolicy::PROMPT.reading,
     };
-    /// For locks, which we ourselves change most: not while the first transaction under a new one is under way.
+    /// For locks, which this farm changes most. The 20 ms keep the read away from the first transaction under a new lock.
     pub const LOCKS: PollPolicy =
         PollPolicy { reading: Reading::Parts(Duration::from_millis(20)), ..PollPolicy::PROMPT };
-    /// For large trees that are only looked at to check what is already known.
+    /// For large trees that are read only to check what is already known.
     pub const RESYNC: PollPolicy = PollPolicy {
         min_pause: Duration::from_millis(500),
         cost_factor: 60,
@@ -115,32 +113,33 @@ impl PollPolicy {
         max_pause: Duration::from_secs(60),
         reading: Reading::Whole(Duration::ZERO),
     };
-    /// For the trees that grow with the pods, which only farms write: they are read whole, never while the transaction
-    /// that woke their watch is still being answered, and not both at once.
+    /// For labels of pods. Like intents, they grow with the pods and only farms write them, so they are read whole. The
+    /// delay lets the transaction that woke the watch finish first, and is not that of [`PollPolicy::INTENTS`], so that
+    /// the two reads do not coincide.
     pub const PODS: PollPolicy = PollPolicy {
         cost_factor: 400,
         max_pause: Duration::from_secs(20),
         reading: Reading::Whole(Duration::from_millis(150)),
         ..PollPolicy::RESYNC
     };
-    /// See [`PollPolicy::PODS`].
+    /// For intents: [`PollPolicy::PODS`] with another delay.
     pub const INTENTS: PollPolicy =
         PollPolicy { reading: Reading::Whole(Duration::from_millis(300)), ..PollPolicy::PODS };
 }
 
-/// Budget of a watch: the time consumed by its reads that has not been refilled yet.
+/// Token bucket of one watch: the consumed time that was not refilled yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budget(Duration);
 
 impl Budget {
-    /// The budget after a read that cost `cost` to transfer and digest, `rested` after the one before.
+    /// The budget after a read that took `cost` to transfer and index, `rested` after the previous read.
     #[must_use]
     pub fn after_read(self, poll_policy: PollPolicy, rested: Duration, cost: Duration) -> Budget {
-        let owed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.cost_factor);
-        Budget(owed.min(poll_policy.max_pause.saturating_add(poll_policy.burst)))
+        let consumed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.cost_factor);
+        Budget(consumed.min(poll_policy.max_pause.saturating_add(poll_policy.burst)))
     }
 
-    /// How long the next read waits.
+    /// Pause before the next read.
     #[must_use]
     pub fn pause(self, poll_policy: PollPolicy) -> Duration {
         poll_policy
@@ -150,10 +149,10 @@ impl Budget {
     }
 }
 
-/// A prefix being watched. Each call of [`TreeWatch::next`] gives the whole tree as it is then.
+/// Watch of one prefix. Each call of [`TreeWatch::next`] returns the whole tree.
 ///
-/// Of a large tree not all need be read for that: see [`Reading`]. What then comes back holds, of every key, all that
-/// the answer's index promises, and of some keys more.
+/// A large tree may be read in parts ([`Reading`]). Each entry is then at least as new as the answer's index; some are
+/// newer.
 pub struct TreeWatch {
     reader: Arc<dyn Reader>,
     prefix: Prefix,
@@ -165,21 +164,21 @@ pub struct TreeWatch {
     parts: IncrementalReader,
     /// Entries of the last answer.
     entries: usize,
-    /// What was read for it.
+    /// What was transferred for it.
     transferred: Transferred,
 }
 
-/// A server that answers at once without news is asked again after this long.
+/// Pause after an answer that was neither new nor waited for.
 const NO_NEWS_PAUSE: Duration = Duration::from_millis(10);
 
 impl TreeWatch {
-    /// A watch on `prefix` that reads everything anew at least every `full_every`.
+    /// A watch on `prefix` with a full read every `full_every`. Large trees are read in parts.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
         Self::reading(reader, prefix, full_every, PollPolicy::PROMPT.reading)
     }
 
-    /// The same, of which large trees are read in another way.
+    /// A watch that reads large trees as `reading` says.
     #[must_use]
     pub fn reading(
         reader: Arc<dyn Reader>,
@@ -202,41 +201,41 @@ impl TreeWatch {
         }
     }
 
-    /// The prefix.
+    /// The watched prefix.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }
 
-    /// Whether the last answer was one that the leader confirmed.
+    /// Whether the last answer was consistent.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed
     }
 
-    /// How much was read for the last answer.
+    /// How much was transferred for the last answer.
     #[must_use]
     pub fn transferred(&self) -> Transferred {
         self.transferred
     }
 
-    /// Makes the next read answer at once.
+    /// Makes the next read a full read, which does not wait.
     pub fn reset(&mut self) {
         self.position = Position::start(Instant::now(), self.full_every);
     }
 
-    /// Waits for the tree to change (or for the wait to end) and gives it whole.
+    /// Waits until the tree changes or the wait ends, and returns the whole tree.
     ///
     /// # Errors
-    /// Any [`StoreError`]; the next call then reads from the start. The caller paces itself.
+    /// Any [`StoreError`]; the next read is then a full read. The caller has to pause between calls.
     pub async fn next(&mut self) -> Result<Answer<Vec<Entry>>, StoreError> {
         loop {
             let query = self.position.query(Instant::now());
             self.confirmed = query.consistency == Consistency::Consistent;
-            let all_at_once = query.wait.is_none() || self.entries < self.sizes.many;
-            let read = match all_at_once {
-                true => self.all(query).await.map(Some),
-                false => self.changes(query).await,
+            let is_whole = query.wait.is_none() || self.entries < self.sizes.many;
+            let read = match is_whole {
+                true => self.read_whole(query).await.map(Some),
+                false => self.wait_and_read(query).await,
             };
             match read {
                 Ok(Some(answer)) => {
@@ -253,18 +252,21 @@ impl TreeWatch {
         }
     }
 
-    async fn all(&mut self, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
+    async fn read_whole(&mut self, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
         let answer = self.reader.list(&self.prefix, query).await?;
         self.transferred = Transferred { entries: answer.value.len(), names: 0 };
         match self.reading {
-            Reading::Parts(_) => self.parts.are_all(&answer.value),
+            Reading::Parts(_) => self.parts.replace_all(&answer.value),
             Reading::Whole(_) => {}
         }
         Ok(answer)
     }
 
-    /// Waits for a key to change, and reads what is to be read then. `None`: there is no news.
-    async fn changes(&mut self, query: Query) -> Result<Option<Answer<Vec<Entry>>>, StoreError> {
+    /// Waits until a key changes and then reads what [`Reading`] says. `None`: nothing has changed.
+    async fn wait_and_read(
+        &mut self,
+        query: Query,
+    ) -> Result<Option<Answer<Vec<Entry>>>, StoreError> {
         let (folded, pause) = match self.reading {
             Reading::Parts(pause) => (None, pause),
             Reading::Whole(pause) => (Some("/"), pause),
@@ -274,8 +276,8 @@ impl TreeWatch {
         if keys.index <= after {
             let is_cut = keys.filtered || keys.value.len() != self.entries;
             if folded.is_none() && is_cut {
-                // Rights that were lost change no index.
-                return self.all(Query::CONSISTENT).await.map(Some);
+                // Lost rights change the list but no index.
+                return self.read_whole(Query::CONSISTENT).await.map(Some);
             }
             self.position = self.position.answered(keys.index, Instant::now());
             sleep(NO_NEWS_PAUSE).await;
@@ -286,7 +288,7 @@ impl TreeWatch {
             Reading::Parts(_) => self.parts.changed(self.reader.as_ref(), after, keys).await?,
             Reading::Whole(_) => None,
         };
-        let Some(parts) = parts else { return self.all(query).await.map(Some) };
+        let Some(parts) = parts else { return self.read_whole(query).await.map(Some) };
         self.transferred = parts.transferred;
         Ok(Some(parts.answer))
     }
@@ -299,7 +301,7 @@ mod tests {
     const EVERY: Duration = Duration::from_secs(300);
 
     #[test]
-    fn an_index_that_goes_back_is_read_as_zero() {
+    fn decreased_index_makes_the_next_read_full() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(40));
@@ -307,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn index_zero_counts_as_one() {
+    fn index_zero_is_waited_on_as_one() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(0), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(1));
     }
 
     #[test]
-    fn now_and_then_everything_is_read_anew() {
+    fn full_read_is_due_every_interval() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now);
         assert_eq!(p.query(now + EVERY), Query::CONSISTENT);
@@ -323,14 +325,14 @@ mod tests {
     }
 
     #[test]
-    fn after_an_error_the_next_read_answers_at_once() {
+    fn error_makes_the_next_read_full() {
         let now = Instant::now();
         let p = Position::start(now, EVERY).answered(Index(40), now).failed();
         assert_eq!(p.query(now), Query::CONSISTENT);
     }
 
     #[test]
-    fn a_costly_tree_is_read_less_often() {
+    fn pause_grows_with_the_cost_of_a_read() {
         let ms = Duration::from_millis;
         let single = |poll_policy: PollPolicy, cost| {
             Budget::default().after_read(poll_policy, ms(0), cost).pause(poll_policy)
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_now_and_then_are_read_at_once_and_unceasing_ones_are_not() {
+    fn budget_delays_only_reads_in_quick_succession() {
         let ms = Duration::from_millis;
         let poll_policy = PollPolicy::PROMPT;
         let pauses = |every: Duration| {

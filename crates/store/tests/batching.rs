@@ -1,4 +1,4 @@
-//! Transactions of several claims that have to wait are put into one.
+//! Batching of waiting transactions of several claims.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use rcfarm_store::time::IdSource;
 use rcfarm_store::{Claim, Commit, Op, Store, Txn, TxnLimits};
 use rcfarm_store::{DeleteMode, Epoch, Index, Key, NewSession, PutMode, Query, Reader, Writer};
 
-/// Transactions take a while, and are counted.
+/// Delays transactions by 10 ms and counts them.
 #[derive(Default)]
 struct Slow(AtomicUsize);
 
@@ -63,7 +63,7 @@ impl Fixture {
         Claim::new(key(&format!("lock/{n}")), self.epoch.clone())
     }
 
-    /// Creates `data/<n>` and nine keys more, or is refused because it is there.
+    /// Creates the ten keys below `data/<n>/`. Refused if one exists.
     async fn make(&self, n: usize) -> Result<Commit, rcfarm_store::StoreError> {
         let mut txn = Txn::under(&self.claim(n));
         for part in 0..10 {
@@ -80,11 +80,11 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_to_wait_goes_together_and_what_has_not_goes_alone() {
+async fn batcher_sends_alone_while_slots_are_free_and_batches_the_rest() {
     let fixture = Fixture::new(100).await;
     let answers = join_all((0..100).map(|n| fixture.make(n))).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Commit::Applied(_)))));
-    // Four alone, and the rest by five: 64 operations at most, eleven each.
+    // Four alone, and the rest in batches of five: at most 64 operations, eleven each.
     assert_eq!(fixture.slow.0.load(Ordering::SeqCst), 4 + 20);
     for n in 0..100 {
         assert!(fixture.is_made(n).await);
@@ -92,7 +92,7 @@ async fn what_has_to_wait_goes_together_and_what_has_not_goes_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_refused_has_its_own_answer_and_holds_up_no_other() {
+async fn batcher_gives_a_refused_transaction_its_own_answer_and_sends_the_others_again() {
     let fixture = Fixture::new(9).await;
     fixture.store.put(&key("data/6/3"), Bytes::new(), 0, PutMode::Set).await.unwrap();
     fixture.store.delete(&key("lock/7"), DeleteMode::Always).await.unwrap();
@@ -112,7 +112,7 @@ async fn one_that_is_refused_has_its_own_answer_and_holds_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_the_deadline_nothing_is_sent() {
+async fn batcher_sends_nothing_past_the_deadline() {
     let fixture = Fixture::new(20).await;
     let all = async { join_all((0..20).map(|n| fixture.make(n))).await };
     let end = async {
@@ -125,13 +125,13 @@ async fn past_the_deadline_nothing_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_is_gone_before_its_turn_writes_nothing_and_holds_nobody_up() {
+async fn batcher_drops_cancelled_transactions_and_sends_the_others() {
     let fixture = Fixture::new(20).await;
     let commit = |n: usize, patience: u64| {
         let fixture = &fixture;
         async move { tokio::time::timeout(Duration::from_millis(patience), fixture.make(n)).await.ok() }
     };
-    // Of those that wait every other one is dropped, and then the four that are under way.
+    // Every other waiting one is cancelled, then the four that are under way.
     let patience = |n: usize| match n {
         0..4 => 5,
         _ if n.is_multiple_of(2) => 3,
