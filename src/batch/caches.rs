@@ -4,71 +4,17 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::batch::placing::{StoredGroup, StoredGroups};
-use crate::batch::queues::{StoredQueue, StoredQueues};
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
+use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::placement::capacity::Fleet;
 use crate::placement::{NodeLabels, NodeSource};
-use rcfarm_api::Stored;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
-use rcfarm_api::pod_group::spec::GroupId;
-use rcfarm_api::queue::spec::QueueRecord;
-use rcfarm_store::cache::{Cache, CacheIndex};
+use rcfarm_store::cache::Cache;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Prefix, Reader, StoreError};
-
-/// `rcfarm/queues/`
-#[derive(Debug, Default, PartialEq)]
-pub struct QueueIndex(pub StoredQueues);
-
-impl CacheIndex for QueueIndex {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let stored = |entry: Entry| {
-            let name = prefix.tail(&entry.key)?.parse().ok()?;
-            match old.0.get(&name) {
-                Some(same) if same.index == entry.modify_index => Some((name, same.clone())),
-                _ => {
-                    let record = QueueRecord::decode(&entry.value);
-                    let (index, created) = (entry.modify_index, entry.create_index);
-                    Some((name, Arc::new(StoredQueue { index, created, record })))
-                }
-            }
-        };
-        QueueIndex(entries.into_iter().filter_map(stored).collect())
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-/// `rcfarm/pod_groups/`
-#[derive(Debug, Default, PartialEq)]
-pub struct GroupIndex(pub StoredGroups);
-
-impl CacheIndex for GroupIndex {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let stored = |entry: Entry| {
-            let id: GroupId = key::namespaced(prefix, &entry.key)?;
-            match old.0.get(&id) {
-                Some(same) if same.index == entry.modify_index => Some((id, same.clone())),
-                _ => {
-                    let (index, created) = (entry.modify_index, entry.create_index);
-                    let group = StoredGroup::read(&id, &entry.value, index, created);
-                    Some((id, Arc::new(group)))
-                }
-            }
-        };
-        GroupIndex(entries.into_iter().filter_map(stored).collect())
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
+use rcfarm_store::{Reader, StoreError};
 
 /// See the module.
 pub struct SchedulerCaches {

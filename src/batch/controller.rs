@@ -402,7 +402,7 @@ impl OrderingController {
                 None => may_drop.then_some((name, pending, None)),
                 Some(stored) => {
                     let is_mine = look.queues.scheduler(name) == self.me;
-                    is_mine.then_some((name, pending, Some((stored, stored.record.as_ref().ok()?))))
+                    is_mine.then_some((name, pending, Some((stored, stored.value.as_ref().ok()?))))
                 }
             }
         });

@@ -5,44 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::placement::capacity::{self, Fleet, Gang, Ledger, NodeCapacities};
-use rcfarm_api::FieldError;
 use rcfarm_api::Index;
-use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Resources;
-use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
-
-/// A group's record as stored.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StoredGroup {
-    /// ModifyIndex.
-    pub index: Index,
-    /// CreateIndex: which group of this name it is, and since when it waits.
-    pub created: Index,
-    /// What it says, or everything that is wrong with it.
-    pub record: Result<PodGroupRecord, Vec<FieldError>>,
-}
-
-impl StoredGroup {
-    /// Reads and checks a value.
-    #[must_use]
-    pub fn read(id: &GroupId, value: &[u8], index: Index, created: Index) -> StoredGroup {
-        let record = PodGroupRecord::decode(value).map_err(|bad| vec![bad]);
-        let record = record.and_then(|record| match record.spec.check(id) {
-            bad if bad.is_empty() => Ok(record),
-            bad => Err(bad),
-        });
-        StoredGroup { index, created, record }
-    }
-}
-
-/// All stored groups.
-pub type StoredGroups = BTreeMap<GroupId, Arc<StoredGroup>>;
 
 /// A status and its ModifyIndex.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,11 +10,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::placing::{
-    GroupMember, PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, gang, members,
-    nodes_of, placement,
+    GroupMember, PlacementChange, VersionedStatus, book, gang, members, nodes_of, placement,
 };
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
+use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
 use rcfarm_api::Index;
 use rcfarm_api::Timestamp;
@@ -185,7 +185,7 @@ pub fn positions(
 ) -> BTreeMap<QueueName, Vec<GroupId>> {
     let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
     for (id, group) in groups {
-        let Ok(record) = &group.record else { continue };
+        let Ok(record) = &group.value else { continue };
         let known = statuses.get(id).filter(|known| known.status.of == group.created);
         let queue = record.spec.queue.clone();
         let waits = known.is_none_or(|known| known.status.phase == PodGroupPhase::Pending);
@@ -556,7 +556,7 @@ impl<'a> Pass<'a> {
     }
 
     fn grow(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
-        let Some(record) = self.seen.groups.get(id).and_then(|g| g.record.as_ref().ok()) else {
+        let Some(record) = self.seen.groups.get(id).and_then(|g| g.value.as_ref().ok()) else {
             return;
         };
         let (mut spec, status) = (record.spec.clone(), &known.status);

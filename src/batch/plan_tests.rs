@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::placing::{
-    PlacementChange, StoredGroup, StoredGroups, VersionedStatus, book, held, members,
-};
+use super::placing::{PlacementChange, VersionedStatus, book, held, members};
 use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
-use super::queues::{Queues, StoredQueue, StoredQueues, Usage};
+use super::queues::{Queues, Usage};
+use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacity};
 use rcfarm_api::Index;
@@ -81,7 +80,8 @@ impl TestScheduler {
     pub(super) fn queue(&mut self, name: &str, spec: Value) {
         let record = QueueRecord::decode(json!({"spec": spec}).to_string().as_bytes());
         let index = self.next_index();
-        self.queues.insert(queue(name), Arc::new(StoredQueue { index, created: index, record }));
+        self.queues
+            .insert(queue(name), Arc::new(StoredQueue { index, created: index, value: record }));
     }
 
     pub(super) fn group(&mut self, name: &str, spec: Value) {
@@ -92,7 +92,11 @@ impl TestScheduler {
     pub(super) fn write(&mut self, name: &str, record: &Value, created: Option<Index>) {
         let index = self.next_index();
         let created = created.unwrap_or(index);
-        let stored = StoredGroup::read(&id(name), record.to_string().as_bytes(), index, created);
+        let stored = StoredGroup {
+            index,
+            created,
+            value: read_group(&id(name), record.to_string().as_bytes()),
+        };
         self.groups.insert(id(name), Arc::new(stored));
     }
 
@@ -100,7 +104,7 @@ impl TestScheduler {
     pub(super) fn members(&mut self, name: &str, members: Value) {
         let old = self.groups[&id(name)].clone();
         let mut record: Value =
-            serde_json::from_slice(&old.record.as_ref().unwrap().encode()).unwrap();
+            serde_json::from_slice(&old.value.as_ref().unwrap().encode()).unwrap();
         record["members"] = members;
         self.write(name, &record, Some(old.created));
     }
@@ -170,7 +174,7 @@ impl TestScheduler {
     }
 
     pub(super) fn spec_of(&self, id: &GroupId) -> Option<&PodGroupSpec> {
-        Some(&self.groups.get(id)?.record.as_ref().ok()?.spec)
+        Some(&self.groups.get(id)?.value.as_ref().ok()?.spec)
     }
 
     /// Invariants 14, 16 and 17, which hold after every single change.

@@ -73,7 +73,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 impl TestScheduler {
     fn edit(&mut self, n: u8, change: impl FnOnce(&mut Value)) {
         let Some(old) = self.groups.get(&id(&format!("g{n}"))).cloned() else { return };
-        let Ok(record) = &old.record else { return };
+        let Ok(record) = &old.value else { return };
         let mut value: Value = serde_json::from_slice(&record.encode()).unwrap();
         change(&mut value);
         self.write(&format!("g{n}"), &value, Some(old.created));

@@ -4,29 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::batch::queue_machine::Wanted;
+use crate::cluster::queues::{StoredQueue, StoredQueues};
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{
-    DEFAULT_SCHEDULER, Desired, QueueRecord, QueueSpec, ancestors, check_family, children,
+    DEFAULT_SCHEDULER, Desired, QueueSpec, ancestors, check_family, children,
 };
 use rcfarm_store::failpoints::{Failpoint, enabled};
-
-/// A queue's record as stored.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StoredQueue {
-    /// ModifyIndex.
-    pub index: Index,
-    /// CreateIndex.
-    pub created: Index,
-    /// What it says, or why that cannot be told.
-    pub record: Result<QueueRecord, FieldError>,
-}
-
-/// All stored queues.
-pub type StoredQueues = BTreeMap<QueueName, Arc<StoredQueue>>;
 
 /// A queue.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,13 +49,13 @@ impl Queues {
     /// The queues that these records make.
     #[must_use]
     pub fn of(stored: &StoredQueues) -> Queues {
-        let readable = |queue: &StoredQueue| Some(queue.record.as_ref().ok()?.spec.clone());
+        let readable = |queue: &StoredQueue| Some(queue.value.as_ref().ok()?.spec.clone());
         let specs: BTreeMap<QueueName, QueueSpec> = stored
             .iter()
             .filter_map(|(name, queue)| Some((name.clone(), readable(queue)?)))
             .collect();
         let queue = |(name, stored): (&QueueName, &Arc<StoredQueue>)| {
-            let mut problems = match &stored.record {
+            let mut problems = match &stored.value {
                 Ok(record) => record.spec.check(name),
                 Err(bad) => vec![bad.clone()],
             };

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, StoredGroup, VersionedStatus, book, fitted, gang, group_of, held,
-    members, missing, nodes_of, parts,
+    GroupMember, PlacementChange, VersionedStatus, book, fitted, gang, group_of, held, members,
+    missing, nodes_of, parts,
 };
 use super::plan::{Candidate, Pass, request_key};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
+use crate::cluster::queues::StoredGroup;
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
@@ -52,7 +53,7 @@ impl<'a> Pass<'a> {
         let is_new =
             |id: &GroupId| !seen.statuses.contains_key(id) && !seen.unreadable.contains(id);
         for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
-            match &group.record {
+            match &group.value {
                 Ok(record) if self.orders(&record.spec.queue) => {
                     candidates.push(self.candidate(id, group, record, None));
                 }
@@ -252,7 +253,7 @@ impl<'a> Pass<'a> {
     fn roll_forward(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
         let Some(place) = &known.status.placement else { return };
         let group = self.seen.groups.get(id).filter(|group| group.created == known.status.of);
-        let record = group.and_then(|group| group.record.as_ref().ok());
+        let record = group.and_then(|group| group.value.as_ref().ok());
         if group.is_none() && !self.seen.may_forget {
             return;
         }
@@ -310,7 +311,7 @@ impl<'a> Pass<'a> {
         group: &'a StoredGroup,
     ) -> Option<Candidate<'a>> {
         let status = &*known.status;
-        let record = match &group.record {
+        let record = match &group.value {
             Ok(record) => record,
             Err(bad) => {
                 self.say_invalid(id, Some(known), group, bad);
@@ -551,7 +552,7 @@ impl<'a> Pass<'a> {
             } else {
                 PodGroupReason::AsDesired
             };
-            let record = self.seen.groups.get(id).and_then(|group| group.record.as_ref().ok());
+            let record = self.seen.groups.get(id).and_then(|group| group.value.as_ref().ok());
             after.members = record.map(|record| record.members).unwrap_or_default();
             after.say(phase, reason, String::new(), self.seen.now);
         }

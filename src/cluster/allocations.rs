@@ -19,61 +19,70 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
 use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Index, Key, Op, Prefix, Query, Reader, StoreError};
+use rcfarm_store::{
+    Decoder, Entry, Index, Key, Op, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
+};
 
 /// What each node says that it has. The same `Arc` means that nothing has changed.
 pub type Capacities = Arc<BTreeMap<NodeName, Resources>>;
 
-/// A node's record as stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct StoredAllocations {
-    index: Index,
-    /// `None`: it cannot be decoded.
-    record: Option<Allocations>,
+/// A node's record; `None`: it cannot be decoded.
+type StoredAllocations = Versioned<Option<Allocations>>;
+
+fn decode(entry: &Entry) -> Option<Allocations> {
+    let allocations = Allocations::decode(&entry.value).ok();
+    if allocations.is_none() {
+        warn!(
+            alert = true,
+            key = entry.key,
+            "a node's allocations cannot be read: nothing is allocated there"
+        );
+    }
+    allocations
 }
 
-impl StoredAllocations {
-    fn of(entry: &Entry) -> StoredAllocations {
-        let record = Allocations::decode(&entry.value).ok();
-        if record.is_none() {
-            warn!(
-                alert = true,
-                key = entry.key,
-                "a node's allocations cannot be read: nothing is allocated there"
-            );
-        }
-        StoredAllocations { index: entry.modify_index, record }
+/// What a node has left, with what is stored of it.
+fn node_capacity(stored: &StoredAllocations, capacity: Resources) -> NodeCapacity {
+    NodeCapacity {
+        capacity,
+        allocated: stored.value.clone().unwrap_or_default(),
+        index: stored.index,
+        is_unreadable: stored.value.is_none(),
+    }
+}
+
+/// Decodes `rcfarm/allocations/<node>`; `None`: it cannot be decoded.
+pub struct AllocationDecoder;
+
+impl Decoder for AllocationDecoder {
+    type Key = NodeName;
+    type Value = Option<Allocations>;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<NodeName> {
+        prefix.tail(key)?.parse().ok()
     }
 
-    fn room(&self, capacity: Resources) -> NodeCapacity {
-        NodeCapacity {
-            capacity,
-            allocated: self.record.clone().unwrap_or_default(),
-            index: self.index,
-            is_unreadable: self.record.is_none(),
-        }
+    fn decode(_: &NodeName, entry: &Entry) -> Option<Self::Value> {
+        Some(decode(entry))
     }
 }
 
 /// `rcfarm/allocations/`, by node and by controller.
 #[derive(Debug, Default)]
 pub struct AllocationIndex {
-    nodes: BTreeMap<NodeName, Arc<StoredAllocations>>,
+    nodes: VersionedIndex<AllocationDecoder>,
     by_rc: BTreeMap<RcId, BTreeSet<(NodeName, PodId)>>,
 }
 
 impl AllocationIndex {
-    /// Controllers of which a promise has gone or is another one.
+    /// Controllers of which an allocation is gone or has changed.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
         let pods = |of: &Self, node: &NodeName| {
-            of.nodes.get(node).and_then(|stored| stored.record.clone()).unwrap_or_default().pods
+            of.nodes.value(node).cloned().flatten().unwrap_or_default().pods
         };
         let mut touched = BTreeSet::new();
-        for (node, stored) in &old.nodes {
-            if new.nodes.get(node).is_some_and(|new| Arc::ptr_eq(new, stored)) {
-                continue;
-            }
+        for node in VersionedIndex::touched(&old.nodes, &new.nodes) {
             let now = pods(new, node);
             for (pod, allocation) in pods(old, node) {
                 if let (AllocationOwner::Rc(rc), true) =
@@ -94,22 +103,16 @@ impl AllocationIndex {
 
 impl CacheIndex for AllocationIndex {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let mut new = AllocationIndex::default();
-        for entry in entries {
-            let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
-                continue;
-            };
-            let node: NodeName = node;
-            let same = old.nodes.get(&node).filter(|old| old.index == entry.modify_index).cloned();
-            let stored = same.unwrap_or_else(|| Arc::new(StoredAllocations::of(&entry)));
-            for (pod, allocation) in stored.record.iter().flat_map(|record| &record.pods) {
+        let nodes = VersionedIndex::build(&old.nodes, prefix, entries);
+        let mut by_rc: BTreeMap<RcId, BTreeSet<(NodeName, PodId)>> = BTreeMap::new();
+        for (node, stored) in &nodes.0 {
+            for (pod, allocation) in stored.value.iter().flat_map(|record| &record.pods) {
                 if let AllocationOwner::Rc(rc) = &allocation.owner {
-                    new.by_rc.entry(*rc).or_default().insert((node.clone(), pod.clone()));
+                    by_rc.entry(*rc).or_default().insert((node.clone(), pod.clone()));
                 }
             }
-            new.nodes.insert(node, stored);
         }
-        new
+        AllocationIndex { nodes, by_rc }
     }
 
     fn len(&self) -> usize {
@@ -202,7 +205,7 @@ impl AllocationCache {
     pub fn wrote(&self, bookings: &[Booking], index: Index) {
         for booking in bookings.iter().filter(|booking| booking.is_change) {
             let room = booking.applied(index);
-            let stored = StoredAllocations { index, record: Some(room.allocated) };
+            let stored = Versioned { index, created: Index::ZERO, value: Some(room.allocated) };
             self.view().tell(&booking.node, stored, index);
         }
     }
@@ -219,8 +222,9 @@ impl AllocationCache {
         let answers = futures_util::future::try_join_all(nodes.iter().map(read)).await?;
         for (node, answer) in nodes.iter().zip(answers) {
             let absent =
-                || StoredAllocations { index: Index::ZERO, record: Some(Allocations::default()) };
-            let stored = answer.value.as_ref().map_or_else(absent, StoredAllocations::of);
+                || Versioned { value: Some(Allocations::default()), ..Versioned::default() };
+            let stored = answer.value.as_ref();
+            let stored = stored.map_or_else(absent, |entry| Versioned::of(entry, decode(entry)));
             let shown_at = if stored.index == Index::ZERO { answer.index } else { stored.index };
             self.view().tell(node, stored, shown_at);
         }
@@ -235,25 +239,25 @@ impl AllocationCache {
 impl View {
     fn put_together(&self, tree: &AllocationIndex, capacities: &Capacities) -> NodeCapacities {
         let nodes: BTreeSet<&NodeName> =
-            capacities.keys().chain(tree.nodes.keys()).chain(self.reported.keys()).collect();
+            capacities.keys().chain(tree.nodes.0.keys()).chain(self.reported.keys()).collect();
         let room = |node: &NodeName| {
             let capacity = capacities.get(node).cloned().unwrap_or_default();
             let reported = self.reported.get(node).map(|reported| &reported.stored);
-            let stored = reported.or_else(|| tree.nodes.get(node).map(|stored| &**stored));
+            let stored = reported.or_else(|| tree.nodes.get(node));
             let index = stored.map_or(Index::ZERO, |stored| stored.index);
             let old = self.rooms.get(node);
             if let Some(old) = old.filter(|old| old.index == index && old.capacity == capacity) {
                 return old.clone();
             }
             let nothing = || NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() };
-            Arc::new(stored.map_or_else(nothing, |stored| stored.room(capacity.clone())))
+            Arc::new(stored.map_or_else(nothing, |stored| node_capacity(stored, capacity.clone())))
         };
         nodes.into_iter().map(|node| (node.clone(), room(node))).collect()
     }
 
     fn tell(&mut self, node: &NodeName, stored: StoredAllocations, shown_at: Index) {
         let capacity = self.rooms.of(node).capacity.clone();
-        self.rooms.insert(node.clone(), stored.room(capacity));
+        self.rooms.insert(node.clone(), node_capacity(&stored, capacity));
         self.reported
             .insert(node.clone(), ReportedAllocations { stored, shown_at, at: Instant::now() });
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::intents::differing;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::node::HealthReport;
 use rcfarm_store::cache::{CacheIndex, Snapshot};
@@ -17,7 +16,12 @@ pub struct Healths(pub(super) BTreeMap<PodRef, HealthReport>);
 impl Healths {
     /// Places that differ between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
-        differing(&old.0, &new.0)
+        let one_way = |a: &'a Self, b: &'a Self| {
+            a.0.iter()
+                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
+                .map(|(place, _)| place)
+        };
+        one_way(old, new).chain(one_way(new, old))
     }
 }
 

@@ -9,8 +9,9 @@ mod failure_tracker;
 pub mod health;
 pub mod intents;
 pub mod nodes;
-pub mod pod_group_statuses;
+
 pub mod pods;
+pub mod queues;
 pub mod view;
 
 pub use allocations::AllocationCache;

@@ -48,7 +48,7 @@ impl PodLabels {
 
     /// Whether a pod is gone from its place.
     #[must_use]
-    pub fn freed(old: &Self, new: &Self) -> bool {
+    pub fn has_lost_pods(old: &Self, new: &Self) -> bool {
         old.places.keys().any(|place| !new.places.contains_key(place))
     }
 

@@ -13,44 +13,29 @@ use rcfarm_api::ids::{FarmName, NodeName, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_store::cache::CacheIndex;
-use rcfarm_store::{Entry, Index, Op, Prefix};
+use rcfarm_store::{Decoder, Entry, Index, Op, Prefix, Versioned, VersionedIndex};
 
-/// A record as stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// The value.
-    pub value: Bytes,
-    /// ModifyIndex.
-    pub index: Index,
-    /// CreateIndex.
-    pub created: Index,
+/// A record: its value as stored.
+pub type Record = Versioned<Bytes>;
+
+/// Keeps the values below a prefix as they are.
+pub struct RawDecoder;
+
+impl Decoder for RawDecoder {
+    type Key = RecordId;
+    type Value = Bytes;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<RecordId> {
+        prefix.tail(key).map(RecordId::from)
+    }
+
+    fn decode(_: &RecordId, entry: &Entry) -> Option<Bytes> {
+        Some(entry.value.clone())
+    }
 }
 
 /// All records of a kind.
-#[derive(Debug, Default)]
-pub struct Records(pub BTreeMap<RecordId, Arc<Record>>);
-
-impl CacheIndex for Records {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let record = |entry: Entry| {
-            let id = RecordId::from(prefix.tail(&entry.key)?);
-            let same = old.0.get_key_value(&id).filter(|(_, old)| old.index == entry.modify_index);
-            match same {
-                Some((id, record)) => Some((id.clone(), record.clone())),
-                None => {
-                    let created = entry.create_index;
-                    let record = Record { value: entry.value, index: entry.modify_index, created };
-                    Some((id, Arc::new(record)))
-                }
-            }
-        };
-        Records(entries.into_iter().filter_map(record).collect())
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
+pub type Records = VersionedIndex<RawDecoder>;
 
 /// Who holds what of a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -86,16 +71,32 @@ impl CacheIndex for Locks {
     }
 }
 
-/// The labels of a kind's records. A malformed value is kept as such: its record matches no selector but the one
-/// that matches everything.
+/// Decodes label sets; `None`: the value is no label set.
+pub struct LabelDecoder;
+
+impl Decoder for LabelDecoder {
+    type Key = RecordId;
+    type Value = Option<Arc<Labels>>;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<RecordId> {
+        prefix.tail(key).map(RecordId::from)
+    }
+
+    fn decode(_: &RecordId, entry: &Entry) -> Option<Self::Value> {
+        Some(decode_labels(&entry.value).ok().map(Arc::new))
+    }
+}
+
+/// The labels of a kind's records. A record whose labels cannot be decoded matches no selector but the one that matches
+/// everything.
 #[derive(Debug, Default)]
-pub struct RecordLabels(pub BTreeMap<RecordId, (Index, Option<Arc<Labels>>)>);
+pub struct RecordLabels(pub VersionedIndex<LabelDecoder>);
 
 impl RecordLabels {
-    /// The labels of `id`; `None` when they cannot be read.
+    /// The labels of `id`; `None` when they cannot be decoded.
     #[must_use]
     pub fn of(&self, id: &RecordId) -> Option<Arc<Labels>> {
-        self.0.get(id).map_or_else(|| Some(Arc::default()), |(_, labels)| labels.clone())
+        self.0.get(id).map_or_else(|| Some(Arc::default()), |labels| labels.value.clone())
     }
 
     /// The operation that makes Consul refuse a transaction unless the labels of `id`, which stand below `prefix`, are
@@ -104,17 +105,9 @@ impl RecordLabels {
     pub fn guard(&self, prefix: &Prefix, id: &RecordId) -> Option<Op> {
         let key = prefix.key_of(id.as_str())?;
         Some(match self.0.get(id) {
-            Some((index, _)) => Op::CheckIndex { key, index: *index },
+            Some(labels) => Op::CheckIndex { key, index: labels.index },
             None => Op::CheckNotExists { key },
         })
-    }
-
-    /// Records whose labels differ between the two.
-    #[must_use]
-    pub fn touched(old: &Self, new: &Self) -> std::collections::BTreeSet<RecordId> {
-        let index = |labels: &Self, id| labels.0.get(id).map(|(index, _)| *index);
-        let ids = old.0.keys().chain(new.0.keys());
-        ids.filter(|id| index(old, id) != index(new, id)).cloned().collect()
     }
 
     /// Whether `selector` matches the labels of `id`.
@@ -123,9 +116,9 @@ impl RecordLabels {
         if selector.is_everything() {
             return true;
         }
-        match self.0.get(id) {
-            Some((_, Some(labels))) => selector.matches(labels),
-            Some((_, None)) => false,
+        match self.0.get(id).map(|labels| &labels.value) {
+            Some(Some(labels)) => selector.matches(labels),
+            Some(None) => false,
             None => selector.matches(&Labels::new()),
         }
     }
@@ -133,17 +126,7 @@ impl RecordLabels {
 
 impl CacheIndex for RecordLabels {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let labels = |entry: Entry| {
-            let id = RecordId::from(prefix.tail(&entry.key)?);
-            match old.0.get(&id) {
-                Some(same) if same.0 == entry.modify_index => Some((id, same.clone())),
-                _ => {
-                    let labels = decode_labels(&entry.value).ok().map(Arc::new);
-                    Some((id, (entry.modify_index, labels)))
-                }
-            }
-        };
-        RecordLabels(entries.into_iter().filter_map(labels).collect())
+        RecordLabels(VersionedIndex::build(&old.0, prefix, entries))
     }
 
     fn len(&self) -> usize {

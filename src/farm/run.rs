@@ -1,6 +1,6 @@
 //! The farm itself: starts its watches, and lives one epoch after the other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use tracing::{Instrument, error, error_span, info, warn};
 
 use super::kind::Kind;
 use super::kind_state::KindState;
-use super::records::{Doorbells, Locks, Peers, RecordLabels, Records};
+use super::records::{Doorbells, Locks, Peers, Records};
 use super::session_loop::FarmLoop;
 use super::{FarmSettings, PreflightError, preflight};
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
 use rcfarm_api::backoff;
-use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_store::Env;
+use rcfarm_store::VersionedIndex;
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints;
 use rcfarm_store::session::{FarmMember, Keeper};
@@ -211,7 +211,7 @@ impl Farm {
             let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
             all.push(Box::pin(state.records.clone().watch(ids(), move |old, new| {
                 let (old_len, changed) =
-                    (old.value.0.len(), changed_records(&old.value, &new.value));
+                    (old.value.0.len(), Records::touched_keys(&old.value, &new.value));
                 // A record that came or went; a mere edit wakes its own task alone.
                 let moved = old_len != new.value.0.len()
                     || changed.iter().any(|id| !old.value.0.contains_key(id));
@@ -222,7 +222,10 @@ impl Farm {
             })));
             let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
             let labels = state.labels.clone().watch(ids(), move |old, new| {
-                queue.push(FarmEvent::Changed(RecordLabels::touched(&old.value, &new.value)));
+                queue.push(FarmEvent::Changed(VersionedIndex::touched_keys(
+                    &old.value.0,
+                    &new.value.0,
+                )));
                 claims();
             });
             all.push(from(&state.labelled, labels));
@@ -259,11 +262,4 @@ fn from(
         begin.cancelled().await;
         watch.await;
     })
-}
-
-fn changed_records(old: &Records, new: &Records) -> BTreeSet<RecordId> {
-    let differs = |id: &&RecordId| {
-        old.0.get(*id).map(|record| record.index) != new.0.get(*id).map(|record| record.index)
-    };
-    old.0.keys().chain(new.0.keys()).filter(differs).cloned().collect()
 }

@@ -24,7 +24,7 @@ use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::cluster::intents::IntentIndex;
 use crate::cluster::nodes::NodeReadiness;
-use crate::cluster::pod_group_statuses::PodGroupStatuses;
+use crate::cluster::queues::GroupStatusIndex;
 use crate::farm::kind::ReconcileError;
 use crate::farm::records::Records;
 use rcfarm_api::Stored;
@@ -40,23 +40,41 @@ use rcfarm_store::cache::{Cache, CacheIndex};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Index, Prefix, Query, Reader, StoreError};
+use rcfarm_store::{
+    Decoder, Entry, Index, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
+};
 
 /// What is real on a node.
 #[derive(Debug, PartialEq)]
 pub struct Real {
-    index: Index,
     hash: u64,
     /// `None`: it was not made for a job. It may have been adopted by one.
     identity: Option<PodIdentity>,
 }
 
-/// `reality/`
+/// Decodes `reality/<node>/<pod>`.
+pub struct RealityDecoder;
+
+impl Decoder for RealityDecoder {
+    type Key = PodRef;
+    type Value = Real;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
+        let (node, pod) = key::node_and_pod(prefix, key)?;
+        Some(PodRef { node, pod })
+    }
+
+    fn decode(_: &PodRef, entry: &Entry) -> Option<Real> {
+        let (hash, identity) = (content_hash(&entry.value), identity_in(&entry.value));
+        Some(Real { hash, identity })
+    }
+}
+
+/// `reality/`, by place and by job.
 #[derive(Debug, Default)]
 pub struct Realities {
-    places: BTreeMap<PodRef, Arc<Real>>,
+    places: VersionedIndex<RealityDecoder>,
     by_job: BTreeMap<Namespaced, Vec<PodRef>>,
-    entries: usize,
 }
 
 #[derive(Deserialize)]
@@ -79,84 +97,51 @@ fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
 impl Realities {
     /// Places that differ between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
-        let one_way = |a: &'a Self, b: &'a Self| {
-            let index = |all: &'a Self, place| all.places.get(place).map(|real| real.index);
-            a.places.keys().filter(move |place| index(a, place) != index(b, place))
-        };
-        one_way(old, new).chain(one_way(new, old))
+        VersionedIndex::touched(&old.places, &new.places)
     }
 
     /// The job that the pod at a place was made for.
     fn job_at(&self, place: &PodRef) -> Option<&Namespaced> {
-        Some(&self.places.get(place)?.identity.as_ref()?.job)
+        Some(&self.places.value(place)?.identity.as_ref()?.job)
     }
 }
 
 impl CacheIndex for Realities {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let mut new = Realities { entries: entries.len(), ..Realities::default() };
-        for entry in entries {
-            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
-            let place = PodRef { node, pod };
-            let same = old.places.get(&place).filter(|real| real.index == entry.modify_index);
-            let real = match same {
-                Some(same) => same.clone(),
-                None => {
-                    let identity = identity_in(&entry.value);
-                    let hash = content_hash(&entry.value);
-                    Arc::new(Real { index: entry.modify_index, hash, identity })
-                }
-            };
-            if let Some(identity) = &real.identity {
-                new.by_job.entry(identity.job.clone()).or_default().push(place.clone());
+        let places = VersionedIndex::build(&old.places, prefix, entries);
+        let mut by_job: BTreeMap<Namespaced, Vec<PodRef>> = BTreeMap::new();
+        for (place, real) in &places.0 {
+            if let Some(identity) = &real.value.identity {
+                by_job.entry(identity.job.clone()).or_default().push(place.clone());
             }
-            new.places.insert(place, real);
         }
-        new
-    }
-
-    fn len(&self) -> usize {
-        self.entries
-    }
-}
-
-/// `status/pods/`, by place.
-#[derive(Debug, Default)]
-pub struct PodStates {
-    places: BTreeMap<PodRef, (Index, Arc<PodStanding>)>,
-}
-
-impl PodStates {
-    /// Places that differ between the two.
-    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
-        let one_way = |a: &'a Self, b: &'a Self| {
-            let index = |all: &'a Self, place| all.places.get(place).map(|(index, _)| *index);
-            a.places.keys().filter(move |place| index(a, place) != index(b, place))
-        };
-        one_way(old, new).chain(one_way(new, old))
-    }
-}
-
-impl CacheIndex for PodStates {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let pod_state = |entry: Entry| {
-            let (pod, node) = key::pod_and_node(prefix, &entry.key)?;
-            let place = PodRef { node, pod };
-            match old.places.get(&place).filter(|(index, _)| *index == entry.modify_index) {
-                Some(same) => Some((place, same.clone())),
-                None => {
-                    let status = PodStatus::decode(&entry.value).ok()?;
-                    Some((place, (entry.modify_index, Arc::new(stands(&status)))))
-                }
-            }
-        };
-        PodStates { places: entries.into_iter().filter_map(pod_state).collect() }
+        Realities { places, by_job }
     }
 
     fn len(&self) -> usize {
         self.places.len()
     }
 }
+
+/// Decodes `status/pods/<pod>/<node>`.
+pub struct PodStateDecoder;
+
+impl Decoder for PodStateDecoder {
+    type Key = PodRef;
+    type Value = PodStanding;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
+        let (pod, node) = key::pod_and_node(prefix, key)?;
+        Some(PodRef { node, pod })
+    }
+
+    fn decode(_: &PodRef, entry: &Entry) -> Option<PodStanding> {
+        Some(stands(&PodStatus::decode(&entry.value).ok()?))
+    }
+}
+
+/// `status/pods/`, by place.
+pub type PodStates = VersionedIndex<PodStateDecoder>;
 
 /// The owner's own writes that the caches do not show yet.
 #[derive(Debug, Clone, Default)]
@@ -211,7 +196,7 @@ pub struct JobCaches {
     /// `status/pods/`
     pub pod_states: Arc<Cache<PodStates>>,
     /// `rcfarm/pod_group_status/`
-    pub groups: Arc<Cache<PodGroupStatuses>>,
+    pub groups: Arc<Cache<GroupStatusIndex>>,
     /// `rcfarm/commands/`
     pub commands: Arc<Cache<Commands>>,
     book: Mutex<Book>,
@@ -369,7 +354,7 @@ impl JobCaches {
         let is_trusted = intents.shows(known.intents, known.at);
         let intent = |place: &PodRef| match known.pods.get(place) {
             Some((_, intent)) if !is_trusted => *intent,
-            _ => intents.value.at(place),
+            _ => intents.value.get(place).map(|intent| (intent.index, intent.value)),
         };
         if labels.shows(known.labels, known.at) {
             for (place, labelled) in labels.value.of(id) {
@@ -386,7 +371,7 @@ impl JobCaches {
         }
         for (place, (labelled, intent)) in all {
             if labelled.identity.uid == uid {
-                let real = realities.value.places.get(&place);
+                let real = realities.value.places.value(&place);
                 if real.is_some_and(|real| real.identity.is_none()) {
                     self.adopted().insert(place.clone(), id.clone());
                 }
@@ -399,7 +384,8 @@ impl JobCaches {
         }
         let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
         for place in realities.value.by_job.get(id).into_iter().flatten() {
-            let identity = realities.value.places[place].identity.as_ref();
+            let identity =
+                realities.value.places.value(place).and_then(|real| real.identity.as_ref());
             let Some(identity) = identity else { continue };
             if identity.uid != uid {
                 pods.older |= heard(&place.node);
@@ -412,7 +398,7 @@ impl JobCaches {
         let now = Instant::now();
         for (place, (slot, at)) in &known.removed {
             if now < *at + UNSEEN
-                && !realities.value.places.contains_key(place)
+                && realities.value.places.get(place).is_none()
                 && heard(&place.node)
             {
                 *pods.leaving.entry(slot.clone()).or_default() += 1;
@@ -437,7 +423,7 @@ impl JobCaches {
         let is_taken = |(slot, node): &(&Slot, &NodeName)| {
             let Ok(pod) = slot.pod_id(id) else { return false };
             let place = PodRef { node: (*node).clone(), pod };
-            intents.value.at(&place).is_some()
+            intents.value.get(&place).is_some()
                 && !pods.intents.contains_key(&place)
                 && !known.removed.contains_key(&place)
         };
@@ -454,20 +440,21 @@ impl JobCaches {
     ) -> MemberPod {
         let pod_states = self.pod_states.snapshot();
         let fresh = fresh.filter(|fresh| fresh.counts(&pod_states));
-        let hashes = [realities.places.get(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
+        let hashes = [realities.places.value(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
         let wanted = intent.map(|(_, hash)| hash);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
-        let told = pod_states.value.places.get(place);
-        let is_older = |(index, _): &(Index, _)| {
-            fresh.is_none() && realities.places.get(place).is_some_and(|real| *index < real.index)
+        let told = pod_states.value.get(place);
+        let is_older = |told: &Versioned<PodStanding>| {
+            let real = realities.places.get(place);
+            fresh.is_none() && real.is_some_and(|real| told.index < real.index)
         };
         let is_older = told.is_some_and(is_older);
-        let told = told.map(|(_, pod_state)| pod_state);
-        let pod_state = match fresh.map(|fresh| &fresh.pod_state).or(told) {
-            Some(pod_state) if is_real && !is_older => (**pod_state).clone(),
+        let told = told.map(|told| &told.value);
+        let pod_state = match fresh.map(|fresh| &*fresh.pod_state).or(told) {
+            Some(pod_state) if is_real && !is_older => pod_state.clone(),
             // A node without an agent of ours says no more than that it is there.
             None if is_real => PodStanding::running(),
-            Some(pod_state) if pod_state.is_unfit => (**pod_state).clone(),
+            Some(pod_state) if pod_state.is_unfit => pod_state.clone(),
             _ => PodStanding::default(),
         };
         let identity = &labelled.identity;
@@ -508,7 +495,7 @@ impl JobCaches {
     ) -> Result<Option<BTreeMap<PodRef, FreshStatus>>, StoreError> {
         let pod_states = self.pod_states.snapshot();
         let has_ended = |place: &PodRef| {
-            pod_states.value.places.get(place).is_some_and(|(_, told)| told.phase.has_ended())
+            pod_states.value.value(place).is_some_and(|told| told.phase.has_ended())
         };
         let pods = self.pods.snapshot();
         let alive = pods.value.of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
@@ -522,7 +509,7 @@ impl JobCaches {
     /// Jobs of whose pods some lost their intents between the two, or got others: their own doing, or somebody's.
     #[must_use]
     pub fn bereft(&self, old: &IntentIndex, new: &IntentIndex) -> BTreeSet<Namespaced> {
-        let gone = IntentIndex::touched(old, new).filter(|place| old.at(place).is_some());
+        let gone = IntentIndex::touched(old, new).filter(|place| old.get(place).is_some());
         let gone: BTreeSet<&PodRef> = gone.collect();
         if gone.is_empty() { BTreeSet::new() } else { self.pods.snapshot().value.owners(&gone) }
     }

@@ -267,7 +267,7 @@ impl JobController {
             return Ok(ObservedGroup { is_foreign: true, ..ObservedGroup::default() });
         };
         let statuses = self.caches.groups.snapshot();
-        let status = statuses.value.of(&self.id);
+        let status = statuses.value.value(&self.id).and_then(Option::as_ref);
         let status = status.filter(|status| {
             status.owner_uid == Some(uid.to_string()) && status.round == record.spec.round
         });

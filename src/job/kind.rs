@@ -11,7 +11,7 @@ use tracing::debug;
 use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
 use super::labelled::JobPods;
-use crate::cluster::pod_group_statuses::PodGroupStatuses;
+use crate::cluster::queues::GroupStatusIndex;
 use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
 use crate::farm::records::Records;
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
@@ -156,7 +156,7 @@ impl Kind for JobKind {
         let groups = {
             let wake_queue = wake_queue.clone();
             caches.groups.clone().watch(ids(), move |old, new| {
-                wake_queue.push(touched(PodGroupStatuses::touched(&old.value, &new.value)));
+                wake_queue.push(touched(GroupStatusIndex::touched_keys(&old.value, &new.value)));
             })
         };
         {

@@ -128,7 +128,7 @@ impl RcCaches {
             match known.map(|(known, pod)| (pod.intent, known.manifest == wanted)) {
                 Some((Intent::Same(index), false)) => Intent::Differs(index),
                 Some((intent, _)) => intent,
-                None => intents.value.intent(place, wanted),
+                None => Intent::at(place, &intents.value, wanted),
             }
         };
         let health = |place: &PodRef| self.cluster.reported(place, fresh).health;
@@ -166,7 +166,8 @@ impl RcCaches {
         if removed && intents_old {
             return SlotState::Nobody;
         }
-        match intents.value.intent(&place, content_hash(spec.manifest.text().as_bytes())) {
+        let wanted = content_hash(spec.manifest.text().as_bytes());
+        match Intent::at(&place, &intents.value, wanted) {
             Intent::Missing => SlotState::Nobody,
             Intent::Same(index) => SlotState::Ours(index),
             Intent::Differs(_) => SlotState::Other,

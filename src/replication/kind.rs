@@ -141,7 +141,7 @@ impl Kind for RcKind {
                 if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
                     wake_queue.push(FarmEvent::Claims);
                 }
-                if PodLabels::freed(&old.value, &new.value) {
+                if PodLabels::has_lost_pods(&old.value, &new.value) {
                     wake_queue.push(touched(caches.waiting()));
                 }
                 trust_changed(&wake_queue, old, new);
@@ -152,7 +152,7 @@ impl Kind for RcKind {
             view.intents.clone().watch(ids(), move |old, new| {
                 let places = IntentIndex::touched(&old.value, &new.value);
                 wake_queue.push(touched(view.owners(places)));
-                if IntentIndex::freed(&old.value, &new.value) {
+                if IntentIndex::has_lost_keys(&old.value, &new.value) {
                     wake_queue.push(touched(caches.waiting()));
                 }
                 trust_changed(&wake_queue, old, new);

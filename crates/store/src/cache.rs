@@ -29,6 +29,19 @@ pub trait CacheIndex: Default + Send + Sync + 'static {
     fn len(&self) -> usize;
 }
 
+/// Reads a prefix once and indexes it, as a [`Cache`] of it would. For commands, which watch nothing.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn read_once<I: CacheIndex>(
+    reader: &dyn Reader,
+    prefix: &Prefix,
+) -> Result<I, StoreError> {
+    let mut entries = reader.list(prefix, Query::PLAIN).await?.value;
+    entries.retain(|entry| !prefix.is_sentinel(&entry.key));
+    Ok(I::build(&I::default(), prefix, entries))
+}
+
 /// Contents of a prefix at one read.
 #[derive(Debug, Default)]
 pub struct Snapshot<T> {

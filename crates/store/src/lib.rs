@@ -27,6 +27,7 @@ mod rights;
 pub mod session;
 pub mod time;
 mod txn;
+pub mod versioned;
 pub mod watch;
 
 use std::collections::BTreeMap;
@@ -45,6 +46,7 @@ pub use rcfarm_api::Index;
 pub use rcfarm_api::key::{self, Key, Prefix};
 pub use rights::{list_surely, may_read};
 pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome, audit_op};
+pub use versioned::{Decoder, Versioned, VersionedIndex};
 
 use rcfarm_api::ids::SessionId;
 

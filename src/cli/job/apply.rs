@@ -1,24 +1,24 @@
 //! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files, as Volcano and Kubeflow write them.
 
 use std::io::Read as _;
-use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::batch::queues::{Queues, StoredQueue};
+use crate::batch::queues::Queues;
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
+use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, FieldIssue, Read};
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupReason;
-use rcfarm_api::queue::spec::{DEFAULT_QUEUE, QueueRecord};
-use rcfarm_store::{Entry, Index, Op, Query};
+use rcfarm_api::queue::spec::DEFAULT_QUEUE;
+use rcfarm_store::cache::read_once;
+use rcfarm_store::{Entry, Index, Op};
 
 /// From where.
 #[derive(clap::Args)]
@@ -168,14 +168,8 @@ async fn closed_to(context: &CommandContext, all: &[Wanted]) -> anyhow::Result<V
 }
 
 async fn queues(context: &CommandContext) -> anyhow::Result<Queues> {
-    let listed = context.store.list(&key::queues(), Query::PLAIN).await?.value;
-    let stored = |entry: Entry| {
-        let name = key::queues().tail(&entry.key)?.parse().ok()?;
-        let record = QueueRecord::decode(&entry.value);
-        let (index, created) = (entry.modify_index, entry.create_index);
-        Some((name, Arc::new(StoredQueue { index, created, record })))
-    };
-    Ok(Queues::of(&listed.into_iter().filter_map(stored).collect()))
+    let queues: QueueIndex = read_once(context.store.as_ref(), &key::queues()).await?;
+    Ok(Queues::of(&queues.0))
 }
 
 fn contents(file: &str) -> anyhow::Result<String> {

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::batch::placing::{StoredGroup, StoredGroups, VersionedStatus};
+use crate::batch::placing::VersionedStatus;
 use crate::batch::plan::{GroupStatuses, positions};
-use crate::batch::queues::{Queue, Queues, StoredQueue, StoredQueues, Usage};
+use crate::batch::queues::{Queue, Queues, Usage};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use crate::cluster::queues::{GroupIndex, GroupStatusIndex, QueueIndex, StoredGroups};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
+use rcfarm_api::queue::spec::QueueSpec;
 use rcfarm_api::queue::status::QueueStatus;
-use rcfarm_store::{Entry, Query};
+use rcfarm_store::cache::{CacheIndex, read_once};
+use rcfarm_store::{Entry, Query, Versioned};
 
 /// Everything about queues.
 pub(super) struct QueueSnapshot {
@@ -38,35 +40,23 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
             _ => context.out.note(&format!("{} stands among the queues and names none", entry.key)),
         }
     }
-    let stored: StoredQueues = entries
-        .iter()
-        .map(|(name, entry)| {
-            let record = QueueRecord::decode(&entry.value);
-            let (index, created) = (entry.modify_index, entry.create_index);
-            (name.clone(), Arc::new(StoredQueue { index, created, record }))
-        })
-        .collect();
-    let queues = Queues::of(&stored);
+    let stored = entries.values().cloned().collect();
+    let stored = QueueIndex::build(&QueueIndex::default(), &key::queues(), stored);
+    let queues = Queues::of(&stored.0);
     let status = |entry: Entry| {
         let name = key::queue_statuses().tail(&entry.key)?.parse().ok()?;
         Some((name, QueueStatus::decode(&entry.value).ok()?))
     };
     let statuses =
         list(key::queue_statuses()).await?.value.into_iter().filter_map(status).collect();
-    let group = |entry: Entry| {
-        let id = key::namespaced(&key::pod_groups(), &entry.key)?;
-        let group = StoredGroup::read(&id, &entry.value, entry.modify_index, entry.create_index);
-        Some((id, Arc::new(group)))
+    let store = context.store.as_ref();
+    let groups = read_once::<GroupIndex>(store, &key::pod_groups()).await?.0;
+    let read: GroupStatusIndex = read_once(store, &key::pod_group_statuses()).await?;
+    let known = |(id, stored): (&GroupId, &Arc<Versioned<Option<PodGroupStatus>>>)| {
+        let status = Arc::new(stored.value.clone()?);
+        Some((id.clone(), VersionedStatus { index: stored.index, status }))
     };
-    let groups: StoredGroups =
-        list(key::pod_groups()).await?.value.into_iter().filter_map(group).collect();
-    let known = |entry: Entry| {
-        let id = key::namespaced(&key::pod_group_statuses(), &entry.key)?;
-        let status = Arc::new(PodGroupStatus::decode(&entry.value).ok()?);
-        Some((id, VersionedStatus { index: entry.modify_index, status }))
-    };
-    let book: GroupStatuses =
-        list(key::pod_group_statuses()).await?.value.into_iter().filter_map(known).collect();
+    let book: GroupStatuses = read.0.iter().filter_map(known).collect();
     let mut usage = Usage::default();
     for known in book.values().filter(|known| known.status.phase.is_admitted()) {
         if let Some(queue) = &known.status.queue {
@@ -103,7 +93,7 @@ impl QueueSnapshot {
     /// Why a group waits: what its queue says now, else what the scheduler said last. `None`: nobody has looked yet.
     pub(super) fn why(&self, name: &QueueName, id: &GroupId) -> (Option<PodGroupReason>, String) {
         let hold = self.groups.get(id).and_then(|group| {
-            let hold = group.record.as_ref().ok()?.spec.hold.as_ref()?;
+            let hold = group.value.as_ref().ok()?.spec.hold.as_ref()?;
             Some((hold.reason, hold.message.clone()))
         });
         let status = self.book.get(id).map(|known| &known.status);

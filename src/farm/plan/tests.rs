@@ -1,6 +1,7 @@
 use super::super::records::{PeerFarm, Record, RecordLocks};
 use super::*;
 use rcfarm_api::Index;
+use rcfarm_store::{Versioned, VersionedIndex};
 use std::sync::Arc;
 
 /// A world that a test bends.
@@ -27,7 +28,7 @@ fn id(n: usize) -> RecordId {
 impl Fixture {
     fn new(records: usize, farms: &[&str]) -> Fixture {
         let now = Instant::now();
-        let record = Arc::new(Record { value: "".into(), index: Index(1), created: Index(1) });
+        let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let peer = |name: &&str| {
             let peer = PeerFarm {
                 session: SessionId::from(*name),
@@ -39,7 +40,7 @@ impl Fixture {
             (name.parse().unwrap(), peer)
         };
         Fixture {
-            records: Records((0..records).map(|n| (id(n), record.clone())).collect()),
+            records: VersionedIndex((0..records).map(|n| (id(n), record.clone())).collect()),
             labels: RecordLabels::default(),
             locks: Locks::default(),
             peers: Peers(farms.iter().map(peer).collect()),
@@ -162,7 +163,10 @@ fn a_record_relabelled_away_or_deleted_is_released() {
     }
     fixture.selector = "tier=batch".parse().unwrap();
     let labels = Arc::new([("tier".to_owned(), "batch".to_owned())].into());
-    fixture.labels.0.insert(id(0), (Index(1), Some(labels)));
+    fixture.labels.0.0.insert(
+        id(0),
+        Arc::new(Versioned { index: Index(1), created: Index(1), value: Some(labels) }),
+    );
     assert_eq!(fixture.plan("a").release, vec![id(1)]);
     fixture.selector = Selector::everything();
     fixture.records.0.remove(&id(0));

@@ -146,7 +146,11 @@ impl JobController {
     /// Where all members have their places, if any may start.
     pub(super) fn homes(&self, look: &JobView) -> BTreeMap<Slot, NodeName> {
         let statuses = self.caches.groups.snapshot();
-        let status = statuses.value.of(&self.id).filter(|_| look.group.places.is_some());
+        let status = statuses
+            .value
+            .value(&self.id)
+            .and_then(Option::as_ref)
+            .filter(|_| look.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&look.record.read.spec, node_of, |_| false)
     }

@@ -11,6 +11,7 @@ use rcfarm_api::Index;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::labels::Selector;
+use rcfarm_store::Versioned;
 use tokio::time::Instant;
 
 const SELECTORS: [&str; 3] = ["", "tier=web", "tier!=web"];
@@ -89,7 +90,7 @@ struct View {
 impl World {
     fn view(&self) -> View {
         let now = Instant::now() + Duration::from_secs(3_600);
-        let record = Arc::new(Record { value: "".into(), index: Index(1), created: Index(1) });
+        let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let selectors: Vec<Selector> =
             self.farms.iter().map(|(s, ..)| SELECTORS[*s].parse().unwrap()).collect();
         let mut view = View {
@@ -123,7 +124,10 @@ impl World {
             if let Some(is_web) = seen.tier {
                 let tier = if is_web { "web" } else { "batch" };
                 let labels = Arc::new([("tier".to_owned(), tier.to_owned())].into());
-                view.labels.0.insert(id(n), (Index(1), Some(labels)));
+                view.labels.0.0.insert(
+                    id(n),
+                    Arc::new(Versioned { index: Index(1), created: Index(1), value: Some(labels) }),
+                );
             }
             if let Some(owner) = seen.owner {
                 view.own(&id(n), session(owner));
