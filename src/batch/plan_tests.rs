@@ -258,7 +258,7 @@ fn a_finished_or_deleted_group_frees_its_place_for_the_next() {
 }
 
 #[test]
-fn a_group_made_anew_under_the_name_shares_nothing_with_the_old_one() {
+fn recreated_group_shares_nothing_with_the_old_one() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.group(
         "a",
@@ -277,7 +277,7 @@ fn a_group_made_anew_under_the_name_shares_nothing_with_the_old_one() {
 }
 
 #[test]
-fn a_strict_queue_waits_for_its_first_and_another_lets_what_fits_go_ahead() {
+fn strict_queue_blocks_on_its_head_and_others_skip_it() {
     for (strategy, small) in [
         ("fifo", (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)),
         ("traverse", (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)),
@@ -327,7 +327,7 @@ fn what_can_never_fit_holds_nobody_up() {
 }
 
 #[test]
-fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
+fn strict_queue_head_without_nodes_is_requeued_in_time() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.queue("q", json!({"dequeueStrategy": "fifo"}));
     sched.group(
@@ -367,7 +367,7 @@ fn the_first_of_a_strict_queue_without_nodes_goes_to_the_end_in_time() {
 }
 
 #[test]
-fn an_admitted_group_that_loses_its_place_and_finds_none_in_time_goes_back_to_its_queue() {
+fn admitted_group_without_placement_is_requeued_in_time() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.group("a", json!({"tasks": workers(1, "2")}));
     sched.run();
@@ -445,7 +445,7 @@ fn a_parents_total_and_its_siblings_guarantees_hold() {
 }
 
 #[test]
-fn an_elastic_group_starts_with_its_least_and_grows_when_there_is_room() {
+fn elastic_group_starts_at_min_and_grows_with_room() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.group("other", json!({"tasks": workers(1, "2")}));
     sched.run();
@@ -463,7 +463,7 @@ fn an_elastic_group_starts_with_its_least_and_grows_when_there_is_room() {
 }
 
 #[test]
-fn a_held_group_waits_and_gives_its_place_back_once_its_pods_are_gone() {
+fn held_group_frees_its_placement_once_its_pods_end() {
     let mut sched = TestScheduler::new(&[NODE]);
     let hold = json!({"reason": "Suspended", "message": "by alice"});
     sched.group("a", json!({"tasks": workers(1, "1"), "hold": hold}));
@@ -511,7 +511,7 @@ fn a_bad_record_is_said_so_and_harms_nobody() {
 }
 
 #[test]
-fn priority_goes_before_age_and_queues_of_priority_before_others() {
+fn priority_precedes_age_within_and_between_queues() {
     let mut sched = TestScheduler::new(&["cpu=2,memory=1Gi"]);
     sched.queue("urgent", json!({"priority": 1}));
     sched.group("old", json!({"tasks": workers(1, "1")}));
@@ -565,7 +565,7 @@ fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_large_gang_whose_node_was_taken_meanwhile_gives_everything_back_and_tries_again() {
+fn large_gang_that_lost_a_node_frees_all_and_retries() {
     let mut sched = TestScheduler::new(&[NODE; 6]);
     sched.bounds.nodes = 2;
     sched.group("g", json!({"tasks": workers(5, "3")}));
@@ -623,7 +623,7 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
 
 /// A gang whose node goes down while others of it run: who lost its place gets another, the others stay.
 #[test]
-fn a_member_whose_node_is_down_gets_another_place_once_its_pod_is_gone() {
+fn member_of_a_down_node_is_replaced_once_its_pod_ends() {
     let mut sched = TestScheduler::new(&["cpu=1", "cpu=1", "cpu=1"]);
     sched.group("g", json!({"tasks": workers(2, "1")}));
     sched.run();

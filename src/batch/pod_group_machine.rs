@@ -179,7 +179,7 @@ mod tests {
 
     /// e2e queue_job_status: Inqueue→Running, Running→Pending after the pods are gone, Running→Unknown.
     #[test]
-    fn a_gang_starts_when_enough_have_started_and_waits_again_when_all_are_gone() {
+    fn gang_starts_at_min_available_and_waits_when_all_end() {
         let running = MemberCounts { running: 3, ..MemberCounts::default() };
         assert_eq!(
             fact(3, PodGroupPhase::Inqueue, MemberCounts::default(), false),

@@ -213,7 +213,7 @@ proptest! {
 
 /// Invariant 17 holds after every change: what one gives back is there before another gets it.
 #[test]
-fn the_charge_of_a_record_that_became_invalid_is_given_back_before_another_group_is_charged() {
+fn invalid_group_is_uncharged_before_another_is_charged() {
     let mut sched = TestScheduler::new(&[NODE; 4]);
     sched.bounds = Bounds { placed: 3, nodes: 1 };
     sched.queue("q1", json!({"capability": {"cpu": 4}}));

@@ -129,7 +129,7 @@ mod tests {
 
     /// e2e queue (2): closing a parent closes its children, opening it opens them again.
     #[test]
-    fn closing_a_parent_closes_children_and_opening_it_reopens_those_that_want_it() {
+    fn parent_queue_close_and_open_applies_to_children() {
         assert_eq!(Wanted::of(Desired::Open, true), Wanted::ClosedByParent);
         assert_eq!(next(Some(QueueState::Open), Wanted::ClosedByParent, true), QueueState::Closing);
         assert_eq!(Wanted::of(Desired::Open, false), Wanted::Open);

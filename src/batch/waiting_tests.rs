@@ -7,7 +7,7 @@ use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
 
 /// Its owner may have made a pod there again since.
 #[test]
-fn what_a_smaller_group_gives_back_it_gives_back_only_as_its_record_was_seen() {
+fn shrunk_group_frees_only_per_observed_record() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.group("a", json!({"tasks": workers(4, "1")}));
     sched.run();
@@ -56,7 +56,7 @@ fn many_single_pods_wait_and_those_behind_them_that_fit_do_not() {
 
 /// Nobody is put out while its pods stop, and a place that was lost goes to nobody lower in the same pass.
 #[test]
-fn a_gang_keeps_its_place_until_its_last_pod_is_gone_and_then_comes_first() {
+fn gang_keeps_placement_until_last_pod_ends_then_goes_first() {
     let mut sched = TestScheduler::new(&["cpu=2"]);
     sched.queue("default", json!({"dequeueStrategy": "fifo"}));
     sched.group("first", json!({"tasks": workers(2, "1")}));

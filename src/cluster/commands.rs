@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_found_by_target_and_in_order_and_others_harm_none() {
+    fn commands_are_indexed_by_target_in_order() {
         let entry = |key: &str, value: &str| Entry {
             key: format!("rcfarm/commands/{key}"),
             value: Bytes::copy_from_slice(value.as_bytes()),

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_records_make_a_node_suspect_for_ever_longer_and_one_does_not() {
+    fn failures_of_many_controllers_avoid_a_node_ever_longer() {
         let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
         let (mut failure_tracker, start) = (NodeFailureTracker::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);

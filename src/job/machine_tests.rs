@@ -48,7 +48,7 @@ fn f_j3_f_j4_a_pending_job_runs_once_enough_have_started() {
 }
 
 #[test]
-fn f_j5_a_running_job_is_restarted_aborted_terminated_and_completed() {
+fn f_j5_running_job_restarts_aborts_terminates_and_completes() {
     for (action, phase) in [
         (RestartJob, P::Restarting),
         (AbortJob, P::Aborting),

@@ -227,7 +227,7 @@ mod tests {
     use rcfarm_node::spec::{LaunchSpec, PodSpec};
 
     #[test]
-    fn a_node_understands_what_a_member_is_and_members_of_one_node_do_not_collide() {
+    fn members_parse_as_pods_and_do_not_collide_on_a_node() {
         let id: Namespaced = "default/t".parse().unwrap();
         let container = json!({"name": "pytorch", "command": ["python3", "t.py", "$(MASTER_ADDR)"],
             "workingDir": "/srv", "env": [{"name": "A", "value": "1"}, {"name": "RANK", "value": "9"}],
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_moved_where_members_are_told_to_listen_and_nowhere_else() {
+    fn health_check_port_follows_the_assigned_port_only() {
         for (check, asked, then) in [
             ("tcp", "127.0.0.1:2222", "127.0.0.1:2225"),
             ("tcp", "127.0.0.1:22222", "127.0.0.1:22222"),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_says_of_mpis_way_to_its_workers_goes_before_what_is_said_here() {
+    fn user_mpi_launch_settings_override_ours() {
         let id: Namespaced = "default/t".parse().unwrap();
         let member = json!({"replicas": 1, "template": {"spec": {"containers": [
             {"name": "mpi", "command": ["mpirun"], "env": [

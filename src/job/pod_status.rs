@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_ended_when_its_processes_have_and_well_when_all_did() {
+    fn pod_ends_with_its_processes_and_succeeds_if_all_did() {
         let done = || process(NodePodPhase::Ended, Some((0, 0)), 0);
         let ended = |exit| {
             pod(NodePodPhase::Ended, vec![done(), process(NodePodPhase::Ended, Some(exit), 0)])

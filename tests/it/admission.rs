@@ -296,7 +296,7 @@ fn bad_groups() -> Vec<(&'static str, String, &'static str, &'static str)> {
 }
 
 #[tokio::test]
-async fn the_command_line_names_the_field_of_each_bad_job_and_writes_none() {
+async fn cli_names_the_field_of_each_bad_job_and_writes_none() {
     let world = World::new().await;
     for (name, spec) in their_queues() {
         world.put(&format!("rcfarm/queues/{name}"), &json!({"spec": spec}).to_string()).await;
@@ -337,7 +337,7 @@ async fn the_command_line_names_the_field_of_each_bad_job_and_writes_none() {
 }
 
 #[tokio::test]
-async fn the_command_line_names_the_field_of_each_bad_queue_and_writes_none() {
+async fn cli_names_the_field_of_each_bad_queue_and_writes_none() {
     let world = World::new().await;
     for (name, spec) in good_queues() {
         world.put(&format!("rcfarm/queues/{name}"), &json!({"spec": spec}).to_string()).await;
@@ -377,7 +377,7 @@ async fn says(cluster: &Cluster, number: &str, key: &str, at: &str, words: &[&st
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_names_the_field_of_each_bad_record_in_its_status_and_the_others_go_on() {
+async fn farm_names_bad_fields_in_status_and_others_go_on() {
     let cluster = Cluster::new(4).await;
     for (name, spec) in
         good_queues().into_iter().chain(their_queues().map(|(n, s)| (n.to_owned(), s)))

@@ -218,7 +218,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
 
 /// Two farms at once on machines with few devices: what is promised is there, to one pod each, whoever dies.
 #[tokio::test(flavor = "multi_thread")]
-async fn invariant_14_two_farms_share_few_devices_and_never_allocation_one_twice() {
+async fn invariant_14_two_farms_never_allocate_a_device_twice() {
     let scene = Scene::new(3).await;
     for n in 0..3 {
         let record =
@@ -330,7 +330,7 @@ fn sleeper(pod: &str) -> String {
 
 /// Consul dies and comes back: nothing that runs is stopped, and what was intended meanwhile becomes real.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_outlive_consul_and_reality_becomes_as_intended_when_it_is_back() {
+async fn pods_survive_consul_outage_and_reality_catches_up() {
     let mut scene = Scene::on(ConsulServer::durable().await, 0);
     let dir = tempfile::tempdir().unwrap();
     let agent = scene.agent("n1", &SHORT, dir.path());

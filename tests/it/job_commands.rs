@@ -77,7 +77,7 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_command_does_once_what_it_says_to_a_job_of_real_processes() {
+async fn each_command_acts_once_on_a_job_of_real_processes() {
     let stage = Stage::new().await;
     let farm = stage.scene.farm("a");
     let ok = |arguments: &[&str]| stage.scene.ok(arguments);

@@ -72,7 +72,7 @@ async fn a_repeated_call_gets_the_same_machines() {
 }
 
 #[tokio::test]
-async fn a_gang_is_placed_whole_or_waits_and_a_server_may_lack_the_verb() {
+async fn remote_scheduler_places_gangs_whole_or_lacks_the_verb() {
     let dir = tempfile::tempdir().unwrap();
     let fleet = dir.path().join("fleet.json");
     write(&fleet, &["n3"]);

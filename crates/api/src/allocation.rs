@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocation_reads_as_documented_and_keeps_what_we_do_not_know() {
+    fn allocation_parses_as_documented_and_keeps_unknown_fields() {
         let text = br#"{"pods":{"train":{"owner":"job/default/mnist/5f0c","cpu_milli":500,
             "devices":{"gpu":[0,3]},"cell":"c1"}},"epoch":7}"#;
         let read = Allocations::decode(text).unwrap();

@@ -204,7 +204,7 @@ async fn each_call_is_consuls_own_request() {
 }
 
 #[tokio::test]
-async fn credentials_scope_and_front_path_go_with_every_request_and_into_no_log() {
+async fn credentials_go_with_every_request_and_into_no_log() {
     let server = Server::start(|_| answer(500, "no")).await;
     let config = ConsulConfig {
         address: Some(format!("http://{}/front/door", server.address)),
@@ -434,7 +434,7 @@ async fn heartbeats_do_not_wait_behind_ordinary_requests() {
 }
 
 #[tokio::test]
-async fn a_transaction_reports_every_refusal_and_the_index_of_its_changes() {
+async fn transaction_reports_all_refusals_and_its_index() {
     let refused =
         r#"{"Results":null,"Errors":[{"OpIndex":0,"What":"stale"},{"OpIndex":2,"What":"held"}]}"#;
     let server = Server::start(move |_| answer(409, refused)).await;

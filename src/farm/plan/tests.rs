@@ -103,7 +103,7 @@ fn after_the_grace_a_record_is_anybodys() {
 }
 
 #[test]
-fn a_farm_that_is_alone_or_not_listed_yet_claims_everything_free() {
+fn sole_or_unlisted_farm_claims_everything_free() {
     assert_eq!(Fixture::new(10, &[]).plan("a").claim.len(), 10);
     assert_eq!(Fixture::new(10, &["a"]).plan("a").claim.len(), 10);
 }
@@ -132,7 +132,7 @@ fn a_leaving_farm_gets_nothing() {
 }
 
 #[test]
-fn a_record_handed_to_us_is_adopted_and_one_taken_from_us_dropped() {
+fn handed_over_record_is_adopted_and_taken_one_dropped() {
     let mut fixture = Fixture::new(2, &["a"]);
     fixture.own(&id(0), "a");
     fixture.own(&id(1), "x");
@@ -193,7 +193,7 @@ fn locks_left_behind_are_given_up() {
 }
 
 #[test]
-fn what_a_record_left_behind_is_claimed_and_kept_until_nothing_is_left() {
+fn leftovers_of_a_record_are_claimed_until_none_remain() {
     let mut fixture = Fixture::new(1, &["a"]);
     fixture.left_behind.insert(id(7));
     assert_eq!(fixture.plan("a").claim, [id(0), id(7)]);

@@ -349,7 +349,7 @@ fn set(document: &mut Value, at: &str, value: Value) {
 }
 
 #[test]
-fn what_a_pod_template_asks_and_processes_cannot_give_is_refused_by_name() {
+fn unsupported_pod_template_fields_are_refused_by_name() {
     let spec = "/spec/tasks/0/template/spec";
     let at = "spec.tasks[0].template.spec";
     for (field, value) in [
@@ -510,7 +510,7 @@ fn only_counts_and_times_may_change_once_a_job_runs() {
 }
 
 #[test]
-fn what_volcano_is_told_by_annotations_and_arguments_is_named_where_it_is_passed_over() {
+fn ignored_volcano_annotations_and_arguments_are_named() {
     let read = bent(|document| {
         set(
             document,
@@ -550,7 +550,7 @@ spec:
 "#;
 
 #[test]
-fn a_pod_by_itself_is_a_job_of_one_member_in_the_queue_that_it_names() {
+fn single_pod_is_a_job_of_one_member_in_its_queue() {
     let read = accepted(POD);
     let job = &read.spec;
     assert_eq!((job.framework, job.replicas(), job.min_available), (Framework::Pod, 1, 1));

@@ -397,7 +397,7 @@ fn members_without_a_place_are_not_among_the_addresses() {
 }
 
 #[test]
-fn a_worker_of_xgboost_that_shares_an_address_has_a_port_of_its_own() {
+fn xgboost_workers_sharing_an_address_get_own_ports() {
     let id: Namespaced = "ns2/j".parse().unwrap();
     let job = job(json!({"kind": "XGBoostJob", "spec": {"xgbReplicaSpecs": {
         "Master": member(1, "xgboost"), "Worker": member(2, "xgboost")}}}));

@@ -73,7 +73,7 @@ fn the_table_of_clean_pod_policies() {
 }
 
 #[test]
-fn members_of_kubeflows_jobs_are_started_again_as_their_policy_says() {
+fn kubeflow_members_restart_by_restart_policy() {
     for (restart, code, then) in [
         ("OnFailure", 1, P::Running),
         ("Always", 1, P::Running),
@@ -195,7 +195,7 @@ fn the_tables_of_deadlines_and_times_to_live() {
 
 /// `kubeflow.md` §4.2: what becomes of pods that nobody made for the job.
 #[test]
-fn pods_of_the_name_that_are_nobodys_become_members_and_no_other_is_made_for_them() {
+fn unowned_pods_of_the_name_are_adopted_as_members() {
     let free = |index: u32, node: &str, is_intended: bool| FreePod {
         slot: Slot::new("Worker", index),
         node: node.parse().unwrap(),

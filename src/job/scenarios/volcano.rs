@@ -25,7 +25,7 @@ fn a_job_waits_for_its_place_runs_and_is_completed() {
 }
 
 #[test]
-fn a_status_that_somebody_deleted_is_made_anew_from_what_there_is() {
+fn deleted_status_is_rebuilt_from_pods() {
     let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartJob"));
     life.run();
     assert_eq!(life.end("a", 0, 1), P::Pending);
@@ -123,7 +123,7 @@ fn a_members_restart_is_not_taken_for_its_eviction() {
 
 /// Amended: Volcano makes N - 1 reruns of N.
 #[test]
-fn f_j21_a_job_that_always_fails_ends_after_its_retries_and_keeps_the_failed_pod() {
+fn f_j21_job_fails_after_max_retry_and_keeps_the_failed_pod() {
     let mut more = policy("PodFailed", "RestartJob");
     more["maxRetry"] = json!(2);
     let mut life = volcano(&[task("fails", 1), task("sleeps", 1)], more);
@@ -140,7 +140,7 @@ fn f_j21_a_job_that_always_fails_ends_after_its_retries_and_keeps_the_failed_pod
 }
 
 #[test]
-fn f_j22_a_completed_task_completes_its_job_and_keeps_the_succeeded_pod() {
+fn f_j22_completed_task_completes_job_and_keeps_its_pod() {
     let mut life = volcano(&[task("a", 1), task("b", 1)], policy("TaskCompleted", "CompleteJob"));
     life.run();
     assert_eq!(life.end("a", 0, 0), P::Completed);
@@ -166,7 +166,7 @@ fn f_j23_a_restart_of_a_task_takes_its_members_and_no_other() {
 
 /// Amended: a job that is restarted as a whole keeps its place in the queue.
 #[test]
-fn f_j24_the_group_goes_when_the_job_stops_and_stays_when_it_restarts() {
+fn f_j24_group_is_deleted_on_stop_and_kept_on_restart() {
     let mut life = volcano(&[task("a", 2)], json!({}));
     life.run();
     life.command(CommandAction::RestartPod, Some("a"), Some(1));
@@ -180,7 +180,7 @@ fn f_j24_the_group_goes_when_the_job_stops_and_stays_when_it_restarts() {
 }
 
 #[test]
-fn f_j26_dependants_start_when_enough_of_what_they_wait_for_is_ready() {
+fn f_j26_dependent_tasks_start_when_enough_pods_are_ready() {
     let with = |min: u32| {
         let mut first = task("task1", 2);
         first["minAvailable"] = json!(min);
@@ -206,7 +206,7 @@ fn f_j26_dependants_start_when_enough_of_what_they_wait_for_is_ready() {
 }
 
 #[test]
-fn a_restart_of_the_whole_waits_for_the_old_members_and_for_the_pause() {
+fn job_restart_waits_for_old_members_and_backoff() {
     let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartJob"));
     life.run();
     let pod = life.pod("a", 0);
@@ -303,7 +303,7 @@ fn a_task_of_nobody_holds_the_others_up_no_more() {
 
 /// [`Scenario::check`] sees to it that nothing is made twice.
 #[test]
-fn members_that_come_back_when_a_job_is_scaled_up_again_are_other_tries() {
+fn scaled_up_members_return_as_new_attempts() {
     for at_once in [false, true] {
         let mut more = policy("PodEvicted", "TerminateJob");
         more["minAvailable"] = json!(1);
@@ -356,7 +356,7 @@ fn a_command_for_nobody_starts_no_member_of_a_suspended_job() {
 }
 
 #[test]
-fn the_reason_of_a_phase_comes_back_after_what_was_said_meanwhile() {
+fn phase_reason_returns_after_a_temporary_one() {
     let mut life = volcano(&[task("a", 1)], json!({}));
     life.run();
     assert_eq!(life.end("a", 0, 0), P::Completed);
@@ -371,7 +371,7 @@ fn the_reason_of_a_phase_comes_back_after_what_was_said_meanwhile() {
 }
 
 #[test]
-fn actions_that_were_put_off_end_with_what_a_person_asks_of_the_whole_job() {
+fn delayed_actions_end_with_a_command_on_the_job() {
     let policies =
         json!({"policies": [{"event": "PodFailed", "action": "TerminateJob", "timeout": "100s"}]});
     let failed = || {
@@ -517,7 +517,7 @@ fn a_command_that_is_older_than_its_job_is_dropped() {
 }
 
 #[test]
-fn a_job_that_goes_asks_for_no_place_and_takes_its_commands_along() {
+fn deleted_job_requests_no_placement_and_deletes_its_commands() {
     let mut life = volcano(&[task("a", 2)], json!({"ttlSecondsAfterFinished": 5}));
     life.run();
     life.end("a", 0, 0);
@@ -550,7 +550,7 @@ fn members_on_lost_nodes_are_made_elsewhere_once() {
 }
 
 #[test]
-fn of_a_batched_start_what_did_not_come_through_is_started_again_as_the_same_try() {
+fn missing_batched_pods_restart_as_the_same_attempt() {
     let mut life = volcano(&[task("a", 5)], policy("PodFailed", "RestartJob"));
     (life.room, life.missed) = (2, 2);
     while life.pods.is_empty() {
@@ -568,7 +568,7 @@ fn of_a_batched_start_what_did_not_come_through_is_started_again_as_the_same_try
 }
 
 #[test]
-fn a_volley_of_a_job_that_is_stopped_in_the_middle_is_taken_back() {
+fn batched_start_of_a_stopped_job_is_rolled_back() {
     for (action, then) in
         [(CommandAction::AbortJob, P::Aborted), (CommandAction::RestartJob, P::Running)]
     {

@@ -113,7 +113,7 @@ fn what_does_not_fit_says_what_is_short() {
 }
 
 #[test]
-fn a_allocation_stands_when_the_node_has_less_than_before_and_is_told_of() {
+fn allocation_survives_shrunk_capacity_and_is_reported() {
     let mut room = room("cpu=4,memory=8Gi,gpu=2");
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     room.capacity = amount("cpu=2,gpu=1");

@@ -53,7 +53,7 @@ async fn explain_says_for_each_node_what_is_short() {
 }
 
 #[tokio::test]
-async fn a_farms_allocations_agree_with_the_log_and_the_doctor_and_go_with_the_pods() {
+async fn allocations_agree_with_audit_and_doctor_and_end_with_pods() {
     let world = world(2).await;
     let _farm = world.farm("f1", "");
     let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--wait"];
@@ -103,7 +103,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
 }
 
 #[tokio::test]
-async fn an_orphan_gives_back_what_it_was_allocated_when_it_is_removed() {
+async fn removing_an_orphan_frees_its_allocation() {
     let world = world(1).await;
     let id = create(&world, "1").await;
     let labels = format!(r#"{{"pod_id":"train","replication_controller_id":"{id}"}}"#);

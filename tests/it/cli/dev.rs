@@ -106,7 +106,7 @@ impl Dev {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_example_serves_pages_on_three_nodes_and_ends_with_the_program() {
+async fn example_serves_pages_on_three_nodes_until_program_ends() {
     let mut dev = Dev::start().await;
     dev.until_running(3).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();

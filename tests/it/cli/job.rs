@@ -25,7 +25,7 @@ fn write(world: &World, name: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn a_member_that_has_ended_well_is_not_called_unhealthy_in_the_list() {
+async fn succeeded_member_is_not_listed_as_unhealthy() {
     let world = World::new().await;
     for (pod, code) in [("good", 0), ("bad", 3)] {
         let exit = json!({"time": "2026-01-01T00:00:00Z", "exit_code": code, "exit_status": 0});
@@ -186,7 +186,7 @@ async fn a_job_is_looked_at_asked_and_deleted() {
 
 /// With the group goes the promise of the room in which the pods still run.
 #[tokio::test]
-async fn what_a_job_left_goes_when_its_pods_are_stopped_and_a_persons_group_stays() {
+async fn deleted_job_leaves_nothing_but_a_users_pod_group() {
     let world = World::new().await;
     let group =
         |owner: &str| format!(r#"{{"spec":{{"tasks":[{{"name":"w","replicas":1}}]{owner}}}}}"#);

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::world::World;
 
 #[tokio::test]
-async fn labels_are_set_shown_and_removed_and_the_last_takes_the_key_along() {
+async fn label_set_get_remove_and_last_removes_key() {
     let world = World::new().await;
     world.run(&["label", "set", "node", "n1", "role=web", "zone="]).await.ok();
     assert_eq!(world.get("labels/node/n1").await.unwrap(), r#"{"role":"web","zone":""}"#);

@@ -94,7 +94,7 @@ async fn list_tells_what_each_node_is_fit_for() {
 }
 
 #[tokio::test]
-async fn a_drained_node_becomes_empty_and_no_controller_falls_below_its_minimum() {
+async fn drain_empties_node_and_keeps_min_health() {
     const PODS: [&str; 5] = ["a", "b", "c", "d", "e"];
     let world = World::new().await;
     world.nodes(8).await;
@@ -145,7 +145,7 @@ async fn a_drained_node_becomes_empty_and_no_controller_falls_below_its_minimum(
 }
 
 #[tokio::test]
-async fn at_the_deadline_the_pods_that_are_left_are_named_with_their_reasons() {
+async fn drain_deadline_lists_remaining_pods_with_reasons() {
     let world = World::new().await;
     world.nodes(2).await;
     let (farm, _nodes) = (world.farm("f1", ""), simulated_nodes(&world));
@@ -337,7 +337,7 @@ async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
 }
 
 #[tokio::test]
-async fn explain_and_farm_list_name_the_nodes_that_the_owner_passes_over() {
+async fn explain_and_farm_list_name_avoided_nodes() {
     let world = World::new().await;
     world.nodes(2).await;
     let id = world.create(&["--replicas", "2", "--strategy", "dynamic"]).await;

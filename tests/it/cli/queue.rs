@@ -30,7 +30,7 @@ async fn until(world: &World, queue: &str, holds: impl Fn(&Value) -> bool) -> Va
 }
 
 #[tokio::test]
-async fn a_queue_is_created_closed_opened_and_deleted_each_with_its_audit_record() {
+async fn queue_commands_each_write_one_audit_record() {
     let world = World::new().await;
     let create = ["queue", "create", "research", "--weight", "2", "--capability", "cpu=64,gpu=8"];
     assert_eq!(world.run(&create).await.ok(), "research: created\n");
@@ -117,7 +117,7 @@ async fn bad_input_names_the_field_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_queue_of_volcano_is_taken_as_it_is_and_says_what_is_not_done() {
+async fn volcano_queue_is_accepted_and_ignored_fields_are_named() {
     let world = World::new().await;
     let text = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata:\n  name: team\nspec:\n  weight: 3\n  \
                 reclaimable: false\n  capability: {cpu: \"8\", memory: 16Gi}\n  affinity: {}\n";

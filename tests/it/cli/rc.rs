@@ -130,7 +130,7 @@ async fn what_we_do_not_know_survives_a_rewrite() {
 }
 
 #[tokio::test]
-async fn a_record_without_a_count_is_shown_as_invalid_and_mended_by_scale() {
+async fn record_without_replicas_is_invalid_until_scaled() {
     let world = World::new().await;
     let id = world.create(&[]).await;
     let key = format!("replication_controllers/{id}");

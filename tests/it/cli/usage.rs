@@ -68,7 +68,7 @@ async fn settings_come_from_flags_and_variables_in_both_spellings() {
 }
 
 #[tokio::test]
-async fn a_setting_that_cannot_be_used_is_named_and_secrets_are_not_shown() {
+async fn bad_setting_is_named_and_secrets_are_hidden() {
     let world = World::new().await;
     let mut wrong = world.command(&["rc", "list"]);
     wrong.env("CONSUL_HTTP_ADDR", "ftp://h:1").env("CONSUL_HTTP_TOKEN", "s3cret");

@@ -47,7 +47,7 @@ async fn from_create_to_delete() {
 }
 
 #[tokio::test]
-async fn the_log_of_a_farm_agrees_with_the_state_before_and_after_pruning() {
+async fn audit_verify_agrees_before_and_after_prune() {
     let world = World::new().await;
     world.nodes(3).await;
     let _farm = world.farm("f1", "");

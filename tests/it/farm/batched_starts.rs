@@ -96,7 +96,7 @@ async fn all_once(cluster: &Cluster, what: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batched_start_is_some_transactions_beside_each_other_and_the_status_is_written_twice() {
+async fn batched_start_writes_the_status_twice() {
     let cluster = Cluster::new(4).await;
     let (farm, count) = farm(&cluster, usize::MAX, FaultOutcome::Deliver, false);
     tokio::time::sleep(5 * SECOND).await;
@@ -109,7 +109,7 @@ async fn a_batched_start_is_some_transactions_beside_each_other_and_the_status_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_that_dies_in_a_batched_start_is_followed_by_one_that_ends_it() {
+async fn next_owner_finishes_a_batched_start() {
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for nth in 0..TRANSACTIONS {
             let what = format!("{fate:?} of the {nth}th");
@@ -129,7 +129,7 @@ async fn a_farm_that_dies_in_a_batched_start_is_followed_by_one_that_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_looks_again_when_a_transaction_of_its_batched_start_has_no_answer() {
+async fn batched_start_reads_back_after_a_lost_answer() {
     let late =
         [1, 20, 60, 120, 3_000].map(std::time::Duration::from_millis).map(FaultOutcome::Late);
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply].into_iter().chain(late) {
@@ -144,7 +144,7 @@ async fn a_farm_looks_again_when_a_transaction_of_its_batched_start_has_no_answe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batched_start_of_a_job_that_is_wanted_no_more_is_taken_back() {
+async fn batched_start_of_an_aborted_job_is_rolled_back() {
     for deleted in [true, false] {
         for nth in 1..TRANSACTIONS {
             let what = format!("deleted {deleted}, after the {nth}th");
@@ -181,7 +181,7 @@ async fn a_batched_start_of_a_job_that_is_wanted_no_more_is_taken_back() {
 
 /// One that is nobody's stands where a member is to go: the others start, and the job says what it waits for.
 #[tokio::test(start_paused = true)]
-async fn a_pod_in_the_way_of_a_batched_start_holds_up_its_own_member_only() {
+async fn conflicting_pod_blocks_only_its_own_member() {
     let cluster = Cluster::new(1).await;
     let node = super::cluster::node(0);
     let pod = "j-w-140".parse().unwrap();

@@ -228,7 +228,7 @@ async fn invariant_14_racing_farms_never_allocation_a_node_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_farm_allocated_before_it_died_or_lost_an_answer_is_allocated_once() {
+async fn allocation_is_made_once_despite_crash_or_lost_answer() {
     let each = "cpu=4,memory=8Gi,gpu=4";
     let cluster = cluster(2, each).await;
     let lost = std::sync::atomic::AtomicBool::new(false);
@@ -297,7 +297,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drained_node_keeps_no_allocation_and_the_pod_goes_where_there_is_room() {
+async fn drained_node_frees_allocations_and_pod_moves() {
     let cluster = cluster(3, "cpu=1,memory=8Gi").await;
     let farm = cluster.start("a");
     create(&cluster, 1, 1, "cpu: 1").await;
@@ -333,7 +333,7 @@ async fn a_allocation_that_was_deleted_by_hand_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_allocated_to_nobody_is_freed_by_its_owner_or_by_who_needs_it() {
+async fn orphaned_allocation_is_freed_by_owner_or_by_need() {
     let each = "cpu=1,memory=8Gi";
     let cluster = cluster(2, each).await;
     let farm = cluster.start("a");

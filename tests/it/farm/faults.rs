@@ -76,7 +76,7 @@ async fn pods_that_may_not_be_seen_any_more_are_not_replaced() {
 
 /// A write that can never succeed, because what stands in its way is not shown.
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_is_always_refused_is_tried_ever_more_rarely() {
+async fn refused_transaction_backs_off() {
     let cluster = pods_of_p2().await;
     for n in 0..2 {
         cluster.label_node(&node(n), json!({"pool": "web"})).await;
@@ -101,7 +101,7 @@ async fn a_transaction_that_is_always_refused_is_tried_ever_more_rarely() {
 
 /// A lock-delay, such as p2's farms have, closes a lock for a while after its holder died.
 #[tokio::test(start_paused = true)]
-async fn a_closed_lock_is_tried_ever_more_rarely_and_taken_when_it_opens() {
+async fn held_lock_is_retried_with_backoff_and_taken_when_free() {
     let cluster = Cluster::new(1).await;
     let (lock_delay, behavior) = (60 * SECOND, Behavior::Delete);
     let new = NewSession { lock_delay, behavior, ..NewSession::default() };
@@ -122,7 +122,7 @@ async fn a_closed_lock_is_tried_ever_more_rarely_and_taken_when_it_opens() {
 
 /// Consul heard the beats, the farm heard nothing, and the end of its session was lost too.
 #[tokio::test(start_paused = true)]
-async fn a_session_that_could_not_be_closed_is_closed_before_the_next_begins() {
+async fn unclosed_session_is_closed_before_the_next_begins() {
     let cluster = Cluster::new(1).await;
     cluster.create_rc(1, 1).await;
     let deaf = Arc::new(AtomicBool::new(false));

@@ -118,7 +118,7 @@ async fn a_job_is_submitted_runs_and_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_always_fails_is_restarted_with_pauses_and_then_fails() {
+async fn failing_job_is_restarted_with_backoff_then_fails() {
     let cluster = Arc::new(Cluster::new(4).await);
     let ends = |pod: &str, _| (pod == "j-fails-0").then_some(1);
     let nodes = nodes(&cluster, ends);
@@ -220,7 +220,7 @@ async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_that_dies_in_the_middle_of_a_gangs_restart_is_followed_without_a_trace() {
+async fn next_owner_finishes_a_gang_restart() {
     let cluster = Arc::new(Cluster::new(40).await);
     let ends = |pod: &str, tries| (pod == "j-w-7" && tries == 0).then_some(1);
     let nodes = nodes(&cluster, ends);
@@ -457,7 +457,7 @@ async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_nobodys_is_adopted_and_one_that_is_called_otherwise_is_let_go() {
+async fn unowned_pod_is_adopted_and_mismatched_pod_released() {
     let cluster = Arc::new(Cluster::new(4).await);
     let nodes = nodes(&cluster, |_, _| None);
     let farm = cluster.start("a");
@@ -698,7 +698,7 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_farm_that_dies_at_any_transaction_of_a_gang_leaves_all_or_none() {
+async fn crash_at_any_transaction_of_a_gang_leaves_all_or_none() {
     for with_room in [true, false] {
         let mut writes = 1;
         while !dies_after(writes, with_room).await {

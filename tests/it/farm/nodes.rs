@@ -96,7 +96,7 @@ async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_nodes_pods_are_replaced_when_dynamic_and_reported_when_static() {
+async fn dead_node_replaces_dynamic_and_reports_static_pods() {
     let cluster = Cluster::new(4).await;
     with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
     with_strategy(&cluster, 2, 2, "static_strategy").await;
@@ -239,7 +239,7 @@ async fn fail_to_start(cluster: &Cluster, at: usize, n: u128) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bell_brings_the_health_of_its_pods_at_once_however_seldom_the_tree_is_read() {
+async fn doorbell_reads_health_of_its_pods_at_once() {
     let cluster = Cluster::new(2).await;
     cluster.create_rc(1, 2).await;
     let start = tokio::time::Instant::now();
@@ -289,7 +289,7 @@ async fn a_bell_brings_the_health_of_its_pods_at_once_however_seldom_the_tree_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_cannot_start_pods_of_many_records_is_avoided_by_all() {
+async fn node_failing_for_many_controllers_is_avoided_by_all() {
     let cluster = Cluster::new(2).await;
     for n in 0..4 {
         with_strategy(&cluster, n, 1, "static_strategy").await;
@@ -354,7 +354,7 @@ async fn a_pod_that_must_move_and_cannot_waits_without_a_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_cannot_start_a_pod_is_left_and_avoided_for_a_while() {
+async fn node_that_cannot_start_a_pod_is_left_and_avoided() {
     let cluster = Cluster::new(4).await;
     with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
     let farm = cluster.start("a");
@@ -391,7 +391,7 @@ async fn a_node_that_cannot_start_a_pod_is_left_and_avoided_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_no_node_can_start_is_reported_and_stays_and_is_repaired() {
+async fn pod_that_no_node_can_start_is_reported_and_kept() {
     let cluster = Cluster::new(2).await;
     with_strategy(&cluster, 1, 2, "dynamic_strategy").await;
     with_strategy(&cluster, 2, 1, "static_strategy").await;

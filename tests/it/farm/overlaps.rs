@@ -76,7 +76,7 @@ impl Watched {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_that_was_under_way_when_news_came_does_not_bring_the_past_back() {
+async fn stale_read_in_flight_does_not_overwrite_newer_state() {
     let world = Watched::with(&["a"]).await;
     world.slow.store(true, Ordering::SeqCst);
     let tree = world.tree.clone();
@@ -101,7 +101,7 @@ async fn what_was_read_after_a_snapshot_was_restored_is_trusted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_doubt_that_came_and_went_between_two_looks_of_the_watch_is_told() {
+async fn short_mass_deletion_between_two_reads_is_reported() {
     let world = Watched::with(&["a", "b"]).await;
     world.hidden.store(true, Ordering::SeqCst);
     assert!(world.tree.read_now().await.unwrap().untrusted.is_some());

@@ -99,7 +99,7 @@ async fn a_newcomer_gets_its_share_without_a_moment_of_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_relabelled_away_is_released_and_claimed_by_the_farm_it_belongs_to() {
+async fn relabelled_record_moves_to_the_selecting_farm() {
     let cluster = Cluster::new(3).await;
     cluster.create_rc(1, 1).await;
     let labels = key::rc_labels(rc_id(1));

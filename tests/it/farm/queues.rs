@@ -81,7 +81,7 @@ async fn counts_one_of_two(cluster: &Cluster) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn statuses_that_somebody_deleted_leave_no_counter_wrong_and_nothing_allocated() {
+async fn deleted_statuses_leave_counters_and_allocations_right() {
     let cluster = cluster(2).await;
     let farm = cluster.start("a");
     for name in ["one", "two"] {
@@ -170,7 +170,7 @@ fn check(cluster: &Cluster) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_default_queue_is_made_and_a_gang_goes_from_submission_to_its_end() {
+async fn gang_runs_from_submission_to_end_in_default_queue() {
     let cluster = cluster(4).await;
     cluster.delete(key::queue(&queue("default")).as_str()).await;
     put_group(&cluster, "g", json!({"tasks": workers(8, "2")})).await;
@@ -231,7 +231,7 @@ async fn strict_and_best_effort_queues_side_by_side() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_closes_when_what_it_admitted_has_ended_and_opens_again() {
+async fn queue_closes_after_its_groups_end_and_reopens() {
     let cluster = cluster(2).await;
     put_queue(&cluster, "top", json!({})).await;
     put_queue(&cluster, "q", json!({"parent": "top"})).await;
@@ -350,7 +350,7 @@ fn mortal(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_at_any_transaction_of_a_large_gang_leaves_all_or_none() {
+async fn crash_at_any_transaction_of_a_large_gang_leaves_all_or_none() {
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for deadly in 0..9 {
             let cluster = cluster(150).await;
@@ -469,7 +469,7 @@ async fn a_status_changed_by_hand_is_looked_at_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_is_carried_out_once_in_the_transaction_that_consumes_it() {
+async fn command_is_applied_once_in_its_consuming_transaction() {
     for fate in [FaultOutcome::Deliver, FaultOutcome::Lose, FaultOutcome::LoseReply] {
         let cluster = cluster(1).await;
         put_queue(&cluster, "q", json!({"weight": 3})).await;

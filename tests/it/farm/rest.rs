@@ -20,7 +20,7 @@ async fn scheduled(cluster: &Cluster, pods: usize) {
 
 /// Each tree that is waited for holds a connection; Consul grants a host 200 of them.
 #[tokio::test(start_paused = true)]
-async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() {
+async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     let cluster = Cluster::new(3).await;
     for n in 0..20 {
         cluster.create_rc(n, 1).await;
@@ -53,7 +53,7 @@ async fn few_trees_are_waited_for_and_those_of_jobs_only_where_there_are_jobs() 
 
 /// A farm that comes later and selects by labels makes the others look at them.
 #[tokio::test(start_paused = true)]
-async fn labels_of_other_kinds_are_watched_when_a_farm_selects_by_them() {
+async fn labels_are_watched_when_a_farm_selects_by_them() {
     let cluster = Cluster::new(1).await;
     let (farm, counter) = cluster.start_counted("a");
     tokio::time::sleep(70 * SECOND).await;
@@ -112,7 +112,7 @@ async fn of_many_records_those_that_changed_are_read() {
 
 /// Only farms write these, and the owner of a record knows what it wrote.
 #[tokio::test(start_paused = true)]
-async fn the_trees_of_pods_are_read_seldom_while_the_farm_itself_changes_them() {
+async fn pod_prefixes_are_read_seldom_during_own_writes() {
     let cluster = Cluster::new(420).await;
     cluster.create_rc(1, 400).await;
     let (farm, counter) = cluster.start_counted("a");

@@ -41,7 +41,7 @@ async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
 
 /// Of a large tree a farm reads the parts that have changed; a part that is older than what is known of it has.
 #[tokio::test(start_paused = true)]
-async fn a_large_tree_shows_with_the_next_write_all_that_a_restored_snapshot_brought_back() {
+async fn restored_snapshot_of_large_prefix_shows_with_next_write() {
     let cluster = Cluster::new(100).await;
     let labels = key::labels(LabelKind::Node);
     let tree = Cache::<NodeIndex>::new(Arc::new(cluster.store.clone()), labels, PollPolicy::PROMPT);
@@ -64,7 +64,7 @@ async fn a_large_tree_shows_with_the_next_write_all_that_a_restored_snapshot_bro
 
 /// The lock is gone, and its tree still says that it is ours.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_a_restored_snapshot_took_away_is_taken_again_at_once() {
+async fn claim_lost_to_a_restored_snapshot_is_retaken_at_once() {
     let (cluster, farm) = claimed_and_taken_away().await;
     label(&cluster, 0, "web").await;
     cluster.create_rc(0, 4).await;
@@ -140,7 +140,7 @@ async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
 
 /// One farm reads the labels late and hands a record over that the other does not want.
 #[tokio::test(start_paused = true)]
-async fn farms_that_see_different_labels_do_not_pass_a_record_to_and_fro() {
+async fn farms_with_different_label_views_do_not_swap_a_record() {
     let cluster = Cluster::new(1).await;
     for n in 0..10 {
         label(&cluster, n, "web").await;

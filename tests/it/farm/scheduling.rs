@@ -42,7 +42,7 @@ async fn cant_schedule_without_nodes_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn schedule_on_eligible_nodes_in_name_order_with_one_audit_record() {
+async fn eligible_nodes_are_used_in_name_order_with_one_audit() {
     let cluster = Cluster::new(0).await;
     for n in [4, 2, 9, 7] {
         cluster.label_node(&node(n), json!({"pool": "web"})).await;
@@ -358,7 +358,7 @@ impl rcfarm::placement::Scheduler for Vicious {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panicking_a_hanging_and_a_failing_plan_harm_only_their_record() {
+async fn panicking_hanging_and_failing_plans_harm_only_their_record() {
     for how in ["panic", "hang", "fail"] {
         let mut cluster = Cluster::new(3).await;
         cluster.scheduler = Some(std::sync::Arc::new(Vicious { victim: rc_id(1), how }));
@@ -389,7 +389,7 @@ async fn a_panicking_a_hanging_and_a_failing_plan_harm_only_their_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_transaction_has_room_for_what_must_be_said_of_long_names() {
+async fn full_transaction_has_room_for_audit_of_long_names() {
     let cluster = Cluster::new(0).await;
     // As many nodes as an audit record lists, with the longest names that there may be; and manifests of which as many as
     // fit leave little room.

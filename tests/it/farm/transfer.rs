@@ -151,7 +151,7 @@ async fn a_static_rc_never_moves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn not_while_another_pod_is_unhealthy_but_when_the_leaving_one_is() {
+async fn transfer_waits_for_unhealthy_pods_but_not_the_leaving_one() {
     let (cluster, ledger) = cluster().await;
     cluster.set_health(&node(1), 1, "critical").await;
     let farm = cluster.start("a");
@@ -352,7 +352,7 @@ async fn the_node_of_a_transfer_is_not_taken_by_a_higher_count() {
 
 /// The crash point between giving the new node back and saying so.
 #[tokio::test(start_paused = true)]
-async fn a_transfer_that_is_being_undone_is_not_finished_by_the_next_owner() {
+async fn next_owner_does_not_finish_a_transfer_being_undone() {
     let (cluster, ledger) = cluster().await;
     let seen = ledger.clone();
     let farm = cluster.start_faulty("a", move |request| match request {

@@ -9,7 +9,7 @@ use super::host::{Host, id, is_alive};
 use rcfarm_testing::wait::{eventually, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_agents_pods_are_adopted_and_none_is_restarted_or_lost() {
+async fn restarted_agent_adopts_all_pods() {
     let mut host = Host::new();
     host.start();
     let pods: Vec<String> = (0..50).map(|n| format!("p{n}")).collect();

@@ -30,7 +30,7 @@ async fn poke(host: &Host, pod: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_devices_are_another_pod_and_a_missing_allocation_takes_none_away() {
+async fn changed_devices_restart_pod_and_missing_allocation_does_not() {
     let mut host = Host::new();
     allocate(&host, "train", 0).await;
     host.start();

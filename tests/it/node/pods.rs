@@ -63,7 +63,7 @@ async fn a_node_without_labels_is_known_to_farms_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_flaps_costs_few_writes_and_one_that_cannot_be_started_says_so() {
+async fn flapping_pod_is_reported_seldom_and_failed_start_with_reason() {
     let mut host = Host::new();
     let writes = Arc::new(AtomicUsize::new(0));
     let counted = writes.clone();
@@ -95,7 +95,7 @@ async fn a_pod_that_flaps_costs_few_writes_and_one_that_cannot_be_started_says_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_cannot_be_written_is_said_and_a_lost_record_is_written_later() {
+async fn unwritable_log_is_reported_and_lost_record_rewritten() {
     let mut host = Host::new();
     host.start();
     let log = host.settings.data_dir.join("pods/web/main.log");
@@ -171,7 +171,7 @@ async fn a_process_that_ends_is_started_again_as_its_policy_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_manifest_replaces_the_process_and_a_stubborn_one_is_killed_with_its_children() {
+async fn changed_manifest_replaces_process_and_kills_its_children() {
     let mut host = Host::new();
     host.start();
     let stubborn = "trap '' TERM; sleep 600 & echo $!; while :; do sleep 0.1; done";
@@ -189,7 +189,7 @@ async fn a_changed_manifest_replaces_the_process_and_a_stubborn_one_is_killed_wi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_finds_its_configuration_and_its_devices_and_not_the_agents_environment() {
+async fn pod_environment_has_config_and_devices_only() {
     let mut host = Host::new();
     let gpus =
         Allocation { devices: [("gpu".to_owned(), [0, 1].into())].into(), ..Default::default() };

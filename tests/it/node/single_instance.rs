@@ -39,7 +39,7 @@ async fn moved(host: &Host, from: &NodeName, to: &NodeName, manifest: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_instance_that_is_moved_to_and_fro_is_never_alive_twice() {
+async fn moved_single_instance_never_runs_twice() {
     let (mut first, mut second, shared) = machines().await;
     first.start();
     second.start();
@@ -65,7 +65,7 @@ async fn a_single_instance_that_is_moved_to_and_fro_is_never_alive_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_instance_waits_for_the_lease_of_a_node_whose_agent_died() {
+async fn single_instance_waits_for_lease_of_dead_agent() {
     let (mut first, mut second, shared) = machines().await;
     first.start();
     second.start();

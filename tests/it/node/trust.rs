@@ -26,7 +26,7 @@ async fn six(host: &mut Host) -> Vec<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn intents_that_vanish_without_their_labels_are_not_trusted_and_with_them_they_are() {
+async fn vanished_intents_need_vanished_labels_to_be_trusted() {
     let mut host = Host::new();
     let pids = six(&mut host).await;
     host.store.delete_tree(&key::node_intents(&host.node())).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_second_agent_of_the_name_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_instance_ends_with_the_lease_even_without_an_agent_and_others_go_on() {
+async fn single_instance_ends_with_lease_without_agent() {
     let mut host = Host::new();
     host.start();
     let single = super::host::manifest("single", "exec sleep 600", "") + "single_instance: true\n";
@@ -88,7 +88,7 @@ async fn a_single_instance_ends_with_the_lease_even_without_an_agent_and_others_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_data_directory_that_cannot_be_written_is_said_in_the_pods_status() {
+async fn unwritable_data_directory_is_reported_in_pod_status() {
     let mut host = Host::new();
     host.start();
     host.intend_script("first", "exec sleep 600", "").await;

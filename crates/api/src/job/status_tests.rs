@@ -27,7 +27,7 @@ fn after(way: &[JobConditionType], next: JobConditionType) -> String {
 
 /// `kubeflow.md` §2.2
 #[test]
-fn the_transition_matrix_is_the_measured_one_with_exclusive_terminals() {
+fn transitions_match_the_measured_matrix() {
     use JobConditionType::{
         Created as C, Failed as F, Restarting as Rs, Running as R, Succeeded as S,
     };

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn members_start_on_their_nodes_when_the_whole_place_is_allocated_to_their_owner() {
+    fn members_start_when_the_whole_placement_is_allocated() {
         let mut spec = PodGroupSpec { round: 3, ..PodGroupSpec::default() };
         let owner = |uid: &str| OwnerRef { kind: "Job".into(), name: "a".into(), uid: uid.into() };
         spec.owner = Some(owner("u1"));

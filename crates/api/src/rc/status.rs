@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn quarantines_double_end_with_a_change_of_the_record_and_are_forgotten() {
+    fn quarantine_doubles_and_ends_with_a_new_record() {
         let (node, other): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
         let mut status = RcStatus::default();
         let mut now = at(0);

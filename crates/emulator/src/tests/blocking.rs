@@ -153,7 +153,7 @@ async fn what_does_not_wake() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_blocks_on_an_older_index_and_everything_on_a_later_one() {
+async fn reads_block_only_on_the_current_or_a_later_index() {
     let c = consul();
     let index = set(&c, "k", "1").await.modify_index;
     for after in [Index::ZERO, Index(1), Index(index.0 - 1)] {
@@ -253,7 +253,7 @@ fn the_timekeeper_of_a_runtime_that_ended_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restored_state_answers_from_before_and_then_shows_old_indexes() {
+async fn restored_state_answers_old_data_then_old_indexes() {
     let c = consul();
     let s = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     assert!(acquire(&c, "k", &s).await);

@@ -97,7 +97,7 @@ async fn a_stale_read_sees_an_older_state_with_its_index() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deposed_leader_renews_a_session_that_is_gone_and_one_that_will_go() {
+async fn deposed_leader_renews_sessions_that_are_gone_or_will_be() {
     let c = consul();
     let deposed = unlucky(&c, FaultOutcome::Stale(1));
     let gone = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;

@@ -54,7 +54,7 @@ async fn what_is_absent_has_the_index_of_the_table() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_emptied_prefix_keeps_its_index_until_its_tombstone_is_reaped() {
+async fn emptied_prefix_keeps_its_index_until_tombstone_reap() {
     let c = consul();
     set(&c, "p/a", "1").await;
     c.delete_tree(&prefix("p")).await.unwrap();
@@ -91,7 +91,7 @@ async fn the_deletion_of_a_wider_tree_can_go_unnoticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_index_of_a_prefix_falls_when_its_newest_change_was_a_delete() {
+async fn prefix_index_falls_after_its_newest_delete_is_reaped() {
     let c = consul();
     let live = set(&c, "p/a", "1").await.modify_index;
     set(&c, "p/b", "1").await;

@@ -239,7 +239,7 @@ async fn headers_are_written_as_consul_writes_them() {
 }
 
 #[tokio::test]
-async fn a_body_without_a_length_is_measured_and_the_connection_lives_on() {
+async fn chunked_body_is_limited_and_the_connection_reused() {
     let c = consul();
     let server = running(&c, 10).await;
     let mut stream = TcpStream::connect(server.0).await.unwrap();
@@ -287,7 +287,7 @@ async fn connections_over_the_limit_are_closed_without_a_byte() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_is_forgotten_and_a_stopped_server_hangs_up() {
+async fn closed_clients_are_dropped_and_stopped_server_closes() {
     let c = consul();
     let index = set(&c, "k", "v").await.modify_index;
     let server = running(&c, 10).await;

@@ -145,7 +145,7 @@ fn service(ttl: Duration) -> TtlService {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_is_not_beaten_ends_its_sessions_exactly_at_its_ttl() {
+async fn missed_ttl_check_ends_sessions_exactly_at_its_ttl() {
     let c = consul();
     c.register_service(&service(2 * SEC)).await.unwrap();
     let new = NewSession { checks: vec!["service:farm-1".to_owned()], ..plain() };
