@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_changes_after_as_many_results_in_a_row_as_the_thresholds_say() {
+    fn health_changes_after_threshold_results_in_a_row() {
         use Health::{Critical, Passing, Unknown, Warning};
         let start = HealthVerdict::new(Thresholds { passing_after: 2, critical_after: 3 });
         for (answers, health) in [

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_end_of_a_jobs_pod_rings_its_job_at_most_once_a_second() {
+    fn job_pod_end_rings_doorbell_at_most_once_a_second() {
         let of = |reality: &str, phase| {
             let status = PodStatus { phase, ..PodStatus::default() };
             let bell = job_bell(&PodReport { reality: Some(reality.into()), status }, "1");

@@ -61,7 +61,7 @@ fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
 }
 
 #[test]
-fn plan_waits_for_pauses_and_starts_single_instances_only_with_a_lease() {
+fn plan_waits_for_backoff_and_for_single_instance_lease() {
     let now = Instant::now();
     let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
     let waiting = pod(7, &[AgentPodState::Waiting(later), AgentPodState::Waiting(soon)]);
@@ -90,7 +90,7 @@ fn plan_waits_for_pauses_and_starts_single_instances_only_with_a_lease() {
 
 proptest! {
     #[test]
-    fn plan_stops_only_unintended_pods_and_forgets_only_stopped_ones(
+    fn plan_stops_unintended_pods_and_forgets_stopped_ones(
         intents in prop::option::of(prop::collection::btree_map(0u8..4, 0u64..2, 0..4)),
         guarded in prop::collection::btree_set(0u8..4, 0..2),
         pods in prop::collection::btree_map(
