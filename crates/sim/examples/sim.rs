@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use rcfarm_sim::mutation::catch_all;
-use rcfarm_sim::reached::Tally;
+use rcfarm_sim::tally::Tally;
 use rcfarm_sim::{Options, Scenario, SimReport, run};
 
 /// Simulated worlds.
@@ -56,7 +56,8 @@ fn scenario(text: &str) -> Result<Scenario, String> {
     match text {
         "services" => Ok(Scenario::Services),
         "batch" => Ok(Scenario::Batch),
-        other => Err(format!("there is no scenario {other:?}: write services or batch")),
+        "mixed" => Ok(Scenario::Mixed),
+        other => Err(format!("there is no scenario {other:?}: write services, batch or mixed")),
     }
 }
 
@@ -64,6 +65,7 @@ fn word(scenario: Scenario) -> &'static str {
     match scenario {
         Scenario::Services => "services",
         Scenario::Batch => "batch",
+        Scenario::Mixed => "mixed",
     }
 }
 

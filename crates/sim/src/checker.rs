@@ -10,51 +10,34 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::batch::{self, BatchModel};
-use super::invariant::ownership::Proof;
-use super::invariant::{self, AppliedWrite, CheckFacts, Picture, SimProcess, Violation};
-use super::process::WallClock;
-use super::reached::{Occasion, met_if};
-use super::version_skew;
+use crate::checks;
+use crate::facts::{
+    CHECK_TTL, CheckFacts, SessionProof, SimActor, SimProcess, Violation, is_controllers,
+};
+use crate::mix::Mix;
+use crate::model::{Model, notes};
+use crate::reached::{Occasion, met_if};
+use crate::version_skew;
 use rcfarm_api::ids::SessionId;
-use rcfarm_api::key;
-use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, KvOp, SessionChange, Tables};
+use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, SessionChange, Tables};
 use rcfarm_store::{NewSession, Op};
+use rcfarm_testing::clock::VirtualClock;
 
 /// So many of the last operations are shown with a violation.
 const SHOWN: usize = 25;
 
-/// Whose a write is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SimActor {
-    /// Consul itself: what expires.
-    Consul,
-    /// A user, or the world's own hand.
-    User,
-    /// A node's agent.
-    Node,
-    /// A farm's process.
-    Process(u32),
-}
-
-/// See the module.
+/// Sees every applied write, has it checked, and keeps the trace.
 pub struct Checker {
     inner: Mutex<Inner>,
     found: Notify,
 }
 
-/// The store as the checks of a scenario see it.
-enum Scene {
-    Services(Box<Picture>),
-    Batch(Box<BatchModel>),
-}
-
 struct Inner {
     start: Instant,
     actor: SimActor,
-    scene: Scene,
+    model: Model,
     facts: CheckFacts,
-    proofs: BTreeMap<u32, Proof>,
+    proofs: BTreeMap<u32, SessionProof>,
     violation: Option<Violation>,
     hash: Hash,
     applied: u64,
@@ -81,23 +64,13 @@ impl Hash {
 }
 
 impl Checker {
-    /// A checker of replication controllers in `consul`; prints the trace as it goes where `print` is set.
+    /// A checker of `consul`. Prints the trace as it goes where `print` is set.
     #[must_use]
-    pub fn new(consul: &Embedded, print: bool) -> Arc<Checker> {
-        Checker::of(Scene::Services(Box::default()), consul, print)
-    }
-
-    /// The same of jobs and queues.
-    #[must_use]
-    pub fn of_batch(consul: &Embedded, print: bool) -> Arc<Checker> {
-        Checker::of(Scene::Batch(Box::default()), consul, print)
-    }
-
-    fn of(scene: Scene, consul: &Embedded, print: bool) -> Arc<Checker> {
+    pub fn new(consul: &Embedded, mix: Mix, print: bool) -> Arc<Checker> {
         let inner = Inner {
             start: Instant::now(),
             actor: SimActor::Consul,
-            scene,
+            model: Model::new(mix),
             facts: CheckFacts::default(),
             proofs: BTreeMap::new(),
             violation: None,
@@ -192,7 +165,7 @@ impl Checker {
     // ---- what the wire tells --------------------------------------------------------------------------
 
     /// A process starts, on a machine with this clock.
-    pub fn process(&self, number: u32, process: SimProcess, clock: &Arc<WallClock>) {
+    pub fn process(&self, number: u32, process: SimProcess, clock: &Arc<VirtualClock>) {
         let facts = &mut self.lock().facts;
         facts.processes.insert(number, process);
         facts.clocks.insert(number, clock.clone());
@@ -262,34 +235,18 @@ impl Checker {
         look(&self.lock().facts)
     }
 
-    /// A look at the store as it is, in a world of services.
-    ///
-    /// # Panics
-    /// In a world of jobs.
-    pub fn look<T>(&self, look: impl FnOnce(&Picture, &CheckFacts) -> T) -> T {
+    /// A look at the store as it is.
+    pub fn look<T>(&self, look: impl FnOnce(&Model, &CheckFacts) -> T) -> T {
         let inner = self.lock();
-        let Scene::Services(picture) = &inner.scene else { panic!("no world of services") };
-        look(picture, &inner.facts)
+        look(&inner.model, &inner.facts)
     }
 
-    /// A look at the store as it is, in a world of jobs.
-    ///
-    /// # Panics
-    /// In a world of services.
-    pub fn model<T>(&self, look: impl FnOnce(&mut BatchModel, &CheckFacts) -> T) -> T {
-        let mut inner = self.lock();
-        let Inner { scene: Scene::Batch(model), facts, .. } = &mut *inner else {
-            panic!("no world of jobs")
-        };
-        look(model, facts)
-    }
-
-    /// Whether what has been written folds into what is there.
+    /// 15: whether the audit log folds into what is there.
     pub fn check_fold(&self) {
         let mut inner = self.lock();
         let mut found = Vec::new();
-        if let Scene::Services(picture) = &inner.scene {
-            invariant::audit::check_fold(picture, &inner.facts, &mut |number, what| {
+        if inner.model.mix().services {
+            checks::check_fold(&inner.model.services, &inner.facts, &mut |number, what| {
                 found.push((number, what));
             });
         }
@@ -319,13 +276,10 @@ impl Checker {
     }
 }
 
-/// The TTL of the check with which simulated farms beat.
-pub const CHECK_TTL: Duration = Duration::from_secs(2);
-
 impl Inner {
     fn note(&mut self, applied: &Applied, tables: &Tables) {
         self.applied += 1;
-        self.mix(applied);
+        self.hash(applied);
         let (actor, ops) = match &applied.cause {
             Cause::Kv(ops) => (self.actor, ops.as_slice()),
             _ => (SimActor::Consul, [].as_slice()),
@@ -340,26 +294,28 @@ impl Inner {
         }
         self.push(Line::Applied(actor, Box::new(applied.clone())));
         let net = net(&applied.changes);
-        let restored = (applied.cause == Cause::Restore).then_some(tables);
         let mut found = Vec::new();
-        let mut say = |number, what| found.push((number, what));
+        let mut report = |number, what| found.push((number, what));
         if let SimActor::Process(_) = actor {
-            version_skew::check(&net, &mut say);
+            version_skew::check(&net, &mut report);
         }
-        let Inner { scene, facts, .. } = self;
-        match scene {
-            Scene::Services(picture) => {
-                services(picture, facts, (applied.at, actor), ops, &net, restored, &mut say);
+        let Inner { model, facts, .. } = self;
+        if applied.cause == Cause::Restore {
+            model.reload(applied.at, tables);
+        } else {
+            let write = model.apply((applied.at, actor), ops, &net);
+            if actor == SimActor::User {
+                let owners = write.owners_of_pods().into_iter();
+                facts.by_hand.extend(owners.map(|rc| (rc, applied.at)));
             }
-            Scene::Batch(model) => {
-                let write = batch::Write { at: applied.at, actor };
-                model.take(write, &net, restored, facts, &mut say);
-            }
+            notes::losses(&mut model.jobs, &write);
+            checks::check(&write, model, facts, &mut report);
+            notes::note(&mut model.jobs, &write);
         }
         found.into_iter().for_each(|(number, what)| self.violated(number, what));
     }
 
-    fn mix(&mut self, applied: &Applied) {
+    fn hash(&mut self, applied: &Applied) {
         self.hash.add(&applied.index.0.to_le_bytes());
         self.hash.add(&applied.at.as_nanos().to_le_bytes());
         for change in &applied.changes {
@@ -385,40 +341,6 @@ impl Inner {
             self.last.pop_front();
         }
     }
-}
-
-/// Whether a transaction is a controller's: it replaces the status of what it is about.
-#[must_use]
-pub fn is_controllers(ops: &[Op]) -> bool {
-    let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
-    let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
-    ops.iter().any(of_status)
-}
-
-/// Takes a write in and looks at it, in a world of services.
-fn services(
-    picture: &mut Picture,
-    facts: &mut CheckFacts,
-    (at, actor): (Duration, SimActor),
-    ops: &[KvOp],
-    net: &[KvChange],
-    restored: Option<&Tables>,
-    say: invariant::Say<'_>,
-) {
-    if let Some(tables) = restored {
-        picture.reload(at, tables);
-    }
-    let record = invariant::record_of(ops)
-        .map(|rc| (rc, picture.statuses.get(&rc).cloned().unwrap_or_default()));
-    let changes: Vec<_> = net.iter().map(|change| (picture.apply(at, change), change)).collect();
-    if restored.is_some() {
-        return;
-    }
-    let applied_write = AppliedWrite { at, actor, changes, record };
-    if actor == SimActor::User {
-        facts.by_hand.extend(applied_write.owners_of_pods().into_iter().map(|rc| (rc, at)));
-    }
-    invariant::check(&applied_write, picture, facts, say);
 }
 
 /// What a write did to each key in the end: a lock that is handed over is let go in between.

@@ -6,13 +6,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::checker::{CHECK_TTL, Checker, SimActor};
-use super::faults::Fault;
-use super::network::NetworkFaults;
-use super::process::{Design, Ended, ProcessEnv, RunningFarm, WallClock};
-use super::rng::SimRng;
-use super::scheduler::Moods;
+use crate::checker::Checker;
+use crate::facts::{CHECK_TTL, SimActor};
+use crate::faults::NetworkFaults;
+use crate::process::{Design, Ended, ProcessEnv, RunningFarm};
+use crate::rng::SimRng;
+use crate::schedule::Setup;
+use crate::schedule::action::Fault;
+use crate::scheduler::Moods;
 use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_store::Prefix;
+use rcfarm_testing::clock::VirtualClock;
 
 /// A process that ended by itself is started again after this long, as a supervisor would.
 const RESTART: Duration = Duration::from_secs(2);
@@ -23,11 +27,11 @@ pub struct Farms {
     checker: Arc<Checker>,
     moods: Arc<Moods>,
     designs: Vec<Design>,
-    clocks: Vec<Arc<WallClock>>,
+    clocks: Vec<Arc<VirtualClock>>,
     running: Vec<Option<RunningFarm>>,
     restart_at: Vec<Option<Instant>>,
     frozen: BTreeSet<usize>,
-    weather: NetworkFaults,
+    network: NetworkFaults,
     rng: SimRng,
     start: Instant,
     starts: u32,
@@ -36,34 +40,19 @@ pub struct Farms {
     pub restored: bool,
 }
 
-/// What the wires are like before anything happens.
-#[must_use]
-pub fn weather(rng: &mut SimRng) -> NetworkFaults {
-    let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
-    NetworkFaults {
-        latency: Duration::from_millis(1 + rng.below(40) as u64),
-        lost: calm(rng, 15),
-        reply_lost: calm(rng, 15),
-        late: calm(rng, 10),
-        stale: calm(rng, 15),
-        index_reset: calm(rng, 10),
-        overloaded: calm(rng, 10),
-        ..NetworkFaults::default()
-    }
-}
-
 impl Farms {
     /// None runs yet.
     #[must_use]
     pub fn new(
         consul: Embedded,
         checker: Arc<Checker>,
-        designs: Vec<Design>,
-        weather: NetworkFaults,
+        setup: &Setup,
+        rng: SimRng,
         start: Instant,
     ) -> Farms {
+        let designs: Vec<Design> = setup.farms.iter().map(Design::of).collect();
         Farms {
-            clocks: designs.iter().map(|_| WallClock::new(start)).collect(),
+            clocks: designs.iter().map(|_| VirtualClock::new(start)).collect(),
             running: designs.iter().map(|_| None).collect(),
             restart_at: vec![None; designs.len()],
             frozen: BTreeSet::new(),
@@ -71,19 +60,13 @@ impl Farms {
             checker,
             moods: Arc::default(),
             designs,
-            weather,
-            rng: SimRng::new(0),
+            network: setup.network.clone(),
+            rng,
             start,
             starts: 0,
             snapshot: None,
             restored: false,
         }
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.designs.len()
     }
 
     /// What schedulers are up to.
@@ -96,9 +79,8 @@ impl Farms {
         self.checker.say(self.start.elapsed(), format!("-- {what}"));
     }
 
-    /// Starts all of them; from here on their chance is `rng`'s.
-    pub fn start_all(&mut self, rng: SimRng) {
-        self.rng = rng;
+    /// Starts all of them.
+    pub fn start_all(&mut self) {
         for farm in 0..self.designs.len() {
             self.start_farm(farm);
         }
@@ -145,7 +127,7 @@ impl Farms {
         };
         let design = &self.designs[farm];
         let running = RunningFarm::start(self.starts, design, &env, &mut self.rng);
-        let mut weather = self.weather.clone();
+        let mut weather = self.network.clone();
         weather.no_checks = design.session.session_ttl < Duration::from_secs(30);
         running.link.weather(|w| *w = weather);
         self.say(format!("{} starts as #{}", design.process.farm, self.starts));
@@ -160,7 +142,7 @@ impl Farms {
 
     /// What was wrong with a wire is over.
     fn clear_up(&self, farm: usize) {
-        let calm = self.weather.clone();
+        let calm = self.network.clone();
         self.weather(farm, |w| {
             let no_checks = w.no_checks;
             *w = NetworkFaults { no_checks, ..calm };
@@ -194,7 +176,10 @@ impl Farms {
             },
             Fault::Cut(farm, cut) => self.weather(farm, |w| w.cut = cut),
             Fault::Deaf(farm, deaf) => self.weather(farm, |w| w.deaf = deaf),
-            Fault::Hide(farm, tree) => self.weather(farm, |w| w.hidden = tree),
+            Fault::Hide(farm, tree) => {
+                let tree = tree.and_then(|tree| Prefix::parse(&tree).ok());
+                self.weather(farm, |w| w.hidden = tree);
+            }
             Fault::Forbid(farm, forbidden) => self.weather(farm, |w| w.forbidden = forbidden),
             Fault::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
             Fault::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
@@ -266,7 +251,7 @@ impl Farms {
             });
             self.start_farm(farm);
         }
-        self.weather =
+        self.network =
             NetworkFaults { latency: Duration::from_millis(5), ..NetworkFaults::default() };
     }
 

@@ -1,166 +1,79 @@
-//! Faults injected into farms, their networks and Consul in every world, and when.
+//! Faults of the connection between one process and Consul.
 
 use std::time::Duration;
 
-use super::network::NetworkFaults;
-use super::rng::SimRng;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
 use rcfarm_store::Prefix;
 
-/// When the faults begin.
-pub const CALM_UNTIL: Duration = Duration::from_secs(6);
-
-/// One injected fault. Numbers are those of farms.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Fault {
-    // Processes.
-    Kill(usize),
-    Stop(usize),
-    Start(usize),
-    Freeze(usize),
-    Thaw(usize),
-    KillSession(usize),
-    Jump(usize, i64),
-    // The network of one farm.
-    Storm(usize, Box<NetworkFaults>),
-    Cut(usize, bool),
-    Deaf(usize, bool),
-    Hide(usize, Option<Prefix>),
-    Forbid(usize, bool),
-    // Consul.
-    Leaderless(bool),
-    SlowLists(Duration),
-    Stall(Duration),
-    WakeAll,
-    Snapshot,
-    Restore,
+/// How bad the connection of one process is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NetworkFaults {
+    /// Every request and every answer travels this long at most.
+    #[serde(with = "millis")]
+    pub latency: Duration,
+    /// Answers to lists travel up to this much longer: what they show is as old.
+    #[serde(with = "millis")]
+    pub slow_lists: Duration,
+    /// Requests that never arrive, in a thousand.
+    pub lost: u32,
+    /// Requests that are carried out and never answered, in a thousand.
+    pub reply_lost: u32,
+    /// Writes that break off and are carried out up to five seconds later, in a thousand.
+    pub late: u32,
+    /// Reads that a deposed leader answers, in a thousand.
+    pub stale: u32,
+    /// Lists whose index is 1, as after a restored snapshot, in a thousand.
+    pub index_reset: u32,
+    /// Requests that are refused for load (429, 503) or size (413), in a thousand.
+    pub overloaded: u32,
+    /// Nothing gets through in either direction until this is over.
+    pub cut: bool,
+    /// Answers do not get through until this is over; requests do.
+    pub deaf: bool,
+    /// There is no leader: every request fails but a stale read.
+    pub leaderless: bool,
+    /// Writes wait until then.
+    #[serde(skip)]
+    pub stalled_until: Option<Instant>,
+    /// The token may not read below this prefix: lists are empty, single reads are refused.
+    #[serde(skip)]
+    pub hidden: Option<Prefix>,
+    /// The token may not write.
+    pub forbidden: bool,
+    /// The agent refuses to register services.
+    pub no_checks: bool,
 }
 
-/// A script that is being written: `A` is what may happen in its world.
-pub struct ScheduleBuilder<A> {
-    /// Chance.
-    pub rng: SimRng,
-    /// What happens, and when.
-    pub acts: Vec<(Duration, A)>,
-    farms: usize,
-    healed_at: Duration,
-    /// Clocks are set wrong by one of these, in seconds.
-    jumps: &'static [i64],
-    hideable: Vec<Prefix>,
+impl NetworkFaults {
+    /// Whether writes wait now.
+    #[must_use]
+    pub fn stalls(&self) -> bool {
+        self.stalled_until.is_some_and(|until| until > Instant::now())
+    }
 }
 
-impl<A: From<Fault>> ScheduleBuilder<A> {
-    /// An empty one. A farm may lose sight of one of the trees `hideable`.
-    #[must_use]
-    pub fn new(
-        rng: SimRng,
-        farms: usize,
-        healed_at: Duration,
-        jumps: &'static [i64],
-        hideable: Vec<Prefix>,
-    ) -> ScheduleBuilder<A> {
-        ScheduleBuilder { rng, acts: Vec::new(), farms, healed_at, jumps, hideable }
+/// Durations in whole milliseconds.
+pub mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes one.
+    ///
+    /// # Errors
+    /// What the serializer says.
+    pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// The script, in order of time.
-    #[must_use]
-    pub fn written(self) -> Vec<(Duration, A)> {
-        let mut acts = self.acts;
-        acts.sort_by_key(|(at, _)| *at);
-        acts
-    }
-
-    /// Something happens.
-    pub fn at(&mut self, at: Duration, act: impl Into<A>) {
-        self.acts.push((at.min(self.healed_at), act.into()));
-    }
-
-    /// From `at` for a while between `least` and `most` seconds.
-    pub fn while_(
-        &mut self,
-        at: Duration,
-        least: u64,
-        most: u64,
-        begin: impl Into<A>,
-        end: impl Into<A>,
-    ) {
-        let length = self.rng.between(Duration::from_secs(least), Duration::from_secs(most));
-        self.at(at, begin);
-        self.at(at + length, end);
-    }
-
-    /// A moment shortly after `at`.
-    pub fn soon(&mut self, at: Duration) -> Duration {
-        at + self.rng.between(Duration::ZERO, Duration::from_millis(700))
-    }
-
-    /// One of the farms.
-    pub fn any_farm(&mut self) -> usize {
-        self.rng.below(self.farms)
-    }
-
-    /// A moment while there is trouble.
-    pub fn moment(&mut self) -> Duration {
-        self.rng.between(CALM_UNTIL, self.healed_at - Duration::from_secs(3))
-    }
-
-    /// Injects a fault into a process.
-    pub fn process(&mut self, at: Duration) {
-        use Fault as T;
-        let farm = self.rng.below(self.farms);
-        match self.rng.below(6) {
-            0 => self.while_(at, 1, 12, T::Kill(farm), T::Start(farm)),
-            1 => self.while_(at, 1, 8, T::Stop(farm), T::Start(farm)),
-            2 => self.while_(at, 1, 4, T::Freeze(farm), T::Thaw(farm)),
-            3 => self.while_(at, 5, 40, T::Freeze(farm), T::Thaw(farm)),
-            4 => self.at(at, T::KillSession(farm)),
-            _ => {
-                let seconds = *self.rng.pick(self.jumps);
-                self.at(at, T::Jump(farm, seconds));
-            }
-        }
-    }
-
-    /// Injects a fault into a farm's network.
-    pub fn network(&mut self, at: Duration) {
-        use Fault as T;
-        let farm = self.rng.below(self.farms);
-        match self.rng.below(6) {
-            0 => self.while_(at, 1, 9, T::Cut(farm, true), T::Cut(farm, false)),
-            1 => self.while_(at, 1, 9, T::Deaf(farm, true), T::Deaf(farm, false)),
-            2 | 3 => {
-                let storm = Box::new(self.storm());
-                self.while_(at, 2, 15, T::Storm(farm, storm), T::Storm(farm, Box::default()));
-            }
-            4 => {
-                let tree = self.hideable[self.rng.below(self.hideable.len())].clone();
-                self.while_(at, 3, 20, T::Hide(farm, Some(tree)), T::Hide(farm, None));
-            }
-            _ => self.while_(at, 1, 9, T::Forbid(farm, true), T::Forbid(farm, false)),
-        }
-    }
-
-    /// Consul takes long to list anything, and what it answers is old by then.
-    pub fn slow_lists(&mut self, at: Duration) {
-        let by = self.rng.between(Duration::from_secs(1), Duration::from_secs(4));
-        let end = Fault::SlowLists(Duration::ZERO);
-        self.while_(at, 4, 15, Fault::SlowLists(by), end);
-    }
-
-    fn storm(&mut self) -> NetworkFaults {
-        let mut much = |most: u32| {
-            let chance = u32::try_from(self.rng.below(most as usize)).unwrap_or(0);
-            if self.rng.permille(500) { chance } else { 0 }
-        };
-        NetworkFaults {
-            lost: much(200),
-            reply_lost: much(300),
-            late: much(200),
-            stale: much(300),
-            index_reset: much(200),
-            overloaded: much(200),
-            latency: Duration::from_millis(u64::from(much(800))),
-            ..NetworkFaults::default()
-        }
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What the deserializer says.
+    pub fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
     }
 }

@@ -1,109 +1,55 @@
 //! A simulated world: real farms over the model of Consul, on a paused clock, with all chance from one seed.
 //!
+//! Replication controllers, jobs, queues and commands compete for the same nodes, under the same faults.
+//!
 //! | file | is |
 //! |---|---|
-//! | `world.rs` | the world of one seed: set up, play the script, heal, check that all becomes well |
-//! | `script.rs`, `faults.rs` | what happens and when, drawn from the seed; faults injected in every world |
-//! | `lifecycle.rs` | how every world begins and ends |
-//! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, held still |
-//! | `network.rs` | the network between a process and Consul |
+//! | `world.rs` | one world: set up, play the schedule, heal, check that everything settles |
+//! | `mix.rs`, `schedule/` | which kinds of work there are; what happens and when, drawn from a seed or read from a file |
+//! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, frozen |
+//! | `network.rs`, `faults.rs` | the network between a process and Consul, and its faults |
 //! | `version_skew.rs` | a farm of a newer version beside the others |
-//! | `scheduler.rs`, `fleet.rs`, `users.rs` | schedulers that misbehave, machines, people |
-//! | `checker.rs` | sees every applied write, keeps the trace |
+//! | `scheduler.rs`, `nodes/`, `workload/` | schedulers that misbehave, nodes, users |
+//! | `checker.rs`, `facts.rs`, `model/` | sees every applied write and keeps the trace; the store, decoded |
+//! | `checks/`, `liveness/` | the table of invariants: what must never happen, and what must have come about in the end |
 //! | `reached.rs` | how often each invariant was put to the test |
 //! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
-//! | `invariant/` | what must never happen, and what must always happen |
-//! | `batch/` | another world: jobs, gangs, queues and commands |
+//! | `shrink.rs` | fewer actions that still violate the same invariant |
 //!
 //! The same seed gives the same trace, in any build: everything random comes from forks of one ChaCha8 stream, time is
 //! tokio's paused clock on one thread, and nothing iterates in hash order.
-//!
-//! To add a kind of record: its keys in `invariant/picture.rs`, what users do with it in `users.rs` and `script.rs`, its
-//! invariants as a file of `invariant/`, and what "settled" means for it in `invariant/liveness.rs`. The farm
-//! itself needs nothing: it is put together by its own table of kinds.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod batch;
 mod checker;
+mod checks;
+mod facts;
 mod farms;
 mod faults;
-mod fleet;
-mod invariant;
-mod lifecycle;
+mod liveness;
+mod mix;
+mod model;
 pub mod mutation;
 mod network;
+mod nodes;
 mod process;
 pub mod reached;
+mod report;
 mod rng;
+mod run;
+mod schedule;
 mod scheduler;
-mod script;
+pub mod shrink;
+pub mod tally;
 #[cfg(test)]
 mod tests;
-mod users;
 mod version_skew;
+mod workload;
 mod world;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-pub use invariant::Violation;
-
-use rcfarm_store::failpoints::{self, Failpoint};
-
-/// Which world.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Scenario {
-    /// Replication controllers.
-    #[default]
-    Services,
-    /// Jobs, gangs, queues and commands.
-    Batch,
-}
-
-/// How a run differs from the plain one.
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// Which world.
-    pub scenario: Scenario,
-    /// Safety layers that are switched off.
-    pub without: Vec<Failpoint>,
-    /// Print the trace as it goes.
-    pub print: bool,
-}
-
-/// What a seed came to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SimReport {
-    /// The seed.
-    pub seed: u64,
-    /// What must not have happened.
-    pub violation: Option<Violation>,
-    /// Writes that were applied.
-    pub applied: u64,
-    /// The hash of the trace: the same for the same seed.
-    pub hash: u64,
-    /// How long it took, in the world's own time.
-    pub lived: Duration,
-    /// The last operations before a violation, oldest first.
-    pub last: Vec<String>,
-    /// How often each occasion came about that puts an invariant to the test.
-    pub met: BTreeMap<reached::Occasion, u64>,
-}
-
-/// Lives through a seed, on this thread.
-///
-/// # Panics
-/// If the runtime cannot be built.
-#[must_use]
-pub fn run(seed: u64, options: &Options) -> SimReport {
-    let _without = failpoints::enable(&options.without);
-    drop(reached::take());
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
-    match options.scenario {
-        Scenario::Services => runtime.block_on(world::RcWorld::live(seed, options)),
-        Scenario::Batch => runtime.block_on(batch::BatchWorld::live(seed, options)),
-    }
-}
+pub use facts::Violation;
+pub use mix::{Mix, Scenario};
+pub use report::{Options, SimReport};
+pub use run::{run, run_schedule};
+pub use schedule::Schedule;

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Options, Scenario, Violation, run};
+use crate::facts::Violation;
+use crate::mix::Scenario;
+use crate::report::Options;
+use crate::run::run;
 use rcfarm_store::failpoints::Failpoint;
 
 /// Layers that are switched off together.

@@ -14,10 +14,12 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::checker::{Checker, SimActor, is_controllers};
-use super::reached::{Occasion, met_if};
-use super::rng::SimRng;
-use super::version_skew;
+use crate::checker::Checker;
+use crate::facts::{SimActor, is_controllers};
+use crate::faults::NetworkFaults;
+use crate::reached::{Occasion, met_if};
+use crate::rng::SimRng;
+use crate::version_skew;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
 use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
@@ -28,47 +30,6 @@ use rcfarm_store::{
 
 /// The adapter to a real Consul waits this long for an answer, besides what a read may block.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-
-/// How bad the connection of one process is now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NetworkFaults {
-    /// Every request and every answer travels this long at most.
-    pub latency: Duration,
-    /// Answers to lists travel up to this much longer: what they show is as old.
-    pub slow_lists: Duration,
-    /// Requests that never arrive, in a thousand.
-    pub lost: u32,
-    /// Requests that are carried out and never answered, in a thousand.
-    pub reply_lost: u32,
-    /// Writes that break off and are carried out up to five seconds later, in a thousand.
-    pub late: u32,
-    /// Reads that a deposed leader answers, in a thousand.
-    pub stale: u32,
-    /// Lists whose index is 1, as after a restored snapshot, in a thousand.
-    pub index_reset: u32,
-    /// Requests that are refused for load (429, 503) or size (413), in a thousand.
-    pub overloaded: u32,
-    /// Nothing gets through in either direction until this is over.
-    pub cut: bool,
-    /// Answers do not get through until this is over; requests do.
-    pub deaf: bool,
-    /// There is no leader: every request fails but a stale read.
-    pub leaderless: bool,
-    /// Writes wait until then.
-    pub stalled_until: Option<Instant>,
-    /// The token may not read below this prefix: lists are empty, single reads are refused.
-    pub hidden: Option<Prefix>,
-    /// The token may not write.
-    pub forbidden: bool,
-    /// The agent refuses to register services.
-    pub no_checks: bool,
-}
-
-impl NetworkFaults {
-    fn stalls(&self) -> bool {
-        self.stalled_until.is_some_and(|until| until > Instant::now())
-    }
-}
 
 /// What a request is, as far as its fate depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

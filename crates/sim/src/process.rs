@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::checker::{CHECK_TTL, Checker};
-use super::invariant::SimProcess;
-use super::network::{Link, Network};
-use super::rng::SimRng;
-use super::scheduler::{Moods, Odd};
+use crate::checker::Checker;
+use crate::facts::SimProcess;
+use crate::network::{Link, Network};
+use crate::rng::SimRng;
+use crate::schedule::FarmDesign;
+use crate::scheduler::{Moods, Odd};
 use rcfarm::daemon::MakeScheduler;
 use rcfarm::farm::{Farm, FarmError, FarmSettings, NODE_GRACE};
 use rcfarm::placement::{NoDiscovery, SelectorScheduler};
@@ -20,8 +21,7 @@ use rcfarm_store::TxnLimits;
 use rcfarm_store::failpoints::Freezer;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{Clock, IdSource};
-
-pub use rcfarm_testing::clock::VirtualClock as WallClock;
+use rcfarm_testing::clock::VirtualClock;
 
 /// How a farm is set up, whenever it is started.
 #[derive(Debug, Clone)]
@@ -37,15 +37,20 @@ pub struct Design {
 }
 
 impl Design {
-    /// A farm with a check.
+    /// From a schedule.
+    ///
+    /// # Panics
+    /// If its name or selector cannot be read.
     #[must_use]
-    pub fn new(name: &str, selector: &str) -> Design {
-        let farm = name.parse().expect("a farm's name");
-        let selector = selector.parse().expect("a selector");
-        let session =
-            SessionSettings { check_ttl: Some(CHECK_TTL), session_ttl: Duration::from_secs(30) };
+    pub fn of(design: &FarmDesign) -> Design {
+        let farm = design.name.parse().expect("a farm's name");
+        let selector = design.selector.parse().expect("a selector");
+        let check_ttl = design.check_ttl_ms.map(Duration::from_millis);
+        let session = SessionSettings { check_ttl, session_ttl: design.session_ttl };
+        let default = TxnLimits::default();
+        let limits = TxnLimits { ops: design.ops.unwrap_or(default.ops), ..default };
         let process = SimProcess { farm, selector };
-        Design { process, session, limits: TxnLimits::default(), is_newer: false }
+        Design { process, session, limits, is_newer: design.is_newer }
     }
 }
 
@@ -76,7 +81,7 @@ pub struct ProcessEnv<'a> {
     /// The checker.
     pub checker: &'a Arc<Checker>,
     /// The machine's clock.
-    pub clock: &'a Arc<WallClock>,
+    pub clock: &'a Arc<VirtualClock>,
     /// What its scheduler is up to.
     pub moods: &'a Arc<Moods>,
 }

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use rcfarm::placement::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::{NodeName, RcId};
 
 /// How a scheduler misbehaves towards one RC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mood {
     /// It answers with errors.
     Fails,

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mutation::{CASES, Case, catch_all, named};
-use super::reached::Tally;
+use super::tally::Tally;
 use super::{Options, Scenario, SimReport, run};
 
 /// The suite's seeds.

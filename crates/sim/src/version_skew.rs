@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::invariant::Say;
-use super::reached::{Occasion, met};
+use crate::facts::Report;
+use crate::reached::{Occasion, met};
 use rcfarm_api::key;
 use rcfarm_emulator::KvChange;
 use rcfarm_store::{Entry, Op, Prefix};
@@ -85,7 +85,7 @@ pub fn read(entry: &mut Entry) {
 
 /// What a newer version has said outlives what an older one writes. Not where the whole is about another job, or another
 /// group, of the name.
-pub fn check(changes: &[KvChange], say: Say<'_>) {
+pub fn check(changes: &[KvChange], report: Report<'_>) {
     let says = |entry: &Arc<Entry>| entry.value.windows(FIELD.len()).any(|w| w == FIELD.as_bytes());
     for change in changes {
         let (Some(before), Some(after)) = (&change.before, &change.after) else { continue };
@@ -95,7 +95,7 @@ pub fn check(changes: &[KvChange], say: Say<'_>) {
         met(Occasion::WrittenOver);
         if !says(after) {
             let text = String::from_utf8_lossy(&after.value);
-            say(12, format!("{}: what a newer farm had written is gone: {text}", change.key));
+            report(12, format!("{}: what a newer farm had written is gone: {text}", change.key));
         }
     }
 }

@@ -1,82 +1,134 @@
-//! The world of one seed, from its first write to its last check.
+//! One world, from its first write to its last check.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::checker::Checker;
-use super::farms::{Farms, weather};
-use super::fleet::{SimFleet, node};
-use super::invariant::liveness;
-use super::lifecycle::{self, Beginning};
-use super::process::Design;
-use super::reached::{Occasion, met_if};
-use super::rng::SimRng;
-use super::scheduler::Mood;
-use super::script::{HEALED_AT, NODES, RECORDS, RcAct, script};
-use super::users::{Users, rc_id};
-use super::{Options, SimReport};
-use rcfarm_api::ids::RcId;
+use crate::checker::Checker;
+use crate::farms::Farms;
+use crate::liveness;
+use crate::mix::Mix;
+use crate::nodes::{Nodes, node};
+use crate::reached::{self, Occasion, met_if};
+use crate::report::{Options, SimReport};
+use crate::rng::SimRng;
+use crate::schedule::action::{Action, JobAction, NodeAction, RcAction};
+use crate::schedule::{Schedule, Setup};
+use crate::scheduler::Mood;
+use crate::workload::Workload;
+use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id};
+use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::node::record::NodeState;
+use rcfarm_emulator::{Embedded, Fate, Request, Settings};
+use rcfarm_store::time::IdSource;
+use rcfarm_store::{Sizes, failpoints};
+use rcfarm_testing::clock::VirtualClock;
 
 /// 27: everything is as asked for within this long after the faults have ended. A record that was quarantined is tried
-/// again after up to two minutes; what heals it does not touch it.
+/// again after up to two minutes, whatever was healed.
 const SETTLES_WITHIN: Duration = Duration::from_secs(150);
-/// The same after a snapshot was restored: what it brought back is seen when trees are next read from the start.
+/// The same of jobs: pauses, quarantines and time-outs end by then.
+const JOBS_END_WITHIN: Duration = Duration::from_secs(400);
+/// After a snapshot was restored, caches show what it undid until they are next read whole.
 const AFTER_RESTORE: Duration = Duration::from_secs(460);
 /// 29 is watched for this long.
 const REST: Duration = Duration::from_secs(10);
-/// 29: a farm at rest asks no more than this in that time: beats, renewals, and waits that end.
-const REQUESTS_AT_REST: u64 = 100;
+/// 29: a farm at rest makes at most so many requests in that time: heartbeats, renewals, and blocking queries that end.
+const REQUESTS_AT_REST: u64 = 120;
 /// 29: a record that keeps failing is looked at no more often than this in that time.
 const LOOKS_AT_REST: u64 = 8;
+/// 28: how long jobs take that are submitted when an owner ends, beside the take-over.
+const A_JOB_TAKES: Duration = Duration::from_secs(40);
 /// The record that always makes its scheduler panic, where there is one.
 const POISONED: usize = RECORDS;
 
-/// See the module.
-pub struct RcWorld {
+/// One world.
+pub struct World {
     checker: Arc<Checker>,
-    fleet: Arc<SimFleet>,
-    users: Users,
+    nodes: Arc<Nodes>,
+    workload: Workload,
     farms: Farms,
+    mix: Mix,
+    setup: Setup,
     start: Instant,
-    poisoned: bool,
 }
 
-impl RcWorld {
-    /// Lives through a seed.
-    pub async fn live(seed: u64, options: &Options) -> SimReport {
-        let Beginning { mut rng, ids, start, clock, consul } = Beginning::of(seed).await;
-        let checker = Checker::new(&consul, options.print);
-        let fleet = SimFleet::new(consul.clone(), checker.clone());
-        let users = Users::new(consul.clone(), checker.clone(), clock, ids.fork());
-        let designs = designs(&mut rng);
-        let weather = weather(&mut rng);
-        let poisoned = rng.permille(200);
-        let farms = Farms::new(consul, checker.clone(), designs, weather, start);
-        let mut world = RcWorld { checker: checker.clone(), fleet, users, farms, start, poisoned };
-        let agents = tokio::spawn(world.fleet.clone().run());
-        lifecycle::live(seed, start, &checker, agents, world.play(rng)).await
+impl World {
+    /// Runs a schedule: until its end, or until an invariant is violated.
+    pub async fn run(schedule: Schedule, options: &Options) -> SimReport {
+        // Sleeping once puts the paused clock on a whole millisecond.
+        sleep(Duration::from_millis(1)).await;
+        let Schedule { chance, mix, setup, actions, .. } = schedule;
+        let mut rng = SimRng::new(chance);
+        let ids = IdSource::from_seed(rng.seed());
+        let handful = |asked| Sizes { many: 4, few: 1, asked, little: 0, share: 2 };
+        failpoints::resize(setup.read_in_parts.map(handful));
+        let start = Instant::now();
+        let consul = Embedded::new(&Settings::default(), &ids);
+        // From now on the past is kept, for stale reads.
+        drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
+        let checker = Checker::new(&consul, mix, options.print);
+        let nodes = Nodes::new(consul.clone(), checker.clone(), mix, setup.nodes, rng.fork());
+        let clock = VirtualClock::new(start);
+        let workload = Workload::new(consul.clone(), checker.clone(), clock, ids.fork());
+        let farms = Farms::new(consul, checker.clone(), &setup, rng, start);
+        let mut world =
+            World { checker: checker.clone(), nodes, workload, farms, mix, setup, start };
+        let agents = tokio::spawn(world.nodes.clone().run());
+        let play = async {
+            world.set_up();
+            world.play(actions).await;
+        };
+        tokio::select! {
+            biased;
+            () = checker.violation() => {}
+            () = play => {}
+        }
+        agents.abort();
+        let (violation, applied, hash) = checker.result();
+        let last = if violation.is_some() { checker.last() } else { Vec::new() };
+        let met = reached::take();
+        SimReport { seed: 0, violation, applied, hash, lived: start.elapsed(), last, met }
     }
 
-    async fn play(&mut self, mut rng: SimRng) {
-        self.set_up();
-        let acts = script(&mut rng);
-        self.farms.start_all(rng);
-        for (at, act) in acts {
-            self.farms.until(self.start + at).await;
-            self.say(format!("{act:?}"));
-            self.act(act);
+    fn set_up(&mut self) {
+        for n in 0..self.nodes.count() {
+            self.nodes.label(&node(n), Some("web"));
+            if self.nodes.has_own_agent(n) {
+                self.nodes.start_agent(&node(n));
+            }
         }
-        self.farms.until(self.start + HEALED_AT).await;
+        if self.mix.services {
+            for n in 0..RECORDS {
+                self.workload.tier(n, if n % 2 == 0 { "web" } else { "batch" });
+                self.workload.create_rc(n);
+            }
+        }
+        if self.setup.poisoned {
+            self.farms.moods().set(rc_id(POISONED), Some(Mood::Panics));
+            self.workload.create_rc(POISONED);
+        }
+        if self.mix.jobs {
+            self.workload.set_up_queues();
+        }
+        self.farms.start_all();
+    }
+
+    async fn play(&mut self, actions: Vec<crate::schedule::Timed>) {
+        for timed in actions {
+            self.farms.until(self.start + timed.at).await;
+            self.say(format!("{:?}", timed.act));
+            self.act(timed.act);
+        }
+        self.farms.until(self.start + self.setup.healed_at).await;
         self.heal();
         met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
-        self.quiesce().await;
+        self.settle().await;
         if self.farms.restored {
-            // Until its trees are next read from the start, a farm may still act on what the snapshot undid: it can claim
-            // what it need not, and take longer for what it must.
-            self.farms.until(self.start + HEALED_AT + AFTER_RESTORE).await;
+            // Until its caches are next read whole, a farm may still act on what the snapshot undid: it can claim what it
+            // need not, and take longer for what it must.
+            self.farms.until(self.start + self.setup.healed_at + AFTER_RESTORE).await;
         }
         self.rest().await;
         self.take_over().await;
@@ -87,104 +139,160 @@ impl RcWorld {
         self.checker.say(self.start.elapsed(), format!("-- {what}"));
     }
 
-    fn set_up(&mut self) {
-        for n in 0..NODES {
-            self.fleet.label(&node(n), Some("web"));
-            // The others are such as p2's: they say nothing of themselves.
-            if n % 3 != 2 {
-                self.fleet.start_agent(&node(n), NodeState::Ready);
+    // ---- actions -----------------------------------------------------------------------------------------
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Fault(fault) => self.farms.inject(fault),
+            Action::Node(action) => self.act_on_node(&action),
+            Action::Rc(action) => self.act_on_rc(&action),
+            Action::Job(action) => self.act_on_job(&action),
+        }
+    }
+
+    fn act_on_node(&self, action: &NodeAction) {
+        let nodes = &self.nodes;
+        match action {
+            NodeAction::Label(n, pool) => nodes.label(&node(*n), pool.as_deref()),
+            NodeAction::Ill(n, ill) => nodes.set_ill(&node(*n), *ill),
+            NodeAction::AgentDown(n) => nodes.kill_agent(&node(*n)),
+            NodeAction::AgentUp(n) => nodes.start_agent(&node(*n)),
+            NodeAction::Crash(n) => nodes.crash(&node(*n)),
+            NodeAction::Drain(n, true) => nodes.drain(&node(*n), NodeState::Draining),
+            NodeAction::Drain(n, false) => nodes.drain(&node(*n), NodeState::Ready),
+        }
+    }
+
+    fn act_on_rc(&self, action: &RcAction) {
+        let users = &self.workload;
+        match action {
+            RcAction::Mood(n, mood) => self.farms.moods().set(rc_id(*n), *mood),
+            RcAction::Scale(n, count) => users.scale_rc(*n, *count),
+            RcAction::Disable(n, disabled) => users.disable(*n, *disabled),
+            RcAction::Tier(n, tier) => users.tier(*n, tier),
+            RcAction::NodeSelector(n, selector) => users.select_nodes(*n, selector),
+            RcAction::Malform(n) => users.malform_rc(*n),
+            RcAction::BadLabels(n) => users.bad_labels(*n),
+            RcAction::Mend(n) => users.mend_rc(*n, "web"),
+            RcAction::Delete(n) => users.delete_rc(*n),
+            RcAction::GivePod(from, to) => users.give_pod(*from, *to),
+            RcAction::DropIntent(n) => users.drop_rc_intent(*n),
+            RcAction::Squat(n, record) => users.squat(&node(*n), *record),
+            RcAction::Unsquat(n, record) => users.unsquat(&node(*n), *record),
+            RcAction::HoldLock(n, hold) => users.hold_lock(*n, *hold),
+            RcAction::Litter => users.litter_rcs(),
+        }
+    }
+
+    fn act_on_job(&self, action: &JobAction) {
+        let users = &self.workload;
+        let job = |n: usize| self.job(n).0;
+        match action {
+            JobAction::Submit(n) => users.submit(&job(*n), &self.job(*n).1),
+            JobAction::Suspend(n, suspend) => users.suspend_job(&job(*n), *suspend),
+            JobAction::Command(n, action) => {
+                users.command(&job(*n), *action, Some(("w", Some(0))));
             }
-        }
-        for n in 0..RECORDS {
-            self.users.tier(n, if n % 2 == 0 { "web" } else { "batch" });
-            self.users.create(n);
-        }
-        if self.poisoned {
-            self.farms.moods().set(rc_id(POISONED), Some(Mood::Panics));
-            self.users.create(POISONED);
-        }
-    }
-
-    fn act(&mut self, act: RcAct) {
-        match act {
-            RcAct::Fault(fault) => self.farms.inject(fault),
-            RcAct::Mood(record, mood) => self.farms.moods().set(rc_id(record), mood),
-            other => self.act_on_machines_or_records(other),
-        }
-    }
-
-    fn act_on_machines_or_records(&self, act: RcAct) {
-        let users = &self.users;
-        match act {
-            RcAct::Label(n, pool) => self.fleet.label(&node(n), pool),
-            RcAct::Ill(n, ill) => self.fleet.set_ill(&node(n), ill),
-            RcAct::AgentDown(n) => self.fleet.kill_agent(&node(n)),
-            RcAct::AgentUp(n) => self.fleet.start_agent(&node(n), NodeState::Ready),
-            RcAct::Drain(n, true) => self.fleet.drain(&node(n), NodeState::Draining),
-            RcAct::Drain(n, false) => self.fleet.drain(&node(n), NodeState::Ready),
-            RcAct::Scale(n, count) => users.scale(n, count),
-            RcAct::Disable(n, disabled) => users.disable(n, disabled),
-            RcAct::Tier(n, tier) => users.tier(n, tier),
-            RcAct::NodeSelector(n, selector) => users.select_nodes(n, selector),
-            RcAct::Malform(n) => users.malform(n),
-            RcAct::BadLabels(n) => users.bad_labels(n),
-            RcAct::Mend(n) => users.mend(n, "web"),
-            RcAct::Delete(n) => users.delete(n),
-            RcAct::GivePod(from, to) => users.give_pod(from, to),
-            RcAct::DropIntent(n) => users.drop_intent(n),
-            RcAct::Squat(n, record) => users.squat(&node(n), record),
-            RcAct::Unsquat(n, record) => users.unsquat(&node(n), record),
-            RcAct::HoldLock(n, hold) => users.hold_lock(n, hold),
-            RcAct::Litter => users.litter(),
-            _ => {}
+            JobAction::Scale(n, count) => users.scale_job(&job(*n), *count),
+            JobAction::Delete(n) => users.delete_job(&job(*n)),
+            JobAction::Drop(n) => users.drop_job(&job(*n)),
+            JobAction::Malform(n, how) => users.malform_job(&job(*n), *how),
+            JobAction::Mend(n) => users.mend_job(&job(*n), &self.job(*n).1),
+            JobAction::DropIntent(n) => users.drop_job_intent(&job(*n)),
+            JobAction::CommandQueue(n, open) => users.command_queue(QUEUES[*n], *open),
+            JobAction::Close(n, closed) => {
+                let state = if *closed { "Closed" } else { "Open" };
+                users.edit_queue(QUEUES[*n], |spec| spec["state"] = state.into());
+            }
+            JobAction::Limit(n, cpu) => {
+                users.edit_queue(QUEUES[*n], |spec| spec["capability"]["cpu"] = (*cpu).into());
+            }
+            JobAction::MalformQueue(n) => users.malform_queue(QUEUES[*n]),
+            JobAction::MendQueue(n) => users.mend_queue(QUEUES[*n]),
+            JobAction::Litter => users.litter_jobs(),
         }
     }
 
-    /// Every fault ends.
+    /// The name and the document of a job.
+    fn job(&self, n: usize) -> (Namespaced, serde_json::Value) {
+        let (kind, n) = &self.setup.jobs[n];
+        (job_id(kind, *n), document(kind, *n))
+    }
+
+    /// Every fault ends, and whatever users stopped goes on.
     fn heal(&mut self) {
         self.say("the faults have ended".to_owned());
-        self.farms.heal(false);
+        self.farms.heal(self.mix.jobs);
         self.farms.moods().clear();
-        if self.poisoned {
+        if self.setup.poisoned {
             self.farms.moods().set(rc_id(POISONED), Some(Mood::Panics));
         }
-        self.fleet.heal();
-        for n in 0..NODES {
-            self.fleet.label(&node(n), Some("web"));
-            if self.fleet.has_agent(&node(n)) {
-                self.fleet.keep_agent(&node(n));
-            } else {
-                self.fleet.drain(&node(n), NodeState::Ready);
+        self.nodes.calm();
+        for n in 0..self.nodes.count() {
+            self.heal_node(n);
+        }
+        if self.mix.services {
+            for n in 0..RECORDS {
+                self.workload.hold_lock(n, false);
+                self.workload.mend_rc(n, "web");
             }
         }
-        for n in 0..RECORDS {
-            self.users.hold_lock(n, false);
-            self.users.mend(n, "web");
+        if self.mix.jobs {
+            QUEUES.iter().for_each(|name| self.workload.mend_queue(name));
+            for n in 0..self.setup.jobs.len() {
+                let (id, wanted) = self.job(n);
+                self.workload.mend_job(&id, &wanted);
+                self.workload.submit(&id, &wanted);
+            }
         }
     }
 
-    fn records(&self) -> Vec<RcId> {
-        (0..RECORDS).map(rc_id).collect()
+    fn heal_node(&self, n: usize) {
+        let (nodes, name) = (&self.nodes, node(n));
+        nodes.label(&name, Some("web"));
+        if self.setup.lost == Some(n) {
+            nodes.crash(&name);
+        } else if self.mix.jobs && nodes.has_own_agent(n) {
+            nodes.start_agent(&name);
+        } else if nodes.has_agent(&name) {
+            nodes.keep_agent(&name);
+        } else {
+            nodes.drain(&name, NodeState::Ready);
+        }
     }
 
-    fn unsettled(&self) -> Option<String> {
+    // ---- what must come about ----------------------------------------------------------------------------
+
+    fn unsettled(&self) -> Option<(u32, String)> {
         let live = self.farms.live();
-        let records = self.records();
-        self.checker.look(|picture, facts| liveness::unsettled(picture, facts, &live, &records))
+        let records: Vec<RcId> = (0..RECORDS).map(rc_id).collect();
+        self.checker.look(|model, facts| liveness::unsettled(model, facts, &live, &records))
+    }
+
+    /// Waits until everything is as asked for. What is not within `limit` violates `invariant` or its own.
+    async fn wait_for_all(&mut self, limit: Duration, invariant: u32, after: &str, look: Duration) {
+        let deadline = Instant::now() + limit;
+        while let Some((own, what)) = self.unsettled() {
+            if Instant::now() >= deadline {
+                let invariant = if own == 27 { invariant } else { own };
+                self.checker.violated(invariant, format!("not within {limit:?} {after}: {what}"));
+                return;
+            }
+            if self.mix.jobs {
+                self.workload.resume_all();
+            }
+            self.farms.until(Instant::now() + look).await;
+        }
+        self.say("everything is as asked for".to_owned());
     }
 
     /// 27: everything becomes as asked for.
-    async fn quiesce(&mut self) {
-        let limit = if self.farms.restored { AFTER_RESTORE } else { SETTLES_WITHIN };
-        let deadline = Instant::now() + limit;
-        while let Some(what) = self.unsettled() {
-            if Instant::now() >= deadline {
-                self.checker.violated(27, format!("not within {limit:?}: {what}"));
-                return;
-            }
-            self.farms.until(Instant::now() + Duration::from_millis(250)).await;
-        }
-        self.say("everything is as asked for".to_owned());
+    async fn settle(&mut self) {
+        let services = if self.farms.restored { AFTER_RESTORE } else { SETTLES_WITHIN };
+        let jobs = if self.mix.jobs { JOBS_END_WITHIN } else { Duration::ZERO };
+        let after = if self.farms.restored { AFTER_RESTORE } else { Duration::ZERO };
+        let limit = services.max(jobs + after.saturating_sub(SETTLES_WITHIN));
+        self.wait_for_all(limit, 27, "of the faults", Duration::from_millis(250)).await;
     }
 
     /// 29: then nothing happens any more; 12: least of all because of one bad record.
@@ -204,7 +312,7 @@ impl RcWorld {
                 self.checker.violated(29, what);
             }
         }
-        met_if(self.poisoned, Occasion::PoisonedAtRest);
+        met_if(self.setup.poisoned, Occasion::PoisonedAtRest);
         let looks = self.farms.moods().asked(rc_id(POISONED)) - asked;
         if looks > LOOKS_AT_REST {
             let what =
@@ -212,50 +320,23 @@ impl RcWorld {
             self.checker.violated(29, what);
         }
         // A record may just be changing hands.
-        let deadline = Instant::now() + Duration::from_secs(1);
-        while let Some(what) = self.unsettled() {
-            if Instant::now() >= deadline {
-                self.checker.violated(27, format!("it did not last: {what}"));
-                return;
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
+        let second = Duration::from_secs(1);
+        self.wait_for_all(second, 27, "of rest: it did not last", second / 20).await;
     }
 
-    /// 28: a farm that ends is followed in time.
+    /// 28: a farm that ends is followed in time, in the middle of the work of jobs.
     async fn take_over(&mut self) {
+        if self.mix.jobs {
+            let wide = KINDS[KINDS.len() - 1];
+            for (kind, n) in [("one", 90), ("gang", 91), ("steps", 92), (wide, 93)] {
+                self.workload.submit(&job_id(kind, n), &document(kind, n));
+            }
+            self.farms.until(Instant::now() + Duration::from_secs(1)).await;
+        }
         let (limit, signal) = self.farms.end_one();
         met_if(self.unsettled().is_some(), Occasion::OwnerEnded);
-        let deadline = Instant::now() + limit;
-        while let Some(what) = self.unsettled() {
-            if Instant::now() >= deadline {
-                self.checker.violated(28, format!("not within {limit:?} after {signal}: {what}"));
-                return;
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
+        let limit = limit + if self.mix.jobs { A_JOB_TAKES } else { Duration::ZERO };
+        let look = Duration::from_millis(50);
+        self.wait_for_all(limit, 28, &format!("after {signal}"), look).await;
     }
-}
-
-/// Three farms: two claim everything, one a part; now and then one cannot have a check.
-fn designs(rng: &mut SimRng) -> Vec<Design> {
-    let mut designs: Vec<Design> =
-        [("a", ""), ("b", ""), ("c", "tier=web")].map(|(n, s)| Design::new(n, s)).into();
-    if rng.permille(100) {
-        let session = &mut dice_pick(rng, &mut designs).session;
-        session.session_ttl = Duration::from_secs(10);
-    }
-    if rng.permille(200) {
-        // As if it knew an older Consul: everything takes more transactions.
-        dice_pick(rng, &mut designs).limits.ops = 9;
-    }
-    if rng.permille(300) {
-        dice_pick(rng, &mut designs).is_newer = true;
-    }
-    designs
-}
-
-fn dice_pick<'d>(rng: &mut SimRng, designs: &'d mut [Design]) -> &'d mut Design {
-    let n = rng.below(designs.len());
-    &mut designs[n]
 }

@@ -1,0 +1,120 @@
+//! Gangs start whole or not at all, and nodes keep what they promise (14, 16).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::facts::Report;
+use crate::model::{AppliedWrite, JobModel, ModelEvent, is_members};
+use crate::reached::{Occasion, met_if};
+use rcfarm_api::pod_group::spec::PodGroupSpec;
+use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
+
+/// After one write.
+pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
+    let orders = |seen: &ModelEvent| {
+        matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations { .. })
+    };
+    if applied_write.events.iter().any(orders) {
+        allocations(model, report);
+        whole(applied_write, model, report);
+    }
+    if applied_write.process().is_some() {
+        starts(applied_write, model, report);
+    }
+}
+
+/// What is allocated is allocated to members that have their place there, and no node promises more than it has; all
+/// members of a bound gang are allocated what they ask for.
+fn allocations(model: &JobModel, report: Report<'_>) {
+    let mut allocated = BTreeSet::new();
+    for (node, allocations) in &model.allocations {
+        let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
+        let capacity = model.nodes.get(node).and_then(|node| node.capacity.as_ref());
+        if let Some(capacity) = capacity.map(|capacity| capacity.cpu_milli) {
+            met_if(cpu + 1_000 > capacity, Occasion::NodeFilled);
+            if cpu > capacity {
+                report(14, format!("{node} promised {cpu}m of {capacity}m"));
+            }
+        }
+        let members = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));
+        allocated.extend(members.map(|(pod, _)| (node.clone(), pod.clone())));
+    }
+    let mut known = BTreeSet::new();
+    for (id, status) in &model.group_statuses {
+        let Some(place) = &status.placement else { continue };
+        for (task, n, node) in place.placed() {
+            let Ok(pod) = PodGroupSpec::pod_id(&id.name, task, n) else { continue };
+            let member = (node.clone(), pod);
+            let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
+            if place.state == PlacementState::Bound && asks && !allocated.contains(&member) {
+                let (node, pod) = &member;
+                report(16, format!("{id} may start, and {node} promised {pod} nothing"));
+            }
+            known.insert(member);
+        }
+    }
+    if let Some((node, pod)) = allocated.difference(&known).next() {
+        report(16, format!("{node} promised {pod} room, which is nobody's member"));
+    }
+}
+
+/// A gang that may start from now on has a place for all that it needs.
+fn whole(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
+    if applied_write.process().is_none() {
+        return;
+    }
+    for seen in &applied_write.events {
+        let ModelEvent::GroupStatus(id, (before, Some(after))) = seen else { continue };
+        let state = |status: &PodGroupStatus| status.placement.as_ref().map(|place| place.state);
+        let was = before.as_ref().and_then(|before| state(before));
+        let is = state(after).filter(|is| was != Some(*is));
+        met_if(is == Some(PlacementState::Reserving), Occasion::WrittenAhead);
+        let bound = |state: PlacementState| state == PlacementState::Bound;
+        let was =
+            before.as_ref().and_then(|s| s.placement.as_ref()).is_some_and(|p| bound(p.state));
+        let Some(place) = after.placement.as_ref().filter(|place| bound(place.state)) else {
+            continue;
+        };
+        let record = model.groups.get(id).filter(|group| group.created == after.of);
+        let Some(record) = record.and_then(|group| group.record.as_ref()).filter(|_| !was) else {
+            continue;
+        };
+        // What its record asks for now may be more than what was looked at.
+        if record.spec.round != after.round {
+            continue;
+        }
+        let counts: BTreeMap<&str, u32> = place.counts();
+        met_if(counts.values().sum::<u32>() > 1, Occasion::GangBound);
+        let short = record.spec.least().into_iter().find(|(task, least)| {
+            place.members.contains_key(*task) && counts.get(task).copied().unwrap_or(0) < *least
+        });
+        if let Some((task, least)) = short {
+            let got = counts.get(task).copied().unwrap_or(0);
+            report(16, format!("{id} may start with {got} of task {task}, {least} are needed"));
+        }
+    }
+}
+
+/// A member starts where its gang has its place for it, and only once the whole has.
+fn starts(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
+    for seen in &applied_write.events {
+        let ModelEvent::Intent(place, (_, Some(identity))) = seen else { continue };
+        let id = &identity.job;
+        let record = model.groups.get(id).and_then(|group| group.record.as_ref());
+        let status = model.group_statuses.get(id);
+        let (Some(record), Some(status)) = (record, status) else {
+            report(16, format!("{} started, and its gang was not placed", place.pod));
+            continue;
+        };
+        let task = identity.slot.task.to_ascii_lowercase();
+        let node = status.node_of(&task, identity.slot.index);
+        if !status.may_start(&record.spec) {
+            let place_is = status.placement.as_ref().map(|place| place.state);
+            let phase = status.phase;
+            let what =
+                format!("its gang is {phase}, its place {place_is:?}, round {}", status.round);
+            report(16, format!("{} started on {}: {what}", place.pod, place.node));
+        } else if node != Some(&place.node) {
+            report(16, format!("{} started on {}, its place is {node:?}", place.pod, place.node));
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What farms do to pods (6 to 14).
+
+use std::collections::BTreeSet;
+
+use crate::facts::{CheckFacts, Report, VIEW};
+use crate::model::{AppliedWrite, Item, ServiceModel, ServicePod, Unfit, was_allocated};
+use crate::reached::{Occasion, met, met_if};
+use rcfarm::farm::NODE_GRACE;
+use rcfarm_api::Index;
+use rcfarm_api::Stored;
+use rcfarm_api::allocation::Allocations;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
+
+/// What a transaction did to one RC's pods.
+struct Moves {
+    added: BTreeSet<PodRef>,
+    removed: BTreeSet<PodRef>,
+}
+
+impl Moves {
+    fn of(applied_write: &AppliedWrite<'_>, rc: RcId) -> Moves {
+        let mut moves = Moves { added: BTreeSet::new(), removed: BTreeSet::new() };
+        for (item, change) in &applied_write.changes {
+            let Item::Pod(place) = item else { continue };
+            let owner = |side: &Option<std::sync::Arc<rcfarm_store::Entry>>| {
+                side.as_ref().and_then(|entry| ServicePod::of(entry).rc)
+            };
+            match (owner(&change.before) == Some(rc), owner(&change.after) == Some(rc)) {
+                (true, false) => _ = moves.removed.insert(place.clone()),
+                (false, true) => _ = moves.added.insert(place.clone()),
+                _ => {}
+            }
+        }
+        moves
+    }
+
+    fn nodes(places: &BTreeSet<PodRef>) -> BTreeSet<&NodeName> {
+        places.iter().map(|place| &place.node).collect()
+    }
+
+    /// Places that were left for good: not those whose pod only got another name on the same node.
+    fn left(&self) -> impl Iterator<Item = &PodRef> {
+        let stay = Self::nodes(&self.added);
+        self.removed.iter().filter(move |place| !stay.contains(&place.node))
+    }
+
+    fn newly(&self) -> impl Iterator<Item = &PodRef> {
+        let were = Self::nodes(&self.removed);
+        self.added.iter().filter(move |place| !were.contains(&place.node))
+    }
+}
+
+/// After one write.
+pub fn check(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    report: Report<'_>,
+) {
+    allocations(applied_write, model, report);
+    if applied_write.process().is_none() {
+        amiss(applied_write, model);
+        return;
+    }
+    let touched = |(item, _): &&(Item, _)| matches!(item, Item::Pod(_) | Item::Intent(_));
+    let Some(rc) = applied_write.record() else {
+        if applied_write.changes.iter().any(|change| touched(&change)) {
+            report(8, "pods were changed, and no record's status with them".to_owned());
+        }
+        return;
+    };
+    transfer_begins(applied_write, model, rc, report);
+    waits_to_move(applied_write, model, rc);
+    let bad = model.records.iter().any(|(of, record)| *of != rc && record.is_none());
+    met_if(bad, Occasion::BadBesideGood);
+    if !applied_write.changes.iter().any(|change| touched(&change)) {
+        return;
+    }
+    whole_and_own(applied_write, model, rc, report);
+    let Some(record) = model.records.get(&rc) else {
+        report(8, format!("pods of {rc} were changed, which has no record"));
+        return;
+    };
+    let Some(spec) = record.as_deref() else {
+        report(12, format!("pods of {rc} were changed, whose record cannot be read"));
+        return;
+    };
+    if spec.disabled {
+        report(10, format!("pods of {rc} were changed, which is disabled"));
+    }
+    let moves = Moves::of(applied_write, rc);
+    // No transaction is guarded against what people do to pods by hand: it counts once it can have been seen.
+    if facts.by_hand.get(&rc).is_none_or(|at| *at < model.oldest_view(applied_write.at)) {
+        counts(model, spec, &moves, report);
+        order(applied_write, model, facts, spec, &moves, report);
+    }
+    whole_allocations(model, spec, &moves, report);
+    places(applied_write, model, facts, spec, &moves, report);
+    removals(applied_write, model, spec, &moves, report);
+}
+
+/// 8 and 9: a pod is changed whole, with its record's status, and only by its own record.
+fn whole_and_own(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    rc: RcId,
+    report: Report<'_>,
+) {
+    if !applied_write.changes.iter().any(|(item, _)| *item == Item::Status(rc)) {
+        report(8, format!("pods of {rc} were changed without its status"));
+    }
+    let label_before = |place: &PodRef| {
+        let changed =
+            applied_write.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
+        match changed {
+            Some((_, change)) => change.before.as_deref().map(ServicePod::of),
+            None => model.pods.get(place).cloned(),
+        }
+    };
+    for (item, change) in &applied_write.changes {
+        let (Item::Pod(place) | Item::Intent(place)) = item else { continue };
+        let PodRef { node, pod } = place;
+        if model.pods.contains_key(place) != model.intents.contains(place) {
+            report(8, format!("{pod} on {node} is left with labels or an intent, and not both"));
+        }
+        let owner = label_before(place).map(|pod| pod.rc);
+        // A pod without labels whose intent is already right may be adopted: the intent does not change then.
+        if change.before.is_some() && owner != Some(Some(rc)) {
+            report(9, format!("{rc} changed {}, which was not its own ({owner:?})", change.key));
+        }
+    }
+}
+
+/// 6 and 13: never more than asked for, never fewer.
+fn counts(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report: Report<'_>) {
+    let (count, desired) = (model.places(spec.id).len(), spec.replicas_desired as usize);
+    let (added, removed) = (moves.added.len(), moves.removed.len());
+    met_if(added > 0 && count == desired, Occasion::CountReached);
+    met_if(removed > 0, Occasion::PodRemoved);
+    if added > removed && count > desired {
+        report(6, format!("{} grew to {count} pods, asked for are {desired}", spec.id));
+    }
+    if removed > added && count < desired {
+        report(13, format!("{} shrank to {count} pods, asked for are {desired}", spec.id));
+    }
+}
+
+/// 7: one pod per node, on fit nodes.
+fn places(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    moves: &Moves,
+    report: Report<'_>,
+) {
+    let all = model.places(spec.id);
+    for PodRef { node, .. } in &moves.added {
+        if all.iter().filter(|place| place.node == *node).count() > 1 {
+            report(7, format!("{} has two pods on {node}", spec.id));
+        }
+    }
+    for PodRef { node, .. } in moves.newly() {
+        if let Some(why) = unfit(applied_write, model, facts, spec, node) {
+            let id = spec.id;
+            report(
+                7,
+                format!("{id} got a pod on {node}, which has not been fit for long: {why:?}"),
+            );
+        }
+    }
+    if moves.newly().next().is_some() {
+        passed_over(applied_write, model, facts, spec, &all);
+    }
+}
+
+/// Why a node cannot have looked fit. Since when an agent has been gone only those know who were there.
+fn unfit(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    node: &NodeName,
+) -> Option<Unfit> {
+    let since = applied_write.process().and_then(|process| facts.looks_since.get(&process));
+    let was_there = since.is_some_and(|since| *since + VIEW + NODE_GRACE < applied_write.at);
+    let why = model.surely_unfit(spec, node, applied_write.at);
+    why.filter(|why| was_there || *why != Unfit::Down)
+}
+
+/// Nodes that were free when a pod was placed, and not fit.
+fn passed_over(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    all: &BTreeSet<PodRef>,
+) {
+    for node in model.node_labels.keys() {
+        let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
+        let taken = all.iter().any(|place| place.node == *node)
+            || model.pods.contains_key(&place)
+            || model.intents.contains(&place);
+        if taken || !model.has_room(spec, node) {
+            continue;
+        }
+        match unfit(applied_write, model, facts, spec, node) {
+            Some(Unfit::Down) => met(Occasion::DownPassedOver),
+            Some(Unfit::Draining) => met(Occasion::DrainedPassedOver),
+            Some(Unfit::Labels) => met(Occasion::OthersPassedOver),
+            None => {}
+        }
+    }
+}
+
+/// 11 and 13: the healthy stay above the minimum; a pod moves only away from a node that it should leave.
+fn removals(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    spec: &RcSpec,
+    moves: &Moves,
+    report: Report<'_>,
+) {
+    let moved = moves.newly().next().is_some();
+    met_if(moved && moves.left().next().is_some(), Occasion::MovedOff);
+    for PodRef { node, .. } in moves.left().filter(|_| moved) {
+        if !model.maybe_unfit(spec, node, applied_write.at) {
+            report(13, format!("{} moved a pod off {node}, which was fit all the time", spec.id));
+        }
+    }
+    let least = spec_minimum(model, spec).min(spec.replicas_desired as usize);
+    let healthy = moves.left().any(|place| model.surely_passing(place, applied_write.at));
+    let stay = model.places(spec.id);
+    let left = stay.iter().filter(|place| model.maybe_passing(place, applied_write.at)).count();
+    met_if(!moved && healthy && least > 0 && left == least, Occasion::AtTheMinimum);
+    if !moved && healthy && left < least {
+        report(11, format!("{} has {left} healthy pods left, its minimum is {least}", spec.id));
+    }
+}
+
+/// What is certain of a pod when one of several is removed: the smaller goes first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    OnUnfitNode,
+    Ailing,
+    Well(std::cmp::Reverse<Index>, PodRef),
+}
+
+fn worth(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    place: &PodRef,
+) -> Option<Worth> {
+    if unfit(applied_write, model, facts, spec, &place.node).is_some() {
+        return Some(Worth::OnUnfitNode);
+    }
+    let removed = applied_write.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
+    let before = removed.and_then(|(_, change)| change.before.as_deref().map(ServicePod::of));
+    let pod = before.or_else(|| model.pods.get(place).cloned())?;
+    // A pod without its promise may have to leave, too.
+    let of_node = Item::Allocations(place.node.clone());
+    let allocated = match applied_write.changes.iter().find(|(item, _)| *item == of_node) {
+        Some((_, change)) => {
+            let before = change.before.as_ref().map(|entry| Allocations::decode(&entry.value));
+            was_allocated(spec, place, before.and_then(Result::ok).as_ref())
+        }
+        None => model.is_allocated(spec, place),
+    };
+    if !allocated || model.maybe_unfit(spec, &place.node, applied_write.at) {
+        return None;
+    }
+    let well = || Worth::Well(std::cmp::Reverse(pod.created), place.clone());
+    match (
+        model.surely_ailing(place, applied_write.at),
+        model.surely_passing(place, applied_write.at),
+    ) {
+        (true, _) => Some(Worth::Ailing),
+        (false, true) => Some(well()),
+        (false, false) => None,
+    }
+}
+
+/// 11: those go first that are of the least use: on unfit nodes, then ailing ones, then the newest.
+fn order(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    moves: &Moves,
+    report: Report<'_>,
+) {
+    if !moves.added.is_empty() {
+        return;
+    }
+    // A healthy one is passed over for the minimum's sake.
+    let may_pass_over = spec_minimum(model, spec) > 0;
+    for gone in &moves.removed {
+        let Some(of_gone) = worth(applied_write, model, facts, spec, gone) else { continue };
+        for stays in &model.places(spec.id) {
+            let Some(of_stays) = worth(applied_write, model, facts, spec, stays) else {
+                continue;
+            };
+            met_if(of_gone < of_stays, Occasion::ChoiceOfRemoval);
+            let well = |worth: &Worth| matches!(worth, Worth::Well(..));
+            let passed_over = may_pass_over && well(&of_stays) && !well(&of_gone)
+                || may_pass_over && of_stays == Worth::OnUnfitNode;
+            if of_stays < of_gone && !passed_over {
+                let (id, gone, stays) = (spec.id, &gone.node, &stays.node);
+                report(11, format!("{id} left {gone} ({of_gone:?}) before {stays} ({of_stays:?})"));
+            }
+        }
+    }
+}
+
+/// 14: whatever got a pod has allocated it what it asks for, in the same transaction, and what a pod left promises
+/// it nothing.
+fn whole_allocations(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report: Report<'_>) {
+    for place in moves.newly().filter(|place| !model.is_allocated(spec, place)) {
+        report(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
+    }
+    for PodRef { node, pod } in moves.left() {
+        let allocated = model.allocations.get(node).and_then(|all| all.pods.get(pod));
+        if allocated.is_some_and(|allocated| allocated.owner == spec.owner()) {
+            report(14, format!("{} left {node}, which still promises {pod} something", spec.id));
+        }
+    }
+}
+
+/// Whether a disabled record has too many pods or too few, now that a person has written it.
+fn amiss(applied_write: &AppliedWrite<'_>, model: &ServiceModel) {
+    for (item, _) in &applied_write.changes {
+        let Item::Record(rc) = item else { continue };
+        let disabled = model.spec(*rc).filter(|spec| spec.disabled);
+        let amiss = |spec: &RcSpec| model.places(*rc).len() != spec.replicas_desired as usize;
+        met_if(disabled.is_some_and(amiss), Occasion::DisabledAmiss);
+    }
+}
+
+/// Whether a healthy pod should move, and must not yet.
+fn waits_to_move(applied_write: &AppliedWrite<'_>, model: &ServiceModel, rc: RcId) {
+    let Some(spec) = model.spec(rc).filter(|spec| spec.strategy == RcStrategy::Dynamic) else {
+        return;
+    };
+    let places = model.places(rc);
+    let moves = |place: &PodRef| {
+        model.surely_passing(place, applied_write.at)
+            && !model.maybe_fit(spec, &place.node, applied_write.at)
+    };
+    let ails = |place: &PodRef| !model.maybe_passing(place, applied_write.at);
+    met_if(places.iter().any(moves) && places.iter().any(ails), Occasion::MoveWhileOthersAil);
+}
+
+fn spec_minimum(model: &ServiceModel, spec: &RcSpec) -> usize {
+    let labels = model.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
+    let least = labels.and_then(|l| l.get(rcfarm_api::key::MIN_HEALTH_LABEL)?.parse().ok());
+    least.unwrap_or(0)
+}
+
+/// 11: a transfer of a healthy pod begins only while the others are healthy, or while enough are.
+fn transfer_begins(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    rc: RcId,
+    report: Report<'_>,
+) {
+    let before = applied_write.record.as_ref().and_then(|(_, status)| status.transfer.as_ref());
+    let after = model.statuses.get(&rc).and_then(|status| status.transfer.as_ref());
+    let (None, Some(transfer), Some(spec)) = (before, after, model.spec(rc)) else { return };
+    let places = model.places(rc);
+    let Some(old) = places.iter().find(|place| place.node == transfer.old_node) else { return };
+    if !model.surely_passing(old, applied_write.at) {
+        return;
+    }
+    let others = || places.iter().filter(|place| *place != old);
+    let passing = others().filter(|place| model.maybe_passing(place, applied_write.at)).count();
+    if passing < others().count() {
+        report(11, format!("{rc} moves a healthy pod off {} while others ail", old.node));
+    }
+    if !model.maybe_unfit(spec, &old.node, applied_write.at) {
+        report(13, format!("{rc} moves a pod off {}, which was fit all the time", old.node));
+    }
+}
+
+/// 14: what is allocated on a node is there.
+fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: Report<'_>) {
+    for (item, _) in &applied_write.changes {
+        let Item::Allocations(node) = item else { continue };
+        let Some(allocated) = model.allocations.get(node) else { continue };
+        let said = model.nodes.get(node).and_then(|t| t.now()?.as_ref());
+        let Some(capacity) = said.map(|said| &said.capacity) else { continue };
+        let full = capacity.cpu_milli > 0
+            && allocated.pods.values().map(|a| a.cpu_milli).sum::<u64>() + 1_000
+                > capacity.cpu_milli;
+        met_if(full, Occasion::NodeFull);
+        let cpu: u64 = allocated.pods.values().map(|a| a.cpu_milli).sum();
+        let memory: u64 = allocated.pods.values().map(|a| a.memory_bytes).sum();
+        if cpu > capacity.cpu_milli || memory > capacity.memory_bytes {
+            report(14, format!("{node} promised {cpu}m and {memory} B, it has {capacity:?}"));
+        }
+        let mut given = BTreeSet::new();
+        let devices = allocated.pods.values().flat_map(|pod| &pod.devices);
+        for (kind, number) in
+            devices.flat_map(|(kind, numbers)| numbers.iter().map(move |n| (kind, n)))
+        {
+            let there = capacity.devices.get(kind).is_some_and(|count| number < count);
+            if !there || !given.insert((kind, number)) {
+                report(14, format!("{node} promised {kind} {number} twice, or has it not"));
+            }
+        }
+    }
+}

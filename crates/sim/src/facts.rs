@@ -1,0 +1,98 @@
+//! What the checks know besides the store: whose each write is, and the processes with their sessions and clocks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use rcfarm_api::ids::{FarmName, RcId, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::labels::Selector;
+use rcfarm_store::Op;
+use rcfarm_testing::clock::VirtualClock;
+
+/// A view that a live farm acts on is at most this old. Where a rule is about what no transaction guards (labels of
+/// nodes, health), it holds if there was a moment within this time at which the write would have been right.
+pub const VIEW: Duration = Duration::from_secs(25);
+
+/// The TTL of the check of simulated farms.
+pub const CHECK_TTL: Duration = Duration::from_secs(2);
+
+/// A violated invariant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The number in the list of invariants.
+    pub invariant: u32,
+    /// What happened.
+    pub what: String,
+}
+
+/// Collects violations: the number of the invariant, and what happened.
+pub type Report<'a> = &'a mut dyn FnMut(u32, String);
+
+/// Who wrote something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SimActor {
+    /// Consul itself: what expires.
+    Consul,
+    /// A user, or the set-up of the world.
+    User,
+    /// A node's agent.
+    Node,
+    /// A farm's process.
+    Process(u32),
+}
+
+/// A farm's process.
+#[derive(Debug, Clone)]
+pub struct SimProcess {
+    /// The farm.
+    pub farm: FarmName,
+    /// Which records it may claim.
+    pub selector: Selector,
+}
+
+/// What the checks know besides the store.
+#[derive(Default)]
+pub struct CheckFacts {
+    /// The processes. Each start of a farm is one.
+    pub processes: BTreeMap<u32, SimProcess>,
+    /// The clock of each process.
+    pub clocks: BTreeMap<u32, Arc<VirtualClock>>,
+    /// The process that created each session.
+    pub sessions: BTreeMap<SessionId, u32>,
+    /// Since when each process has read the store.
+    pub looks_since: BTreeMap<u32, Duration>,
+    /// The session that each process relies on.
+    pub current: BTreeMap<u32, SessionId>,
+    /// Records whose pods a user changed by hand, which the audit log cannot show, and when last.
+    pub by_hand: BTreeMap<RcId, Duration>,
+}
+
+/// Until when a process may rely on its session, by the answers it got.
+#[derive(Debug, Clone, Default)]
+pub struct SessionProof {
+    /// Until when the last acknowledged heartbeat is good. `None`: there is no check.
+    pub check: Option<Instant>,
+    /// Until when the last acknowledged renewal is good. `None`: there is no session yet.
+    pub renewal: Option<Instant>,
+    /// The check's TTL, if there is one, and the session's.
+    pub terms: (Option<Duration>, Duration),
+}
+
+impl SessionProof {
+    /// 2: whether a write may be started now.
+    #[must_use]
+    pub fn holds(&self, now: Instant) -> bool {
+        [self.check, self.renewal].into_iter().flatten().all(|until| now < until)
+    }
+}
+
+/// Whether a transaction is a controller's: it replaces the status of its record.
+#[must_use]
+pub fn is_controllers(ops: &[Op]) -> bool {
+    let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
+    let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
+    ops.iter().any(of_status)
+}

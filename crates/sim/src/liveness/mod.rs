@@ -1,0 +1,27 @@
+//! What must have come about once the faults have ended (16, 22, 27 to 29).
+
+mod jobs;
+mod names;
+mod services;
+
+use std::collections::BTreeSet;
+
+use crate::facts::CheckFacts;
+use crate::model::Model;
+use rcfarm_api::ids::RcId;
+
+/// What is not yet as it shall be, and the invariant that this would break. `None`: everything is. `live` are the
+/// processes that run, `records` the replication controllers that must exist.
+#[must_use]
+pub fn unsettled(
+    model: &Model,
+    facts: &CheckFacts,
+    live: &BTreeSet<u32>,
+    records: &[RcId],
+) -> Option<(u32, String)> {
+    let services = model.mix().services.then_some(&model.services);
+    let jobs = model.mix().jobs.then_some(&model.jobs);
+    let services = services.and_then(|model| services::unsettled(model, facts, live, records));
+    let services = services.map(|what| (27, what));
+    services.or_else(|| jobs.and_then(|model| jobs::unsettled(model, facts, live)))
+}

@@ -1,0 +1,82 @@
+//! What must always happen, once the faults have ended (27 to 29).
+
+use std::collections::BTreeSet;
+
+use super::names::nameless;
+use crate::facts::CheckFacts;
+use crate::model::ServiceModel;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::rc::spec::RcSpec;
+
+/// What is not yet as it shall be; `None`: everything is. `live` are the processes that run.
+#[must_use]
+pub fn unsettled(
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    live: &BTreeSet<u32>,
+    wanted: &[RcId],
+) -> Option<String> {
+    if let Some(what) = nameless(&model.present, facts, live) {
+        return Some(what);
+    }
+    wanted.iter().find_map(|rc| {
+        let Some(spec) = model.spec(*rc) else { return Some(format!("{rc} has no record")) };
+        let allocations = || allocations(model, spec);
+        owner(model, facts, live, *rc).or_else(|| count(model, spec)).or_else(allocations)
+    })
+}
+
+/// What is allocated in a record's name is allocated to its pods.
+fn allocations(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
+    let owner = spec.owner();
+    model.allocations.iter().find_map(|(node, allocated)| {
+        let own = allocated.pods.iter().filter(|(_, allocation)| allocation.owner == owner);
+        let is_left = |pod: &PodId| {
+            let place = PodRef { node: node.clone(), pod: pod.clone() };
+            model.pods.get(&place).and_then(|pod| pod.rc) != Some(spec.id)
+        };
+        let left = own.map(|(pod, _)| pod).find(|pod| is_left(pod));
+        left.map(|pod| format!("{} has no pod {pod} on {node}, which promised it room", spec.id))
+    })
+}
+
+fn owner(
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    live: &BTreeSet<u32>,
+    rc: RcId,
+) -> Option<String> {
+    let Some(session) = model.owners.get(&rc) else { return Some(format!("{rc} has no owner")) };
+    let Some(process) = facts.sessions.get(session).filter(|process| live.contains(process)) else {
+        return Some(format!("{rc} is owned by a process that is dead"));
+    };
+    let farm = &facts.processes[process];
+    if facts.current.get(process) != Some(session) {
+        return Some(format!("{rc} is owned by an earlier session of {}", farm.farm));
+    }
+    let labels = model.rc_labels.get(&rc).and_then(|t| t.now()?.clone()).unwrap_or_default();
+    if !farm.selector.matches(&labels) {
+        return Some(format!("{rc} is owned by {}, whose selector does not match it", farm.farm));
+    }
+    let said = model.statuses.get(&rc).and_then(|status| status.owner.as_ref());
+    (said.map(|owner| &owner.farm) != Some(&farm.farm))
+        .then(|| format!("{rc} is owned by {}, which has not said so", farm.farm))
+}
+
+/// As many pods as asked for, or as there is room for.
+fn count(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
+    let mine = model.places(spec.id);
+    let on: BTreeSet<_> = mine.iter().map(|place| &place.node).collect();
+    let free = |node: &&rcfarm_api::ids::NodeName| {
+        let place = PodRef { node: (*node).clone(), pod: spec.manifest.id().clone() };
+        let taken = model.pods.contains_key(&place) || model.intents.contains(&place);
+        !on.contains(node) && !taken && model.is_fit(spec, node) && model.has_room(spec, node)
+    };
+    let room = mine.len() + model.node_labels.keys().filter(free).count();
+    let wanted = room.min(spec.replicas_desired as usize);
+    (mine.len() != wanted).then(|| {
+        let said = model.statuses.get(&spec.id).map(|status| &status.conditions);
+        format!("{} has {} pods, not {wanted}, and says {said:?}", spec.id, mine.len())
+    })
+}

@@ -1,0 +1,414 @@
+//! Jobs, pod groups, queues and commands as the checks see them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::history::History;
+use crate::facts::VIEW;
+use rcfarm::job::document;
+use rcfarm::job::manifest::PodIdentity;
+use rcfarm::job::pod_status::{PodState, stands};
+use rcfarm::job::writes::mark_of;
+use rcfarm_api::Stored;
+use rcfarm_api::allocation::{AllocationOwner, Allocations};
+use rcfarm_api::audit::{AuditRecord, Details};
+use rcfarm_api::command::Command;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, SessionId};
+use rcfarm_api::job::spec::{JobSpec, JobUid};
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::decode_labels;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_api::node::status::PodStatus;
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord};
+use rcfarm_api::pod_group::status::PodGroupStatus;
+use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
+use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_emulator::{KvChange, Tables};
+use rcfarm_store::{Entry, Index, Prefix};
+
+/// A value before and after a write.
+pub type Pair<T> = (Option<Arc<T>>, Option<Arc<T>>);
+
+/// A job's record.
+#[derive(Debug, PartialEq)]
+pub struct JobSeen {
+    /// Which of the name.
+    pub uid: JobUid,
+    /// What it says; `None`: it breaks a rule.
+    pub spec: Option<JobSpec>,
+    /// A person wants it to be gone.
+    pub deleting: bool,
+}
+
+/// A group's record.
+#[derive(Debug, PartialEq)]
+pub struct GroupSeen {
+    /// CreateIndex.
+    pub created: Index,
+    /// Since when it has been as it is.
+    pub since: Duration,
+    /// What it says; `None`: it breaks a rule.
+    pub record: Option<PodGroupRecord>,
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeSeen {
+    /// Its agent's session does not hold its record.
+    pub gone: bool,
+    /// Since when.
+    pub gone_since: Option<Duration>,
+    /// It shall become empty.
+    pub draining: bool,
+    /// What it has; `None`: it does not say.
+    pub capacity: Option<Resources>,
+}
+
+/// Whether an allocation belongs to a pod group, not to a replication controller.
+#[must_use]
+pub fn is_members(owner: &AllocationOwner) -> bool {
+    !matches!(owner, AllocationOwner::Rc(_))
+}
+
+/// What a write did to one key.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum ModelEvent {
+    Job(Namespaced, Pair<JobSeen>),
+    JobStatus(Namespaced, Pair<JobStatus>),
+    Group(GroupId),
+    GroupStatus(GroupId, Pair<PodGroupStatus>),
+    QueueStatus,
+    SchedulerStatus,
+    Pod(Pair<PodIdentity>),
+    Intent(PodRef, Pair<PodIdentity>),
+    Reality(PodRef, Pair<PodIdentity>),
+    PodStatus(PodRef, Option<Arc<PodState>>),
+    Allocations { of_members: bool },
+    Command(Uuid, Pair<Command>),
+    Audit(Box<Details>),
+    Other,
+}
+
+impl ModelEvent {
+    /// Whether it is about a job's pod.
+    #[must_use]
+    pub fn is_of_job(&self) -> bool {
+        match self {
+            ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair) | ModelEvent::Reality(_, pair) => {
+                pair.0.is_some() || pair.1.is_some()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Jobs, pod groups, queues and commands.
+#[derive(Default)]
+pub struct JobModel {
+    /// Jobs' records.
+    pub jobs: BTreeMap<Namespaced, Arc<JobSeen>>,
+    /// And statuses.
+    pub statuses: BTreeMap<Namespaced, Arc<JobStatus>>,
+    /// Who owns each.
+    pub job_owners: BTreeMap<Namespaced, SessionId>,
+    /// Groups' records.
+    pub groups: BTreeMap<GroupId, Arc<GroupSeen>>,
+    /// And statuses.
+    pub group_statuses: BTreeMap<GroupId, Arc<PodGroupStatus>>,
+    /// Queues' records; `None`: unreadable.
+    pub queues: BTreeMap<QueueName, Option<QueueSpec>>,
+    /// And statuses.
+    pub queue_statuses: BTreeMap<QueueName, Arc<QueueStatus>>,
+    /// Who owns each scheduler.
+    pub scheduler_owners: BTreeMap<ObjectName, SessionId>,
+    /// Whose session holds each farm's name.
+    pub present: BTreeMap<FarmName, SessionId>,
+    /// Pods of jobs by their labels.
+    pub pods: BTreeMap<PodRef, Arc<PodIdentity>>,
+    /// Pods of jobs that nodes are to run.
+    pub intents: BTreeMap<PodRef, (Arc<PodIdentity>, Arc<Entry>)>,
+    /// Pods of jobs that are real.
+    pub realities: BTreeMap<PodRef, Arc<PodIdentity>>,
+    /// What nodes say of them.
+    pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
+    /// What nodes say of themselves.
+    pub nodes: BTreeMap<NodeName, NodeSeen>,
+    /// What they have allocated.
+    pub allocations: BTreeMap<NodeName, Allocations>,
+    /// Commands that were not carried out.
+    pub commands: BTreeMap<Uuid, Arc<Command>>,
+    /// When each command was given.
+    pub given: BTreeMap<Uuid, Index>,
+    /// What has happened.
+    pub history: History,
+    /// When a snapshot was last restored.
+    pub restored_at: Option<Duration>,
+}
+
+#[derive(Deserialize)]
+struct WithIdentity {
+    job: PodIdentity,
+}
+
+fn mark_in(entry: &Entry) -> Option<Arc<PodIdentity>> {
+    serde_json::from_slice::<WithIdentity>(&entry.value).ok().map(|with| Arc::new(with.job))
+}
+
+fn mark_on(entry: &Entry) -> Option<Arc<PodIdentity>> {
+    mark_of(&decode_labels(&entry.value).ok()?).map(Arc::new)
+}
+
+/// Puts a value in its place, or takes it away; both sides.
+fn put<K: Ord + Clone, T>(
+    map: &mut BTreeMap<K, Arc<T>>,
+    key: &K,
+    after: Option<Arc<T>>,
+) -> Pair<T> {
+    let before = match &after {
+        Some(after) => map.insert(key.clone(), after.clone()),
+        None => map.remove(key),
+    };
+    (before, after)
+}
+
+fn place(prefix: &Prefix, key: &str) -> Option<PodRef> {
+    let (node, pod) = key::node_and_pod(prefix, key)?;
+    Some(PodRef { node, pod })
+}
+
+impl JobModel {
+    /// Takes a change in. What it did.
+    pub fn apply(&mut self, at: Duration, change: &KvChange) -> ModelEvent {
+        self.set(at, &change.key, change.after.as_ref())
+    }
+
+    /// Takes over a restored state: what happened since did not happen.
+    pub fn reload(&mut self, at: Duration, tables: &Tables) {
+        let tries = std::mem::take(&mut self.history.ended);
+        *self = JobModel { restored_at: Some(at), ..JobModel::default() };
+        self.history.ended = tries;
+        for entry in tables.kv.list("") {
+            self.set(at, &entry.key, Some(entry));
+        }
+    }
+
+    fn set(&mut self, at: Duration, text: &str, entry: Option<&Arc<Entry>>) -> ModelEvent {
+        self.known(at, text, entry).unwrap_or(ModelEvent::Other)
+    }
+
+    fn known(
+        &mut self,
+        at: Duration,
+        text: &str,
+        entry: Option<&Arc<Entry>>,
+    ) -> Option<ModelEvent> {
+        if let Some(seen) = self.of_pods(text, entry) {
+            return Some(seen);
+        }
+        if let Some(seen) = self.of_queues(at, text, entry) {
+            return Some(seen);
+        }
+        if let Some(id) = key::namespaced(&key::jobs(), text) {
+            let seen = entry.map(|entry| {
+                let spec = document::decode(&id, &entry.value).ok().map(|(_, read)| read.spec);
+                let deleting = match &spec {
+                    Some(spec) => spec.deleting,
+                    None => document::finalize(&entry.value).is_some(),
+                };
+                Arc::new(JobSeen { uid: JobUid(entry.create_index), spec, deleting })
+            });
+            let pair = put(&mut self.jobs, &id, seen);
+            return Some(ModelEvent::Job(id, pair));
+        }
+        if let Some(id) = key::namespaced(&key::job_statuses(), text) {
+            let status = entry.map(|e| Arc::new(JobStatus::decode(&e.value).unwrap_or_default()));
+            let pair = put(&mut self.statuses, &id, status);
+            return Some(ModelEvent::JobStatus(id, pair));
+        }
+        if let Some(id) = key::namespaced(&key::job_locks(), text) {
+            hold(&mut self.job_owners, id, entry);
+            return Some(ModelEvent::Other);
+        }
+        if let Some(tail) = key::commands().tail(text) {
+            let id = Uuid::parse_str(tail).ok()?;
+            let command = entry.and_then(|e| Command::decode(&e.value).ok()).map(Arc::new);
+            self.given.extend(entry.map(|entry| (id, entry.modify_index)));
+            return Some(ModelEvent::Command(id, put(&mut self.commands, &id, command)));
+        }
+        if let Some(tail) = key::nodes().tail(text) {
+            let node: NodeName = tail.parse().ok()?;
+            self.set_node(at, &node, entry);
+            return Some(ModelEvent::Other);
+        }
+        if let Some(tail) = key::farms().tail(text) {
+            hold(&mut self.present, tail.parse().ok()?, entry);
+            return Some(ModelEvent::Other);
+        }
+        let _id: Uuid = key::audit_logs().tail(text)?.parse().ok()?;
+        let details = AuditRecord::decode(&entry?.value).ok()?.details().ok()?;
+        Some(ModelEvent::Audit(Box::new(details)))
+    }
+
+    fn of_pods(&mut self, text: &str, entry: Option<&Arc<Entry>>) -> Option<ModelEvent> {
+        let labels = key::labels(LabelKind::Pod);
+        if labels.tail(text).is_some() {
+            let place = place(&labels, text)?;
+            let pair = put(&mut self.pods, &place, entry.and_then(|e| mark_on(e)));
+            return Some(ModelEvent::Pod(pair));
+        }
+        if key::intents().tail(text).is_some() {
+            let place = place(&key::intents(), text)?;
+            let after = entry.and_then(|e| Some((mark_in(e)?, e.clone())));
+            let before = match &after {
+                Some(after) => self.intents.insert(place.clone(), after.clone()),
+                None => self.intents.remove(&place),
+            };
+            let pair = (before.map(|(identity, _)| identity), after.map(|(identity, _)| identity));
+            return Some(ModelEvent::Intent(place, pair));
+        }
+        if key::realities().tail(text).is_some() {
+            let place = place(&key::realities(), text)?;
+            let pair = put(&mut self.realities, &place, entry.and_then(|e| mark_in(e)));
+            return Some(ModelEvent::Reality(place, pair));
+        }
+        key::pod_statuses().tail(text)?;
+        let (pod, node) = key::pod_and_node(&key::pod_statuses(), text)?;
+        let place = PodRef { node, pod };
+        let pod_state = entry
+            .and_then(|e| PodStatus::decode(&e.value).ok())
+            .map(|status| Arc::new(stands(&status)));
+        let (_, after) = put(&mut self.pod_states, &place, pod_state);
+        Some(ModelEvent::PodStatus(place, after))
+    }
+
+    fn of_queues(
+        &mut self,
+        at: Duration,
+        text: &str,
+        entry: Option<&Arc<Entry>>,
+    ) -> Option<ModelEvent> {
+        if let Some(id) = key::namespaced(&key::pod_groups(), text) {
+            let seen = entry.map(|entry| {
+                let record = PodGroupRecord::decode(&entry.value).ok();
+                let record = record.filter(|record| record.spec.check(&id).is_empty());
+                let old = self.groups.get(&id);
+                let same = old.filter(|old| {
+                    let spec = |r: &Option<PodGroupRecord>| r.as_ref().map(|r| r.spec.clone());
+                    spec(&old.record) == spec(&record) && old.created == entry.create_index
+                });
+                let since = same.map_or(at, |old| old.since);
+                Arc::new(GroupSeen { created: entry.create_index, since, record })
+            });
+            put(&mut self.groups, &id, seen);
+            return Some(ModelEvent::Group(id));
+        }
+        if let Some(id) = key::namespaced(&key::pod_group_statuses(), text) {
+            let decode = |e: &Arc<Entry>| PodGroupStatus::decode(&e.value).unwrap_or_default();
+            let pair = put(&mut self.group_statuses, &id, entry.map(|e| Arc::new(decode(e))));
+            return Some(ModelEvent::GroupStatus(id, pair));
+        }
+        if let Some(tail) = key::queues().tail(text) {
+            let name: QueueName = tail.parse().ok()?;
+            match entry {
+                Some(entry) => {
+                    let spec = QueueRecord::decode(&entry.value).ok().map(|record| record.spec);
+                    self.queues.insert(name.clone(), spec);
+                }
+                None => drop(self.queues.remove(&name)),
+            }
+            return Some(ModelEvent::Other);
+        }
+        if let Some(tail) = key::queue_statuses().tail(text) {
+            let name: QueueName = tail.parse().ok()?;
+            let decode = |e: &Arc<Entry>| QueueStatus::decode(&e.value).unwrap_or_default();
+            put(&mut self.queue_statuses, &name, entry.map(|e| Arc::new(decode(e))));
+            return Some(ModelEvent::QueueStatus);
+        }
+        if let Some(tail) = key::allocations().tail(text) {
+            let node: NodeName = tail.parse().ok()?;
+            let before = self.allocations.remove(&node).unwrap_or_default();
+            let decode = |entry: &Arc<Entry>| Allocations::decode(&entry.value).unwrap_or_default();
+            let after = entry.map(decode);
+            let members = |allocations: &Allocations| {
+                let pods = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));
+                pods.map(|(pod, a)| (pod.clone(), a.clone())).collect::<Vec<_>>()
+            };
+            let of_members = members(&before) != after.as_ref().map_or(Vec::new(), members);
+            self.allocations.extend(after.map(|after| (node, after)));
+            return Some(ModelEvent::Allocations { of_members });
+        }
+        if let Some(tail) = key::scheduler_locks().tail(text) {
+            hold(&mut self.scheduler_owners, tail.parse().ok()?, entry);
+            return Some(ModelEvent::Other);
+        }
+        key::scheduler_statuses().tail(text)?;
+        Some(ModelEvent::SchedulerStatus)
+    }
+
+    fn set_node(&mut self, at: Duration, node: &NodeName, entry: Option<&Arc<Entry>>) {
+        let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
+        let gone = record.as_ref().is_some_and(|record| {
+            record.session.is_some() && entry.is_none_or(|entry| entry.session.is_none())
+        });
+        let old = self.nodes.get(node).cloned().unwrap_or_default();
+        let gone_since = if gone { old.gone_since.or(Some(at)) } else { None };
+        if !gone && let Some(from) = old.gone_since {
+            self.history.absences.entry(node.clone()).or_default().push((from, at));
+        }
+        let draining = record.as_ref().is_some_and(|record| record.state == NodeState::Draining);
+        let capacity = record.map(|record| record.capacity);
+        self.nodes.insert(node.clone(), NodeSeen { gone, gone_since, draining, capacity });
+    }
+
+    /// Whether a node may have looked down within [`VIEW`].
+    #[must_use]
+    pub fn maybe_down(&self, place: &PodRef, now: Duration) -> bool {
+        let from = now.saturating_sub(VIEW);
+        let gone = self.nodes.get(&place.node).is_some_and(|node| node.gone);
+        let absences = self.history.absences.get(&place.node);
+        gone || absences.is_some_and(|all| all.iter().any(|(_, until)| *until >= from))
+    }
+
+    /// The readable job of a name.
+    #[must_use]
+    pub fn spec(&self, id: &Namespaced) -> Option<(JobUid, &JobSpec)> {
+        let seen = self.jobs.get(id)?;
+        Some((seen.uid, seen.spec.as_ref()?))
+    }
+
+    /// Pods of a job that are real.
+    pub fn real_of<'a>(
+        &'a self,
+        id: &'a Namespaced,
+    ) -> impl Iterator<Item = (&'a PodRef, &'a PodIdentity)> {
+        let own = move |(_, identity): &(&PodRef, &Arc<PodIdentity>)| identity.job == *id;
+        self.realities.iter().filter(own).map(|(place, identity)| (place, &**identity))
+    }
+
+    /// What is intended on a node.
+    pub fn intended<'a>(
+        &'a self,
+        node: &'a NodeName,
+    ) -> impl Iterator<Item = (&'a PodId, &'a Arc<PodIdentity>, &'a Arc<Entry>)> {
+        let here = move |(place, _): &(&PodRef, _)| place.node == *node;
+        self.intents
+            .iter()
+            .filter(here)
+            .map(|(place, (identity, entry))| (&place.pod, identity, entry))
+    }
+}
+
+fn hold<K: Ord>(map: &mut BTreeMap<K, SessionId>, key: K, entry: Option<&Arc<Entry>>) {
+    match entry.and_then(|entry| entry.session.clone()) {
+        Some(session) => drop(map.insert(key, session)),
+        None => drop(map.remove(&key)),
+    }
+}

@@ -1,0 +1,81 @@
+//! The store as the checks see it: decoded, with the past of what transactions do not guard.
+//!
+//! | file | is |
+//! |---|---|
+//! | `services.rs` | replication controllers, their pods, nodes |
+//! | `jobs.rs` | jobs, pod groups, queues, commands, the pods of jobs |
+//! | `history.rs`, `notes.rs` | what happened to jobs and no key shows any more; how it is noted |
+//! | `write.rs` | one applied write |
+
+mod history;
+mod jobs;
+pub mod notes;
+mod services;
+mod write;
+
+use std::time::Duration;
+
+pub use history::Try;
+pub use jobs::{JobModel, JobSeen, ModelEvent, Pair, is_members};
+pub use services::{Item, ServiceModel, ServicePod, Unfit, was_allocated};
+pub use write::AppliedWrite;
+
+use crate::facts::SimActor;
+use crate::mix::Mix;
+use rcfarm_emulator::{KvChange, KvOp, Tables};
+
+/// The store, decoded. A part that the mix has no work for stays empty.
+pub struct Model {
+    mix: Mix,
+    /// Replication controllers.
+    pub services: ServiceModel,
+    /// Jobs and queues.
+    pub jobs: JobModel,
+}
+
+impl Model {
+    /// An empty store.
+    #[must_use]
+    pub fn new(mix: Mix) -> Model {
+        Model { mix, services: ServiceModel::default(), jobs: JobModel::default() }
+    }
+
+    /// The kinds of work that it follows.
+    #[must_use]
+    pub fn mix(&self) -> Mix {
+        self.mix
+    }
+
+    /// Takes a write in.
+    pub fn apply<'a>(
+        &mut self,
+        (at, actor): (Duration, SimActor),
+        ops: &[KvOp],
+        changes: &'a [KvChange],
+    ) -> AppliedWrite<'a> {
+        let (services, jobs) = (&mut self.services, &mut self.jobs);
+        let record = write::record_of(ops).filter(|_| self.mix.services);
+        let record = record.map(|rc| (rc, services.statuses.get(&rc).cloned().unwrap_or_default()));
+        let of_jobs = if self.mix.jobs { changes } else { &[] };
+        let events: Vec<_> = of_jobs.iter().map(|change| jobs.apply(at, change)).collect();
+        let of_services = if self.mix.services { changes } else { &[] };
+        let item = |(n, change): (usize, &'a KvChange)| {
+            let item = services.apply(at, change);
+            // Pods of jobs are nobody's business but theirs.
+            let of_job = events.get(n).is_some_and(ModelEvent::is_of_job);
+            (if of_job { Item::Other } else { item }, change)
+        };
+        let changes = of_services.iter().enumerate().map(item).collect();
+        AppliedWrite { at, actor, changes, record, events }
+    }
+
+    /// Takes over a restored state.
+    pub fn reload(&mut self, at: Duration, tables: &Tables) {
+        if self.mix.services {
+            self.services.reload(at, tables);
+        }
+        if self.mix.jobs {
+            self.jobs.reload(at, tables);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! One applied write, decoded for the checks.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::jobs::ModelEvent;
+use super::services::{Item, ServicePod};
+use crate::facts::SimActor;
+use rcfarm_api::ids::RcId;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_emulator::{KvChange, KvOp, Verb};
+
+/// One applied write of one actor.
+pub struct AppliedWrite<'a> {
+    /// When, since the start.
+    pub at: Duration,
+    /// Whose.
+    pub actor: SimActor,
+    /// What it changed, by the kind of key. Empty in a world without replication controllers.
+    pub changes: Vec<(Item, &'a KvChange)>,
+    /// The record that a controller's transaction is about, and its status before: see [`record_of`].
+    pub record: Option<(RcId, RcStatus)>,
+    /// What it did to jobs and queues. Empty in a world without jobs.
+    pub events: Vec<ModelEvent>,
+}
+
+/// The replication controller that a transaction is about: the one whose status it replaces.
+#[must_use]
+pub fn record_of(ops: &[KvOp]) -> Option<RcId> {
+    let statuses = key::rc_statuses();
+    ops.iter().filter(|op| op.verb != Verb::Get).find_map(|op| {
+        let tail = statuses.tail(&op.key)?.split_once('/')?.0;
+        tail.parse().ok()
+    })
+}
+
+impl AppliedWrite<'_> {
+    /// The replication controller that it is about.
+    #[must_use]
+    pub fn record(&self) -> Option<RcId> {
+        self.record.as_ref().map(|(id, _)| *id)
+    }
+
+    /// The replication controllers whose pods it changed: those that had them, and those that have them now.
+    #[must_use]
+    pub fn owners_of_pods(&self) -> BTreeSet<RcId> {
+        let pods = self.changes.iter().filter(|(item, _)| matches!(item, Item::Pod(_)));
+        let sides = pods.flat_map(|(_, change)| [&change.before, &change.after]).flatten();
+        sides.filter_map(|entry| ServicePod::of(entry).rc).collect()
+    }
+
+    /// The process, if one did it.
+    #[must_use]
+    pub fn process(&self) -> Option<u32> {
+        match self.actor {
+            SimActor::Process(n) => Some(n),
+            _ => None,
+        }
+    }
+}

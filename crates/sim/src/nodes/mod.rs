@@ -1,0 +1,382 @@
+//! The nodes: their labels and records, and what runs on them.
+//!
+//! A simulated agent is honest and prompt. The pod of a replication controller is healthy a moment after its intent
+//! appears, unless its node is ill. The process of a job's pod starts, ends as the seed says, and is stopped when it is
+//! not wanted any more. An agent that dies leaves its processes running, and the next one finds them; a machine that
+//! dies takes them with it, and nobody knows how they ended.
+
+mod process;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::checker::Checker;
+use crate::facts::SimActor;
+use crate::mix::Mix;
+use crate::rng::SimRng;
+use process::{Fate, Process, Run};
+use rcfarm::job::manifest::PodIdentity;
+use rcfarm_api::Stored;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{NodeName, PodId, SessionId};
+use rcfarm_api::key;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_emulator::Embedded;
+use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store};
+
+/// Agents look at their intents this often; at the health of services every second time.
+const MOMENT: Duration = Duration::from_millis(200);
+/// A process takes at most so long to stop.
+const SLOWEST_STOP: Duration = Duration::from_secs(4);
+
+/// The name of a node.
+#[must_use]
+pub fn node(n: usize) -> NodeName {
+    format!("n{n}").parse().expect("a node's name")
+}
+
+/// Every node of a world.
+pub struct Nodes {
+    consul: Embedded,
+    checker: Arc<Checker>,
+    mix: Mix,
+    seed: u64,
+    count: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    nodes: BTreeMap<NodeName, Node>,
+    rng: SimRng,
+    /// Nothing fails by itself any more.
+    calm: bool,
+}
+
+#[derive(Default)]
+struct Node {
+    /// Its agent's session, while that runs.
+    agent: Option<SessionId>,
+    /// Its services fail their checks.
+    ill: bool,
+    processes: BTreeMap<PodId, Process>,
+}
+
+type JobPods = BTreeMap<PodId, (Arc<PodIdentity>, Bytes)>;
+
+impl Nodes {
+    /// So many nodes, none of which has an agent yet. `rng` decides what becomes of their processes.
+    #[must_use]
+    pub fn new(
+        consul: Embedded,
+        checker: Arc<Checker>,
+        mix: Mix,
+        count: usize,
+        mut rng: SimRng,
+    ) -> Arc<Self> {
+        let nodes = (0..count).map(|n| (node(n), Node::default())).collect();
+        let seed = rng.seed();
+        let state = Mutex::new(State { nodes, rng, calm: false });
+        Arc::new(Nodes { consul, checker, mix, seed, count, state })
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, actor: SimActor, key: &Key, value: impl Into<Bytes>, mode: PutMode) {
+        let put = self.consul.put(key, value.into(), 0, mode);
+        let _ = self.checker.now(actor, put);
+    }
+
+    fn delete(&self, key: &Key) {
+        let delete = self.consul.delete(key, DeleteMode::Always);
+        let _ = self.checker.now(SimActor::Node, delete);
+    }
+
+    /// Some nodes of a world with replication controllers are such as p2's: they say nothing of themselves.
+    #[must_use]
+    pub fn has_own_agent(&self, n: usize) -> bool {
+        !self.mix.services || n % 3 != 2
+    }
+
+    /// What a node's agent says that it has.
+    fn capacity(&self, node: &NodeName) -> Resources {
+        let large = ["n4", "n6"].contains(&node.as_str());
+        let cpu_milli = match (self.mix.is_both(), large) {
+            (true, true) => 5_000,
+            (false, false) if self.mix.services => 2_000,
+            _ => 3_000,
+        };
+        Resources { cpu_milli, ..Resources::default() }
+    }
+
+    /// Labels a node. `None`: the value is malformed.
+    pub fn label(&self, node: &NodeName, pool: Option<&str>) {
+        let value = pool.map_or("{".to_owned(), |pool| json!({"pool": pool}).to_string());
+        self.put(SimActor::Node, &key::node_labels(node), value, PutMode::Set);
+    }
+
+    /// Starts a node's agent, again if it runs: its session holds its record.
+    pub fn start_agent(&self, node: &NodeName) {
+        self.kill_agent(node);
+        let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+        let session = self.checker.now(SimActor::Node, self.consul.create_session(&new));
+        let Ok(session) = session else { return };
+        let record = NodeRecord {
+            address: format!("{node}.sim"),
+            state: NodeState::Ready,
+            session: Some(session.clone()),
+            capacity: self.capacity(node),
+            ..NodeRecord::default()
+        };
+        let acquire = PutMode::Acquire(session.clone());
+        self.put(SimActor::Node, &key::node(node), record.encode(), acquire);
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.agent = Some(session);
+            node.processes.values_mut().for_each(|process| process.told = false);
+        }
+    }
+
+    /// Makes sure that a node's agent holds its record, and that it is not drained.
+    pub fn keep_agent(&self, node: &NodeName) {
+        let key = key::node(node);
+        let read = self.consul.get(&key, Query::PLAIN);
+        let holder = self.checker.now(SimActor::Node, read).ok().and_then(|answer| answer.value);
+        let holder = holder.and_then(|entry| entry.session.clone());
+        let agent = self.lock().nodes.get(node).and_then(|node| node.agent.clone());
+        match agent.is_some() && agent == holder {
+            true => self.drain(node, NodeState::Ready),
+            false => self.start_agent(node),
+        }
+    }
+
+    /// A node's agent dies. Its processes go on.
+    pub fn kill_agent(&self, node: &NodeName) {
+        let session = self.lock().nodes.get_mut(node).and_then(|node| node.agent.take());
+        if let Some(session) = session {
+            let _ = self.checker.now(SimActor::Node, self.consul.destroy_session(&session));
+        }
+    }
+
+    /// The whole machine dies: nobody knows how its processes ended.
+    pub fn crash(&self, node: &NodeName) {
+        self.kill_agent(node);
+        let mut state = self.lock();
+        let Some(node) = state.nodes.get_mut(node) else { return };
+        node.processes.retain(|_, process| !matches!(process.state, Run::Stopping(_)));
+        for process in node.processes.values_mut() {
+            if let Run::Running { .. } = process.state {
+                process.state = Run::Ended(None);
+            }
+        }
+    }
+
+    /// Whether a node has an agent.
+    #[must_use]
+    pub fn has_agent(&self, node: &NodeName) -> bool {
+        self.lock().nodes.get(node).is_some_and(|node| node.agent.is_some())
+    }
+
+    /// An operator drains a node, or ends that.
+    pub fn drain(&self, node: &NodeName, state: NodeState) {
+        let key = key::node(node);
+        let read = self.consul.get(&key, Query::PLAIN);
+        let Ok(answer) = self.checker.now(SimActor::User, read) else { return };
+        let entry = answer.value.as_ref();
+        let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
+        let mut record = record.unwrap_or_default();
+        if entry.is_some() && record.state == state {
+            return;
+        }
+        record.state = state;
+        self.put(SimActor::User, &key, record.encode(), PutMode::Set);
+    }
+
+    /// A node's services fail their checks, or pass again.
+    pub fn set_ill(&self, node: &NodeName, ill: bool) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.ill = ill;
+        }
+    }
+
+    /// From now on every service passes, and every process that is not doomed ends well.
+    pub fn calm(&self) {
+        let mut state = self.lock();
+        state.calm = true;
+        state.nodes.values_mut().for_each(|node| node.ill = false);
+    }
+
+    /// Runs the agents, for ever.
+    pub async fn run(self: Arc<Self>) {
+        let nodes: Vec<NodeName> = self.lock().nodes.keys().cloned().collect();
+        loop {
+            for is_second in [false, true] {
+                tokio::time::sleep(MOMENT).await;
+                if self.mix.jobs {
+                    nodes.iter().for_each(|node| self.turn(node));
+                }
+                if is_second && self.mix.services {
+                    self.report_services();
+                }
+            }
+        }
+    }
+
+    // ---- services ----------------------------------------------------------------------------------------
+
+    /// Writes the health of services where it has changed.
+    fn report_services(&self) {
+        let ill: BTreeSet<NodeName> = {
+            let state = self.lock();
+            let ill = state.nodes.iter().filter(|(_, node)| node.ill);
+            ill.map(|(name, _)| name.clone()).collect()
+        };
+        let news: Vec<(PodRef, Health)> = self.checker.look(|model, _| {
+            let (services, jobs) = (&model.services, &model.jobs);
+            let wanted = |place: &PodRef| match services.intents.contains(place) {
+                true if ill.contains(&place.node) => Health::Critical,
+                true => Health::Passing,
+                false => Health::Absent,
+            };
+            let said = |place: &PodRef| {
+                services.health.get(place).and_then(|t| t.now().copied()).unwrap_or_default()
+            };
+            let places = services.intents.iter().chain(services.health.keys());
+            let places = places.filter(|place| !jobs.intents.contains_key(*place));
+            let places: BTreeSet<&PodRef> = places.collect();
+            let news = places.into_iter().filter_map(|place| {
+                let wanted = wanted(place);
+                (wanted != said(place)).then(|| (place.clone(), wanted))
+            });
+            news.collect()
+        });
+        for (PodRef { node, pod }, health) in news {
+            let key = key::health(&pod, &node);
+            if health == Health::Absent {
+                self.delete(&key);
+            } else {
+                let status = health.to_string();
+                let value = json!({"Id": pod, "Node": node, "Service": pod, "Status": status});
+                self.put(SimActor::Node, &key, value.to_string(), PutMode::Set);
+            }
+        }
+    }
+
+    // ---- jobs --------------------------------------------------------------------------------------------
+
+    /// One look of one agent at the pods of jobs.
+    fn turn(&self, node: &NodeName) {
+        let now = Instant::now();
+        if !self.end_processes(node, now) {
+            return;
+        }
+        let (intended, real): (JobPods, BTreeSet<PodId>) = self.checker.look(|model, _| {
+            let pods = model.jobs.intended(node).map(|(pod, identity, entry)| {
+                (pod.clone(), (identity.clone(), entry.value.clone()))
+            });
+            let real = model.jobs.realities.keys().filter(|place| place.node == *node);
+            (pods.collect(), real.map(|place| place.pod.clone()).collect())
+        });
+        self.stop(node, &intended, now);
+        self.start(node, &intended, now);
+        // What a restored snapshot shows and nobody runs.
+        for pod in real {
+            if !self.lock().nodes[node].processes.contains_key(&pod) {
+                self.delete(&key::reality(node, &pod));
+                self.delete(&key::pod_status(&pod, node));
+            }
+        }
+        self.tell(node);
+    }
+
+    /// Processes end whether their agent runs or not. Whether it does.
+    fn end_processes(&self, node: &NodeName, now: Instant) -> bool {
+        let mut state = self.lock();
+        let Some(node) = state.nodes.get_mut(node) else { return false };
+        for process in node.processes.values_mut() {
+            if let Run::Running { until: Some(until), then } = process.state
+                && until <= now
+            {
+                process.end(then, now);
+            }
+        }
+        node.agent.is_some()
+    }
+
+    fn stop(&self, node: &NodeName, intended: &JobPods, now: Instant) {
+        let mut gone = Vec::new();
+        {
+            let mut state = self.lock();
+            let State { nodes, rng, .. } = &mut *state;
+            let Some(node) = nodes.get_mut(node) else { return };
+            for (pod, process) in &mut node.processes {
+                let wanted = intended.get(pod).is_some_and(|(_, text)| *text == process.manifest);
+                match process.state {
+                    Run::Stopping(until) if until <= now => gone.push(pod.clone()),
+                    Run::Running { .. } if !wanted => {
+                        process.state = Run::Stopping(now + rng.between(MOMENT, SLOWEST_STOP));
+                    }
+                    Run::Ended(_) if !wanted => gone.push(pod.clone()),
+                    _ => {}
+                }
+            }
+            node.processes.retain(|pod, _| !gone.contains(pod));
+        }
+        for pod in gone {
+            self.delete(&key::reality(node, &pod));
+            self.delete(&key::pod_status(&pod, node));
+        }
+    }
+
+    fn start(&self, node: &NodeName, intended: &JobPods, now: Instant) {
+        let mut state = self.lock();
+        let calm = state.calm;
+        let Some(node) = state.nodes.get_mut(node) else { return };
+        for (pod, (identity, manifest)) in intended {
+            if node.processes.contains_key(pod) {
+                continue;
+            }
+            let fate = Fate::of(self.seed, identity, calm);
+            let until = fate.runs.map(|runs| now + runs);
+            let state = Run::Running { until, then: fate.code };
+            let manifest = manifest.clone();
+            node.processes
+                .insert(pod.clone(), Process { manifest, state, restarts: 0, told: false });
+        }
+    }
+
+    /// Writes what the store does not show yet.
+    fn tell(&self, node: &NodeName) {
+        let mut news = Vec::new();
+        {
+            let mut state = self.lock();
+            let Some(node) = state.nodes.get_mut(node) else { return };
+            for (pod, process) in &mut node.processes {
+                if !std::mem::replace(&mut process.told, true) {
+                    news.push((pod.clone(), process.manifest.clone(), process.status()));
+                }
+            }
+        }
+        for (pod, manifest, status) in news {
+            let (reality, told) = (key::reality(node, &pod), key::pod_status(&pod, node));
+            let ops = [
+                Op::Set { key: reality, value: manifest, flags: 0 },
+                Op::Set { key: told, value: status.encode(), flags: 0 },
+            ];
+            let _ = self.checker.now(SimActor::Node, self.consul.txn(&ops));
+        }
+    }
+}

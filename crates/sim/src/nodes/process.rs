@@ -1,0 +1,117 @@
+//! The process of a job's pod on a simulated node, and what becomes of it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::rng::SimRng;
+use rcfarm::job::manifest::PodIdentity;
+use rcfarm_api::Timestamp;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+
+/// A pod's process.
+pub struct Process {
+    /// What it was started from.
+    pub manifest: Bytes,
+    /// How it stands.
+    pub state: Run,
+    /// How often the agent started it again.
+    pub restarts: u64,
+    /// Whether the store shows it as it is.
+    pub told: bool,
+}
+
+/// How a process stands.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Run {
+    /// It ends at `until` with the exit code `then`.
+    Running {
+        /// `None`: never by itself.
+        until: Option<Instant>,
+        /// The exit code.
+        then: i32,
+    },
+    /// It ended. `None`: nobody knows how.
+    Ended(Option<i32>),
+    /// It is gone then.
+    Stopping(Instant),
+}
+
+/// What becomes of one try.
+pub struct Fate {
+    /// How long it runs. `None`: until it is stopped.
+    pub runs: Option<Duration>,
+    /// Its exit code.
+    pub code: i32,
+}
+
+impl Fate {
+    /// What becomes of a try: always the same of the same one. When `calm`, only doomed jobs fail.
+    #[must_use]
+    pub fn of(seed: u64, identity: &PodIdentity, calm: bool) -> Fate {
+        let text =
+            format!("{}/{}/{}/{}", identity.job, identity.slot, identity.version, identity.attempt);
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let mut rng = SimRng::new(seed ^ hash);
+        let runs = rng.between(Duration::from_millis(300), Duration::from_secs(6));
+        let name = identity.job.name.as_str();
+        let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
+        if endless || name.starts_with("mpi") && identity.slot.task == "Worker" {
+            return Fate { runs: None, code: 0 };
+        }
+        let fails =
+            rng.permille(if identity.version + u64::from(identity.attempt) < 3 { 300 } else { 50 });
+        let code = if rng.permille(500) { 1 + rng.below(3) } else { 137 };
+        let code = i32::try_from(code).unwrap_or(1);
+        match doomed || fails && !calm {
+            true => Fate { runs: Some(runs), code },
+            false => Fate { runs: Some(runs), code: 0 },
+        }
+    }
+}
+
+impl Process {
+    /// It ends with `code`, and is started again where its manifest says so.
+    pub fn end(&mut self, code: i32, now: Instant) {
+        let manifest: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();
+        let launchables = manifest["launchables"].as_object();
+        let word = launchables.and_then(|all| all.values().next()?.get("restart")?.as_str());
+        let again = match word {
+            Some("on_failure") => code != 0 && self.restarts == 0,
+            Some("always") => self.restarts == 0,
+            _ => false,
+        };
+        if again {
+            self.restarts += 1;
+            let until = Some(now + Duration::from_secs(1));
+            self.state = Run::Running { until, then: 0 };
+        } else {
+            self.state = Run::Ended(Some(code));
+        }
+        self.told = false;
+    }
+
+    /// What the agent says of it.
+    #[must_use]
+    pub fn status(&self) -> PodStatus {
+        let (phase, exit) = match self.state {
+            Run::Running { .. } => (NodePodPhase::Running, None),
+            Run::Stopping(_) => (NodePodPhase::Stopping, None),
+            Run::Ended(code) => (NodePodPhase::Ended, Some(code.unwrap_or(-1))),
+        };
+        let last_exit = exit.map(|exit_code| LastExit {
+            time: Timestamp::UNIX_EPOCH,
+            exit_code,
+            exit_status: 0,
+        });
+        let processes =
+            vec![ProcessStatus { phase, last_exit, restarts: self.restarts, ..Default::default() }];
+        let health = if phase == NodePodPhase::Running { Health::Passing } else { Health::Absent };
+        PodStatus { phase, health, processes, ..PodStatus::default() }
+    }
+}

@@ -1,0 +1,134 @@
+//! What can happen in a world: faults, and what users and operators do.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::faults::{NetworkFaults, millis};
+use crate::scheduler::Mood;
+use rcfarm_api::command::CommandAction;
+
+/// One thing that happens. Nodes, farms, replication controllers and jobs are numbered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Action {
+    Fault(Fault),
+    Node(NodeAction),
+    Rc(RcAction),
+    Job(JobAction),
+}
+
+/// One injected fault. Numbers are those of farms.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Fault {
+    // Processes.
+    Kill(usize),
+    Stop(usize),
+    Start(usize),
+    Freeze(usize),
+    Thaw(usize),
+    KillSession(usize),
+    /// The clock jumps by so many seconds.
+    Jump(usize, i64),
+    // The network of one farm.
+    Storm(usize, Box<NetworkFaults>),
+    Cut(usize, bool),
+    Deaf(usize, bool),
+    /// The farm's token may not read below this prefix.
+    Hide(usize, Option<String>),
+    Forbid(usize, bool),
+    // Consul.
+    Leaderless(bool),
+    SlowLists(#[serde(with = "millis")] Duration),
+    Stall(#[serde(with = "millis")] Duration),
+    WakeAll,
+    Snapshot,
+    Restore,
+}
+
+/// What happens to a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NodeAction {
+    /// Its `pool` label. `None`: the labels are malformed.
+    Label(usize, Option<String>),
+    /// Its services fail their health checks.
+    Ill(usize, bool),
+    AgentDown(usize),
+    AgentUp(usize),
+    /// The machine dies with its processes.
+    Crash(usize),
+    Drain(usize, bool),
+}
+
+/// What is done to a replication controller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum RcAction {
+    /// Its scheduler misbehaves.
+    Mood(usize, Option<Mood>),
+    Scale(usize, i64),
+    Disable(usize, bool),
+    Tier(usize, String),
+    NodeSelector(usize, String),
+    Malform(usize),
+    BadLabels(usize),
+    Mend(usize),
+    Delete(usize),
+    GivePod(usize, usize),
+    DropIntent(usize),
+    /// On this node a pod is put by hand where one of this record would stand.
+    Squat(usize, usize),
+    Unsquat(usize, usize),
+    HoldLock(usize, bool),
+    Litter,
+}
+
+/// What is done to jobs and queues.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum JobAction {
+    Submit(usize),
+    Suspend(usize, bool),
+    Command(usize, CommandAction),
+    Scale(usize, usize),
+    Delete(usize),
+    /// The record is deleted by hand.
+    Drop(usize),
+    /// Spoiled in one of three ways.
+    Malform(usize, usize),
+    Mend(usize),
+    DropIntent(usize),
+    CommandQueue(usize, bool),
+    Close(usize, bool),
+    /// The queue may use so many processors.
+    Limit(usize, u64),
+    MalformQueue(usize),
+    MendQueue(usize),
+    Litter,
+}
+
+impl From<Fault> for Action {
+    fn from(fault: Fault) -> Action {
+        Action::Fault(fault)
+    }
+}
+
+impl From<NodeAction> for Action {
+    fn from(action: NodeAction) -> Action {
+        Action::Node(action)
+    }
+}
+
+impl From<RcAction> for Action {
+    fn from(action: RcAction) -> Action {
+        Action::Rc(action)
+    }
+}
+
+impl From<JobAction> for Action {
+    fn from(action: JobAction) -> Action {
+        Action::Job(action)
+    }
+}

@@ -1,0 +1,113 @@
+//! Draws the schedule of a seed.
+
+use std::time::Duration;
+
+use super::action::Action;
+use super::builder::ScheduleBuilder;
+use super::recorded::{FarmDesign, Schedule, Setup, Timed};
+use super::{jobs, services};
+use crate::faults::NetworkFaults;
+use crate::mix::{Mix, Scenario};
+use crate::rng::SimRng;
+use crate::workload::documents::KINDS;
+
+/// Clocks are set wrong by so many seconds where no timer of a job depends on them.
+const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
+/// And where one does.
+const SHORT_JUMPS: &[i64] = &[-20, -5, 5, 20];
+
+impl Schedule {
+    /// The schedule of a seed.
+    #[must_use]
+    pub fn draw(seed: u64, scenario: Scenario) -> Schedule {
+        let mix = Mix::of(scenario, seed);
+        let mut rng = SimRng::new(seed);
+        let chance = rng.seed();
+        // In half of the worlds a handful of entries makes a tree that is read in parts.
+        let asked = *rng.pick(&[0, 3, 100]);
+        let read_in_parts = rng.permille(500).then_some(asked);
+        let farms = farms(&mut rng, mix);
+        let network = network(&mut rng);
+        let poisoned = mix.services && rng.permille(200);
+        let nodes = if mix.services { 7 } else { 4 };
+        // Where there are replication controllers, what stays of the nodes must be enough for all jobs.
+        let lost = !mix.services && rng.permille(250);
+        let lost = lost.then(|| rng.below(nodes));
+        let healed_at = Duration::from_secs(if mix.services { 55 } else { 36 });
+        let mut hideable = Vec::new();
+        if mix.services {
+            hideable.extend(services::hideable());
+        }
+        if mix.jobs {
+            hideable.extend(jobs::hideable());
+        }
+        let mut builder = ScheduleBuilder {
+            rng: rng.fork(),
+            farms: farms.len(),
+            nodes,
+            healed_at,
+            jumps: if mix.jobs { SHORT_JUMPS } else { LONG_JUMPS },
+            hideable,
+            actions: Vec::new(),
+        };
+        if mix.services {
+            // Beside jobs there are fewer, so that jobs get on.
+            let scenes = (14 + builder.rng.below(14)) / if mix.jobs { 2 } else { 1 };
+            (0..scenes).for_each(|_| builder.rc_scene());
+        }
+        let kinds = if mix.jobs { builder.jobs(!mix.services) } else { Vec::new() };
+        let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
+        let timed = |(at, act): (Duration, Action)| Timed { at, act };
+        let actions = builder.build().into_iter().map(timed).collect();
+        let agents = Vec::new();
+        let setup =
+            Setup { read_in_parts, farms, network, nodes, agents, poisoned, lost, jobs, healed_at };
+        Schedule { found: String::new(), chance, mix, setup, actions }
+    }
+}
+
+/// Two or three farms. Beside replication controllers two claim everything and one a part. Now and then one cannot have a
+/// check, or believes that little fits into a transaction.
+fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
+    let part = if mix.services { "tier=web" } else { "" };
+    let farms = [("a", ""), ("b", ""), ("c", part)];
+    let mut farms = farms.map(|(name, selector)| FarmDesign::new(name, selector)).to_vec();
+    if !mix.services {
+        farms.truncate(2 + usize::from(rng.permille(300)));
+    }
+    if rng.permille(100) {
+        pick(rng, &mut farms).session_ttl = Duration::from_secs(10);
+    }
+    if mix.jobs && rng.permille(500) {
+        // Gangs are then placed in several transactions.
+        let ops = *rng.pick(&[12, 14, 20]);
+        farms.iter_mut().for_each(|farm| farm.ops = Some(ops));
+    } else if mix.services && rng.permille(200) {
+        // As if it knew an older Consul: everything takes more transactions.
+        pick(rng, &mut farms).ops = Some(9);
+    }
+    if rng.permille(300) {
+        pick(rng, &mut farms).is_newer = true;
+    }
+    farms
+}
+
+fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign {
+    let n = rng.below(farms.len());
+    &mut farms[n]
+}
+
+/// What the network is like before anything happens.
+fn network(rng: &mut SimRng) -> NetworkFaults {
+    let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
+    NetworkFaults {
+        latency: Duration::from_millis(1 + rng.below(40) as u64),
+        lost: calm(rng, 15),
+        reply_lost: calm(rng, 15),
+        late: calm(rng, 10),
+        stale: calm(rng, 15),
+        index_reset: calm(rng, 10),
+        overloaded: calm(rng, 10),
+        ..NetworkFaults::default()
+    }
+}

@@ -1,0 +1,8 @@
+//! The users of a world, and what they write.
+
+pub mod documents;
+mod jobs;
+mod services;
+mod users;
+
+pub use users::Workload;

@@ -1,0 +1,205 @@
+//! What users do with replication controllers: as the commands do it, and sometimes as they should not.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+use super::documents::{pod_id, rc_id, record};
+use super::users::Workload;
+use crate::facts::SimActor;
+use crate::reached::{Occasion, met};
+use rcfarm_api::Stored;
+use rcfarm_api::audit::{self, AuditRecord, ControllerChange, Details};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord};
+use rcfarm_store::time::Clock;
+use rcfarm_store::{DeleteMode, Index, NewSession, Op, PutMode, Store, TxnOutcome};
+
+impl Workload {
+    fn txn(&self, ops: &[Op]) -> bool {
+        let done = self.checker.now(SimActor::User, self.consul.txn(ops));
+        matches!(done, Ok(TxnOutcome::Committed { .. }))
+    }
+
+    fn change(&self, n: usize, before: Option<i64>, after: Option<i64>) -> ControllerChange {
+        ControllerChange {
+            replication_controller_id: rc_id(n),
+            pod_id: Some(pod_id(n)),
+            availability_zone: String::new(),
+            cluster_name: String::new(),
+            actor: audit::Actor::User { name: "sim".to_owned() },
+            reason: "UserRequest".to_owned(),
+            desired_before: before,
+            desired_after: after,
+            orphans: Vec::new(),
+        }
+    }
+
+    fn log(&self, details: &Details) -> Op {
+        let now = self.clock.wall();
+        rcfarm_store::audit_op(self.ids.ordered_uuid(now), &AuditRecord::new(details, now))
+    }
+
+    fn read(&self, n: usize) -> Option<RcRecord> {
+        RcRecord::decode(&self.get(&key::rc(rc_id(n)))?.value).ok()
+    }
+
+    fn bell(&self, n: usize) -> Op {
+        let value = self.ids.uuid().to_string().into();
+        Op::Set { key: key::rc_bell(rc_id(n)), value, flags: 0 }
+    }
+
+    /// Creates a record.
+    pub fn create_rc(&self, n: usize) {
+        let record = record(n);
+        let created = self.change(n, None, Some(record.replicas_desired));
+        let (key, value) = (key::rc(record.id), record.encode());
+        let put = Op::Set { key, value, flags: 0 };
+        self.txn(&[put, self.log(&Details::ControllerCreated(created)), self.bell(n)]);
+    }
+
+    /// Changes a record, if it can be read.
+    fn edit_rc(&self, n: usize, how: impl FnOnce(&mut RcRecord)) {
+        let Some(mut record) = self.read(n) else { return };
+        let before = record.replicas_desired;
+        how(&mut record);
+        let scaled = self.change(n, Some(before), Some(record.replicas_desired));
+        let put = Op::Set { key: key::rc(record.id), value: record.encode(), flags: 0 };
+        let log = self.log(&Details::ControllerScaled(scaled));
+        // Some ring, some do not.
+        let bell = self.bell(n);
+        let ops = [put, log, bell];
+        self.txn(if self.ids.below(2) == 0 { &ops } else { &ops[..2] });
+    }
+
+    /// Asks for so many pods.
+    pub fn scale_rc(&self, n: usize, count: i64) {
+        self.edit_rc(n, |record| record.replicas_desired = count);
+    }
+
+    /// Disables or enables.
+    pub fn disable(&self, n: usize, disabled: bool) {
+        self.edit_rc(n, |record| record.disabled = disabled);
+    }
+
+    /// Wants other nodes.
+    pub fn select_nodes(&self, n: usize, selector: &str) {
+        self.edit_rc(n, |record| record.node_selector = selector.to_owned());
+    }
+
+    /// Labels a record; the third one has a declared minimum of health.
+    pub fn tier(&self, n: usize, tier: &str) {
+        let least = if n == 2 { Some((key::MIN_HEALTH_LABEL, "2")) } else { None };
+        let labels: BTreeMap<&str, &str> = [("tier", tier)].into_iter().chain(least).collect();
+        let value = serde_json::to_vec(&labels).expect("labels encode");
+        self.put(&key::rc_labels(rc_id(n)), value);
+    }
+
+    /// Spoils a record.
+    pub fn malform_rc(&self, n: usize) {
+        self.put(&key::rc(rc_id(n)), "{");
+    }
+
+    /// Spoils a record's labels.
+    pub fn bad_labels(&self, n: usize) {
+        self.put(&key::rc_labels(rc_id(n)), "[");
+    }
+
+    /// Puts right what cannot be read, is gone, or is disabled.
+    pub fn mend_rc(&self, n: usize, tier: &str) {
+        match self.read(n) {
+            Some(record) if record.disabled => self.disable(n, false),
+            Some(_) => {}
+            None => self.create_rc(n),
+        }
+        let labels = self.get(&key::rc_labels(rc_id(n)));
+        if labels.is_none_or(|labels| !labels.value.starts_with(b"{")) {
+            self.tier(n, tier);
+        }
+    }
+
+    /// Deletes a record by force: its pods stay.
+    pub fn delete_rc(&self, n: usize) {
+        let Some(record) = self.read(n) else { return };
+        let mut deleted = self.change(n, Some(record.replicas_desired), None);
+        let places = self.checker.look(|model, _| model.services.places(rc_id(n)));
+        deleted.orphans = places.into_iter().map(|place| place.node).collect();
+        let log = self.log(&Details::ControllerDeleted(deleted));
+        self.txn(&[Op::Delete { key: key::rc(rc_id(n)) }, log]);
+    }
+
+    /// Gives a pod of one record to another that calls its pods the same.
+    pub fn give_pod(&self, from: usize, to: usize) {
+        let (old, new) = (rc_id(from), rc_id(to));
+        let places =
+            self.checker.look(|model, _| (model.services.places(old), model.services.places(new)));
+        let taken = |place: &&PodRef| places.1.iter().all(|other| other.node != place.node);
+        let Some(PodRef { node, pod }) = places.0.iter().find(taken) else { return };
+        let labels: BTreeMap<&str, String> =
+            BTreeMap::from([(RC_ID, new.to_string()), (POD_ID, pod.to_string())]);
+        let value = serde_json::to_vec(&labels).expect("labels encode");
+        self.put(&key::pod_labels(node, pod), value);
+        met(Occasion::PodGivenAway);
+    }
+
+    /// Deletes an intent of a record's pod.
+    pub fn drop_rc_intent(&self, n: usize) {
+        let places = self.checker.look(|model, _| model.services.places(rc_id(n)));
+        let Some(PodRef { node, pod }) = places.first() else { return };
+        let key = key::intent(node, pod);
+        let delete = self.consul.delete(&key, DeleteMode::Always);
+        let _ = self.checker.now(SimActor::User, delete);
+    }
+
+    /// Puts a pod by hand where a record's pod would stand.
+    pub fn squat(&self, node: &NodeName, n: usize) {
+        let place = PodRef { node: node.clone(), pod: pod_id(n) };
+        let taken = self.checker.look(|model, _| model.services.pods.contains_key(&place));
+        if !taken {
+            let value = format!("id: {}\nby: hand\n", place.pod).into();
+            let put =
+                Op::Cas { key: key::intent(node, &place.pod), value, flags: 0, index: Index::ZERO };
+            self.txn(&[put]);
+        }
+    }
+
+    /// Takes it away again.
+    pub fn unsquat(&self, node: &NodeName, n: usize) {
+        let key = key::intent(node, &pod_id(n));
+        if let Some(entry) = self.get(&key).filter(|entry| entry.value.ends_with(b"by: hand\n")) {
+            let labels = key::pod_labels(node, &pod_id(n));
+            let gone = Op::CheckNotExists { key: labels };
+            self.txn(&[gone, Op::DeleteCas { key, index: entry.modify_index }]);
+        }
+    }
+
+    /// Holds a record's mutation lock, or gives it back.
+    pub fn hold_lock(&self, n: usize, hold: bool) {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if !hold {
+            if let Some(session) = locks.remove(&n) {
+                let _ = self.checker.now(SimActor::User, self.consul.destroy_session(&session));
+            }
+            return;
+        }
+        let new = NewSession::default();
+        let Ok(session) = self.checker.now(SimActor::User, self.consul.create_session(&new)) else {
+            return;
+        };
+        let key = key::rc_mutation_lock(rc_id(n));
+        let mode = PutMode::Acquire(session.clone());
+        let _ = self.checker.now(SimActor::User, self.consul.put(&key, "user".into(), 0, mode));
+        locks.insert(n, session);
+    }
+
+    /// Leaves keys where they do not belong.
+    pub fn litter_rcs(&self) {
+        for prefix in [key::rcs(), key::labels(LabelKind::Pod), key::intents(), key::rc_statuses()]
+        {
+            if let Some(key) = prefix.key_of("litter") {
+                self.put(&key, "?");
+            }
+        }
+    }
+}
