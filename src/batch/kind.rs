@@ -1,26 +1,91 @@
-//! What a farm must know to claim schedulers and run their tasks.
+//! Schedulers as a kind of record: data, subscriptions and hooks.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::caches::SchedulerCaches;
 use super::controller::OrderingController;
 use crate::cluster::commands::Commands;
-use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
+use crate::farm::kind::{
+    ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
+};
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
 use rcfarm_api::Stored;
-use rcfarm_api::ids::ObjectName;
-use rcfarm_api::ids::RecordId;
-use rcfarm_api::key;
-use rcfarm_api::queue::spec::DEFAULT_SCHEDULER;
+use rcfarm_api::ids::{Namespaced, ObjectName, QueueName, RecordId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
 use rcfarm_api::scheduler::spec::SchedulerRecord;
-use rcfarm_store::{Index, Key, Prefix, StoreError};
+use rcfarm_store::{Index, StoreError};
 
 /// Schedulers as a kind of record.
+#[must_use]
+pub fn spec() -> KindSpec {
+    let default: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
+    KindSpec {
+        check_name: |tail| tail.parse::<ObjectName>().map(drop).map_err(|bad| bad.to_string()),
+        reads: vec![key::labels(LabelKind::Node), key::nodes()],
+        writes: vec![
+            key::schedulers(),
+            key::scheduler_statuses(),
+            key::queues(),
+            key::queue_statuses(),
+            key::commands(),
+            key::pod_groups(),
+            key::pod_group_statuses(),
+            key::allocations(),
+        ],
+        user_writes: vec![key::commands()],
+        sentinels: vec![key::pod_groups(), key::pod_group_statuses(), key::commands()],
+        seeds: vec![(key::scheduler(&default), SchedulerRecord::default().encode())],
+        checks: vec![
+            RecordCheck {
+                title: "schedulers",
+                prefix: key::schedulers(),
+                check: check_scheduler,
+                remedy: "mend or delete them: consul kv",
+            },
+            RecordCheck {
+                title: "pod groups",
+                prefix: key::pod_groups(),
+                check: check_group,
+                remedy: "mend or delete them: consul kv",
+            },
+            RecordCheck {
+                title: "queues",
+                prefix: key::queues(),
+                check: check_queue,
+                remedy: "mend them: rcfarm queue --help",
+            },
+        ],
+        ..KindSpec::new(
+            "scheduler",
+            key::schedulers(),
+            key::scheduler_locks(),
+            key::scheduler_labels(),
+        )
+    }
+}
+
+fn check_scheduler(tail: &str, value: &[u8]) -> Result<(), String> {
+    tail.parse::<ObjectName>().map_err(|bad| bad.to_string())?;
+    SchedulerRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+}
+
+fn check_group(tail: &str, value: &[u8]) -> Result<(), String> {
+    tail.parse::<Namespaced>().map_err(|_| "its name is not NAMESPACE/NAME in lower case")?;
+    PodGroupRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+}
+
+fn check_queue(tail: &str, value: &[u8]) -> Result<(), String> {
+    tail.parse::<QueueName>().map_err(|bad| bad.to_string())?;
+    QueueRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+}
+
+/// Controllers of schedulers.
 pub struct OrderingKind {
     ctx: ControllerContext,
     caches: Arc<SchedulerCaches>,
@@ -36,47 +101,6 @@ impl OrderingKind {
 
 #[async_trait]
 impl Kind for OrderingKind {
-    fn name(&self) -> &'static str {
-        "scheduler"
-    }
-
-    fn records(&self) -> Prefix {
-        key::schedulers()
-    }
-
-    fn locks(&self) -> Prefix {
-        key::scheduler_locks()
-    }
-
-    fn labels(&self) -> Prefix {
-        key::scheduler_labels()
-    }
-
-    fn trees(&self) -> Vec<Prefix> {
-        vec![
-            key::scheduler_statuses(),
-            key::queues(),
-            key::queue_statuses(),
-            key::commands(),
-            key::pod_groups(),
-            key::pod_group_statuses(),
-            key::allocations(),
-        ]
-    }
-
-    fn sentinels(&self) -> Vec<Prefix> {
-        vec![key::pod_groups(), key::pod_group_statuses(), key::commands()]
-    }
-
-    fn check_name(&self, tail: &str) -> Result<(), String> {
-        tail.parse::<ObjectName>().map(drop).map_err(|error| error.to_string())
-    }
-
-    fn seeds(&self) -> Vec<(Key, Bytes)> {
-        let name: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
-        vec![(key::scheduler(&name), SchedulerRecord::default().encode())]
-    }
-
     fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let wake = || {
             let (wake_queue, caches) = (wake_queue.clone(), self.caches.clone());

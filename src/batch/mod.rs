@@ -24,7 +24,7 @@
 
 pub mod caches;
 mod controller;
-mod kind;
+pub mod kind;
 pub mod placing;
 pub mod plan;
 #[cfg(test)]
@@ -38,5 +38,3 @@ pub mod reconcile_existing;
 #[cfg(test)]
 mod waiting_tests;
 pub mod writes;
-
-pub use kind::OrderingKind;

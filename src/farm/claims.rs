@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tracing::{debug, warn};
 
-use super::kind::{Kind, lock_key};
+use super::kind::KindSpec;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
@@ -58,12 +58,11 @@ impl Claims {
     }
 
     /// Takes the locks of `ids`, those that can be had.
-    pub async fn take(&self, kind: Arc<dyn Kind>, ids: Vec<RecordId>) -> Round {
+    pub async fn take(&self, spec: Arc<KindSpec>, ids: Vec<RecordId>) -> Round {
         let batches: Vec<Vec<RecordId>> =
             ids.chunks(self.limits.ops).map(<[RecordId]>::to_vec).collect();
-        let mut rounds = stream::iter(batches)
-            .map(|batch| self.take_batch(kind.as_ref(), batch))
-            .buffered(PARALLEL);
+        let mut rounds =
+            stream::iter(batches).map(|batch| self.take_batch(&spec, batch)).buffered(PARALLEL);
         let mut all = Round::default();
         while let Some(round) = rounds.next().await {
             all.won.extend(round.won);
@@ -74,14 +73,14 @@ impl Claims {
     }
 
     /// One transaction for all; whoever is refused falls out, and the rest is tried again at once.
-    async fn take_batch(&self, kind: &dyn Kind, mut batch: Vec<RecordId>) -> Round {
+    async fn take_batch(&self, spec: &KindSpec, mut batch: Vec<RecordId>) -> Round {
         let mut round = Round::default();
         while !batch.is_empty() {
             if !self.epoch.is_live() {
                 round.unknown.append(&mut batch);
                 break;
             }
-            let ops: Vec<Op> = batch.iter().filter_map(|id| self.lock_op(kind, id)).collect();
+            let ops: Vec<Op> = batch.iter().filter_map(|id| self.lock_op(spec, id)).collect();
             match self.store.txn(&ops).await {
                 Ok(TxnOutcome::Committed { .. }) => round.won.append(&mut batch),
                 Ok(TxnOutcome::Refused(refusals)) => {
@@ -105,23 +104,23 @@ impl Claims {
         round
     }
 
-    fn lock_op(&self, kind: &dyn Kind, id: &RecordId) -> Option<Op> {
-        let key = lock_key(kind, id)?;
+    fn lock_op(&self, spec: &KindSpec, id: &RecordId) -> Option<Op> {
+        let key = spec.lock_key(id)?;
         let value = Bytes::copy_from_slice(self.farm.as_str().as_bytes());
         Some(Op::Lock { key, value, session: self.epoch.session().clone() })
     }
 
-    fn unlock_op(&self, kind: &dyn Kind, id: &RecordId) -> Option<Op> {
-        let key = lock_key(kind, id)?;
+    fn unlock_op(&self, spec: &KindSpec, id: &RecordId) -> Option<Op> {
+        let key = spec.lock_key(id)?;
         Some(Op::Unlock { key, value: Bytes::new(), session: self.epoch.session().clone() })
     }
 
     /// Gives locks up, each under its guard: released and deleted in one step, so that whoever waits gets them at
     /// once. A lock that is not ours any more makes its whole batch fall apart into single ones.
-    pub async fn release(&self, kind: &dyn Kind, parted: &[Guarded]) -> ReleaseOutcome {
+    pub async fn release(&self, spec: &KindSpec, parted: &[Guarded]) -> ReleaseOutcome {
         let ops = |(id, guard): &Guarded| {
-            let key = lock_key(kind, id)?;
-            let unlock = self.unlock_op(kind, id)?;
+            let key = spec.lock_key(id)?;
+            let unlock = self.unlock_op(spec, id)?;
             Some(guard.iter().cloned().chain([unlock, Op::Delete { key }]).collect())
         };
         self.part(parted.iter().filter_map(ops).collect()).await
@@ -131,16 +130,16 @@ impl Claims {
     /// session is gone; the locks then stay ours.
     pub async fn hand_over(
         &self,
-        kind: &dyn Kind,
+        spec: &KindSpec,
         parted: &[Guarded],
         farm: &FarmName,
         to: &SessionId,
     ) -> ReleaseOutcome {
         let ops = |(id, guard): &Guarded| {
-            let key = lock_key(kind, id)?;
+            let key = spec.lock_key(id)?;
             let value = Bytes::copy_from_slice(farm.as_str().as_bytes());
             let lock = Op::Lock { key, value, session: to.clone() };
-            Some(guard.iter().cloned().chain([self.unlock_op(kind, id)?, lock]).collect())
+            Some(guard.iter().cloned().chain([self.unlock_op(spec, id)?, lock]).collect())
         };
         self.part(parted.iter().filter_map(ops).collect()).await
     }
@@ -148,11 +147,11 @@ impl Claims {
     /// Gives up another lock of a record than the one that says who owns it.
     pub async fn release_stray(
         &self,
-        kind: &dyn Kind,
+        spec: &KindSpec,
         id: &RecordId,
         lock: &str,
     ) -> ReleaseOutcome {
-        let key = kind.locks().key_of(&format!("{id}/{lock}"));
+        let key = spec.locks.key_of(&format!("{id}/{lock}"));
         let ops = key.map(|key| {
             let (value, session) = (Bytes::new(), self.epoch.session().clone());
             vec![Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]

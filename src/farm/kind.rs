@@ -1,27 +1,27 @@
-//! What a kind of record must say of itself so that a farm can claim its records and run their tasks. A new kind
-//! is one directory that implements [`Kind`], and one line where the farm is put together.
+//! A kind of record: data ([`KindSpec`]) and behaviour ([`Kind`], [`Controller`]). A new kind is one directory with
+//! both, and one line in `src/daemon.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
 
 use super::records::{Locks, RecordLabels, Records};
-use crate::farm::wake_queue::WakeQueue;
-use rcfarm_api::ids::{FarmName, NodeName, RecordId};
+use super::settings::FarmSettings;
+use super::wake_queue::WakeQueue;
+use rcfarm_api::ids::{FarmName, RecordId};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::time::{Clock, IdSource};
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Claim, Index, Key, Prefix, Reader, StoreError, Writer};
+use rcfarm_store::{Claim, Env, Index, Key, Prefix, Reader, StoreError, TxnLimits, Writer};
 
-/// What a farm gives to every controller and every kind.
+/// What the controllers of a kind use to read and write.
 #[derive(Clone)]
 pub struct ControllerContext {
-    /// The farm.
+    /// Name of the farm.
     pub farm: FarmName,
     /// Reads.
     pub reader: Arc<dyn Reader>,
@@ -31,177 +31,256 @@ pub struct ControllerContext {
     pub clock: Arc<dyn Clock>,
     /// Identifiers and jitter.
     pub ids: Arc<IdSource>,
-    /// What fits into one transaction.
-    pub limits: rcfarm_store::TxnLimits,
+    /// Size limits of one transaction.
+    pub limits: TxnLimits,
+}
+
+impl ControllerContext {
+    /// The context of a kind's controllers in a farm.
+    #[must_use]
+    pub fn new(settings: &FarmSettings, env: &Env, spec: &KindSpec) -> ControllerContext {
+        ControllerContext {
+            farm: settings.name.clone(),
+            reader: env.store.clone(),
+            writer: match spec.batches_commits {
+                true => Writer::together(env.store.clone(), settings.limits),
+                false => Writer::new(env.store.clone()),
+            },
+            clock: env.clock.clone(),
+            ids: env.ids.clone(),
+            limits: settings.limits,
+        }
+    }
 }
 
 /// A claimed record with its claim and the caches of its kind.
 #[derive(Clone)]
 pub struct ClaimedRecord {
-    /// The record.
+    /// Name of the record.
     pub id: RecordId,
-    /// The right to write it.
+    /// Fence of every transaction of its controller.
     pub claim: Claim,
-    /// All records of the kind, as last read.
+    /// All records of the kind.
     pub records: Arc<Cache<Records>>,
-    /// Their labels, as last read.
+    /// Labels of all records of the kind; watched only if something needs them ([`KindSpec::needs_labels`]).
     pub labels: Arc<Cache<RecordLabels>>,
-    /// All locks of the kind, as last read.
+    /// All locks of the kind.
     pub locks: Arc<Cache<Locks>>,
 }
 
-/// A kind of record.
+/// What a kind says of itself as data: where its records stand, how they are claimed and watched, and which prefixes
+/// its controllers read and write. The rights check at start, `doctor`, sentinels, lock and doorbell names and metric
+/// labels are derived from it.
+#[derive(Debug, Clone)]
+pub struct KindSpec {
+    /// Name in logs, metric labels and doorbells (`rcfarm/bell/<name>/<id>`).
+    pub name: &'static str,
+    /// Prefix of the records.
+    pub records: Prefix,
+    /// Prefix of the ownership locks, each under its record's name.
+    pub locks: Prefix,
+    /// Prefix of the records' labels, each under its record's name. A farm's selector is matched against them.
+    pub labels: Prefix,
+    /// Checks that a key's tail below `records` names a record. The error is for people. Keys that name no record are
+    /// reported and not claimed.
+    pub check_name: fn(&str) -> Result<(), String>,
+    /// Whether the mass deletion guard holds for the records. Not for kinds whose records come and go by the
+    /// thousand; their controllers confirm with the store that a record is gone before they remove anything.
+    pub is_guarded: bool,
+    /// How records, labels and locks are watched.
+    pub poll_policy: PollPolicy,
+    /// Whether controllers read their records' labels. If not, labels are watched only while a farm selects by them.
+    pub needs_labels: bool,
+    /// Record tasks of the kind that reconcile at the same time, at most.
+    pub concurrency: usize,
+    /// Whether transactions of different records are sent to Consul in one request where they fit. For kinds with
+    /// many small records.
+    pub batches_commits: bool,
+    /// Further prefixes that controllers read and do not write.
+    pub reads: Vec<Prefix>,
+    /// Prefixes that controllers write, besides locks.
+    pub writes: Vec<Prefix>,
+    /// Prefixes that users write, by the policy `user.hcl`.
+    pub user_writes: Vec<Prefix>,
+    /// Prefixes that may be empty for long. They get a sentinel key, since a watch on an empty prefix wakes on
+    /// unrelated writes.
+    pub sentinels: Vec<Prefix>,
+    /// Records that a farm creates at its start when they are missing.
+    pub seeds: Vec<(Key, Bytes)>,
+    /// Documents of users that `doctor` checks.
+    pub checks: Vec<RecordCheck>,
+}
+
+/// How `doctor` checks the documents below one prefix.
+#[derive(Debug, Clone)]
+pub struct RecordCheck {
+    /// Name of the check.
+    pub title: &'static str,
+    /// Prefix of the documents.
+    pub prefix: Prefix,
+    /// What is wrong with a document, given its key's tail and its value.
+    pub check: fn(&str, &[u8]) -> Result<(), String>,
+    /// What to do about documents that are wrong.
+    pub remedy: &'static str,
+}
+
+impl KindSpec {
+    /// A kind with the given name and prefixes. Everything else has its usual value: guarded, watched promptly, 64
+    /// tasks, nothing else read or written, any name allowed.
+    #[must_use]
+    pub fn new(name: &'static str, records: Prefix, locks: Prefix, labels: Prefix) -> KindSpec {
+        KindSpec {
+            name,
+            records,
+            locks,
+            labels,
+            check_name: |_| Ok(()),
+            is_guarded: true,
+            poll_policy: PollPolicy::PROMPT,
+            needs_labels: false,
+            // Enough to keep Consul busy while some of them wait for a scheduler.
+            concurrency: 64,
+            batches_commits: false,
+            reads: Vec::new(),
+            writes: Vec::new(),
+            user_writes: Vec::new(),
+            sentinels: Vec::new(),
+            seeds: Vec::new(),
+            checks: Vec::new(),
+        }
+    }
+
+    /// The ownership lock of a record; `None` when no key can have that name.
+    #[must_use]
+    pub fn lock_key(&self, id: &RecordId) -> Option<Key> {
+        self.locks.key_of(id.as_str())
+    }
+
+    /// All prefixes that a farm reads for this kind.
+    pub fn readable(&self) -> impl Iterator<Item = &Prefix> {
+        [&self.records, &self.locks, &self.labels]
+            .into_iter()
+            .chain(&self.reads)
+            .chain(&self.writes)
+    }
+
+    /// All prefixes that a farm writes for this kind.
+    pub fn writable(&self) -> impl Iterator<Item = &Prefix> {
+        std::iter::once(&self.locks).chain(&self.writes)
+    }
+}
+
+/// What a kind does. Only [`Kind::controller`] is needed; the rest are hooks.
 #[async_trait]
 pub trait Kind: Send + Sync + 'static {
-    /// Its word in logs, metrics and doorbells (`rcfarm/bell/<name>/<id>`).
-    fn name(&self) -> &'static str;
-
-    /// Where its records stand.
-    fn records(&self) -> Prefix;
-
-    /// Where their ownership locks stand, each under the record's name.
-    fn locks(&self) -> Prefix;
-
-    /// Where their labels stand, each under the record's name; what a farm's selector looks at.
-    fn labels(&self) -> Prefix;
-
-    /// Whether its records cannot well become few all of a sudden. Not where records come and go by the thousand, and
-    /// whatever is removed because one is gone has the store make sure of that.
-    fn is_guarded(&self) -> bool {
-        true
-    }
-
-    /// How its records, their labels and locks are watched.
-    fn poll_policy(&self) -> PollPolicy {
-        PollPolicy::PROMPT
-    }
-
-    /// The other trees that its controllers read.
-    fn trees(&self) -> Vec<Prefix>;
-
-    /// Checks that a key below [`Kind::records`] names a record; says why not.
-    ///
-    /// # Errors
-    /// What is wrong with the name, for people.
-    fn check_name(&self, tail: &str) -> Result<(), String>;
-
-    /// Records that a farm makes at its start where they are missing, so that it works out of the box.
-    fn seeds(&self) -> Vec<(Key, Bytes)> {
-        Vec::new()
-    }
-
-    /// Trees of ours that may be empty for long, and are to have a sentinel.
-    fn sentinels(&self) -> Vec<Prefix> {
-        Vec::new()
-    }
-
-    /// Whether its controllers look at the labels of their records; else those are watched only while some farm selects
-    /// by them.
-    fn needs_labels(&self) -> bool {
-        false
-    }
+    /// Makes the controller of a claimed record.
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller>;
 
     /// The watches of the trees that its controllers look at, to be run beside the farm.
-    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>>;
+    fn watches(&self, _wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+        Vec::new()
+    }
 
-    /// Names without a record of which something is left to be tidied up. Each is claimed like a record, and its
+    /// The watches that nobody needs before there has been a record. Until then they cost nothing.
+    fn watches_of_records(&self, _wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
+        Vec::new()
+    }
+
+    /// Names without a record of which something is left to clean up. Each is claimed like a record, and its
     /// controller finds no record.
     fn left_behind(&self, _records: &Records) -> BTreeSet<RecordId> {
         BTreeSet::new()
     }
 
-    /// Whether something besides a record shows that [`Kind::watches_of_records`] are needed.
-    fn is_wanted(&self) -> bool {
+    /// Whether there is something of this kind although it has no record.
+    fn has_leftovers(&self) -> bool {
         false
     }
 
-    /// The watches that nobody needs before there has been a record. Until then they cost nothing.
-    fn watches_of_records(&self, _inbox: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        Vec::new()
-    }
-
-    /// Called after records were claimed and before their controllers start: brings what the kind knows up to
-    /// date, once for all of them. `oldest` is the smallest CreateIndex among them, or 0 when one of them had an
-    /// owner before; what was read before that index can hold nothing of theirs.
+    /// Called after records were claimed and before their controllers start: refreshes the caches once for all of
+    /// them. `oldest` is the smallest CreateIndex among them, or 0 when one of them had an owner before. A read at a
+    /// lower index than `oldest` cannot contain anything of theirs.
     ///
     /// # Errors
-    /// Any [`StoreError`]; the controllers start all the same and find out by themselves.
-    async fn prepare(&self, oldest: Index) -> Result<(), StoreError>;
-
-    /// A person confirmed that trees which became suspiciously small are meant to be so.
-    fn confirm(&self);
-
-    /// What holds destructive plans back, for people; empty when nothing does.
-    fn untrusted_caches(&self) -> Vec<String>;
-
-    /// Nodes that could not start pods of several records, and until when its controllers add none there.
-    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        BTreeMap::new()
+    /// Any [`StoreError`]; the controllers start all the same and read for themselves.
+    async fn prepare(&self, _oldest: Index) -> Result<(), StoreError> {
+        Ok(())
     }
 
-    /// Where the scheduler of its records is asked, if that is outside the farm.
-    fn scheduler(&self) -> Option<String> {
-        None
-    }
-
-    /// The doorbell of a record of ours was rung; its controller is woken next.
+    /// Called when the doorbell of an owned record was rung, before its controller is woken.
     fn rung(&self, _id: &RecordId) {}
 
-    /// A controller for a claimed record.
-    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller>;
+    /// An operator confirmed that prefixes which became suspiciously small are meant to be so.
+    fn confirm(&self) {}
+
+    /// What holds destructive plans back, for people; empty when nothing does.
+    fn untrusted_caches(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
-/// When to reconcile again.
+/// A kind as a farm runs it: its data and its behaviour.
+#[derive(Clone)]
+pub struct RegisteredKind {
+    /// Data.
+    pub spec: Arc<KindSpec>,
+    /// Behaviour.
+    pub kind: Arc<dyn Kind>,
+}
+
+impl RegisteredKind {
+    /// Registers `kind` under `spec`.
+    #[must_use]
+    pub fn new(spec: KindSpec, kind: Arc<dyn Kind>) -> RegisteredKind {
+        RegisteredKind { spec: Arc::new(spec), kind }
+    }
+}
+
+/// When to reconcile a record again. Every record is reconciled again after 5 to 7.5 minutes at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// When something changes.
     AwaitChange,
-    /// After this long, or when something changes.
+    /// After this time, or when something changes.
     RequeueAfter(Duration),
 }
 
-/// What one reconciliation of a record came to.
+/// Result of one reconciliation.
 pub type ReconcileResult = Result<Action, ReconcileError>;
 
 /// Why a reconciliation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// The store failed; not the record's fault.
+    /// The store failed: retried with backoff, up to 5 s.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The fault of something that the record depends on, such as its scheduler: waited out, longer.
+    /// Something that the record depends on failed, such as its scheduler: retried with backoff, up to 30 s.
     #[error("{0}")]
     Elsewhere(String),
-    /// The record's own fault: counts towards quarantine.
+    /// The record is at fault: counts towards quarantine.
     #[error("{0}")]
     Record(String),
-    /// The claim does not hold any more.
+    /// The claim is lost: the task ends.
     #[error("the claim is lost")]
     ClaimLost,
 }
 
-/// The task of one claimed record.
+/// The controller of one claimed record.
 #[async_trait]
 pub trait Controller: Send {
-    /// Looks at the record and its world, and brings them closer to each other by at most one plan.
+    /// Compares the record with what is there, and commits at most one plan that brings them closer.
     ///
     /// # Errors
     /// [`ReconcileError`]; the caller waits and calls again.
-    async fn reconcile(&mut self) -> Result<Action, ReconcileError>;
+    async fn reconcile(&mut self) -> ReconcileResult;
 
-    /// Writes into the record's status that it keeps failing and is left alone for `pause`.
+    /// Writes into the record's status that it keeps failing and is not retried for `pause`.
     ///
     /// # Errors
-    /// [`ReconcileError`], when even that fails.
+    /// [`ReconcileError`]; it is logged.
     async fn report_quarantine(
         &mut self,
         error: &str,
         pause: Duration,
     ) -> Result<(), ReconcileError>;
-}
-
-/// The lock key of a record.
-#[must_use]
-pub fn lock_key(kind: &dyn Kind, id: &RecordId) -> Option<Key> {
-    kind.locks().key_of(id.as_str())
 }

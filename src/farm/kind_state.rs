@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
-use super::kind::Kind;
+use super::kind::{Kind, KindSpec, RegisteredKind};
 use super::record_task::TaskHandle;
 use super::records::{Locks, RecordLabels, Records};
 use rcfarm_api::backoff;
@@ -20,11 +20,9 @@ use rcfarm_store::cache::{Cache, Snapshot};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Claim, Index, Op, Reader};
 
-/// So many tasks of a kind are at work at once: enough to keep Consul busy while some of them wait for a scheduler.
-const AT_WORK: usize = 64;
-
 /// A kind with its trees and its tasks.
 pub(super) struct KindState {
+    pub(super) spec: Arc<KindSpec>,
     pub(super) kind: Arc<dyn Kind>,
     pub(super) records: Arc<Cache<Records>>,
     pub(super) labels: Arc<Cache<RecordLabels>>,
@@ -68,21 +66,22 @@ pub(super) enum LockRelease {
 }
 
 impl KindState {
-    pub(super) fn new(kind: Arc<dyn Kind>, reader: &Arc<dyn Reader>) -> Self {
-        let tree = if kind.is_guarded() { Cache::guarded } else { Cache::new };
+    pub(super) fn new(kind: &RegisteredKind, reader: &Arc<dyn Reader>) -> Self {
+        let RegisteredKind { spec, kind } = kind.clone();
+        let cache = if spec.is_guarded { Cache::guarded } else { Cache::new };
         KindState {
-            records: tree(reader.clone(), kind.records(), kind.poll_policy()),
-            labels: Cache::new(reader.clone(), kind.labels(), kind.poll_policy()),
+            records: cache(reader.clone(), spec.records.clone(), spec.poll_policy),
+            labels: Cache::new(reader.clone(), spec.labels.clone(), spec.poll_policy),
             locks: Cache::new(
                 reader.clone(),
-                kind.locks(),
-                PollPolicy { reading: PollPolicy::LOCKS.reading, ..kind.poll_policy() },
+                spec.locks.clone(),
+                PollPolicy { reading: PollPolicy::LOCKS.reading, ..spec.poll_policy },
             ),
             begun: CancellationToken::new(),
             labelled: CancellationToken::new(),
             kind,
             running: BTreeMap::new(),
-            turns: Arc::new(Semaphore::new(AT_WORK)),
+            turns: Arc::new(Semaphore::new(spec.concurrency)),
             claiming: BTreeSet::new(),
             barred: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -91,6 +90,7 @@ impl KindState {
             unusable: BTreeSet::new(),
             is_doubted: false,
             stock: None,
+            spec,
         }
     }
 
@@ -103,10 +103,10 @@ impl KindState {
 
     /// Begins to watch what is needed from now on. `by_labels`: some farm selects by them.
     pub(super) fn wake_watches(&self, by_labels: bool) {
-        if !self.records.snapshot().value.0.is_empty() || self.kind.is_wanted() {
+        if !self.records.snapshot().value.0.is_empty() || self.kind.has_leftovers() {
             self.begun.cancel();
         }
-        if by_labels || self.kind.needs_labels() {
+        if by_labels || self.spec.needs_labels {
             self.labelled.cancel();
         }
     }
@@ -160,11 +160,11 @@ impl KindState {
                 continue;
             }
             self.unowned_since.entry(id.clone()).or_insert(now);
-            let Err(why) = self.kind.check_name(id.as_str()) else { continue };
+            let Err(why) = (self.spec.check_name)(id.as_str()) else { continue };
             if self.unusable.insert(id.clone()) {
                 warn!(
                     alert = true,
-                    key = format!("{}{id}", self.kind.records()),
+                    key = format!("{}{id}", self.spec.records),
                     why,
                     "a key that names no record stands among the records; it is left alone"
                 );

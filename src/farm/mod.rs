@@ -7,6 +7,7 @@
 //! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
 
 pub mod claims;
+mod context;
 mod doorbells;
 pub mod kind;
 mod kind_state;
@@ -15,35 +16,13 @@ pub mod preflight;
 mod presence;
 pub mod record_task;
 pub mod records;
+pub mod rights;
 mod run;
 mod session_loop;
+mod settings;
 pub mod wake_queue;
 
-use rcfarm_api::ids::FarmName;
-use rcfarm_api::labels::Selector;
-use rcfarm_store::TxnLimits;
-use rcfarm_store::session::SessionSettings;
-
-pub use preflight::PreflightError;
-pub use run::{Farm, FarmError, FarmReport};
-
-/// The major version of the key layout that this program writes.
-pub const LAYOUT: u32 = 1;
-
-/// How a farm is set up.
-#[derive(Clone)]
-pub struct FarmSettings {
-    /// Its name; unique among the live farms of a tree.
-    pub name: FarmName,
-    /// Which records it claims, by their labels.
-    pub selector: Selector,
-    /// How it proves that it is alive.
-    pub session: SessionSettings,
-    /// What fits into one transaction.
-    pub limits: TxnLimits,
-    /// A node whose agent is gone counts as down after this long.
-    pub node_grace: std::time::Duration,
-}
-
-/// The grace of a node, unless set otherwise.
-pub const NODE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+pub use context::{FarmReport, PlacementReport, ReportPlacement};
+pub use preflight::{LAYOUT, PreflightError};
+pub use run::{Farm, FarmError};
+pub use settings::{FarmSettings, NODE_GRACE};

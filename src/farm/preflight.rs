@@ -1,15 +1,17 @@
-//! What a farm makes sure of before it touches anything.
-
-use std::collections::BTreeSet;
+//! Checks before a farm claims anything: rights, layout version, sentinels and seed records.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::LAYOUT;
-use super::kind::Kind;
+use super::kind::RegisteredKind;
+use super::rights::readable_by_farms;
+use rcfarm_api::Index;
 use rcfarm_api::Stored;
 use rcfarm_api::key;
-use rcfarm_store::{Key, Prefix, PutMode, Query, Store, StoreError, may_read};
+use rcfarm_store::{Key, PutMode, Query, Store, StoreError, may_read};
+
+/// The major version of the key layout that this program writes.
+pub const LAYOUT: u32 = 1;
 
 /// Why a farm does not start.
 #[derive(Debug, thiserror::Error)]
@@ -17,13 +19,13 @@ pub enum PreflightError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The token may not read what a farm must see. Going on would mistake hidden trees for empty ones.
+    /// The token may not read some prefixes. Consul lists a hidden prefix as empty, so the farm must not go on.
     #[error(
         "the token may not read {}: grant `key_prefix` read there (docs/operate/acl/ has the policy)",
         .0.join(", ")
     )]
     Hidden(Vec<String>),
-    /// The tree belongs to a newer program.
+    /// A newer version of the program has written here.
     #[error(
         "{key} says layout {found}, this program knows {LAYOUT}: upgrade this farm, or use another --root"
     )]
@@ -33,7 +35,7 @@ pub enum PreflightError {
         /// The version there.
         found: u32,
     },
-    /// The layout key holds nonsense.
+    /// The layout key cannot be decoded.
     #[error("{key} cannot be read ({why}): restore it, or delete it if no farm is running")]
     BadLayout {
         /// The layout key.
@@ -58,35 +60,32 @@ struct Layout {
 
 impl Stored for Layout {}
 
-/// Rights, layout version, sentinel.
+/// Checks rights and layout version, then creates sentinels and seed records.
 pub(super) async fn check(
     store: &dyn Store,
-    kinds: &[std::sync::Arc<dyn Kind>],
+    kinds: &[RegisteredKind],
 ) -> Result<(), PreflightError> {
     check_rights(store, kinds).await?;
     check_layout(store).await?;
-    // An empty prefix wakes its watchers on unrelated writes; a key that stays makes it quiet.
-    store
-        .put(&key::bell_sentinel(), Bytes::new(), 0, PutMode::Cas(rcfarm_api::Index::ZERO))
-        .await?;
-    plant(store, kinds).await
+    // A watch on an empty prefix wakes on unrelated writes; the sentinel keeps the prefix from being empty.
+    store.put(&key::bell_sentinel(), Bytes::new(), 0, NEW).await?;
+    create_missing(store, kinds).await
 }
 
-/// Makes the records that the kinds want to be there, and the sentinels. Without the right to it, somebody else has to.
-async fn plant(
-    store: &dyn Store,
-    kinds: &[std::sync::Arc<dyn Kind>],
-) -> Result<(), PreflightError> {
-    for prefix in kinds.iter().flat_map(|kind| kind.sentinels()) {
-        let (key, new) = (prefix.sentinel(), PutMode::Cas(rcfarm_api::Index::ZERO));
-        match store.put(&key, Bytes::new(), 0, new).await {
-            // Without it there are more requests, no more.
+/// Writes a key only if it does not exist.
+const NEW: PutMode = PutMode::Cas(Index::ZERO);
+
+/// Creates sentinels and seed records. A farm without the right to do so starts all the same.
+async fn create_missing(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(), PreflightError> {
+    for prefix in kinds.iter().flat_map(|kind| &kind.spec.sentinels) {
+        match store.put(&prefix.sentinel(), Bytes::new(), 0, NEW).await {
+            // Without the sentinel there are more requests, nothing else.
             Ok(_) | Err(StoreError::Forbidden { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    for (key, value) in kinds.iter().flat_map(|kind| kind.seeds()) {
-        match store.put(&key, value, 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await {
+    for (key, value) in kinds.iter().flat_map(|kind| &kind.spec.seeds) {
+        match store.put(key, value.clone(), 0, NEW).await {
             Ok(_) => {}
             Err(StoreError::Forbidden { .. }) => {
                 tracing::warn!(%key, "the token may not make this record: somebody else has to");
@@ -97,19 +96,9 @@ async fn plant(
     Ok(())
 }
 
-async fn check_rights(
-    store: &dyn Store,
-    kinds: &[std::sync::Arc<dyn Kind>],
-) -> Result<(), PreflightError> {
-    let own = [key::bells(), key::farms()];
-    let prefixes = kinds
-        .iter()
-        .flat_map(|kind| [kind.records(), kind.locks(), kind.labels()])
-        .chain(kinds.iter().flat_map(|kind| kind.trees()))
-        .chain(own);
-    let prefixes: BTreeSet<Prefix> = prefixes.collect();
+async fn check_rights(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(), PreflightError> {
     let mut hidden = Vec::new();
-    for prefix in prefixes {
+    for prefix in readable_by_farms(kinds.iter().map(|kind| kind.spec.as_ref())) {
         if !may_read(store, &prefix).await? {
             hidden.push(prefix.to_string());
         }
@@ -129,7 +118,7 @@ async fn check_layout(store: &dyn Store) -> Result<(), PreflightError> {
             };
         }
         let value = Layout { version: LAYOUT }.encode();
-        if store.put(&key, value, 0, PutMode::Cas(rcfarm_api::Index::ZERO)).await? {
+        if store.put(&key, value, 0, NEW).await? {
             return Ok(());
         }
     }

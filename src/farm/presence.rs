@@ -1,6 +1,5 @@
 //! What the farm says of itself at `rcfarm/farms/<farm>`, and when it says it anew.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -9,7 +8,7 @@ use tracing::warn;
 use super::records::FarmPresence;
 use super::session_loop::{Done, FarmLoop, SessionState};
 use rcfarm_api::Stored;
-use rcfarm_api::ids::{FarmName, NodeName, SessionId};
+use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::key;
 use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
@@ -50,8 +49,9 @@ impl FarmLoop<'_> {
 
     fn presence(&self, e: &SessionState) -> FarmPresence {
         let settings = &self.farm.settings;
+        let placement = (self.farm.placement)();
         let unusable = self.states.iter().flat_map(|state| {
-            state.unusable.iter().take(20).map(|id| format!("{}{id}", state.kind.records()))
+            state.unusable.iter().take(20).map(|id| format!("{}{id}", state.spec.records))
         });
         FarmPresence {
             session: e.epoch.session().clone(),
@@ -61,24 +61,20 @@ impl FarmLoop<'_> {
             claims: self
                 .states
                 .iter()
-                .map(|state| (state.kind.name().to_owned(), state.running.len()))
+                .map(|state| (state.spec.name.to_owned(), state.running.len()))
                 .collect(),
-            scheduler: self.states.iter().find_map(|state| state.kind.scheduler()),
+            scheduler: placement.scheduler,
             suspicions: self.untrusted_caches(),
-            suspect_nodes: self.suspects().into_keys().collect(),
+            suspect_nodes: placement.suspect_nodes.into_keys().collect(),
             unusable_keys: unusable.collect(),
             leaving: false,
         }
     }
 
-    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        self.states.iter().flat_map(|state| state.kind.suspects()).collect()
-    }
-
     pub(super) fn untrusted_caches(&self) -> Vec<String> {
         let records = self.states.iter().filter_map(|state| {
             let why = state.records.snapshot().untrusted?;
-            Some(format!("{}: {why}", state.kind.records()))
+            Some(format!("{}: {why}", state.spec.records))
         });
         records.chain(self.states.iter().flat_map(|state| state.kind.untrusted_caches())).collect()
     }
@@ -92,7 +88,7 @@ impl FarmLoop<'_> {
         let shown = peers.value.0.get(&self.farm.settings.name);
         let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
         if e.announced.said.as_ref() == Some(&presence) && (shown || !peers.is_read()) {
-            return self.suspects().into_values().min();
+            return (self.farm.placement)().suspect_nodes.into_values().min();
         }
         let due = at + PRESENCE_EVERY;
         if Instant::now() < due {

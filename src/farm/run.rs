@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -11,12 +11,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
-use super::kind::Kind;
+use super::context::{FarmContext, FarmReport, PlacementReport, ReportPlacement};
+use super::kind::RegisteredKind;
 use super::kind_state::KindState;
+use super::preflight::{self, PreflightError};
 use super::records::{Doorbells, Locks, Peers, Records};
 use super::session_loop::FarmLoop;
-use super::{FarmSettings, PreflightError, preflight};
-use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use super::settings::FarmSettings;
+use super::wake_queue::{FarmEvent, WakeQueue};
 use rcfarm_api::backoff;
 use rcfarm_api::key;
 use rcfarm_store::Env;
@@ -25,21 +27,6 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints;
 use rcfarm_store::session::{FarmMember, Keeper};
 use rcfarm_store::watch::PollPolicy;
-
-/// What a farm does at the moment, for its HTTP endpoint and its tests.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct FarmReport {
-    /// The session; `None` between epochs.
-    pub session: Option<String>,
-    /// Records owned, by kind.
-    pub claims: BTreeMap<String, usize>,
-    /// What holds destructive plans back.
-    pub suspicions: Vec<String>,
-    /// Sessions lost since the start.
-    pub epochs_lost: u64,
-    /// Claims lost since the start, other than with their epoch.
-    pub claims_lost: u64,
-}
 
 /// Why a farm ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -56,23 +43,28 @@ pub enum FarmError {
 
 /// A farm, set up but not yet running.
 pub struct Farm {
-    pub(super) settings: FarmSettings,
-    pub(super) env: Env,
-    kinds: Vec<Arc<dyn Kind>>,
-    report: Arc<Mutex<FarmReport>>,
+    context: FarmContext,
+    kinds: Vec<RegisteredKind>,
 }
 
 impl Farm {
     /// A farm of the given kinds.
     #[must_use]
-    pub fn new(settings: FarmSettings, env: Env, kinds: Vec<Arc<dyn Kind>>) -> Self {
-        Farm { settings, env, kinds, report: Arc::default() }
+    pub fn new(settings: FarmSettings, env: Env, kinds: Vec<RegisteredKind>) -> Self {
+        let placement = Arc::new(PlacementReport::default);
+        Farm { context: FarmContext { settings, env, report: Arc::default(), placement }, kinds }
     }
 
-    /// What the farm does at the moment; stays readable while it runs.
+    /// Has the farm's presence say what `placement` reports.
+    #[must_use]
+    pub fn reporting(self, placement: ReportPlacement) -> Self {
+        Farm { context: FarmContext { placement, ..self.context }, ..self }
+    }
+
+    /// State of the farm; stays readable while it runs.
     #[must_use]
     pub fn report(&self) -> Arc<Mutex<FarmReport>> {
-        self.report.clone()
+        self.context.report.clone()
     }
 
     /// Runs until `shutdown`; then stops every task, gives every lock up and returns.
@@ -80,7 +72,7 @@ impl Farm {
     /// # Errors
     /// [`FarmError`] when it must not start (no rights, a newer layout) or go on. Failures of the store are waited out.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), FarmError> {
-        let span = error_span!("farm", name = %self.settings.name);
+        let span = error_span!("farm", name = %self.context.settings.name);
         self.run_inner(shutdown).instrument(span).await
     }
 
@@ -91,18 +83,18 @@ impl Farm {
             started = self.preflight() => started,
         };
         started?;
-        let reader: Arc<dyn rcfarm_store::Reader> = self.env.store.clone();
+        let reader: Arc<dyn rcfarm_store::Reader> = self.context.env.store.clone();
         let wake_queue = Arc::new(WakeQueue::default());
         let peers = Cache::<Peers>::new(reader.clone(), key::farms(), PollPolicy::PROMPT);
         let doorbells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);
         let states: Vec<KindState> =
-            self.kinds.iter().map(|kind| KindState::new(kind.clone(), &reader)).collect();
+            self.kinds.iter().map(|kind| KindState::new(kind, &reader)).collect();
         let mut watches = JoinSet::new();
         for watch in self.watches(&wake_queue, &peers, &doorbells, &states) {
             watches.spawn(failpoints::task(watch.instrument(tracing::Span::current())));
         }
         let mut farm_loop = FarmLoop {
-            farm: &self,
+            farm: &self.context,
             wake_queue,
             peers,
             doorbells,
@@ -130,9 +122,9 @@ impl Farm {
     /// One session after the other.
     async fn live(&self, farm_loop: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
-            self.env.store.clone(),
-            FarmMember::farm(&self.settings.name, &self.env.ids.uuid()),
-            self.settings.session.clone(),
+            self.context.env.store.clone(),
+            FarmMember::farm(&self.context.settings.name, &self.context.env.ids.uuid()),
+            self.context.settings.session.clone(),
         ));
         let mut failures = 0;
         while !shutdown.is_cancelled() {
@@ -148,7 +140,7 @@ impl Farm {
                     farm_loop.epoch(&keeper, &kept, shutdown).await;
                     keeper.close(&kept, shutdown.is_cancelled()).await;
                     if !shutdown.is_cancelled() {
-                        self.note(|report| report.epochs_lost += 1);
+                        self.context.note(|report| report.epochs_lost += 1);
                     }
                 }
                 Err(error) => {
@@ -161,7 +153,7 @@ impl Farm {
                     tokio::select! {
                         biased;
                         () = shutdown.cancelled() => break,
-                        () = sleep(self.env.ids.jitter(pause, 0.5)) => {}
+                        () = sleep(self.context.env.ids.jitter(pause, 0.5)) => {}
                     }
                 }
             }
@@ -171,7 +163,7 @@ impl Farm {
     async fn preflight(&self) -> Result<(), PreflightError> {
         let mut failures = 0;
         loop {
-            match preflight::check(self.env.store.as_ref(), &self.kinds).await {
+            match preflight::check(self.context.env.store.as_ref(), &self.kinds).await {
                 Err(error) if error.is_retryable() => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {
@@ -179,7 +171,7 @@ impl Farm {
                     }
                     let pause =
                         backoff(Duration::from_millis(200), Duration::from_secs(5), failures - 1);
-                    sleep(self.env.ids.jitter(pause, 0.5)).await;
+                    sleep(self.context.env.ids.jitter(pause, 0.5)).await;
                 }
                 result => return result,
             }
@@ -193,7 +185,7 @@ impl Farm {
         doorbells: &Arc<Cache<Doorbells>>,
         states: &[KindState],
     ) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.env.ids.fork();
+        let ids = || self.context.env.ids.fork();
         let push = |event: FarmEvent| {
             let wake_queue = wake_queue.clone();
             move || wake_queue.push(event.clone())
@@ -245,10 +237,6 @@ impl Farm {
             all.extend(of_records.map(|watch| from(&state.begun, watch)));
         }
         all
-    }
-
-    pub(super) fn note(&self, change: impl FnOnce(&mut FarmReport)) {
-        change(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 

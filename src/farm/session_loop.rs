@@ -14,14 +14,14 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, error_span, info, warn};
 
 use super::claims::{BUSY_PAUSE, Claims, Guarded, ReleaseOutcome, Round};
+use super::context::FarmContext;
 use super::doorbells::{Answering, Rung};
-use super::kind::{ClaimedRecord, Kind, lock_key};
+use super::kind::{ClaimedRecord, Kind, KindSpec};
 use super::kind_state::{KindState, LockRelease, RunningRecord};
 use super::plan::{ClaimPlan, ClaimsObserved, plan};
 use super::presence::Announced;
 use super::record_task::{RecordTask, TaskExit, TaskHandle};
 use super::records::{Doorbells, FarmPresence, Locks, Peers, RecordLabels, Records};
-use super::run::Farm;
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
@@ -54,7 +54,7 @@ pub(super) enum Done {
 
 /// State that survives a lost Consul session.
 pub(super) struct FarmLoop<'f> {
-    pub(super) farm: &'f Farm,
+    pub(super) farm: &'f FarmContext,
     pub(super) wake_queue: Arc<WakeQueue>,
     pub(super) peers: Arc<Cache<Peers>>,
     pub(super) doorbells: Arc<Cache<Doorbells>>,
@@ -232,7 +232,7 @@ impl FarmLoop<'_> {
             if confirmed {
                 self.confirm();
             }
-            let state = self.states.iter().find(|state| state.kind.name() == kind);
+            let state = self.states.iter().find(|state| state.spec.name == kind);
             if confirmed || state.is_some_and(|state| state.answer_bell(id, *index)) {
                 e.answering.answered(bell.clone(), *index, Instant::now());
             }
@@ -311,7 +311,7 @@ impl FarmLoop<'_> {
         self.farm.note(|report| {
             report.suspicions = suspicions;
             for state in &self.states {
-                report.claims.insert(state.kind.name().to_owned(), state.running.len());
+                report.claims.insert(state.spec.name.to_owned(), state.running.len());
             }
         });
         again_at
@@ -334,7 +334,7 @@ impl FarmLoop<'_> {
             e.beside.push(Box::pin(claim_round(
                 e.claims.clone(),
                 n,
-                state.kind.clone(),
+                (state.spec.clone(), state.kind.clone()),
                 state.records.clone(),
                 plan.claim,
                 plan.adopt,
@@ -342,14 +342,14 @@ impl FarmLoop<'_> {
             )));
         }
         for (id, lock) in plan.stray {
-            info!(kind = state.kind.name(), record = %id, lock, "released an orphaned lock");
+            info!(kind = state.spec.name, record = %id, lock, "released an orphaned lock");
             state.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
-            let (claims, kind) = (e.claims.clone(), state.kind.clone());
+            let (claims, spec) = (e.claims.clone(), state.spec.clone());
             e.beside.push(Box::pin(async move {
-                Done::Parted(n, claims.release_stray(kind.as_ref(), &id, &lock).await)
+                Done::Parted(n, claims.release_stray(&spec, &id, &lock).await)
             }));
         }
-        let guard = |id: &RecordId| labels.guard(&state.kind.labels(), id);
+        let guard = |id: &RecordId| labels.guard(&state.spec.labels, id);
         let release = plan.release.into_iter().map(|id| {
             let is_there = state.records.snapshot().value.0.contains_key(&id);
             let guard = is_there.then(|| guard(&id)).flatten();
@@ -391,13 +391,13 @@ impl FarmLoop<'_> {
             state.bar(id, now);
         }
         if !round.won.is_empty() {
-            info!(kind = state.kind.name(), records = round.won.len(), "claimed");
+            info!(kind = state.spec.name, records = round.won.len(), "claimed");
         }
         for id in round.won {
             state.claiming.remove(&id);
             state.refused.remove(&id);
             state.unowned_since.insert(id.clone(), now);
-            let Some(lock) = lock_key(state.kind.as_ref(), &id) else { continue };
+            let Some(lock) = state.spec.lock_key(&id) else { continue };
             let claim = Claim::new(lock, e.epoch.clone());
             let handle = Arc::new(TaskHandle {
                 wake: Arc::new(Notify::new()),
@@ -444,7 +444,7 @@ impl FarmLoop<'_> {
         match (running.parting, exit) {
             (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
             (_, TaskExit::ClaimLost) if e.epoch.is_live() => {
-                warn!(kind = state.kind.name(), record = %id, "the claim is lost");
+                warn!(kind = state.spec.name, record = %id, "the claim is lost");
                 state.barred.insert(id, Instant::now() + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
                 // Its tree may say for a long time that the lock is ours, and the record would be taken up again.
@@ -487,17 +487,16 @@ impl FarmLoop<'_> {
             }
         }
         for (n, ids) in releases {
-            let (claims, kind) = (e.claims.clone(), self.states[n].kind.clone());
-            info!(kind = kind.name(), records = ids.len(), "released");
-            e.beside.push(Box::pin(async move {
-                Done::Parted(n, claims.release(kind.as_ref(), &ids).await)
-            }));
+            let (claims, spec) = (e.claims.clone(), self.states[n].spec.clone());
+            info!(kind = spec.name, records = ids.len(), "released");
+            e.beside
+                .push(Box::pin(async move { Done::Parted(n, claims.release(&spec, &ids).await) }));
         }
         for ((n, farm, to), ids) in hand_overs {
-            let (claims, kind) = (e.claims.clone(), self.states[n].kind.clone());
-            info!(kind = kind.name(), records = ids.len(), to = %farm, "handed over");
+            let (claims, spec) = (e.claims.clone(), self.states[n].spec.clone());
+            info!(kind = spec.name, records = ids.len(), to = %farm, "handed over");
             e.beside.push(Box::pin(async move {
-                Done::Parted(n, claims.hand_over(kind.as_ref(), &ids, &farm, &to).await)
+                Done::Parted(n, claims.hand_over(&spec, &ids, &farm, &to).await)
             }));
         }
     }
@@ -580,13 +579,13 @@ async fn read_anew(
 async fn claim_round(
     claims: Claims,
     n: usize,
-    kind: Arc<dyn Kind>,
+    (spec, kind): (Arc<KindSpec>, Arc<dyn Kind>),
     records: Arc<Cache<Records>>,
     free: Vec<RecordId>,
     adopted: Vec<RecordId>,
     new: bool,
 ) -> Done {
-    let mut round = claims.take(kind.clone(), free).await;
+    let mut round = claims.take(spec, free).await;
     round.won.extend(adopted);
     let seen = records.snapshot();
     // What has no record is claimed for what is left of it.

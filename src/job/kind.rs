@@ -1,4 +1,4 @@
-//! What a farm must know to claim jobs and run their tasks.
+//! Jobs as a kind of record: data, subscriptions and hooks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,17 +10,18 @@ use tracing::debug;
 
 use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
+use super::document;
 use super::labelled::JobPods;
 use crate::cluster::queues::GroupStatusIndex;
-use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
+use crate::farm::kind::{
+    ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
+};
 use crate::farm::records::Records;
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
-use rcfarm_api::ids::Namespaced;
-use rcfarm_api::ids::PodRef;
-use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{BadName, Namespaced, PodRef, RecordId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Index, Prefix, StoreError};
+use rcfarm_store::{Index, StoreError};
 
 /// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
 const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
@@ -28,6 +29,55 @@ const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
 const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Jobs as a kind of record.
+#[must_use]
+pub fn spec() -> KindSpec {
+    KindSpec {
+        check_name,
+        is_guarded: false,
+        poll_policy: PollPolicy::BULK,
+        batches_commits: true,
+        reads: vec![
+            key::labels(LabelKind::Node),
+            key::nodes(),
+            key::pod_group_statuses(),
+            key::realities(),
+            key::pod_statuses(),
+        ],
+        writes: vec![
+            key::jobs(),
+            key::job_statuses(),
+            key::pod_groups(),
+            key::commands(),
+            key::labels(LabelKind::Pod),
+            key::intents(),
+        ],
+        user_writes: vec![key::jobs(), key::job_labels(), key::commands()],
+        sentinels: vec![key::jobs()],
+        checks: vec![RecordCheck {
+            title: "jobs",
+            prefix: key::jobs(),
+            check: check_record,
+            remedy: "mend them: rcfarm apply -f; or: rcfarm job delete",
+        }],
+        ..KindSpec::new("job", key::jobs(), key::job_locks(), key::job_labels())
+    }
+}
+
+fn check_name(tail: &str) -> Result<(), String> {
+    if tail.split('/').count() != 2 {
+        return Err("a job stands under <namespace>/<name>: move it there".to_owned());
+    }
+    tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
+}
+
+fn check_record(tail: &str, value: &[u8]) -> Result<(), String> {
+    check_name(tail)?;
+    let id = tail.parse().map_err(|error: BadName| error.to_string())?;
+    let problems = document::decode(&id, value).err().unwrap_or_default();
+    problems.first().map_or(Ok(()), |problem| Err(problem.to_string()))
+}
+
+/// Controllers of jobs.
 pub struct JobKind {
     ctx: ControllerContext,
     caches: Arc<JobCaches>,
@@ -47,54 +97,6 @@ fn touched(ids: BTreeSet<Namespaced>) -> FarmEvent {
 
 #[async_trait]
 impl Kind for JobKind {
-    fn name(&self) -> &'static str {
-        "job"
-    }
-
-    fn records(&self) -> Prefix {
-        key::jobs()
-    }
-
-    fn locks(&self) -> Prefix {
-        key::job_locks()
-    }
-
-    fn labels(&self) -> Prefix {
-        key::job_labels()
-    }
-
-    fn is_guarded(&self) -> bool {
-        false
-    }
-
-    fn poll_policy(&self) -> PollPolicy {
-        PollPolicy::BULK
-    }
-
-    fn trees(&self) -> Vec<Prefix> {
-        vec![
-            key::job_statuses(),
-            key::pod_groups(),
-            key::pod_group_statuses(),
-            key::commands(),
-            key::labels(LabelKind::Pod),
-            key::intents(),
-            key::realities(),
-            key::pod_statuses(),
-        ]
-    }
-
-    fn sentinels(&self) -> Vec<Prefix> {
-        vec![key::jobs()]
-    }
-
-    fn check_name(&self, tail: &str) -> Result<(), String> {
-        if tail.split('/').count() != 2 {
-            return Err("a job stands under <namespace>/<name>: move it there".to_owned());
-        }
-        tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
-    }
-
     fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         // Commands are watched for schedulers, too, and there.
         let (caches, ids) = (self.caches.clone(), self.ctx.ids.fork());
@@ -119,7 +121,7 @@ impl Kind for JobKind {
         vec![Box::pin(leftovers)]
     }
 
-    fn is_wanted(&self) -> bool {
+    fn has_leftovers(&self) -> bool {
         self.caches.has_something()
     }
 

@@ -32,7 +32,7 @@ mod controller;
 pub mod document;
 pub mod doorbells;
 mod events;
-mod kind;
+pub mod kind;
 pub mod labelled;
 pub mod machine;
 #[cfg(test)]
@@ -50,5 +50,3 @@ pub mod triggers;
 pub mod validate;
 mod waiting;
 pub mod writes;
-
-pub use kind::JobKind;

@@ -1,6 +1,6 @@
-//! What a farm must know to claim RCs and run their tasks.
+//! Replication controllers as a kind of record: data, subscriptions and hooks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,15 +14,73 @@ use crate::cluster::allocations::AllocationIndex;
 use crate::cluster::health::Healths;
 use crate::cluster::intents::IntentIndex;
 use crate::cluster::pods::PodLabels;
-use crate::farm::kind::{ClaimedRecord, Controller, ControllerContext, Kind};
+use crate::farm::kind::{
+    ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
+};
 use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use rcfarm_api::Stored;
+use rcfarm_api::ids::RcId;
 use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_store::cache::Snapshot;
-use rcfarm_store::{Index, Prefix, StoreError};
+use rcfarm_store::{Index, StoreError};
 
 /// Replication controllers as a kind of record.
+#[must_use]
+pub fn spec() -> KindSpec {
+    KindSpec {
+        check_name,
+        needs_labels: true,
+        reads: vec![key::labels(LabelKind::Node), key::nodes(), key::healths()],
+        writes: vec![
+            key::labels(LabelKind::Pod),
+            key::intents(),
+            key::rc_statuses(),
+            key::allocations(),
+        ],
+        user_writes: vec![
+            key::rcs(),
+            key::labels(LabelKind::ReplicationController),
+            key::labels(LabelKind::Node),
+        ],
+        sentinels: vec![key::nodes()],
+        checks: vec![RecordCheck {
+            title: "controllers",
+            prefix: key::rcs(),
+            check: check_record,
+            remedy: "mend or delete them; a p2 farm on the same tree stops at them altogether",
+        }],
+        ..KindSpec::new(
+            "rc",
+            key::rcs(),
+            key::rc_locks(),
+            key::labels(LabelKind::ReplicationController),
+        )
+    }
+}
+
+fn check_name(tail: &str) -> Result<(), String> {
+    match tail.parse::<RcId>() {
+        Err(_) => {
+            Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
+                .to_owned())
+        }
+        Ok(id) if id.to_string() != tail => {
+            Err(format!("it is not how keys spell a UUID: write the record under {}", key::rc(id)))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+fn check_record(tail: &str, value: &[u8]) -> Result<(), String> {
+    check_name(tail)?;
+    let id = tail.parse().map_err(|error: uuid::Error| error.to_string())?;
+    let record = RcRecord::decode(value).map_err(|bad| bad.to_string())?;
+    RcSpec::check(id, &record).map(drop).map_err(|bad| bad.to_string())
+}
+
+/// Controllers of replication controllers.
 pub struct RcKind {
     ctx: ControllerContext,
     caches: Arc<RcCaches>,
@@ -50,56 +108,6 @@ fn trust_changed<T>(wake_queue: &WakeQueue, old: &Snapshot<T>, new: &Snapshot<T>
 
 #[async_trait]
 impl Kind for RcKind {
-    fn name(&self) -> &'static str {
-        "rc"
-    }
-
-    fn records(&self) -> Prefix {
-        key::rcs()
-    }
-
-    fn locks(&self) -> Prefix {
-        key::rc_locks()
-    }
-
-    fn labels(&self) -> Prefix {
-        key::labels(LabelKind::ReplicationController)
-    }
-
-    fn trees(&self) -> Vec<Prefix> {
-        vec![
-            key::labels(LabelKind::Node),
-            key::nodes(),
-            key::labels(LabelKind::Pod),
-            key::intents(),
-            key::healths(),
-            key::rc_statuses(),
-            key::allocations(),
-        ]
-    }
-
-    fn sentinels(&self) -> Vec<Prefix> {
-        vec![key::nodes()]
-    }
-
-    fn needs_labels(&self) -> bool {
-        true
-    }
-
-    fn check_name(&self, tail: &str) -> Result<(), String> {
-        match tail.parse::<RcId>() {
-            Err(_) => {
-                Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
-                    .to_owned())
-            }
-            Ok(id) if id.to_string() != tail => Err(format!(
-                "it is not how keys spell a UUID: write the record under {}",
-                key::rc(id)
-            )),
-            Ok(_) => Ok(()),
-        }
-    }
-
     fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
         let ids = || self.ctx.ids.fork();
         let (view, caches) = (self.caches.cluster.clone(), self.caches.clone());
@@ -223,14 +231,6 @@ impl Kind for RcKind {
         ];
         let suspicious = seen.into_iter().filter_map(|(prefix, why)| Some((prefix, why?)));
         suspicious.map(|(prefix, why)| format!("{prefix}: {why}")).collect()
-    }
-
-    fn suspects(&self) -> BTreeMap<NodeName, Instant> {
-        self.caches.cluster.suspects()
-    }
-
-    fn scheduler(&self) -> Option<String> {
-        self.placement.scheduler.address()
     }
 
     fn rung(&self, id: &RecordId) {

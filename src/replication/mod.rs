@@ -16,7 +16,7 @@ mod conditions;
 mod controller;
 mod events;
 mod health_write_limiter;
-mod kind;
+pub mod kind;
 pub mod plan;
 #[cfg(test)]
 mod plan_tests;
@@ -27,7 +27,6 @@ pub mod writes;
 use std::collections::BTreeMap;
 
 pub use controller::PlacementSources;
-pub use kind::RcKind;
 
 /// The pods of one RC by place.
 pub type Pods = BTreeMap<rcfarm_api::ids::PodRef, plan::RcPod>;

@@ -1,61 +1,20 @@
-//! Which trees this token may read and write.
+//! Which prefixes this token may read and write. The list of prefixes is derived from the kinds.
 
 use super::{Check, POLICY, Verdict, failed};
 use crate::cli::context::CommandContext;
-use rcfarm_api::key::{self, LabelKind};
+use crate::daemon::kind_specs;
+use crate::farm::rights::{WrittenBy, written_by};
+use rcfarm_api::key;
 use rcfarm_store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
 
 /// A name that no key has.
 const PROBE: &str = "rcfarm-probe";
 
-/// Who needs the right to write a tree, of those with the fewest rights: users, then farms, then nodes' agents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Writer {
-    User,
-    Farm,
-    Agent,
-}
-
-/// Every tree of the layout.
-fn trees() -> [(Prefix, Writer); 28] {
-    use Writer::{Agent, Farm, User};
-    [
-        (key::rcs(), User),
-        (key::labels(LabelKind::ReplicationController), User),
-        (key::labels(LabelKind::Node), User),
-        (key::labels(LabelKind::Pod), Farm),
-        (key::intents(), Farm),
-        (key::realities(), Agent),
-        (key::healths(), Agent),
-        (key::pod_statuses(), Agent),
-        (key::rc_statuses(), Farm),
-        (key::rc_locks(), Farm),
-        (key::audit_logs(), User),
-        (key::bells(), User),
-        (key::farms(), Farm),
-        (key::nodes(), Agent),
-        (key::allocations(), Farm),
-        (key::jobs(), User),
-        (key::job_labels(), User),
-        (key::job_statuses(), Farm),
-        (key::job_locks(), Farm),
-        (key::commands(), User),
-        (key::pod_groups(), Farm),
-        (key::pod_group_statuses(), Farm),
-        (key::queues(), Farm),
-        (key::queue_statuses(), Farm),
-        (key::schedulers(), Farm),
-        (key::scheduler_labels(), Farm),
-        (key::scheduler_statuses(), Farm),
-        (key::scheduler_locks(), Farm),
-    ]
-}
-
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
-    for (tree, writer) in trees() {
-        let name = tree.to_string();
+    for (prefix, writer) in written_by(&kind_specs()) {
+        let name = prefix.to_string();
         let (may_read, may_write) =
-            match (may_read(context, &tree).await, may_write(context, &tree).await) {
+            match (may_read(context, &prefix).await, may_write(context, &prefix).await) {
                 (Ok(may_read), Ok(may_write)) => (may_read, may_write),
                 (Err(error), _) | (_, Err(error)) => {
                     checks.push(failed(name, &error));
@@ -64,17 +23,20 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
             };
         checks.push(match (may_read, may_write, writer) {
             (true, true, _) => Check::ok(name, "read and write"),
-            (true, false, Writer::User) => Check::bad(
+            (true, false, WrittenBy::User) => Check::bad(
                 Verdict::Warn,
                 name,
                 "read only: enough to look, not to change anything",
                 format!("to change something, the token needs key_prefix write here; {POLICY}"),
             ),
-            (true, false, Writer::Farm) => {
+            (true, false, WrittenBy::Farm) => {
                 Check::ok(name, "read only: enough for users, not for a farm")
             }
-            (true, false, Writer::Agent) => {
+            (true, false, WrittenBy::Agent) => {
                 Check::ok(name, "read only: enough for users and farms, not for a node's agent")
+            }
+            (true, false, WrittenBy::Operator) => {
+                Check::ok(name, "read only: enough for users and farms")
             }
             (false, ..) => Check::bad(
                 Verdict::Fail,
@@ -86,9 +48,9 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     }
 }
 
-/// A list of what may not be seen is empty; reading a single key is refused.
-async fn may_read(context: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
-    let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
+/// Reads a single key, which Consul refuses without rights. A list would come back empty instead.
+async fn may_read(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
+    let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
     match context.store.get(&probe, Query::PLAIN).await {
         Ok(_) => Ok(true),
         Err(StoreError::Forbidden { .. }) => Ok(false),
@@ -96,10 +58,10 @@ async fn may_read(context: &CommandContext, tree: &Prefix) -> Result<bool, Store
     }
 }
 
-/// Tries a transaction that writes, and that can never be committed: it begins with a check of a key that is not
-/// there. What else is refused is refused for want of rights.
-async fn may_write(context: &CommandContext, tree: &Prefix) -> Result<bool, StoreError> {
-    let Some(probe) = tree.key_of(PROBE) else { return Ok(true) };
+/// Tries a transaction that writes and that can never be committed: its first operation checks an index that no key
+/// has. If Consul refuses the second one, too, the right to write is missing.
+async fn may_write(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
+    let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
     let impossible = Op::CheckIndex { key: key::layout(), index: Index(u64::MAX >> 1) };
     let write = Op::Set { key: probe, value: PROBE.into(), flags: 0 };
     match context.store.txn(&[impossible, write]).await {

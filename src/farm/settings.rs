@@ -1,0 +1,26 @@
+//! Settings of a farm.
+
+use std::time::Duration;
+
+use rcfarm_api::ids::FarmName;
+use rcfarm_api::labels::Selector;
+use rcfarm_store::TxnLimits;
+use rcfarm_store::session::SessionSettings;
+
+/// Settings of a farm.
+#[derive(Clone)]
+pub struct FarmSettings {
+    /// Name of the farm; unique among the live farms on a Consul tree.
+    pub name: FarmName,
+    /// Labels of the records that it claims.
+    pub selector: Selector,
+    /// Session and health check by which Consul decides that the farm is alive.
+    pub session: SessionSettings,
+    /// Size limits of one transaction.
+    pub limits: TxnLimits,
+    /// A node counts as down this long after its agent's session is gone.
+    pub node_grace: Duration,
+}
+
+/// [`FarmSettings::node_grace`], unless set otherwise.
+pub const NODE_GRACE: Duration = Duration::from_secs(10);
