@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::caches::SchedulerCaches;
 use super::placing::{PlacementChange, VersionedStatus};
@@ -16,9 +16,13 @@ use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised}
 use crate::batch::queue_machine::{self, Wanted};
 use crate::cluster::allocations::booked_node;
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
+use crate::farm::status_chain::{
+    ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
+};
+use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
 use rcfarm_api::command::CommandAction;
-use rcfarm_api::ids::{ObjectName, QueueName};
+use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
@@ -29,9 +33,8 @@ use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored};
-use rcfarm_api::{Timestamp, backoff};
 use rcfarm_store::list_surely;
-use rcfarm_store::{Commit, Index, Op, Query, StoreError, Txn};
+use rcfarm_store::{Index, Op, Query, StoreError};
 
 /// So many groups get a place in one pass.
 const PLACED_PER_PASS: usize = 500;
@@ -41,27 +44,18 @@ const WORDS_EVERY: Duration = Duration::from_millis(250);
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// Promises without a group are looked for this often: nothing that is done here leaves any.
 const LEAKS_EVERY: Duration = Duration::from_secs(60);
-/// A refused transaction is planned anew after this long.
-const AFTER_REFUSAL: Duration = Duration::from_millis(50);
-/// The same after many refusals in a row.
-const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
-
 /// See the module.
 pub struct OrderingController {
     ctx: ControllerContext,
     claimed: ClaimedRecord,
     me: ObjectName,
     caches: Arc<SchedulerCaches>,
-    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
-    chain: (Index, SchedulerStatus),
+    chain: StatusChain<SchedulerStatus>,
     groups: GroupStatuses,
     /// Groups whose status is there and cannot be understood: what they hold is not known, so nobody touches them.
     unreadable: BTreeSet<GroupId>,
     queues: QueueBook,
     since: Timestamp,
-    /// What is known may be older than what was last written: it is read before the next plan.
-    behind: bool,
-    refused: u32,
     /// The queues' counters are counted anew: the statuses were read, and somebody may have deleted some.
     to_recount: bool,
     /// When words may be written again.
@@ -72,11 +66,13 @@ pub struct OrderingController {
     may_make_queues: bool,
 }
 
-/// What became of a transaction.
-enum Written {
-    Applied(Index),
-    Refused,
+impl Revisioned for SchedulerStatus {
+    fn revision(&mut self) -> &mut u64 {
+        &mut self.revision
+    }
 }
+
+impl ChainedStatus for SchedulerStatus {}
 
 /// Everything that one look found.
 struct BatchView {
@@ -95,18 +91,18 @@ impl OrderingController {
         caches: Arc<SchedulerCaches>,
     ) -> Self {
         let since = ctx.clock.wall();
+        let keys = (key::scheduler(&me), key::scheduler_status(&me));
+        let chain = StatusChain::new(&ctx, &claimed, keys, None);
         OrderingController {
             ctx,
             claimed,
             me,
             caches,
-            chain: (Index::ZERO, SchedulerStatus::default()),
+            chain,
             groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),
             queues: QueueBook::new(),
             since,
-            behind: true,
-            refused: 0,
             to_recount: true,
             words_at: Instant::now(),
             leaks_at: Instant::now(),
@@ -118,11 +114,8 @@ impl OrderingController {
     /// Reads the statuses first, and then the rest: an older view of the promises than the statuses are of would make
     /// something stay promised for ever.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        self.chain.refresh().await?;
         let reader = &self.caches.reader;
-        let status = reader.get(&key::scheduler_status(&self.me), Query::CONSISTENT).await?.value;
-        self.chain = status.map_or_else(Default::default, |entry| {
-            (entry.modify_index, SchedulerStatus::decode(&entry.value).unwrap_or_default())
-        });
         let prefix = key::pod_group_statuses();
         let groups = list_surely(reader.as_ref(), &prefix).await?.value;
         self.groups.clear();
@@ -157,7 +150,8 @@ impl OrderingController {
             })
             .collect();
         self.caches.catch_up().await?;
-        (self.behind, self.to_recount) = (false, true);
+        self.chain.caught_up();
+        self.to_recount = true;
         Ok(())
     }
 
@@ -195,7 +189,7 @@ impl OrderingController {
                         "the scheduler's record cannot be worked on: nothing is admitted");
                     self.alerted = Some(pending_reasons.clone());
                 }
-                let mut status = self.chain.1.clone();
+                let mut status = self.chain.status().clone();
                 (status.observed_index, status.last_error) = (record.index, Some(pending_reasons));
                 self.say(record.index, status).await?;
                 Ok(None)
@@ -204,10 +198,11 @@ impl OrderingController {
     }
 
     async fn look(&mut self) -> Result<Option<BatchView>, ReconcileError> {
-        if !self.behind && Instant::now() >= self.leaks_at {
-            self.behind = self.is_tampered_with().await?;
+        let is_due = !self.chain.is_behind() && Instant::now() >= self.leaks_at;
+        if is_due && self.is_tampered_with().await? {
+            self.chain.fall_behind();
         }
-        if self.behind {
+        if self.chain.is_behind() {
             self.refresh().await?;
         }
         let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
@@ -218,7 +213,7 @@ impl OrderingController {
         }
         let queues_view = Queues::of(&queues.value.0);
         let fleet = self.caches.fleet(&selector);
-        let latest = groups.index.max(queues.index).max(self.chain.0);
+        let latest = groups.index.max(queues.index).max(self.chain.index());
         let plan = plan(&BatchObserved {
             me: &self.me,
             spec: &spec,
@@ -256,8 +251,8 @@ impl OrderingController {
                 groups: these.iter().map(audited).collect(),
             });
             match self.commit(look.record_index, made.ops.clone(), Some(details)).await? {
-                Written::Applied(index) => self.learn(these, made, index),
-                Written::Refused => return Ok(false),
+                Committed::Applied(index) => self.learn(these, made, index),
+                Committed::Refused(_) => return Ok(false),
             }
             rest = after;
         }
@@ -334,8 +329,8 @@ impl OrderingController {
         let most = self.ctx.limits.ops.saturating_sub(4).max(1);
         for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
             match self.commit(look.record_index, ops.to_vec(), None).await? {
-                Written::Refused => return Ok(false),
-                Written::Applied(index) => {
+                Committed::Refused(_) => return Ok(false),
+                Committed::Applied(index) => {
                     for (name, status) in told {
                         match status {
                             Some(status) => {
@@ -378,8 +373,8 @@ impl OrderingController {
         let key = key::queue(&name);
         let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
         match self.commit(record_index, vec![op], Some(details)).await {
-            Ok(Written::Applied(_)) => info!(queue = %name, "default queue created"),
-            Ok(Written::Refused) => {}
+            Ok(Committed::Applied(_)) => info!(queue = %name, "default queue created"),
+            Ok(Committed::Refused(_)) => {}
             Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
                 warn!(queue = %name, "the token may not make the default queue: somebody else has to");
                 self.may_make_queues = false;
@@ -460,8 +455,8 @@ impl OrderingController {
         queues?;
         commands?;
         Ok(match written {
-            Written::Applied(_) => Action::RequeueAfter(Duration::ZERO),
-            Written::Refused => self.after_refusal(),
+            Committed::Applied(_) => Action::RequeueAfter(Duration::ZERO),
+            Committed::Refused(_) => self.chain.after_refusal(),
         })
     }
 
@@ -471,62 +466,45 @@ impl OrderingController {
         record_index: Index,
         status: SchedulerStatus,
     ) -> Result<(), ReconcileError> {
-        if status != self.chain.1 || status.farm.as_ref() != Some(&self.ctx.farm) {
-            self.chain.1 = status;
-            self.commit(record_index, Vec::new(), None).await?;
+        if status == *self.chain.status() && status.farm.as_ref() == Some(&self.ctx.farm) {
+            return Ok(());
         }
-        Ok(())
+        self.commit_status(record_index, status, Vec::new(), None).await.map(drop)
     }
 
-    /// Commits one transaction of the chain: fence, the record as it was seen, the status in its place, the given
-    /// operations, the audit record.
+    /// Commits operations with the status as it is.
     async fn commit(
         &mut self,
         record_index: Index,
         ops: Vec<Op>,
         details: Option<Details>,
-    ) -> Result<Written, ReconcileError> {
-        let mut status = self.chain.1.clone();
-        status.revision += 1;
-        status.observed_index = record_index;
-        (status.farm, status.since) = (Some(self.ctx.farm.clone()), Some(self.since));
-        let nodes: BTreeSet<_> = ops.iter().filter_map(booked_node).collect();
-        let mut txn = Txn::under(&self.claimed.claim);
-        let (key, index) = (key::scheduler_status(&self.me), self.chain.0);
-        txn.push(Op::Cas { key, value: status.encode(), flags: 0, index });
-        txn.extend(ops);
-        if let Some(details) = details {
-            let now = self.ctx.clock.wall();
-            let id = self.ctx.ids.ordered_uuid(now);
-            txn.push(rcfarm_store::audit_op(id, &AuditRecord::new(&details, now)));
-        }
-        match self.ctx.writer.commit(txn).await {
-            Ok(Commit::Applied(index)) => {
-                self.chain = (index, status);
-                self.refused = 0;
-                Ok(Written::Applied(index))
-            }
-            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
-            Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.me, ?refusals, "refused: reconciling again");
-                self.refused = self.refused.saturating_add(1);
-                self.behind = true;
-                self.caches.view.ledger.reread(&nodes).await?;
-                Ok(Written::Refused)
-            }
-            Err(error) => {
-                // If the answer is lost, the chain tells when everything is read anew: a late transaction finds its
-                // place taken once the next has been applied.
-                self.behind = true;
-                Err(error.into())
-            }
-        }
+    ) -> Result<Committed, ReconcileError> {
+        let status = self.chain.status().clone();
+        self.commit_status(record_index, status, ops, details).await
     }
 
-    /// Plans anew in a moment; later and later if that is refused too.
-    fn after_refusal(&self) -> Action {
-        let again = self.refused.saturating_sub(1);
-        Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+    async fn commit_status(
+        &mut self,
+        record_index: Index,
+        mut status: SchedulerStatus,
+        ops: Vec<Op>,
+        details: Option<Details>,
+    ) -> Result<Committed, ReconcileError> {
+        status.observed_index = record_index;
+        (status.farm, status.since) = (Some(self.ctx.farm.clone()), Some(self.since));
+        let (shared, ops): (Vec<Op>, Vec<Op>) =
+            ops.into_iter().partition(|op| booked_node(op).is_some());
+        let nodes: Vec<Option<NodeName>> = shared.iter().map(booked_node).collect();
+        let now = self.ctx.clock.wall();
+        let audit = details.iter().map(|details| AuditRecord::new(details, now)).collect();
+        // The queues' records are guarded one by one, where a plan depends on them.
+        let (record, status) = (RecordGuard::Any, StatusWrite::Replace(status));
+        let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
+        if let Committed::Refused(refused) = &committed {
+            let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
+            self.caches.view.ledger.reread(&overtaken).await?;
+        }
+        Ok(committed)
     }
 
     /// When to look again, if nothing happens.
@@ -579,14 +557,14 @@ impl Controller for OrderingController {
             return Ok(next);
         }
         if !self.make(&look, &look.plan.changes).await? {
-            return Ok(self.after_refusal());
+            return Ok(self.chain.after_refusal());
         }
         if Instant::now() >= self.leaks_at {
             self.leaks_at = Instant::now() + LEAKS_EVERY;
         }
         let pending_reasons = Instant::now() >= self.words_at;
         if !self.tell_queues(&look, pending_reasons && !look.plan.more).await? {
-            return Ok(self.after_refusal());
+            return Ok(self.chain.after_refusal());
         }
         if look.plan.more || !look.plan.changes.is_empty() {
             return Ok(Action::RequeueAfter(Duration::ZERO));
@@ -599,12 +577,14 @@ impl Controller for OrderingController {
             let rooms = self.caches.fleet(&Selector::everything()).rooms;
             let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.ctx.limits);
             if !self.make(&look, &look.plan.says[..one.count]).await? {
-                return Ok(self.after_refusal());
+                return Ok(self.chain.after_refusal());
             }
             return Ok(Action::RequeueAfter(WORDS_EVERY));
         }
-        if self.chain.1.last_error.is_some() || self.chain.1.quarantined_until.is_some() {
-            let mut status = self.chain.1.clone();
+        if self.chain.status().last_error.is_some()
+            || self.chain.status().quarantined_until.is_some()
+        {
+            let mut status = self.chain.status().clone();
             (status.last_error, status.quarantined_until) = (None, None);
             self.alerted = None;
             self.say(look.record_index, status).await?;
@@ -620,7 +600,7 @@ impl Controller for OrderingController {
         self.refresh().await?;
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-        let mut status = self.chain.1.clone();
+        let mut status = self.chain.status().clone();
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
         self.say(record.index, status).await

@@ -20,6 +20,7 @@ pub mod rights;
 mod run;
 mod session_loop;
 mod settings;
+pub mod status_chain;
 pub mod wake_queue;
 
 pub use context::{FarmReport, PlacementReport, ReportPlacement};

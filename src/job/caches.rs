@@ -25,7 +25,6 @@ use crate::cluster::commands::Commands;
 use crate::cluster::intents::IntentIndex;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::queues::GroupStatusIndex;
-use crate::farm::kind::ReconcileError;
 use crate::farm::records::Records;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::RecordId;
@@ -281,25 +280,18 @@ impl JobCaches {
         })
     }
 
-    /// Reads a job's status and group now.
+    /// Reads the record of a job's group now, with its ModifyIndex.
     ///
     /// # Errors
-    /// Any [`StoreError`]; a status that cannot be understood is the record's fault. It is not taken for none: what it
-    /// counted would be forgotten, and a job that is done would run again.
-    pub async fn read_page(&self, id: &Namespaced) -> Result<Page, ReconcileError> {
-        let key = key::job_status(id);
-        let status = self.reader.get(&key, Query::CONSISTENT).await?.value;
+    /// Any [`StoreError`].
+    pub async fn read_group(
+        &self,
+        id: &Namespaced,
+    ) -> Result<(Index, Option<PodGroupRecord>), StoreError> {
         let group = self.reader.get(&key::pod_group(id), Query::CONSISTENT).await?.value;
-        let understood = |entry: Entry| match JobStatus::decode(&entry.value) {
-            Ok(status) => Ok((entry.modify_index, status)),
-            Err(error) => Err(ReconcileError::Record(format!(
-                "{key} cannot be understood ({error}): mend it, or delete it to have the job begin anew"
-            ))),
-        };
-        let status = status.map(understood).transpose()?;
-        let group =
-            group.map(|entry| (entry.modify_index, PodGroupRecord::decode(&entry.value).ok()));
-        Ok(Page { status: status.unwrap_or_default(), group: group.unwrap_or_default() })
+        let decoded =
+            |entry: Entry| (entry.modify_index, PodGroupRecord::decode(&entry.value).ok());
+        Ok(group.map(decoded).unwrap_or_default())
     }
 
     /// Reads pods and intents now.

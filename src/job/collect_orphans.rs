@@ -4,7 +4,7 @@
 //! commands that nobody carries out any more. Each transaction is guarded by the absence of the record: a look at a
 //! tree that was cut short removes nothing, and a job that is made meanwhile looks after its name itself.
 
-use super::caches::{Page, Pods};
+use super::caches::Pods;
 use super::events;
 use super::manifest::PodIdentity;
 use super::writes::remove_ops;
@@ -15,26 +15,27 @@ use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
-use rcfarm_store::Op;
+use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_store::{Index, Op};
 
 /// The next thing to do.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct OrphanCollection {
-    /// Operations, beside the fence, the guard and the audit record.
+    /// Operations, beside the fence, the guard, the status and the audit record.
     pub ops: Vec<Op>,
     /// Pods that go.
     pub pods: Vec<(PodRef, PodIdentity)>,
     /// The group goes.
     pub group: bool,
-    /// Nothing is left after it.
+    /// Nothing is left after it: the status goes, too.
     pub is_last: bool,
 }
 
 /// Decides; `room`: so many operations fit.
 pub fn collect_orphans(
     id: &Namespaced,
-    page: &Page,
+    (group_index, group): &(Index, Option<PodGroupRecord>),
     pods: &Pods,
     commands: &[Pending],
     room: usize,
@@ -51,15 +52,10 @@ pub fn collect_orphans(
     if !collection.pods.is_empty() || !pods.leaving.is_empty() {
         return collection;
     }
-    let (group_index, group) = &page.group;
     let owner = group.as_ref().and_then(|group| group.spec.owner.as_ref());
     if owner.is_some_and(|owner| owner.kind == "Job" && owner.name == id.name.as_str()) {
         collection.group = true;
         collection.ops.push(Op::DeleteCas { key: key::pod_group(id), index: *group_index });
-    }
-    let (status_index, _) = &page.status;
-    if status_index.0 > 0 {
-        collection.ops.push(Op::DeleteCas { key: key::job_status(id), index: *status_index });
     }
     let left = room.saturating_sub(collection.ops.len());
     let consumed = commands.iter().take(left);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
@@ -28,22 +28,21 @@ use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::records::Record;
+use crate::farm::status_chain::{
+    ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
+};
 use crate::job::controller::step::PlannedStep;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::job::status::{JobOwner, JobReason, JobStatus};
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
+use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::pod_group::status::PodGroupPhase;
-use rcfarm_api::{Timestamp, backoff};
-use rcfarm_store::{Commit, Index, Key, Op, Query, StoreError, Txn};
+use rcfarm_api::{FieldError, Stored, Timestamp};
+use rcfarm_store::{Index, Key, Op, Query, StoreError};
 
-/// A refused transaction is planned anew after this long, or when what changed is seen.
-const AFTER_REFUSAL: Duration = Duration::from_millis(50);
-/// The same after many refusals in a row.
-const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// What a job left behind is looked at again after this long: its nodes stop what runs.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
 /// Of a gang that was interrupted many pods may be missing: so many are asked for at once.
@@ -61,19 +60,36 @@ pub struct JobController {
     claimed: ClaimedRecord,
     id: Namespaced,
     caches: Arc<JobCaches>,
-    page: Page,
+    chain: StatusChain<JobStatus>,
+    /// The PodGroup's record as last written or read, and its ModifyIndex. `None` with an index: it cannot be decoded.
+    group: (Index, Option<PodGroupRecord>),
     known: JobPendingWrites,
-    /// What is known may be older than what was last written: it is read before the next plan.
-    behind: bool,
-    refused: u32,
-    /// Transactions of a batched start may be under way that are not awaited here.
-    loose: bool,
     owner: JobOwner,
     warned: Option<String>,
     /// Commands that were carried out and that the tree may still show.
     consumed: BTreeSet<Uuid>,
     /// What the record meant when it was last read, and its ModifyIndex then.
     meaning: Option<(Index, Arc<Meaning>)>,
+}
+
+impl Revisioned for JobStatus {
+    fn revision(&mut self) -> &mut u64 {
+        &mut self.revision
+    }
+}
+
+impl ChainedStatus for JobStatus {
+    /// It is not taken for none: what it counted would be forgotten, and a job that is done would run again.
+    fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
+        Err(ReconcileError::Record(format!(
+            "{key} cannot be understood ({error}): mend it, or delete it to have the job begin anew"
+        )))
+    }
+
+    /// Those of a batched start.
+    fn has_dependents(&self) -> bool {
+        self.is_starting()
+    }
 }
 
 /// What a record says.
@@ -106,20 +122,22 @@ impl JobController {
         id: Namespaced,
         caches: Arc<JobCaches>,
     ) -> JobController {
-        let page = caches.take_page(&id);
+        let (status, group) = match caches.take_page(&id) {
+            Some(Page { status, group }) => (Some(status), group),
+            None => (None, Default::default()),
+        };
+        let keys = (key::job(&id), key::job_status(&id));
+        let chain = StatusChain::new(&ctx, &claimed, keys, status);
         caches.note_job(&id);
-        let behind = page.is_none();
         let owner = JobOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         JobController {
             ctx,
             claimed,
             id,
             caches,
-            page: page.unwrap_or_default(),
+            chain,
+            group,
             known: JobPendingWrites::default(),
-            behind,
-            refused: 0,
-            loose: true,
             owner,
             warned: None,
             consumed: BTreeSet::new(),
@@ -143,16 +161,14 @@ impl JobController {
         Ok(meaning)
     }
 
+    /// Reads status and group, and then the pods.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
-        self.behind = true;
-        self.page = self.caches.read_page(&self.id).await?;
-        if self.has_loose_ends() {
-            self.seal().await?;
-        }
+        self.chain.refresh().await?;
+        self.group = self.caches.read_group(&self.id).await?;
         self.caches.catch_up().await?;
         let removed = std::mem::take(&mut self.known.removed);
         self.known = JobPendingWrites { removed, ..JobPendingWrites::default() };
-        self.behind = false;
+        self.chain.caught_up();
         Ok(())
     }
 
@@ -168,7 +184,7 @@ impl JobController {
             }
         };
         let uid = JobUid(record.created);
-        let group = self.group(&meaning.read, uid)?;
+        let group = self.observed_group(&meaning.read, uid)?;
         let spec = &meaning.read.spec;
         let mut pods = self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
         pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
@@ -211,7 +227,7 @@ impl JobController {
         let bare = pods.own.iter().filter(|pod| pod.intent.is_none());
         let bare = bare.filter_map(|pod| writes::place_of(&self.id, pod));
         let mut keys: Vec<Key> = bare.map(|at| key::intent(&at.node, &at.pod)).collect();
-        let status = &self.page.status.1;
+        let status = self.chain.status();
         if status.uid == uid {
             let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
             let started = |slot: &Slot| {
@@ -249,8 +265,8 @@ impl JobController {
     }
 
     /// The PodGroup as the scheduler's owner sees it.
-    fn group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
-        let (index, record) = &self.page.group;
+    fn observed_group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
+        let (index, record) = &self.group;
         if *index == Index::ZERO {
             return Ok(ObservedGroup::default());
         }
@@ -322,11 +338,11 @@ impl JobController {
     /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
     fn step(&self, look: &JobView) -> Result<PlannedStep, ReconcileError> {
         let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
-        let old = &self.page.status.1;
+        let old = self.chain.status();
         // That of an older job of the name is no phase of this one.
         let before = if old.uid == look.uid { old.state.phase } else { JobPhase::Pending };
         loop {
-            let mut plan = self.decide(look, &self.page.status.1, room);
+            let mut plan = self.decide(look, self.chain.status(), room);
             let mut asked = plan.asked;
             for _ in 0..STEPS {
                 let moves_pods = !plan.create.is_empty()
@@ -368,43 +384,38 @@ impl JobController {
         if !self.caches.may_remove() {
             return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
-        let status = self.page.status.1.clone();
+        let status = self.chain.status().clone();
         let pods = self.caches.pods_of(&self.id, status.uid, &self.known, None);
         let commands = self.commands();
         let room = self.ctx.limits.ops.saturating_sub(FIXED_OPS);
-        let collection = collect_orphans(&self.id, &self.page, &pods, &commands, room);
-        if collection.ops.is_empty() {
+        let collection = collect_orphans(&self.id, &self.group, &pods, &commands, room);
+        let has_status = self.chain.index() > Index::ZERO;
+        if collection.ops.is_empty() && !(collection.is_last && has_status) {
             if collection.is_last {
                 self.caches.forget_job(&self.id);
             }
             return Ok(Action::RequeueAfter(TIDY_AGAIN));
         }
-        let mut txn = Txn::under(&self.claimed.claim);
-        txn.push(Op::CheckNotExists { key: key::job(&self.id) });
-        txn.extend(collection.ops.iter().cloned());
-        let event = collect_orphans::audited(&self.ctx, &self.id, &status, &collection);
-        txn.push(rcfarm_store::audit_op(self.ctx.ids.ordered_uuid(event.timestamp), &event));
-        match self.ctx.writer.commit(txn).await {
-            Ok(Commit::Applied(_)) => {
+        let audit = vec![collect_orphans::audited(&self.ctx, &self.id, &status, &collection)];
+        let status = match collection.is_last {
+            true => StatusWrite::Delete,
+            false => StatusWrite::Leave,
+        };
+        let (record, ops) = (RecordGuard::Absent, collection.ops);
+        match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
+            Committed::Applied(_) => {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
                     "record deleted: collected its orphans");
                 // Nothing here is worth remembering: it is read again.
                 let now = Instant::now();
                 let gone = collection.pods.into_iter().map(|(place, id)| (place, (id.slot, now)));
                 self.known.removed.extend(gone);
-                self.behind = true;
+                self.chain.fall_behind();
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
-            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
-            Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: reconciling again");
-                self.behind = true;
-                self.claimed.records.refresh_soon();
+            Committed::Refused(_) => {
+                self.chain.fall_behind();
                 Ok(Action::RequeueAfter(TIDY_AGAIN))
-            }
-            Err(error) => {
-                self.behind |= error.outcome_unknown();
-                Err(error.into())
             }
         }
     }
@@ -412,7 +423,7 @@ impl JobController {
     /// Commits a step, unless it says and does nothing new.
     async fn carry_out(&mut self, look: &JobView, mut step: PlannedStep) -> ReconcileResult {
         let now = self.ctx.clock.wall();
-        let (status_index, old) = &self.page.status;
+        let old = self.chain.status();
         let status = &mut step.plan.status;
         status.owner = Some(self.owner.clone());
         status.observed_index = look.record_index;
@@ -421,31 +432,19 @@ impl JobController {
         if step.ops.is_empty() && *status == *old && !step.plan.finished {
             return Ok(self.rest(&step.plan, now));
         }
-        status.revision += 1;
         status.last_reconcile_time = Some(now);
-        let record = key::job(&self.id);
-        let mut txn = Txn::under(&self.claimed.claim);
-        txn.push(Op::CheckIndex { key: record.clone(), index: look.record_index });
-        let status_key = key::job_status(&self.id);
-        if step.plan.finished {
-            if *status_index > Index::ZERO {
-                txn.push(Op::DeleteCas { key: status_key, index: *status_index });
-            }
-            txn.push(Op::DeleteCas { key: record, index: look.record_index });
+        let mut ops = std::mem::take(&mut step.ops);
+        let status = if step.plan.finished {
+            ops.push(Op::DeleteCas { key: key::job(&self.id), index: look.record_index });
+            StatusWrite::Delete
         } else {
-            let (value, index) = (step.plan.status.encode(), *status_index);
-            txn.push(Op::Cas { key: status_key, value, flags: 0, index });
-        }
-        txn.extend(step.ops.iter().cloned());
-        if let Some(event) = {
-            let PlannedStep { plan, before, removed, released, .. } = &step;
-            events::step(&self.ctx, &self.id, look.uid, *before, plan, removed, released)
-        } {
-            let id = self.ctx.ids.ordered_uuid(event.timestamp);
-            txn.push(rcfarm_store::audit_op(id, &event));
-        }
-        match self.ctx.writer.commit(txn).await {
-            Ok(Commit::Applied(index)) => {
+            StatusWrite::Replace(step.plan.status.clone())
+        };
+        let PlannedStep { plan, before, removed, released, .. } = &step;
+        let event = events::step(&self.ctx, &self.id, look.uid, *before, plan, removed, released);
+        let (record, audit) = (RecordGuard::At(look.record_index), event.into_iter().collect());
+        match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
+            Committed::Applied(index) => {
                 let rest = std::mem::take(&mut step.rest);
                 self.took_place(look, step, index);
                 match rest.is_empty() {
@@ -453,34 +452,18 @@ impl JobController {
                     false => self.send(look, rest).await,
                 }
             }
-            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
-            Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: reconciling again");
-                match refusals.iter().all(|refusal| refusal.op == 1) {
-                    true => self.claimed.records.refresh_soon(),
-                    false => self.refresh().await?,
-                }
-                Ok(self.after_refusal())
-            }
-            Err(error) => {
-                // What stands there now tells whether it was applied; a late one finds its place taken.
-                self.behind |= error.outcome_unknown();
-                Err(error.into())
-            }
+            Committed::Refused(_) => Ok(self.after_refusal()),
         }
     }
 
-    /// Plans anew in a moment; later and later if that is refused, too.
+    /// Plans again in a moment; what plans depend on besides the job is read soon.
     fn after_refusal(&mut self) -> Action {
         self.caches.commands.refresh_soon();
         self.caches.groups.refresh_soon();
-        let again = self.refused;
-        self.refused = again.saturating_add(1);
-        Action::RequeueAfter(backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again))
+        self.chain.after_refusal()
     }
 
     fn took_place(&mut self, look: &JobView, step: PlannedStep, index: Index) {
-        self.refused = 0;
         self.now_known(look, &step, index);
         let PlannedStep { plan, made, removed, group, before, .. } = step;
         let shown = self.caches.commands.snapshot();
@@ -492,16 +475,11 @@ impl JobController {
                 made = made.len(), removed = removed.len(), "job changed");
         }
         if plan.group == GroupStep::Delete {
-            self.page.group = (Index::ZERO, None);
+            self.group = (Index::ZERO, None);
         } else if let Some(group) = group {
-            self.page.group = (index, Some(group));
+            self.group = (index, Some(group));
         }
-        let is_gone = plan.finished;
-        self.page.status = match is_gone {
-            true => (Index::ZERO, JobStatus::default()),
-            false => (index, plan.status),
-        };
-        if is_gone {
+        if plan.finished {
             self.caches.forget_job(&self.id);
         }
     }
@@ -578,7 +556,7 @@ impl JobController {
                 "the job cannot be worked on; its pods are left as they are");
             self.warned = Some(words.clone());
         }
-        let mut status = self.page.status.1.clone();
+        let mut status = self.chain.status().clone();
         if status.uid != uid {
             status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
         }
@@ -595,32 +573,18 @@ impl JobController {
     ) -> Result<(), ReconcileError> {
         status.owner = Some(self.owner.clone());
         status.observed_index = record_index;
-        let (index, old) = &self.page.status;
-        if status == *old {
+        if status == *self.chain.status() {
             return Ok(());
         }
-        status.revision += 1;
-        let mut txn = Txn::under(&self.claimed.claim);
-        txn.push(Op::CheckIndex { key: key::job(&self.id), index: record_index });
-        let (key, value) = (key::job_status(&self.id), status.encode());
-        txn.push(Op::Cas { key, value, flags: 0, index: *index });
-        match self.ctx.writer.commit(txn).await {
-            Ok(Commit::Applied(index)) => self.page.status = (index, status),
-            Ok(Commit::ClaimLost) => return Err(ReconcileError::ClaimLost),
-            Ok(Commit::Refused(_)) => self.behind = true,
-            Err(error) => {
-                self.behind |= error.outcome_unknown();
-                return Err(error.into());
-            }
-        }
-        Ok(())
+        let change = Change::of_status(RecordGuard::At(record_index), status);
+        self.chain.commit(change).await.map(drop)
     }
 }
 
 #[async_trait]
 impl Controller for JobController {
     async fn reconcile(&mut self) -> ReconcileResult {
-        if self.behind || self.has_loose_ends() {
+        if self.chain.is_behind() {
             self.refresh().await?;
         }
         let seen = self.claimed.records.snapshot();
@@ -640,10 +604,10 @@ impl Controller for JobController {
     ) -> Result<(), ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-        if self.behind {
+        if self.chain.is_behind() {
             self.refresh().await?;
         }
-        let mut status = self.page.status.1.clone();
+        let mut status = self.chain.status().clone();
         status.say_meanwhile(JobReason::Quarantined, error);
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();

@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
-use super::controller::{RcController, RcView, Written};
+use super::controller::{RcController, RcView};
 use super::plan::{PodStep, ReplicationPlan};
 use super::writes;
 use crate::cluster::ClusterView;
 use crate::cluster::view::AllowedActions;
 use crate::farm::kind::{Action, ReconcileError};
+use crate::farm::status_chain::Committed;
 use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
@@ -75,18 +76,18 @@ impl RcController {
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
         ops.extend(bookings.iter().map(|booking| booking.op()));
-        let status = self.status.clone();
+        let status = self.chain.status().clone();
         match self.commit(look.record_index, ops, status, Vec::new()).await? {
-            Written::At(index) => {
+            Committed::Applied(index) => {
                 view.ledger.wrote(&bookings, index);
                 for OrphanedAllocation { node, pod, owner, .. } in &orphaned_allocations {
                     warn!(alert = true, %node, %pod, %owner, "released an orphaned allocation");
                 }
                 Ok(Some(Action::RequeueAfter(Duration::ZERO)))
             }
-            Written::Refused => {
+            Committed::Refused(_) => {
                 debug!(record = %self.id, "an allocation that looked orphaned is in use or was released");
-                Ok(Some(self.after_refusal()))
+                Ok(Some(self.chain.after_refusal()))
             }
         }
     }

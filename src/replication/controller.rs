@@ -25,19 +25,17 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
+use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
 use crate::placement::capacity::Booking;
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
-use rcfarm_api::FieldError;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
-use rcfarm_api::{Timestamp, backoff};
-use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::{Commit, Index, Op, Query, Refusal, Txn};
+use rcfarm_api::{FieldError, Timestamp};
+use rcfarm_store::{Index, Op};
 
 /// No scheduler is waited for longer than this.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,11 +43,6 @@ pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// Whether a place that another record's pod has is free is looked at again after this long.
 const PLACE_PAUSE: Duration = Duration::from_secs(30);
-/// A refused transaction is planned anew after this long, or when what changed is seen: two sides never spin.
-const AFTER_REFUSAL: Duration = Duration::from_millis(50);
-/// The same after many refusals in a row: what stands in the way is not to be seen.
-const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
-
 /// Where an RC's nodes come from, and who else looks at its pods.
 #[derive(Clone)]
 pub struct PlacementSources {
@@ -67,9 +60,7 @@ pub struct RcController {
     pub(super) caches: Arc<RcCaches>,
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
-    /// The status as last written or read, and its ModifyIndex: the place of the next transaction in the chain.
-    pub(super) status: RcStatus,
-    pub(super) status_index: Index,
+    pub(super) chain: StatusChain<RcStatus>,
     /// Tells when another status stands there.
     reliance: Arc<Reliance>,
     pub(super) known: Option<PendingWrites>,
@@ -77,10 +68,6 @@ pub struct RcController {
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read when the doorbell was rung last.
     fresh: Option<FreshHealth>,
-    /// The status or the trees may be older than what was last written: they are read before the next plan.
-    behind: bool,
-    /// Transactions refused since the last that was applied.
-    refused: u32,
     owner: RcOwner,
     alerted: Option<String>,
     /// Changes of health alone.
@@ -90,15 +77,6 @@ pub struct RcController {
     /// Transfers undone since the last that was done.
     pub(super) transfers_failed: u32,
     pub(super) transfer_not_before: Option<Instant>,
-}
-
-/// What became of a transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Written {
-    /// Applied at this index.
-    At(Index),
-    /// Refused: something has changed; what changed has been read again.
-    Refused,
 }
 
 /// Everything that one look found.
@@ -121,9 +99,9 @@ impl RcController {
         placement: PlacementSources,
     ) -> RcController {
         let (read, reliance) = (caches.statuses.take(id), caches.statuses.reliance(id));
-        let behind = read.is_none();
-        let (status_index, status) = read.unwrap_or_default();
-        reliance.on(status_index);
+        let keys = (key::rc(id), key::rc_status(id));
+        let chain = StatusChain::new(&ctx, &claimed, keys, read);
+        reliance.on(chain.index());
         let owner = RcOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         RcController {
             ctx,
@@ -132,14 +110,11 @@ impl RcController {
             view: caches.cluster.clone(),
             caches,
             placement,
-            status,
-            status_index,
+            chain,
             reliance,
             known: None,
             decoded: None,
             fresh: None,
-            behind,
-            refused: 0,
             owner,
             alerted: None,
             health_writes: HealthWriteLimiter::default(),
@@ -155,7 +130,7 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        if self.reliance.take_misplaced() || self.behind {
+        if self.reliance.take_misplaced() || self.chain.is_behind() {
             self.refresh().await?;
         }
         let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
@@ -202,7 +177,7 @@ impl RcController {
         let shunned = || {
             let now = self.ctx.clock.wall();
             look.failing.contains_key(node)
-                || self.status.quarantine(node, look.record_index, now).is_some()
+                || self.chain.status().quarantine(node, look.record_index, now).is_some()
         };
         match self.view.readiness(node) {
             NodeReadiness::Ready | NodeReadiness::Suspect if shunned() => {
@@ -237,7 +212,7 @@ impl RcController {
             rooms: &rooms,
             allowed_actions: self.view.allowed_actions(),
             transfer: TransferConditions {
-                under_way: self.status.transfer.as_ref(),
+                under_way: self.chain.status().transfer.as_ref(),
                 lock_held: self.lock_held_elsewhere(),
                 discovery_synced,
                 only_eligible: self.placement.scheduler.gives_only_eligible(),
@@ -258,7 +233,7 @@ impl RcController {
 
     /// Carries the steps out, in as few transactions as they fit into.
     async fn carry_out(&mut self, mut look: RcView, plan: ReplicationPlan) -> ReconcileResult {
-        let before = self.status.replicas.desired;
+        let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
             let rooms = self.view.rooms();
@@ -286,12 +261,12 @@ impl RcController {
                 batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
             ops.extend(bookings.iter().map(Booking::op));
             match self.commit(look.record_index, ops, next, vec![record]).await? {
-                Written::At(index) => {
+                Committed::Applied(index) => {
                     self.view.ledger.wrote(&bookings, index);
                     self.learn(&mut look, batch, index);
                     rest = after;
                 }
-                Written::Refused => return Ok(self.after_refusal()),
+                Committed::Refused(_) => return Ok(self.chain.after_refusal()),
             }
         }
         self.log_changes(&look, &plan);
@@ -305,7 +280,7 @@ impl RcController {
         batch: &[PodStep],
         done: Option<&ReplicationPlan>,
     ) -> RcStatus {
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         match done {
             Some(plan) => self.say_findings(&mut status, &plan.conditions, now),
@@ -360,126 +335,50 @@ impl RcController {
         });
     }
 
-    /// Commits one transaction of the chain: fence, the record as the plan saw it, the status in its place, the
-    /// given operations, the audit record.
+    /// Commits operations with this status and these audit records.
     pub(super) async fn commit(
         &mut self,
         record_index: Index,
         ops: Vec<Op>,
         mut status: RcStatus,
         audit: Vec<AuditRecord>,
-    ) -> Result<Written, ReconcileError> {
+    ) -> Result<Committed, ReconcileError> {
         status.owner = Some(self.owner.clone());
-        status.revision = self.status.revision + 1;
-        let mut txn = Txn::under(&self.claimed.claim);
-        txn.push(match enabled(Failpoint::NoRecordGuard) {
-            true => Op::GetTree { prefix: key::rc_locks() },
-            false => Op::CheckIndex { key: key::rc(self.id), index: record_index },
-        });
-        let (key, value, flags) = (key::rc_status(self.id), status.encode(), 0);
-        txn.push(match enabled(Failpoint::NoChain) {
-            true => Op::Set { key, value, flags },
-            false => Op::Cas { key, value, flags, index: self.status_index },
-        });
-        txn.extend(ops);
-        let audit: Vec<Op> = audit
-            .iter()
-            .map(|record| {
-                rcfarm_store::audit_op(self.ctx.ids.ordered_uuid(record.timestamp), record)
-            })
-            .collect();
-        let mut apart = Txn::under(&self.claimed.claim);
-        if enabled(Failpoint::AuditApart) {
-            apart.extend(audit);
-        } else if !enabled(Failpoint::NoAudit) {
-            txn.extend(audit);
-        }
-        let booked: Vec<Option<NodeName>> = txn.ops().iter().map(booked_node).collect();
-        let committed = self.ctx.writer.commit(txn).await;
-        if apart.ops().len() > 1 {
-            let _ = self.ctx.writer.commit(apart).await?;
-        }
-        match committed {
-            Ok(Commit::Applied(index)) => Ok(self.took_place(status, index)),
-            Ok(Commit::ClaimLost) => Err(ReconcileError::ClaimLost),
-            Ok(Commit::Refused(refusals)) => {
-                debug!(record = %self.id, ?refusals, "refused: reconciling again");
-                self.refused = self.refused.saturating_add(1);
-                let allocated = |refusal: &Refusal| booked.get(refusal.op).cloned().flatten();
-                let overtaken: BTreeSet<NodeName> = refusals.iter().filter_map(allocated).collect();
+        let (shared, ops): (Vec<Op>, Vec<Op>) =
+            ops.into_iter().partition(|op| booked_node(op).is_some());
+        let nodes: Vec<Option<NodeName>> = shared.iter().map(booked_node).collect();
+        let (record, status) = (RecordGuard::At(record_index), StatusWrite::Replace(status));
+        let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
+        match &committed {
+            Committed::Applied(index) => self.reliance.on(*index),
+            Committed::Refused(refused) => {
+                let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
                 self.view.ledger.reread(&overtaken).await?;
-                if refusals.iter().all(|refusal| refusal.op == 1) {
-                    self.expect_record(record_index).await?;
-                } else if refusals.iter().any(|refusal| allocated(refusal).is_none()) {
-                    self.refresh().await?;
-                }
-                Ok(Written::Refused)
             }
-            Err(error) if error.outcome_unknown() && !enabled(Failpoint::RepeatUnknown) => {
-                // The answer is lost. The chain tells: if our status stands there, the transaction was applied;
-                // if not, it never can be once the next one has taken its place.
-                self.behind = true;
-                let (index, found) = self.caches.statuses.read(self.id).await?;
-                if found == status {
-                    info!(record = %self.id, %error, "the transaction was applied, its answer was lost");
-                    self.behind = false;
-                    return Ok(self.took_place(status, index));
-                }
-                Err(error.into())
-            }
-            Err(error) => Err(error.into()),
         }
+        Ok(committed)
     }
 
-    /// Sees to it that the record comes, which is another than the one at `seen`. A newer one its tree brings. An older
-    /// one it does not: a restored snapshot has brought it back, under an index that no watch waits for; and whatever
-    /// else is known is of the time before.
-    async fn expect_record(&mut self, seen: Index) -> Result<(), ReconcileError> {
-        let record = self.ctx.reader.get(&key::rc(self.id), Query::CONSISTENT).await?.value;
-        if record.is_some_and(|record| record.modify_index > seen) {
-            self.claimed.records.refresh_soon();
-            return Ok(());
-        }
-        self.behind = true;
-        self.claimed.records.read_now().await?;
-        self.refresh().await
-    }
-
-    fn took_place(&mut self, status: RcStatus, index: Index) -> Written {
-        (self.status, self.status_index) = (status, index);
-        self.reliance.on(index);
-        self.refused = 0;
-        Written::At(index)
-    }
-
-    /// Reads the status and then the pods, in this order: an older view of the pods than the status is of would
-    /// let a plan pass that nobody checked against the last one.
-    async fn refresh(&mut self) -> Result<(), ReconcileError> {
-        self.behind = true;
+    /// Reads the status and then the pods.
+    pub(super) async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.known = None;
-        (self.status_index, self.status) = self.caches.statuses.read(self.id).await?;
-        self.reliance.on(self.status_index);
+        self.chain.refresh().await?;
+        self.reliance.on(self.chain.index());
         self.view.catch_up().await?;
-        self.behind = false;
+        self.chain.caught_up();
         Ok(())
-    }
-
-    /// Plans anew in a moment, or when what changed is seen; later and later if that is refused too.
-    pub(super) fn after_refusal(&self) -> Action {
-        let again = self.refused.saturating_sub(1);
-        let pause = backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, again);
-        Action::RequeueAfter(self.ctx.ids.jitter(pause, 0.5))
     }
 
     /// Writes the status alone, when it would say something new.
     async fn say(&mut self, look: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         self.say_findings(&mut status, conditions, self.ctx.clock.wall());
         status.observed_index = look.record_index;
         status.replicas = self.replicas(look, &look.pods);
-        status.last_error = self.status.transfer.as_ref().and(self.status.last_error.clone());
+        status.last_error =
+            self.chain.status().transfer.as_ref().and(self.chain.status().last_error.clone());
         if conditions.iter().any(|condition| condition.reason == RcReason::TransferFailed) {
-            status.last_error.clone_from(&self.status.last_error);
+            status.last_error.clone_from(&self.chain.status().last_error);
         }
         status.quarantined_until = None;
         self.write_status(look.record_index, status).await
@@ -487,14 +386,14 @@ impl RcController {
 
     async fn write_status(&mut self, record_index: Index, status: RcStatus) -> ReconcileResult {
         let mut same = status.clone();
-        same.replicas.eligible = self.status.replicas.eligible;
+        same.replicas.eligible = self.chain.status().replicas.eligible;
         let health_only = {
             let mut same = same.clone();
-            same.replicas.healthy = self.status.replicas.healthy;
-            same == self.status
+            same.replicas.healthy = self.chain.status().replicas.healthy;
+            same == *self.chain.status()
         };
-        let owned = self.status.owner.as_ref() == Some(&self.owner);
-        if owned && same == self.status {
+        let owned = self.chain.status().owner.as_ref() == Some(&self.owner);
+        if owned && same == *self.chain.status() {
             return Ok(Action::AwaitChange);
         }
         if owned
@@ -504,8 +403,8 @@ impl RcController {
             return Ok(Action::RequeueAfter(wait));
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
-            Written::At(_) => Ok(Action::AwaitChange),
-            Written::Refused => Ok(self.after_refusal()),
+            Committed::Applied(_) => Ok(Action::AwaitChange),
+            Committed::Refused(_) => Ok(self.chain.after_refusal()),
         }
     }
 
@@ -514,7 +413,7 @@ impl RcController {
         record_index: Index,
         bad: &FieldError,
     ) -> Result<(), ReconcileError> {
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         let (kind, reason) = (RcConditionType::Valid, RcReason::InvalidRecord);
         status.set_condition(kind, false, reason, bad.to_string(), self.ctx.clock.wall());
         status.observed_index = record_index;
@@ -556,13 +455,18 @@ impl RcController {
     fn may_move(&self, look: &RcView) -> bool {
         let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
         look.spec.strategy == RcStrategy::Dynamic
-            || self.status.transfer.as_ref().is_none_or(|transfer| drained(&transfer.old_node))
+            || self
+                .chain
+                .status()
+                .transfer
+                .as_ref()
+                .is_none_or(|transfer| drained(&transfer.old_node))
     }
 
     /// `next`, or the end of the next quarantine if that is earlier.
     fn or_release(&self, look: &RcView, next: Action) -> Action {
         let now = self.ctx.clock.wall();
-        let release = self.status.next_release(look.record_index, now);
+        let release = self.chain.status().next_release(look.record_index, now);
         let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
         match (next, rest) {
             (Action::AwaitChange, Some(rest)) => Action::RequeueAfter(rest),
@@ -607,7 +511,7 @@ impl Controller for RcController {
         }
         drop(turn);
         let unwanted = look.spec.disabled || !self.may_move(&look);
-        match (&plan.transfer, self.status.transfer.is_some()) {
+        match (&plan.transfer, self.chain.status().transfer.is_some()) {
             (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
             (TransferPlan::Continue, _) => self.continue_transfer(look).await,
@@ -637,18 +541,18 @@ impl Controller for RcController {
         for _ in 0..2 {
             let seen = self.claimed.records.snapshot();
             let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-            if self.behind {
+            if self.chain.is_behind() {
                 self.refresh().await?;
             }
             // After a refusal or a panic this is another status than before: what it says of a transfer stays.
-            let mut status = self.status.clone();
+            let mut status = self.chain.status().clone();
             let now = self.ctx.clock.wall();
             let (kind, reason) = (RcConditionType::Valid, RcReason::Quarantined);
             status.set_condition(kind, false, reason, error.to_owned(), now);
             status.observed_index = record.index;
             status.last_error = Some(error.to_owned());
             status.quarantined_until = now.checked_add(pause).ok();
-            if let Written::At(_) =
+            if let Committed::Applied(_) =
                 self.commit(record.index, Vec::new(), status, Vec::new()).await?
             {
                 break;

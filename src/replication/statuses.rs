@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::farm::status_chain::{ChainedStatus, Revisioned};
 use rcfarm_api::Stored;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::RcId;
@@ -21,6 +22,14 @@ use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
 
 /// Statuses are checked this often (and up to a fifth later).
 const CHECK_EVERY: Duration = Duration::from_secs(300);
+
+impl Revisioned for RcStatus {
+    fn revision(&mut self) -> &mut u64 {
+        &mut self.revision
+    }
+}
+
+impl ChainedStatus for RcStatus {}
 
 /// All statuses at one index; index 0: not read.
 #[derive(Default)]
@@ -104,14 +113,6 @@ impl RcStatuses {
     pub(super) fn take(&self, id: RcId) -> Option<(Index, RcStatus)> {
         let mut book = self.book();
         (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
-    }
-
-    /// Reads an RC's status now.
-    pub(super) async fn read(&self, id: RcId) -> Result<(Index, RcStatus), StoreError> {
-        let entry = self.reader.get(&key::rc_status(id), Query::CONSISTENT).await?.value;
-        Ok(entry.map_or_else(Default::default, |entry| {
-            (entry.modify_index, RcStatus::decode(&entry.value).unwrap_or_default())
-        }))
     }
 
     /// Where an owner says on which status it relies; ends when dropped.

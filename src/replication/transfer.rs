@@ -14,12 +14,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, Written, no_answer};
+use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
 use super::events;
 use super::plan::{PodRemoveReason, PodStep, SlotState, has_room};
 use super::writes;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
+use crate::farm::status_chain::Committed;
 use crate::placement::capacity::Booking;
 use crate::placement::{ScheduleError, ScheduleRequest};
 use rcfarm_api::backoff;
@@ -62,7 +63,7 @@ impl RcController {
         }
         let id = self.ctx.ids.uuid();
         let transfer = Transfer { id, old_node, new_node: None, undoing: None };
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         let message = format!("from {}", transfer.old_node);
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferUnderWay);
@@ -71,13 +72,13 @@ impl RcController {
         let record = events::transfer_started(&self.ctx, &look.spec, &transfer);
         let ops = vec![self.lock_op()];
         match self.commit(look.record_index, ops, status, vec![record]).await? {
-            Written::At(_) => {
+            Committed::Applied(_) => {
                 info!(record = %self.id, from = %transfer.old_node, "node transfer begun");
                 self.transfer_attempts = 0;
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
             // Most likely somebody took the lock; its tree will tell.
-            Written::Refused => Ok(Action::RequeueAfter(Duration::from_millis(500))),
+            Committed::Refused(_) => Ok(Action::RequeueAfter(Duration::from_millis(500))),
         }
     }
 
@@ -88,7 +89,9 @@ impl RcController {
         if let Some(wait) = self.transfer_pause() {
             return Ok(Action::RequeueAfter(wait));
         }
-        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
+        let Some(transfer) = self.chain.status().transfer.clone() else {
+            return Ok(Action::AwaitChange);
+        };
         if let Some(why) = &transfer.undoing {
             return self.undo_transfer(look, why).await;
         }
@@ -121,7 +124,7 @@ impl RcController {
         let mut in_use = &in_use | &self.without_room(&look);
         let quarantined =
             |node: &&NodeName| self.readiness(&look, node) == NodeReadiness::Quarantined;
-        in_use.extend(self.status.quarantined_nodes.keys().filter(quarantined).cloned());
+        in_use.extend(self.chain.status().quarantined_nodes.keys().filter(quarantined).cloned());
         let asked = ScheduleRequest::of(&look.spec);
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
@@ -134,18 +137,18 @@ impl RcController {
             Err(error) => return self.undo_transfer(look, &error.to_string()).await,
         };
         let taken = self.caches.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
         match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
-            Written::At(_) if taken => {
+            Committed::Applied(_) if taken => {
                 let why = format!("on {node} the pod's place is taken");
                 self.undo_transfer(look, &why).await
             }
-            Written::At(_) => {
+            Committed::Applied(_) => {
                 self.transfer_attempts = 0;
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
-            Written::Refused => Ok(self.try_later("refused")),
+            Committed::Refused(_) => Ok(self.try_later("refused")),
         }
     }
 
@@ -203,7 +206,7 @@ impl RcController {
         let mut ops: Vec<Op> = steps.iter().flat_map(|s| writes::ops(&look.spec, s)).collect();
         ops.extend(bookings.iter().map(Booking::op));
         ops.extend(self.unlock_ops());
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
         status.set_condition(kind, true, reason, String::new(), now);
@@ -222,7 +225,7 @@ impl RcController {
             events::transfer_done(&self.ctx, &look.spec, &transfer, &new),
         ];
         match self.commit(look.record_index, ops, status, records).await? {
-            Written::At(index) => {
+            Committed::Applied(index) => {
                 view.ledger.wrote(&bookings, index);
                 self.learn(&mut look, &steps, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
@@ -230,9 +233,14 @@ impl RcController {
                 self.transfers_failed = 0;
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
-            Written::Refused if self.transfer_attempts < ATTEMPTS => Ok(self.try_later("refused")),
-            Written::Refused => {
+            Committed::Refused(_) if self.transfer_attempts < ATTEMPTS => {
+                Ok(self.try_later("refused"))
+            }
+            Committed::Refused(_) => {
                 drop(turn);
+                if self.chain.is_behind() {
+                    self.refresh().await?;
+                }
                 self.undo_transfer(look, "the swap keeps being refused").await
             }
         }
@@ -244,13 +252,15 @@ impl RcController {
         look: RcView,
         why: &str,
     ) -> Result<Action, ReconcileError> {
-        let Some(transfer) = self.status.transfer.clone() else { return Ok(Action::AwaitChange) };
+        let Some(transfer) = self.chain.status().transfer.clone() else {
+            return Ok(Action::AwaitChange);
+        };
         if transfer.undoing.is_none() {
-            let mut status = self.status.clone();
+            let mut status = self.chain.status().clone();
             status.transfer = Some(Transfer { undoing: Some(why.to_owned()), ..transfer.clone() });
             match self.commit(look.record_index, Vec::new(), status, Vec::new()).await? {
-                Written::At(_) => self.transfer_attempts = 0,
-                Written::Refused => return Ok(self.try_later("refused")),
+                Committed::Applied(_) => self.transfer_attempts = 0,
+                Committed::Refused(_) => return Ok(self.try_later("refused")),
             }
         }
         let in_use = Self::nodes_in_use(&look);
@@ -271,7 +281,7 @@ impl RcController {
             warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
                 "what a failed transfer allocated could not be given back: deallocate it by hand");
         }
-        let mut status = self.status.clone();
+        let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferFailed);
         status.set_condition(kind, false, reason, why.to_owned(), now);
@@ -280,14 +290,14 @@ impl RcController {
         let record = events::transfer_undone(&self.ctx, &look.spec, &transfer, why);
         let ops = self.unlock_ops().to_vec();
         match self.commit(look.record_index, ops, status, vec![record]).await? {
-            Written::At(_) => {
+            Committed::Applied(_) => {
                 info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
                 let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);
                 self.transfers_failed = self.transfers_failed.saturating_add(1);
                 self.transfer_not_before = Some(Instant::now() + hold_off);
                 Ok(Action::RequeueAfter(hold_off))
             }
-            Written::Refused => Ok(self.try_later("refused")),
+            Committed::Refused(_) => Ok(self.try_later("refused")),
         }
     }
 

@@ -80,7 +80,7 @@ impl JobController {
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
         }
-        let (index, current) = &self.page.group;
+        let (index, current) = &self.group;
         let group_key = key::pod_group(&self.id);
         let mut group = None;
         match plan.group {

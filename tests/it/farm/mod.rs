@@ -13,6 +13,7 @@ mod queues;
 mod rest;
 mod restored;
 mod scheduling;
+mod status_chain;
 mod transfer;
 
 pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

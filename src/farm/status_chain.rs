@@ -1,0 +1,390 @@
+//! Status chain: the one way for a controller to commit a plan.
+//!
+//! Each transaction replaces the status of its record by `cas`, so a record's transactions form a chain: one whose
+//! answer was lost either shows in the status, or cannot be applied any more once the next one was
+//! (docs/decisions/0024-one-status-chain.md). Operations in order:
+//!
+//! 1. the fence of the claim;
+//! 2. the record as the plan saw it ([`RecordGuard`]);
+//! 3. the status at its index ([`StatusWrite`]);
+//! 4. the plan's own operations, then those on keys that other owners write, too;
+//! 5. audit records.
+//!
+//! Keys read and written: the status; the record is read after a refusal. A crash between two transactions leaves what
+//! the status says; the next owner reads it and plans.
+
+mod machine;
+#[cfg(test)]
+mod machine_tests;
+
+use tracing::{debug, info};
+
+use super::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
+use machine::{Answer, Machine, Next};
+use rcfarm_api::audit::AuditRecord;
+use rcfarm_api::{FieldError, Stored};
+use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::{
+    Commit, Fenced, Index, Key, Op, Query, Refusal, StoreError, Txn, audit_op, key,
+};
+
+pub use machine::{Refused, Revisioned, StatusWrite};
+
+/// A status that is the chain of its record's transactions.
+pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
+    /// The status to go on from where the stored value cannot be decoded.
+    ///
+    /// # Errors
+    /// Why it must not be replaced.
+    fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
+        let _ = (key, error);
+        Ok(Self::default())
+    }
+
+    /// Whether the owner that wrote it may have sent transactions that only check it.
+    fn has_dependents(&self) -> bool {
+        false
+    }
+}
+
+/// What a transaction demands of the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordGuard {
+    /// Its ModifyIndex is still this one.
+    At(Index),
+    /// It does not exist.
+    Absent,
+    /// Nothing.
+    Any,
+}
+
+/// What a plan changes, in one transaction.
+#[derive(Debug, Clone)]
+pub struct Change<S> {
+    /// The record as the plan saw it.
+    pub record: RecordGuard,
+    /// The status.
+    pub status: StatusWrite<S>,
+    /// Operations on keys that only this owner writes. A refused one makes the chain fall behind.
+    pub ops: Vec<Op>,
+    /// Operations on keys that other owners write, too. The caller reads refused ones again.
+    pub shared: Vec<Op>,
+    /// What the audit log says of it.
+    pub audit: Vec<AuditRecord>,
+}
+
+impl<S> Change<S> {
+    /// A change of the status alone.
+    pub fn of_status(record: RecordGuard, status: S) -> Change<S> {
+        let status = StatusWrite::Replace(status);
+        Change { record, status, ops: Vec::new(), shared: Vec::new(), audit: Vec::new() }
+    }
+}
+
+/// What became of a change. A lost claim and a failed request are errors ([`ReconcileError`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Committed {
+    /// Applied at this index.
+    Applied(Index),
+    /// Not applied: something has changed. Plan again after [`StatusChain::after_refusal`].
+    Refused(Refused),
+}
+
+/// The chain of one claimed record, as its owner knows it.
+pub struct StatusChain<S> {
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
+    record: Key,
+    key: Key,
+    machine: Machine<S>,
+}
+
+/// Positions of the parts of a transaction.
+struct Layout {
+    record: Option<usize>,
+    shared: std::ops::Range<usize>,
+}
+
+impl Layout {
+    fn refused(&self, refusals: &[Refusal]) -> Refused {
+        let mut refused = Refused::default();
+        for Refusal { op, .. } in refusals {
+            match op {
+                op if self.record == Some(*op) => refused.record = true,
+                op if self.shared.contains(op) => refused.shared.push(op - self.shared.start),
+                _ => refused.own = true,
+            }
+        }
+        refused
+    }
+}
+
+impl<S: ChainedStatus> StatusChain<S> {
+    /// The chain of a record whose status stands at `key`, read at the claim or not.
+    pub fn new(
+        ctx: &ControllerContext,
+        claimed: &ClaimedRecord,
+        (record, key): (Key, Key),
+        read: Option<(Index, S)>,
+    ) -> Self {
+        let (ctx, claimed) = (ctx.clone(), claimed.clone());
+        StatusChain { ctx, claimed, record, key, machine: Machine::new(read) }
+    }
+
+    /// The status as last read or written; the default if there is none.
+    pub fn status(&self) -> &S {
+        self.machine.status()
+    }
+
+    /// ModifyIndex of the status; 0 if there is none.
+    pub fn index(&self) -> Index {
+        self.machine.index()
+    }
+
+    /// Whether [`StatusChain::refresh`] must be called before the next plan. Nothing is committed until then.
+    pub fn is_behind(&self) -> bool {
+        self.machine.is_behind() || self.has_dependents()
+    }
+
+    /// Demands a [`StatusChain::refresh`] before the next plan.
+    pub fn fall_behind(&mut self) {
+        self.machine.fall_behind();
+    }
+
+    /// Reads the status. The caller then reads its caches, and calls [`StatusChain::caught_up`]: caches older than the
+    /// status would let a plan pass that nobody compared with the last one.
+    ///
+    /// # Errors
+    /// Any [`ReconcileError`]; the chain stays behind.
+    pub async fn refresh(&mut self) -> Result<(), ReconcileError> {
+        self.machine.fall_behind();
+        let (index, status) = self.read().await?;
+        self.machine.refreshed(index, status);
+        if self.has_dependents() { self.seal().await } else { Ok(()) }
+    }
+
+    /// The caches were read after the status.
+    pub fn caught_up(&mut self) {
+        self.machine.caught_up();
+    }
+
+    /// Commits a change.
+    ///
+    /// Where the answer is lost, reads the status: it is this change's own, and the change was applied; or the error is
+    /// returned, and the chain is behind. The task's backoff keeps such attempts apart.
+    ///
+    /// # Errors
+    /// [`ReconcileError::ClaimLost`], or the store's. Nothing is sent while the chain is behind.
+    pub async fn commit(&mut self, change: Change<S>) -> Result<Committed, ReconcileError> {
+        if self.machine.is_behind() {
+            let why = format!("{} must be read before it is written", self.key);
+            debug_assert!(false, "{why}");
+            return Err(ReconcileError::Elsewhere(why));
+        }
+        self.send(change).await
+    }
+
+    async fn send(&mut self, change: Change<S>) -> Result<Committed, ReconcileError> {
+        let seen = change.record;
+        let sent = self.machine.next(change.status.clone());
+        let (txn, apart, layout) = self.transaction(change, &sent);
+        let committed = self.ctx.writer.commit(txn).await;
+        if let Some(apart) = apart {
+            let _ = self.ctx.writer.commit(apart).await?;
+        }
+        let error = match committed {
+            Ok(Commit::ClaimLost) => return Err(ReconcileError::ClaimLost),
+            Ok(Commit::Refused(refusals)) => {
+                debug!(record = %self.claimed.id, ?refusals, "refused: reconciling again");
+                let refused = layout.refused(&refusals);
+                self.machine.answered(sent, &Answer::Refused(refused.clone()));
+                self.refused(seen, &refused).await?;
+                return Ok(Committed::Refused(refused));
+            }
+            Ok(Commit::Applied(index)) => {
+                self.machine.answered(sent, &Answer::Applied(index));
+                return Ok(Committed::Applied(index));
+            }
+            Err(error) => error,
+        };
+        let is_unknown = error.outcome_unknown() && !enabled(Failpoint::RepeatUnknown);
+        let answer = if is_unknown { Answer::Unknown } else { Answer::NotApplied };
+        if self.machine.answered(sent, &answer) == Next::ReadBack
+            && let Ok((index, found)) = self.read().await
+            && self.machine.read_back(index, &found)
+        {
+            info!(record = %self.claimed.id, %error, "the transaction was applied, its answer was lost");
+            return Ok(Committed::Applied(index));
+        }
+        Err(error.into())
+    }
+
+    /// Plans again in a moment, or when what changed is seen; later and later if that is refused, too.
+    pub fn after_refusal(&self) -> Action {
+        Action::RequeueAfter(self.ctx.ids.jitter(self.machine.pause(), 0.5))
+    }
+
+    /// A transaction that checks the status instead of replacing it, to which operations can be added. Several may be in
+    /// flight at once: they are one link of the chain together.
+    pub fn dependent(&self, record: RecordGuard) -> Txn<Fenced> {
+        let mut txn = Txn::under(&self.claimed.claim);
+        txn.extend(self.guard(record));
+        txn.push(Op::CheckIndex { key: self.key.clone(), index: self.index() });
+        txn
+    }
+
+    /// Commits a transaction of [`StatusChain::dependent`], between [`StatusChain::begin_dependents`] and
+    /// [`StatusChain::end_dependents`].
+    ///
+    /// # Errors
+    /// [`ReconcileError::ClaimLost`], or the store's.
+    pub async fn commit_dependent(
+        &self,
+        mut txn: Txn<Fenced>,
+        audit: &AuditRecord,
+    ) -> Result<Committed, ReconcileError> {
+        txn.push(self.audit_op(audit));
+        match self.ctx.writer.commit(txn).await? {
+            Commit::Applied(index) => Ok(Committed::Applied(index)),
+            Commit::ClaimLost => Err(ReconcileError::ClaimLost),
+            Commit::Refused(refusals) => {
+                debug!(record = %self.claimed.id, ?refusals, "refused: reconciling again");
+                Ok(Committed::Refused(Refused { own: true, ..Refused::default() }))
+            }
+        }
+    }
+
+    /// From now on transactions of [`StatusChain::dependent`] may be in flight.
+    pub fn begin_dependents(&mut self) {
+        self.machine.set_open(true);
+    }
+
+    /// All transactions of [`StatusChain::dependent`] were answered, by these. Where an answer was lost,
+    /// [`StatusChain::refresh`] writes the status once more, after which none can be applied any more.
+    pub fn end_dependents<'a>(
+        &mut self,
+        answers: impl IntoIterator<Item = &'a Result<Committed, ReconcileError>>,
+    ) {
+        let mut unknown = false;
+        for answer in answers {
+            match answer {
+                Ok(Committed::Applied(_)) => {}
+                Ok(Committed::Refused(refused)) => {
+                    self.machine.refuse(refused);
+                    self.claimed.records.refresh_soon();
+                }
+                Err(error) => {
+                    unknown |= is_unknown(error);
+                    self.machine.fall_behind();
+                }
+            }
+        }
+        self.machine.set_open(unknown);
+    }
+
+    fn has_dependents(&self) -> bool {
+        self.machine.is_open() && self.status().has_dependents()
+    }
+
+    /// Writes the status as it is: no dependent transaction of the one before is applied after that.
+    async fn seal(&mut self) -> Result<(), ReconcileError> {
+        let change = Change::of_status(RecordGuard::Any, self.status().clone());
+        match self.send(change).await? {
+            Committed::Applied(_) => {
+                self.machine.fall_behind();
+                Ok(())
+            }
+            Committed::Refused(_) => {
+                Err(ReconcileError::Elsewhere(format!("{} was changed just now", self.key)))
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<(Index, S), ReconcileError> {
+        let Some(entry) = self.ctx.reader.get(&self.key, Query::CONSISTENT).await?.value else {
+            return Ok((Index::ZERO, S::default()));
+        };
+        let status = S::decode(&entry.value).or_else(|error| S::unreadable(&self.key, &error))?;
+        Ok((entry.modify_index, status))
+    }
+
+    /// Sees to it that the record comes, which is another than the plan saw. A newer one its watch brings. An older one
+    /// it does not: a restored snapshot has brought it back under an index that no watch waits for, and whatever else is
+    /// cached is of the time before, too.
+    async fn refused(
+        &mut self,
+        seen: RecordGuard,
+        refused: &Refused,
+    ) -> Result<(), ReconcileError> {
+        if !refused.record {
+            return Ok(());
+        }
+        let seen = if let RecordGuard::At(index) = seen { index } else { Index::ZERO };
+        let record = self.ctx.reader.get(&self.record, Query::CONSISTENT).await?.value;
+        if record.is_some_and(|record| record.modify_index > seen) {
+            self.claimed.records.refresh_soon();
+            return Ok(());
+        }
+        self.machine.fall_behind();
+        self.claimed.records.read_now().await?;
+        Ok(())
+    }
+
+    fn transaction(
+        &self,
+        change: Change<S>,
+        status: &StatusWrite<S>,
+    ) -> (Txn<Fenced>, Option<Txn<Fenced>>, Layout) {
+        let mut txn = Txn::under(&self.claimed.claim);
+        let guard = self.guard(change.record);
+        let record = guard.is_some().then_some(txn.ops().len());
+        txn.extend(guard).extend(self.status_op(status)).extend(change.ops);
+        let first = txn.ops().len();
+        let layout = Layout { record, shared: first..first + change.shared.len() };
+        txn.extend(change.shared);
+        let audit: Vec<Op> = change.audit.iter().map(|record| self.audit_op(record)).collect();
+        if enabled(Failpoint::NoAudit) || audit.is_empty() {
+            return (txn, None, layout);
+        }
+        if enabled(Failpoint::AuditApart) {
+            let mut apart = Txn::under(&self.claimed.claim);
+            apart.extend(audit);
+            return (txn, Some(apart), layout);
+        }
+        txn.extend(audit);
+        (txn, None, layout)
+    }
+
+    fn guard(&self, record: RecordGuard) -> Option<Op> {
+        let key = self.record.clone();
+        match record {
+            RecordGuard::Any => None,
+            _ if enabled(Failpoint::NoRecordGuard) => Some(Op::GetTree { prefix: key::rc_locks() }),
+            RecordGuard::At(index) => Some(Op::CheckIndex { key, index }),
+            RecordGuard::Absent => Some(Op::CheckNotExists { key }),
+        }
+    }
+
+    fn status_op(&self, write: &StatusWrite<S>) -> Option<Op> {
+        let (key, index) = (self.key.clone(), self.index());
+        match write {
+            StatusWrite::Replace(status) if enabled(Failpoint::NoChain) => {
+                Some(Op::Set { key, value: status.encode(), flags: 0 })
+            }
+            StatusWrite::Replace(status) => {
+                Some(Op::Cas { key, value: status.encode(), flags: 0, index })
+            }
+            StatusWrite::Delete if index > Index::ZERO => Some(Op::DeleteCas { key, index }),
+            StatusWrite::Delete | StatusWrite::Leave => None,
+        }
+    }
+
+    fn audit_op(&self, record: &AuditRecord) -> Op {
+        audit_op(self.ctx.ids.ordered_uuid(record.timestamp), record)
+    }
+}
+
+fn is_unknown(error: &ReconcileError) -> bool {
+    matches!(error, ReconcileError::Store(error) if StoreError::outcome_unknown(error))
+}

@@ -1,0 +1,218 @@
+//! State machine of a status chain. Pure: no I/O, no clock.
+//!
+//! It knows where the owner stands in the chain (index and value of the status) and what may still happen to
+//! transactions whose answers were lost. The shell in [`super`] builds the transactions and does the reading.
+//!
+//! ```text
+//!            next()            answered(): applied
+//!   current ───────> in flight ───────────────────> current, at the new index
+//!      ^                 │ refused: the record or shared operations only ──> current
+//!      │                 │ refused: anything else ──> behind
+//!      │                 │ outcome unknown ──> behind; read back: own status ──> current
+//!      └──── refreshed() ┴── behind
+//! ```
+
+use std::time::Duration;
+
+use rcfarm_api::{Index, backoff};
+
+/// A refused transaction is planned again after this long; doubled for each refusal in a row.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
+/// Upper bound of the pause after refusals.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+
+/// A value that each transaction of its owner replaces.
+pub trait Revisioned: Clone + Default + PartialEq {
+    /// Grows by one with every transaction of an owner.
+    fn revision(&mut self) -> &mut u64;
+}
+
+/// What a transaction does to the status.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StatusWrite<S> {
+    /// Replaces it. The chain sets `revision`.
+    Replace(S),
+    /// Deletes it.
+    Delete,
+    /// Leaves it as it is. The transaction is no link of the chain; its own operations must make it idempotent.
+    Leave,
+}
+
+/// Consul's answer to a transaction of the chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Applied at this index.
+    Applied(Index),
+    /// Not applied: these parts were refused.
+    Refused(Refused),
+    /// Not applied, and never will be.
+    NotApplied,
+    /// The answer was lost: it may be applied now, later, or never.
+    Unknown,
+}
+
+/// The parts of a transaction that Consul refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// The record is another one than the plan saw.
+    pub record: bool,
+    /// The status, an operation on keys of this owner, or the audit record.
+    pub own: bool,
+    /// Positions among the operations on keys that other owners write, too.
+    pub shared: Vec<usize>,
+}
+
+/// What the shell does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// The transaction was applied at this index.
+    Applied(Index),
+    /// It was not applied.
+    NotApplied,
+    /// Nobody knows: read the status, and give it to [`Machine::read_back`].
+    ReadBack,
+}
+
+/// Where an owner stands in the chain of its record's statuses.
+#[derive(Debug, Clone)]
+pub struct Machine<S> {
+    index: Index,
+    status: S,
+    /// Status and caches may be older than the last write: both are read before the next plan.
+    behind: bool,
+    /// Statuses sent as replacement of the one at `index` whose answers were lost. Each may yet take its place;
+    /// none can, once any other transaction did.
+    lost: Vec<S>,
+    /// Transactions that only check the status may be applied as long as it stays at `index`.
+    open: bool,
+    /// Transactions refused since the last that was applied.
+    refusals: u32,
+}
+
+impl<S: Revisioned> Machine<S> {
+    /// Starts from a status read at the claim. `None`: it was not read, so the owner is behind.
+    ///
+    /// The owner before may have left transactions in flight, so the machine is open.
+    pub fn new(read: Option<(Index, S)>) -> Self {
+        let behind = read.is_none();
+        let (index, status) = read.unwrap_or_default();
+        Machine { index, status, behind, lost: Vec::new(), open: true, refusals: 0 }
+    }
+
+    /// The status as last read or written; the default if there is none.
+    pub fn status(&self) -> &S {
+        &self.status
+    }
+
+    /// ModifyIndex of the status; 0 if there is none.
+    pub fn index(&self) -> Index {
+        self.index
+    }
+
+    /// Whether status and caches must be read before the next plan.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Demands that status and caches are read before the next plan.
+    pub fn fall_behind(&mut self) {
+        self.behind = true;
+    }
+
+    /// Whether transactions that only check the status may be in flight.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Notes whether transactions that only check the status may be in flight.
+    pub fn set_open(&mut self, open: bool) {
+        self.open = open;
+    }
+
+    /// The write as it is sent: a replacement gets the next revision.
+    pub fn next(&self, write: StatusWrite<S>) -> StatusWrite<S> {
+        let mut write = write;
+        if let StatusWrite::Replace(status) = &mut write {
+            let mut before = self.status.clone();
+            *status.revision() = *before.revision() + 1;
+        }
+        write
+    }
+
+    /// Takes the answer to a transaction with this write, as [`Machine::next`] gave it.
+    pub fn answered(&mut self, sent: StatusWrite<S>, answer: &Answer) -> Next {
+        match answer {
+            Answer::Applied(index) => {
+                self.applied(sent, *index);
+                Next::Applied(*index)
+            }
+            Answer::Refused(refused) => {
+                self.refuse(refused);
+                Next::NotApplied
+            }
+            Answer::NotApplied => Next::NotApplied,
+            Answer::Unknown => {
+                self.behind = true;
+                match sent {
+                    StatusWrite::Replace(status) => {
+                        self.lost.push(status);
+                        Next::ReadBack
+                    }
+                    // That it is gone does not say who deleted it; what stands as before says nothing at all.
+                    StatusWrite::Delete | StatusWrite::Leave => Next::NotApplied,
+                }
+            }
+        }
+    }
+
+    /// Takes what was read after [`Next::ReadBack`]. `true`: the transaction sent last was applied, at this index.
+    ///
+    /// Otherwise the owner stays behind: its plan was not carried out, or by an earlier transaction that was thought
+    /// lost, or somebody else wrote the status.
+    pub fn read_back(&mut self, index: Index, status: &S) -> bool {
+        let Some((last, earlier)) = self.lost.split_last() else { return false };
+        // Two attempts may have written the same status with different operations.
+        if index == self.index || status != last || earlier.contains(last) {
+            return false;
+        }
+        let own = status.clone();
+        self.applied(StatusWrite::Replace(own), index);
+        self.behind = false;
+        true
+    }
+
+    /// Takes a status that was read before the caches were read again.
+    pub fn refreshed(&mut self, index: Index, status: S) {
+        if index != self.index {
+            self.lost.clear();
+        }
+        (self.index, self.status) = (index, status);
+    }
+
+    /// The caches are as new as the status.
+    pub fn caught_up(&mut self) {
+        self.behind = false;
+    }
+
+    /// Counts a refusal; anything but the record and shared operations means that this owner's own view is old.
+    pub fn refuse(&mut self, refused: &Refused) {
+        self.refusals = self.refusals.saturating_add(1);
+        self.behind |= refused.own;
+    }
+
+    /// The pause before the next attempt, without jitter.
+    pub fn pause(&self) -> Duration {
+        backoff(AFTER_REFUSAL, LONGEST_AFTER_REFUSAL, self.refusals.saturating_sub(1))
+    }
+
+    fn applied(&mut self, write: StatusWrite<S>, index: Index) {
+        self.refusals = 0;
+        match write {
+            StatusWrite::Replace(status) => (self.index, self.status) = (index, status),
+            StatusWrite::Delete => (self.index, self.status) = (Index::ZERO, S::default()),
+            StatusWrite::Leave => return,
+        }
+        self.lost.clear();
+        self.open = false;
+    }
+}

@@ -1,0 +1,197 @@
+//! A status chain on a Consul that loses requests and answers, and applies some of them late.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rcfarm::farm::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
+use rcfarm::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
+use rcfarm_api::audit::{AuditRecord, EventType};
+use rcfarm_api::ids::RecordId;
+use rcfarm_api::key;
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_store::cache::Cache;
+use rcfarm_store::time::{Clock as _, IdSource};
+use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{
+    Claim, Epoch, Index, NewSession, Op, PutMode, Query, Reader, Store, TxnLimits, Writer,
+};
+use tokio::time::{Instant, sleep};
+
+use super::SECOND;
+use super::cluster::{Cluster, node, pod_id, rc_id};
+
+/// Plans to carry out, one transaction each.
+const PLANS: u32 = 30;
+
+/// What became of transactions on their way.
+#[derive(Default)]
+struct Lost {
+    request: AtomicUsize,
+    answer: AtomicUsize,
+    late: AtomicUsize,
+}
+
+/// A store of which every third transaction loses its answer, or more.
+fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
+    let (dice, lost) = (IdSource::from_seed(seed), lost.clone());
+    let faults = move |request: &Request<'_>| match request {
+        Request::Txn(_) => match dice.below(12) {
+            0 => {
+                lost.request.fetch_add(1, Ordering::SeqCst);
+                Fate::of(FaultOutcome::Lose)
+            }
+            1 | 2 => {
+                lost.answer.fetch_add(1, Ordering::SeqCst);
+                Fate::of(FaultOutcome::LoseReply)
+            }
+            3..=5 => {
+                lost.late.fetch_add(1, Ordering::SeqCst);
+                let late = Duration::from_millis(1 << dice.below(12));
+                Fate::of(FaultOutcome::Late(late))
+            }
+            _ => Fate::DELIVER,
+        },
+        Request::Get(_) if dice.below(4) == 0 => Fate::of(FaultOutcome::Lose),
+        _ => Fate::DELIVER,
+    };
+    Arc::new(cluster.store.with_faults(Arc::new(faults)))
+}
+
+/// The chain of a claimed record, and the index of the record.
+async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcStatus>, Index) {
+    let id = rc_id(1);
+    cluster.create_rc(1, 1).await;
+    let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
+    let mode = PutMode::Acquire(session.clone());
+    assert!(cluster.store.put(&key::rc_lock(id), "a".into(), 0, mode).await.unwrap());
+    let record = cluster.store.get(&key::rc(id), Query::PLAIN).await.unwrap().value.unwrap();
+    let reader: Arc<dyn Reader> = store.clone();
+    let ctx = ControllerContext {
+        farm: "a".parse().unwrap(),
+        reader: reader.clone(),
+        writer: Writer::new(store),
+        clock: cluster.clock.clone(),
+        ids: Arc::new(cluster.ids.fork()),
+        limits: TxnLimits::default(),
+    };
+    let epoch = Epoch::new(session, Instant::now() + 3_600 * SECOND);
+    let claimed = ClaimedRecord {
+        id: RecordId::from(id.to_string().as_str()),
+        claim: Claim::new(key::rc_lock(id), epoch),
+        records: Cache::new(reader.clone(), key::rcs(), PollPolicy::PROMPT),
+        labels: Cache::new(
+            reader.clone(),
+            key::labels(key::LabelKind::ReplicationController),
+            PollPolicy::PROMPT,
+        ),
+        locks: Cache::new(reader, key::rc_locks(), PollPolicy::PROMPT),
+    };
+    let keys = (key::rc(id), key::rc_status(id));
+    (StatusChain::new(&ctx, &claimed, keys, None), record.modify_index)
+}
+
+/// Each attempt creates a key of its own and counts in the status; returns those that were reported applied.
+async fn carry_out_plans(
+    cluster: &Cluster,
+    chain: &mut StatusChain<RcStatus>,
+    record: Index,
+) -> BTreeSet<usize> {
+    let (mut attempt, mut applied) = (0, BTreeSet::new());
+    while chain.status().replicas.desired < PLANS {
+        assert!(attempt < 1_000, "it makes progress");
+        if chain.is_behind() {
+            match chain.refresh().await {
+                Ok(()) => chain.caught_up(),
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            }
+            continue;
+        }
+        attempt += 1;
+        let mut status = chain.status().clone();
+        status.replicas.desired += 1;
+        let key = key::pod_labels(&node(attempt), &pod_id(1));
+        let audit = AuditRecord {
+            event_type: EventType::Other("Planned".to_owned()),
+            event_details: serde_json::json!({"attempt": attempt}),
+            timestamp: cluster.clock.wall(),
+            schema_version: 1,
+        };
+        let change = Change {
+            record: RecordGuard::At(record),
+            status: StatusWrite::Replace(status),
+            ops: vec![Op::Cas { key, value: "{}".into(), flags: 0, index: Index::ZERO }],
+            shared: Vec::new(),
+            audit: vec![audit],
+        };
+        match chain.commit(change).await {
+            Ok(Committed::Applied(_)) => assert!(applied.insert(attempt)),
+            Ok(Committed::Refused(_)) => {
+                let Action::RequeueAfter(pause) = chain.after_refusal() else { panic!("no pause") };
+                sleep(pause).await;
+            }
+            Err(ReconcileError::Store(_)) => sleep(Duration::from_millis(50)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    applied
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_are_carried_out_once_although_answers_are_lost() {
+    let lost = Arc::new(Lost::default());
+    let mut reported = 0;
+    for seed in 0..40 {
+        let cluster = Cluster::new(0).await;
+        let (mut chain, record) = claimed(&cluster, faulty(&cluster, seed, &lost)).await;
+        let applied = carry_out_plans(&cluster, &mut chain, record).await;
+        reported += applied.len();
+        // What is late arrives.
+        sleep(10 * SECOND).await;
+        let status = cluster.status(1).await.unwrap();
+        assert_eq!((status.replicas.desired, status.revision), (PLANS, u64::from(PLANS)));
+        assert_eq!(&status, chain.status(), "seed {seed}: it knows what stands there");
+        let prefix = key::labels(key::LabelKind::Pod);
+        let pods = cluster.store.list(&prefix, Query::PLAIN).await.unwrap().value;
+        assert_eq!(pods.len(), PLANS as usize, "seed {seed}: one pod for each plan");
+        let is_there = |n: &usize| {
+            let key = key::pod_labels(&node(*n), &pod_id(1));
+            pods.iter().any(|entry| entry.key == key.as_str())
+        };
+        assert!(applied.iter().all(is_there), "seed {seed}: what was reported is there");
+        assert_eq!(cluster.audit().await.len(), PLANS as usize, "seed {seed}");
+    }
+    let counts = [&lost.request, &lost.answer, &lost.late].map(|n| n.load(Ordering::SeqCst));
+    assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
+    // Of the 1,200 plans about one in ten loses both its answer and the read that would recognise it.
+    assert!(reported > 900, "{reported}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_gone_ends_the_chain() {
+    let cluster = Cluster::new(0).await;
+    let (mut chain, record) = claimed(&cluster, Arc::new(cluster.store.clone())).await;
+    chain.refresh().await.unwrap();
+    chain.caught_up();
+    cluster.delete(key::rc_lock(rc_id(1)).as_str()).await;
+    let change = Change::of_status(RecordGuard::At(record), chain.status().clone());
+    assert!(matches!(chain.commit(change).await, Err(ReconcileError::ClaimLost)));
+    assert!(cluster.status(1).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_record_is_a_refusal_and_leaves_the_chain_as_it_is() {
+    let cluster = Cluster::new(0).await;
+    let (mut chain, record) = claimed(&cluster, Arc::new(cluster.store.clone())).await;
+    chain.refresh().await.unwrap();
+    chain.caught_up();
+    cluster.create_rc(1, 2).await;
+    let change = Change::of_status(RecordGuard::At(record), chain.status().clone());
+    let Committed::Refused(refused) = chain.commit(change).await.unwrap() else {
+        panic!("the record has changed")
+    };
+    assert!(refused.record && !refused.own && refused.shared.is_empty());
+    assert!(!chain.is_behind());
+}
