@@ -1,4 +1,4 @@
-//! The local agent: our service and its check; what the catalog says of services; the leader.
+//! Calls to the local agent (service and check), to the catalog (health of services), and for the leader.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Client {
         let asked = RequestContext::new("registering the service", &service.id);
         let check = AgentServiceCheck {
             ttl: Some(go_duration(service.ttl)),
-            // Critical is the default, and a session with a critical check is refused.
+            // The default is critical, and Consul refuses a session with a critical check.
             status: Some(PASSING.to_owned()),
             deregister_critical_service_after: Some(go_duration(service.deregister_after)),
             ..AgentServiceCheck::default()
@@ -35,7 +35,7 @@ impl Client {
         self.through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint))
             .await?
             .map_err(|refused| refused.error(&asked))?;
-        // A check that the agent knew already keeps the state that it had, critical included.
+        // A check that exists keeps its state, even a critical one.
         self.pass_check(&service.check_id(), "").await.map(|_| ())
     }
 
@@ -98,7 +98,7 @@ impl Client {
     }
 }
 
-/// The agent does not know the check or service. 1.8 says so with a 500, newer ones with a 404.
+/// Whether the agent does not know the check or service: 500 in Consul 1.8, 404 since.
 fn is_unknown(refused: &Refused) -> bool {
     refused.status == 404
         || (refused.status == 500

@@ -1,4 +1,4 @@
-//! The connection: one `reqwest` client, seen raw and through consulrs.
+//! The HTTP client: one `reqwest` client for raw requests and for consulrs.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -25,15 +25,15 @@ use super::error::{
 use super::wire::Scope;
 use rcfarm_store::{Index, StoreError};
 
-/// Longer than the 7 s for which a server without a leader holds a request.
+/// Time-out of an answer. Longer than the 7 s for which a server without a leader holds a request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const DEFAULT_MAX_REQUESTS: usize = 8;
-/// Idle connections count against the agent's limit too.
+/// Idle connections that are kept. They count against the agent's limit too.
 const IDLE_CONNECTIONS: usize = 10;
 const IDLE_FOR: Duration = Duration::from_secs(10);
 
-/// What a request is for: how it is counted, and whether it waits its turn.
+/// Kind of a request: how it is counted, and whether it waits for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
     Read,
@@ -56,13 +56,14 @@ impl Call {
         (Call::Agent, "agent"),
     ];
 
-    /// Whether there may be many of them at once. The others are few, and a farm's life hangs on them.
-    fn waits_its_turn(self) -> bool {
+    /// Whether the request waits for one of [`ConsulConfig::max_requests`] slots. Blocking reads are few; a late
+    /// heartbeat or renewal would end the session.
+    fn needs_slot(self) -> bool {
         matches!(self, Call::Read | Call::Write | Call::Transaction)
     }
 }
 
-/// The client that all calls share.
+/// The client of all calls.
 pub(super) struct Client {
     http: reqwest::Client,
     address: String,
@@ -84,13 +85,12 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// The error that the answer stands for.
+    /// The error of an answer that is no success.
     pub(super) fn error(&self, asked: &RequestContext<'_>) -> StoreError {
         Refused::new(self.status, &self.body).error(asked)
     }
 
-    /// The index to wait on next. An answer without it is none of Consul's: to take a proxy's 404 for an empty
-    /// tree would be fatal.
+    /// The index to wait on next. An answer without one is not Consul's: a proxy's 404 must not count as an empty tree.
     pub(super) fn index(&self, asked: &RequestContext<'_>) -> Result<Index, StoreError> {
         self.index.ok_or_else(|| undecodable(asked, &"the answer has no X-Consul-Index"))
     }
@@ -116,7 +116,7 @@ impl Client {
                 builder = under_another_name(builder, &mut headers, &mut url, name)?;
             }
         } else {
-            // Not to read the system's certificates for nothing.
+            // Without TLS, the system's certificates are not read.
             builder = builder.use_rustls_tls().tls_built_in_root_certs(false);
         }
         let http = builder
@@ -159,7 +159,7 @@ impl Client {
         counts.map(|((_, name), count)| (*name, count.load(Ordering::Relaxed))).collect()
     }
 
-    /// The URL of `/v1/<path>`, in the configured datacenter.
+    /// The URL of `/v1/<path>` with the configured datacenter.
     pub(super) fn url<'s>(&self, path: impl IntoIterator<Item = &'s str>) -> Url {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -175,7 +175,7 @@ impl Client {
         self.http.request(method, url)
     }
 
-    /// Sends a raw request. `waits`: how long Consul was asked to block.
+    /// Sends a raw request. `waits` is the wait of a blocking query; it extends the time-out.
     pub(super) async fn send(
         &self,
         call: Call,
@@ -197,7 +197,7 @@ impl Client {
         Ok(Reply { status, index: index.map(Index), filtered, body })
     }
 
-    /// Sends an endpoint of consulrs, built by `call_with` from its client.
+    /// Sends a request through consulrs. `call_with` builds it from consulrs's client.
     pub(super) async fn through_consulrs<'c, T, F>(
         &'c self,
         call: Call,
@@ -218,7 +218,7 @@ impl Client {
     }
 
     async fn turn(&self, call: Call) -> Option<SemaphorePermit<'_>> {
-        let turn = if call.waits_its_turn() { self.turns.acquire().await.ok() } else { None };
+        let turn = if call.needs_slot() { self.turns.acquire().await.ok() } else { None };
         if let Some(at) = Call::NAMES.iter().position(|(named, _)| *named == call) {
             self.counts[at].fetch_add(1, Ordering::Relaxed);
         }
@@ -226,7 +226,7 @@ impl Client {
     }
 }
 
-/// `id` as a path segment for consulrs, which would escape it twice if it needed that.
+/// `id` as a path segment for consulrs. Ids that need escaping are refused, because consulrs would escape them twice.
 pub(super) fn plain(id: &str, asked: &RequestContext<'_>) -> Result<String, StoreError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"_-.,:~".contains(&b);
     if !id.is_empty() && id.bytes().all(fits) && id.bytes().any(|b| b != b'.') {
@@ -236,12 +236,12 @@ pub(super) fn plain(id: &str, asked: &RequestContext<'_>) -> Result<String, Stor
     Err(StoreError::Rejected { status: 400, body })
 }
 
-/// Our `reqwest` client as consulrs wants it.
+/// The `reqwest` client in the form that consulrs requires.
 pub(super) struct Consulrs {
     http: rustify::Client,
     settings: ConsulClientSettings,
-    /// consulrs puts its version in front of the address's path. So the first segment of what is to stand in
-    /// front is given out as the version, and the rest as the address.
+    /// Consulrs puts its version in front of the address's path. So the first segment of the base path is passed as the
+    /// version, and the rest as the address.
     version: String,
 }
 
@@ -253,12 +253,12 @@ impl Consulrs {
         let version = front.remove(0).to_owned();
         let mut address = base.clone();
         address.set_path(&front.join("/"));
-        // An endpoint with query parameters of its own, `dc` among them, replaces these; the one that creates a
-        // session has none and keeps them.
+        // An endpoint with query parameters of its own, `dc` among them, replaces these. The one that creates a session
+        // has none and keeps them.
         if let Some(datacenter) = datacenter {
             address.query_pairs_mut().append_pair("dc", datacenter);
         }
-        // Only to satisfy the trait: what consulrs would take from here is in our own client.
+        // Required by the trait. The `reqwest` client has these settings itself.
         let settings = ConsulClientSettings {
             address: address.to_string(),
             ca_certs: Vec::new(),
@@ -286,8 +286,8 @@ impl consulrs::client::Client for Consulrs {
     }
 }
 
-/// What every request carries. Namespace and partition go as headers, which Consul takes in place of the query
-/// parameters `ns` and `partition`: consulrs does not know the latter.
+/// Headers of every request. Namespace and partition are headers instead of the query parameters `ns` and `partition`,
+/// because consulrs does not have the latter.
 fn headers(config: &ConsulConfig) -> Result<HeaderMap, ConfigError> {
     let mut headers = HeaderMap::new();
     let mut add = |setting, name: HeaderName, value: Option<String>| {
@@ -310,7 +310,7 @@ fn headers(config: &ConsulConfig) -> Result<HeaderMap, ConfigError> {
     Ok(headers)
 }
 
-/// Whom to trust and who we are.
+/// Sets the trusted authorities and the client certificate.
 fn tls(
     mut builder: reqwest::ClientBuilder,
     config: &ConsulConfig,
@@ -336,8 +336,8 @@ fn tls(
     Ok(builder.danger_accept_invalid_certs(config.ssl_verify == Some(false)))
 }
 
-/// Makes TLS ask for `name` while the connection still goes to the address: the URL gets the name, and the name
-/// resolves to the address.
+/// Makes TLS verify `name` while the connection goes to the address: the URL gets the name, and the name resolves to
+/// the address.
 fn under_another_name(
     builder: reqwest::ClientBuilder,
     headers: &mut HeaderMap,

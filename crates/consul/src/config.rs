@@ -1,4 +1,4 @@
-//! How to reach Consul: the settings that Consul's own tools know, by the same names (`peers.md` §5.1).
+//! Settings of the connection to Consul, with the names of Consul's own tools (`peers.md` §5.1).
 
 use std::fmt;
 use std::fs;
@@ -8,20 +8,20 @@ use reqwest::Url;
 
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
 
-/// Where Consul is and how to talk to it. Every field is optional, so that flags, environment and a file can be
-/// laid over each other with [`ConsulConfig::or`]. `Debug` shows neither token nor password.
+/// Settings of the connection to Consul. Every field is optional: [`ConsulConfig::or`] merges flags, environment and a
+/// file. `Debug` shows neither token nor password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ConsulConfig {
-    /// `host:port`, `http://…` or `https://…`; a path after the host goes in front of every request's path.
-    /// Default `127.0.0.1:8500`.
+    /// `host:port`, `http://…` or `https://…`. A path after the host is put in front of every request's path. Default
+    /// `127.0.0.1:8500`.
     pub address: Option<String>,
-    /// ACL token.
+    /// ACL token of every request.
     pub token: Option<String>,
-    /// File with the ACL token, read once at the start; wins over `token` unless it is empty.
+    /// File with the ACL token, read once at the start. Replaces `token` unless it is empty.
     pub token_file: Option<PathBuf>,
     /// HTTP basic authentication: `user:password`, or `user`.
     pub http_auth: Option<String>,
-    /// Use TLS, whatever the address says.
+    /// Use TLS even if the address has no `https://`.
     pub ssl: Option<bool>,
     /// Verify the server's certificate; default yes.
     pub ssl_verify: Option<bool>,
@@ -29,37 +29,37 @@ pub struct ConsulConfig {
     pub ca_file: Option<PathBuf>,
     /// Directory of PEM files with the authorities to trust instead of the system's.
     pub ca_path: Option<PathBuf>,
-    /// PEM file with our certificate; needs `client_key`.
+    /// PEM file with the client certificate; requires `client_key`.
     pub client_cert: Option<PathBuf>,
-    /// PEM file with our key; needs `client_cert`.
+    /// PEM file with the client key; requires `client_cert`.
     pub client_key: Option<PathBuf>,
-    /// Name to expect in the server's certificate, instead of the address's host.
+    /// Name in the server's certificate, if it is not the address's host.
     pub tls_server_name: Option<String>,
     /// Namespace (Consul Enterprise).
     pub namespace: Option<String>,
     /// Admin partition (Consul Enterprise).
     pub partition: Option<String>,
-    /// Datacenter; default the agent's own.
+    /// Datacenter; default: that of the agent.
     pub datacenter: Option<String>,
-    /// Let any server answer plain reads, not only the leader.
+    /// Any server may answer reads without a consistency mode, not only the leader.
     pub stale: Option<bool>,
-    /// How many ordinary requests may be under way at once; default 8. Blocking reads and heartbeats come on top.
+    /// Ordinary requests under way at once; default 8. Blocking reads and heartbeats are not counted.
     pub max_requests: Option<usize>,
-    /// What was wrong but is not fatal, for the caller to show.
+    /// Settings that were ignored, as messages for the caller to show.
     pub warnings: Vec<String>,
 }
 
 /// Why a setting cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The address is not one of the forms that we take.
+    /// The address has an unknown form.
     #[error(
         "the Consul address {given:?} (CONSUL_HTTP_ADDR) cannot be used: {why}; give host:port, http://host:port or https://host:port"
     )]
     Address {
-        /// The address, without credentials.
+        /// The address without credentials.
         given: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// A file cannot be read.
@@ -69,7 +69,7 @@ pub enum ConfigError {
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         error: std::io::Error,
     },
     /// A certificate or key cannot be used.
@@ -79,13 +79,13 @@ pub enum ConfigError {
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A certificate without its key, or the other way round.
+    /// A certificate without its key, or a key without its certificate.
     #[error("CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY belong together: {missing} is not set")]
     HalfIdentity {
-        /// The one that is missing.
+        /// The variable that is not set.
         missing: &'static str,
     },
     /// A value that cannot be put into an HTTP header.
@@ -94,18 +94,18 @@ pub enum ConfigError {
         /// The variable.
         setting: &'static str,
     },
-    /// A server name that TLS cannot ask for.
+    /// A server name that TLS cannot verify.
     #[error("CONSUL_TLS_SERVER_NAME {given:?} is not a DNS name")]
     ServerName {
         /// The name.
         given: String,
     },
-    /// The HTTP client could not be made.
+    /// The HTTP client could not be created.
     #[error("cannot set up the HTTP client for Consul: {0}")]
     Client(String),
 }
 
-/// What a setting's file holds. No `Debug`: it may be a private key.
+/// Content of a PEM file. It has no `Debug`, because it may be a private key.
 pub(super) struct Pem {
     setting: &'static str,
     path: PathBuf,
@@ -123,8 +123,8 @@ impl Pem {
 }
 
 impl ConsulConfig {
-    /// The settings of the environment, seen through `lookup`. Empty variables count as unset; a boolean that is
-    /// none becomes a warning, as in Consul's tools.
+    /// The settings of the environment, read by `lookup`. Empty variables count as unset. An invalid boolean is ignored
+    /// with a warning, as in Consul's tools.
     #[must_use]
     pub fn from_env(lookup: impl Fn(&str) -> Option<String>) -> Self {
         let text = |name: &str| lookup(name).filter(|v| !v.is_empty());
@@ -159,8 +159,8 @@ impl ConsulConfig {
         }
     }
 
-    /// These settings, and `below` where they say nothing. Token and token file count as one setting: a token
-    /// given as a flag wins over a token file of the environment.
+    /// These settings, and those of `below` where these are not set. Token and token file count as one setting: a token
+    /// from a flag replaces a token file of the environment.
     #[must_use]
     pub fn or(self, below: ConsulConfig) -> Self {
         let (token, token_file) = if self.token.is_some() || self.token_file.is_some() {
@@ -217,7 +217,7 @@ impl ConsulConfig {
         Ok(url)
     }
 
-    /// The token to send: the file's, unless that is empty or not given.
+    /// The token to send: that of the file, unless it is empty or there is none.
     pub(super) fn effective_token(&self) -> Result<Option<String>, ConfigError> {
         if let Some(path) = &self.token_file {
             let text =
@@ -229,7 +229,7 @@ impl ConsulConfig {
         Ok(self.token.clone())
     }
 
-    /// The PEM files of the authorities to trust; empty: the system's.
+    /// The PEM files of the authorities to trust. Empty: the system's are trusted.
     pub(super) fn authorities(&self) -> Result<Vec<Pem>, ConfigError> {
         const DIRECTORY: &str = "CONSUL_CAPATH";
         let mut found = Vec::new();
@@ -257,7 +257,7 @@ impl ConsulConfig {
         Ok(found)
     }
 
-    /// Our certificate and key as one PEM text.
+    /// Client certificate and key as one PEM text.
     pub(super) fn identity(&self) -> Result<Option<Pem>, ConfigError> {
         let (cert, key) = match (&self.client_cert, &self.client_key) {
             (None, None) => return Ok(None),
@@ -275,7 +275,7 @@ impl ConsulConfig {
         Ok(Some(pem))
     }
 
-    /// The name to ask the server's certificate for, when it is not the address's host.
+    /// The name to verify in the server's certificate. `None`: the address's host.
     pub(super) fn server_name(&self) -> Result<Option<&str>, ConfigError> {
         let Some(given) = self.tls_server_name.as_deref() else { return Ok(None) };
         let name = match given.rsplit_once(':') {
@@ -323,7 +323,7 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// An address that somebody put a password into, fit to be shown.
+/// An address without its credentials, for messages.
 fn without_credentials(address: &str) -> String {
     match address.rsplit_once('@') {
         Some((_, host)) => format!("…@{host}"),

@@ -1,4 +1,4 @@
-//! What a failure means: was the request applied, and may it be tried again? (`consul-semantics.md` §6.2)
+//! Classification of failures: was the request applied, and may it be retried? (`consul-semantics.md` §6.2)
 
 use std::fmt;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use rustify::errors::ClientError as RestError;
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::StoreError;
 
-/// What was asked of Consul, for messages: "writing a/b".
+/// Action and subject of a request, for messages such as "writing a/b".
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestContext<'a> {
     pub(super) doing: &'static str,
     pub(super) about: &'a str,
-    /// The session that the request relies on.
+    /// The session that the request depends on.
     pub(super) session: Option<&'a SessionId>,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for RequestContext<'_> {
     }
 }
 
-/// An answer of Consul's other than success.
+/// An answer of Consul that is no success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) status: u16,
@@ -46,8 +46,8 @@ impl Refused {
         self.body.contains(text)
     }
 
-    /// The error that the answer stands for. Texts are matched as substrings: one or two `rpc error making call: `
-    /// may stand in front.
+    /// Classifies the answer. Texts are matched as substrings, because up to two `rpc error making call: ` may precede
+    /// them.
     pub(super) fn error(&self, asked: &RequestContext<'_>) -> StoreError {
         let says_any = |texts: &[&str]| texts.iter().any(|text| self.says(text));
         let detail = || shortened(&self.body);
@@ -55,7 +55,7 @@ impl Refused {
             403 => return forbidden(asked, &detail()),
             413 => return StoreError::TooLarge { detail: detail() },
             429 | 503 => return StoreError::Overloaded { status: self.status },
-            // A proxy that lost its agent: the request may have passed.
+            // A proxy lost the connection to its agent: the request may have been applied.
             502 | 504 => return StoreError::Interrupted { detail: detail() },
             500 => {}
             _ => return StoreError::Rejected { status: self.status, body: detail() },
@@ -78,8 +78,8 @@ impl Refused {
     }
 }
 
-/// Said before anything reached the Raft log. Looked for first: the reason why no connection could be made may
-/// itself speak of a broken one.
+/// Texts of errors before anything reached the Raft log. They are matched first, because such a text may contain one of
+/// [`BROKEN_OFF`].
 const NO_LEADER: &[&str] = &[
     "No cluster leader",
     "node is not the leader",
@@ -90,7 +90,7 @@ const NO_LEADER: &[&str] = &[
     "connection refused",
 ];
 
-/// Said when the request may have reached the Raft log.
+/// Texts of errors after which the request may be in the Raft log.
 const BROKEN_OFF: &[&str] = &[
     "leadership lost while committing log",
     "snapshot restored while committing log",
@@ -109,25 +109,25 @@ const BROKEN_OFF: &[&str] = &[
     "context deadline exceeded",
 ];
 
-/// Said for want of rights.
+/// Texts of errors for missing rights.
 pub(super) const DENIED: &[&str] = &["Permission denied", "ACL not found"];
 
 pub(super) fn forbidden(asked: &RequestContext<'_>, says: &str) -> StoreError {
     StoreError::Forbidden { what: format!("{asked}: {says}") }
 }
 
-/// How a request travelled.
+/// Address and time-out of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route<'a> {
     pub(super) address: &'a str,
-    /// Its time-out.
+    /// Time-out of the request.
     pub(super) limit: Duration,
 }
 
-/// The meaning of a transport's failure.
+/// Classifies a failure of the transport.
 pub(super) fn transport(error: &reqwest::Error, route: Route<'_>) -> StoreError {
     let detail = format!("{}: {}", route.address, deepest_cause(error));
-    // First: a connect that timed out has sent nothing.
+    // Before time-outs: a connect that timed out has sent nothing.
     if error.is_connect() || error.is_builder() {
         return StoreError::Unreachable { detail };
     }
@@ -137,7 +137,7 @@ pub(super) fn transport(error: &reqwest::Error, route: Route<'_>) -> StoreError 
     StoreError::Interrupted { detail }
 }
 
-/// Sorts a failure of consulrs into an answer of Consul's and everything else.
+/// Separates a failure of consulrs into an answer of Consul (`Ok`) and any other failure.
 pub(super) fn from_consulrs(
     error: ClientError,
     route: Route<'_>,
@@ -167,7 +167,7 @@ pub(super) fn undecodable(asked: &RequestContext<'_>, error: &dyn fmt::Display) 
     StoreError::Decode { what: asked.about.to_owned(), detail: error.to_string() }
 }
 
-/// What went wrong, without the layers that only say "something went wrong below".
+/// The message of the deepest cause. The layers above only repeat that there is one.
 pub(super) fn deepest_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(below) = cause.source() {
@@ -176,7 +176,7 @@ pub(super) fn deepest_cause(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-/// A body fit for one line of a log.
+/// A body shortened to one line of a log.
 pub(super) fn shortened(body: &str) -> String {
     const LONGEST: usize = 300;
     let line = body.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -218,7 +218,7 @@ mod tests {
             for prefix in
                 ["", "rpc error making call: ", "rpc error making call: rpc error making call: "]
             {
-                // Alone, "EOF" stands for nothing that Consul says.
+                // "EOF" alone is no message of Consul.
                 if body == "EOF" && !prefix.is_empty() {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Keys.
+//! Reads and writes of single keys and prefixes.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ impl Client {
         })
     }
 
-    /// Reads JSON; `None` is a 404 of Consul's.
+    /// Sends a read and decodes its JSON. `None`: 404 of Consul.
     pub(super) async fn read<T: serde::de::DeserializeOwned>(
         &self,
         mut url: Url,
@@ -84,7 +84,7 @@ impl Client {
         let mut waits = Duration::ZERO;
         if let Some(wait) = query.wait.filter(|wait| wait.after != Index::ZERO) {
             call = Call::BlockingRead;
-            // To Consul, 0 is five minutes.
+            // Consul takes a wait of 0 for five minutes.
             waits = wait.at_most.max(Duration::from_millis(1));
             url.query_pairs_mut()
                 .append_pair("index", &wait.after.to_string())
@@ -142,7 +142,7 @@ impl Client {
         self.delete_with(asked, None, Some(true)).await.map(|_| ())
     }
 
-    /// `recurse` is `Some(true)` or absent: Consul looks only whether it is there.
+    /// `recurse` is `Some(true)` or absent: Consul ignores its value.
     async fn delete_with(
         &self,
         asked: RequestContext<'_>,

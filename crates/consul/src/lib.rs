@@ -1,7 +1,7 @@
-//! Adapter to a real Consul over HTTP.
+//! Adapter of the port to a real Consul over HTTP. It reads and writes the keys that its callers pass.
 //!
-//! One `reqwest` client carries everything; consulrs builds and reads the calls that it gets right, the others
-//! are built here. Half is "raw" because consulrs 0.1.0 drops what the port promises:
+//! All requests use one `reqwest` client. The crate consulrs builds and decodes some calls. The others are "raw", because
+//! consulrs 0.1.0 loses what the port requires:
 //!
 //! | call | via | why |
 //! |---|---|---|
@@ -13,20 +13,21 @@
 //! | [`Reader::session`], [`Reader::sessions`] | raw | one negative lock-delay of anybody's makes consulrs refuse the whole list; it drops `X-Consul-Results-Filtered-By-ACLs` |
 //! | [`Store::txn`], [`Reader::ask`], [`Reader::service_health`], [`Reader::leader`] | raw | consulrs has none of them |
 //!
-//! What consulrs must not get wrong is set where it cannot interfere: token, namespace and partition are headers
-//! of the client (marked sensitive, so no log shows the token), time-outs and TLS are the client's, and a path in
-//! the address is fed to consulrs as its "API version" (it would put `v1` in front of the path). It logs each
-//! call, and each refused one as an error: see [`NOISY_TARGETS`]. A body is never chunked, so that Consul's limits
-//! on its length hold.
+//! Token, namespace and partition are headers of the client, and time-outs and TLS are the client's, so consulrs cannot
+//! change them. The headers are marked sensitive: no log shows the token. A path in the address is passed to consulrs as
+//! its "API version", because consulrs would put `v1` in front of the path. Consulrs logs each call, and each refused one
+//! as an error: see [`NOISY_TARGETS`]. A body is never chunked, so that Consul's limits on its length hold.
 //!
-//! Seen on 1.8.7: a session whose check is a service's TTL check ends within milliseconds of the check's turning
-//! critical (2.0 s after the last beat of a 2 s check), its locks can be taken at once when its lock-delay is `0s`,
-//! and a service's registration has reached the servers when the agent answers, through a client agent too.
+//! Measured on 1.8.7:
 //!
-//! Rules of use (`consul-semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no
-//! proxy (the agent is local), own time-outs, and at most 20 connections of the 200 that an agent grants a host:
-//! ordinary requests are bounded by [`ConsulConfig::max_requests`], blocking ones by the few trees that a farm
-//! watches, and heartbeats wait for neither.
+//! - A session ends within milliseconds after its TTL check turned critical: 2.0 s after the last update of a 2 s check.
+//! - With lock-delay `0s` its locks can then be acquired at once.
+//! - A service's registration has reached the servers when the agent answers, even a client agent.
+//!
+//! Rules of use (`consul-semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no proxy
+//! (the agent is local), own time-outs. Of the 200 connections that an agent permits per host, at most 20 are used:
+//! [`ConsulConfig::max_requests`] limits ordinary requests, and a farm has few blocking ones. Heartbeats wait for
+//! neither.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -55,11 +56,11 @@ use rcfarm_store::{
     ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
-/// Log targets of the libraries below that are to be silenced: they log every call at INFO and every refusal, such
-/// as the end of a session, at ERROR. What matters of it is in the [`StoreError`] that the caller gets.
+/// Log targets of libraries to silence. They log every call at INFO and every refusal at ERROR. The caller gets the same
+/// information in its [`StoreError`].
 pub const NOISY_TARGETS: [&str; 2] = ["consulrs", "rustify"];
 
-/// A Consul agent, as a store.
+/// Client of a Consul agent; implements [`Store`].
 pub struct Consul {
     client: client::Client,
 }
@@ -71,22 +72,22 @@ impl std::fmt::Debug for Consul {
 }
 
 impl Consul {
-    /// Prepares a client. Reads the token and certificate files; sends nothing.
+    /// Creates a client. Reads the token and certificate files, and sends no request.
     ///
     /// # Errors
-    /// [`ConfigError`] naming the setting that cannot be used.
+    /// [`ConfigError`] with the setting that cannot be used.
     pub fn new(config: &ConsulConfig) -> Result<Consul, ConfigError> {
         Ok(Consul { client: client::Client::new(config)? })
     }
 
-    /// Where requests go: `http://127.0.0.1:8500/`.
+    /// Base URL of all requests, such as `http://127.0.0.1:8500/`.
     #[must_use]
     pub fn address(&self) -> &str {
         self.client.address()
     }
 
-    /// How many requests were sent since the start, by kind: `read`, `blocking_read`, `write`, `transaction`,
-    /// `session`, `heartbeat`, `agent`.
+    /// Number of requests since the start, by kind: `read`, `blocking_read`, `write`, `transaction`, `session`,
+    /// `heartbeat`, `agent`.
     #[must_use]
     pub fn requests(&self) -> BTreeMap<&'static str, u64> {
         self.client.requests()

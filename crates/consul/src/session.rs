@@ -1,4 +1,4 @@
-//! Sessions.
+//! Calls for sessions.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{Answer, Behavior, NewSession, Query, SessionInfo, StoreError};
 
-/// How long a check may take from the agent, where it was registered, to the catalog, where sessions look for it.
+/// How long a check may take from the agent, where it is registered, to the catalog, where Consul looks for it.
 const CHECK_ARRIVES_WITHIN: Duration = Duration::from_secs(2);
-/// Pauses between the attempts; each refused one takes a place in the Raft log.
+/// First pause between attempts. Pauses grow, because each refused attempt takes an entry in the Raft log.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
 impl Client {
-    /// Makes a session that ends with its TTL, with one of its checks, or by request; never with the node's own
-    /// gossip check. A check that was registered a moment ago is not known to the servers yet: waited for.
+    /// Creates a session that ends with its TTL, with one of its checks, or on request, but not with the node's own
+    /// gossip check. The servers may not know a newly registered check yet: retries for 2 s.
     pub(super) async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         let asked = RequestContext::new("creating the session", &new.name);
         let endpoint = create_request(new);
@@ -46,15 +46,14 @@ impl Client {
         }
     }
 
-    // No datacenter below: a session belongs to the agent's own (to create it elsewhere is refused), and consulrs
-    // would send `Dc`, which Consul does not know.
+    // No datacenter: a session belongs to that of the agent, and consulrs would send `Dc`, which Consul ignores.
     pub(super) async fn renew_session(&self, id: &SessionId) -> Result<bool, StoreError> {
         let asked = RequestContext::new("renewing the session", id.as_str());
         let endpoint = RenewSessionRequest {
             uuid: plain(id.as_str(), &asked)?,
             ..RenewSessionRequest::default()
         };
-        // "raw": the answer is the session, of which consulrs cannot read every one.
+        // "raw": the answer is the session, and consulrs cannot decode every session.
         let renewed = self
             .through_consulrs(Call::Heartbeat, &asked, |c| api::exec_with_raw(c, endpoint))
             .await?;
@@ -114,7 +113,7 @@ fn create_request(new: &NewSession) -> CreateSessionRequest {
             }
             .to_owned(),
         ),
-        // Always said: without it the delay is 15 s, and the node's gossip check is attached.
+        // Always sent. The default delay is 15 s, and by default the node's gossip check is attached.
         lock_delay: Some(go_duration(new.lock_delay)),
         node_checks: Some(Vec::new()),
         name: Some(new.name.clone()),
@@ -124,7 +123,7 @@ fn create_request(new: &NewSession) -> CreateSessionRequest {
     }
 }
 
-/// A session is refused while its check is unknown to the servers, or still critical there.
+/// Whether Consul refused the session because its check is unknown to the servers or still critical there.
 fn awaits_check(refused: &Refused) -> bool {
     refused.says("Missing check") || refused.says("is in critical state")
 }

@@ -1,5 +1,5 @@
-//! The adapter against a server that says what it is told to say: what goes over the wire, and what the answers
-//! mean. What Consul itself answers is the contract suite's matter.
+//! The adapter against a scripted server: which requests it sends, and how it classifies answers. The contract suite
+//! tests Consul's own answers.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ fn indexed(status: u16, body: &str) -> Reply {
     Reply::Answer(status, "X-Consul-Index: 7\r\n", body.to_owned())
 }
 
-/// A server that answers every request as `reply` says and keeps what it was sent.
+/// A server that answers every request by `reply` and records the requests.
 struct Server {
     address: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -142,7 +142,7 @@ fn new_session() -> NewSession {
     }
 }
 
-/// Every call once; answers do not matter.
+/// Sends each call once and ignores the answers.
 async fn call_everything(consul: &Consul) {
     let wait = Query::after(Index(7), Duration::from_millis(1_500));
     let _ = consul.get(&key("a/b"), Query::CONSISTENT).await;
@@ -169,7 +169,7 @@ async fn call_everything(consul: &Consul) {
 }
 
 #[tokio::test]
-async fn each_call_is_consuls_own_request() {
+async fn each_call_sends_the_documented_request() {
     let server = Server::start(|_| indexed(200, "null")).await;
     let config = ConsulConfig { datacenter: Some("dc1".into()), ..server.config() };
     call_everything(&Consul::new(&config).unwrap()).await;
@@ -277,14 +277,14 @@ async fn a_404_is_emptiness_only_if_it_has_an_index() {
 }
 
 #[tokio::test]
-async fn a_list_shortened_by_acls_says_so() {
+async fn list_filtered_by_acls_is_marked() {
     let headers = "X-Consul-Index: 7\r\nX-Consul-Results-Filtered-By-ACLs: true\r\n";
     let server = Server::start(move |_| Reply::Answer(200, headers, "[]".into())).await;
     assert!(server.client().list(&prefix("a"), Query::PLAIN).await.unwrap().filtered);
 }
 
 #[tokio::test]
-async fn a_wait_is_never_consuls_default_of_five_minutes() {
+async fn wait_is_never_sent_as_zero() {
     let server = Server::start(|_| indexed(200, "[]")).await;
     let consul = server.client();
     for (after, at_most) in [(7, 0), (0, 1_000)] {
@@ -322,7 +322,7 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn a_write_without_an_answer_may_have_happened() {
+async fn write_without_an_answer_has_an_unknown_outcome() {
     let server = Server::start(|_| Reply::HangUp).await;
     let consul = server.client();
     let raw = consul.txn(&[set("a")]).await.unwrap_err();
@@ -334,7 +334,7 @@ async fn a_write_without_an_answer_may_have_happened() {
 }
 
 #[tokio::test]
-async fn a_write_that_found_nobody_did_not_happen() {
+async fn write_without_a_connection_was_not_applied() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
@@ -349,7 +349,7 @@ async fn a_write_that_found_nobody_did_not_happen() {
 }
 
 #[tokio::test]
-async fn a_session_waits_for_its_check_to_arrive() {
+async fn session_creation_waits_for_its_check() {
     let attempts = Mutex::new(0);
     let server = Server::start(move |_| {
         let mut attempts = attempts.lock().unwrap();
@@ -370,7 +370,7 @@ async fn a_session_waits_for_its_check_to_arrive() {
 }
 
 #[tokio::test]
-async fn a_renewal_tells_gone_from_unknown() {
+async fn renewal_distinguishes_gone_from_failed() {
     for (status, body, expected) in [
         (200, "[{}]", Ok(true)),
         (404, "Session id 'x' not found", Ok(false)),
@@ -382,7 +382,7 @@ async fn a_renewal_tells_gone_from_unknown() {
 }
 
 #[tokio::test]
-async fn an_agent_that_restarted_does_not_know_the_check() {
+async fn passing_an_unknown_check_returns_false() {
     for (status, body, expected) in [
         (200, "", true),
         (500, "CheckID \"service:farm-a\" does not have associated TTL", false),
@@ -426,7 +426,7 @@ async fn heartbeats_do_not_wait_behind_ordinary_requests() {
         tokio::task::yield_now().await;
     }
     assert_eq!(consul.renew_session(&session()).await, Ok(true));
-    // One transaction is under way, the other still waits its turn.
+    // One transaction is under way, the other waits for its slot.
     let counts = consul.requests();
     assert_eq!((counts["transaction"], counts["heartbeat"]), (1, 1));
     assert_eq!(server.requests().len(), 2);
@@ -442,7 +442,7 @@ async fn transaction_reports_all_refusals_and_its_index() {
     let expected = TxnOutcome::Refused(vec![refusal(0, "stale"), refusal(2, "held")]);
     assert_eq!(server.client().txn(&[set("a")]).await, Ok(expected));
 
-    // A checked lock that is newer, a key that was set to what it was, one that changed.
+    // A checked lock with a newer index, a key that already had its value, and a changed key.
     let entry = |key: &str, index: u64| {
         format!(r#"{{"KV":{{"Key":"{key}","Value":null,"CreateIndex":1,"ModifyIndex":{index}}}}}"#)
     };
@@ -458,7 +458,7 @@ async fn transaction_reports_all_refusals_and_its_index() {
 }
 
 #[tokio::test]
-async fn want_of_rights_is_an_error_of_a_transaction_not_a_refusal() {
+async fn missing_rights_are_an_error_of_a_transaction() {
     let denied = r#"{"Results":null,"Errors":[{"OpIndex":1,"What":"Permission denied"}]}"#;
     let server = Server::start(move |_| answer(409, denied)).await;
     let check = Op::CheckNotExists { key: key("b") };

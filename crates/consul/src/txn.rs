@@ -17,7 +17,7 @@ impl Client {
         self.transact(Call::Transaction, self.url(["txn"]), ops, asked).await
     }
 
-    /// Consul answers a transaction that changes nothing as it answers a read.
+    /// Sends a transaction that only reads. Consul handles it as a read.
     pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
         let ops: Vec<Op> = questions.iter().map(Op::from).collect();
         let asked = RequestContext::new("reading", ops.first().map_or("nothing", Op::subject));
@@ -56,8 +56,8 @@ impl Client {
     }
 }
 
-/// The index that the changes share: the greatest of the written keys, because a key that was set to the value
-/// that it had keeps its index. (What else is returned, such as a lock that was only checked, may be newer.)
+/// The index of the changes: the greatest ModifyIndex of the written keys. A key that already had its value keeps an
+/// older index. Entries that were only checked, such as a lock, may be newer and do not count.
 fn changed_at(ops: &[Op], entries: &[Entry]) -> Index {
     let written: BTreeSet<&str> = ops
         .iter()
@@ -70,7 +70,8 @@ fn changed_at(ops: &[Op], entries: &[Entry]) -> Index {
     indexes.max().unwrap_or(Index::ZERO)
 }
 
-/// Want of rights is no answer to the question that the transaction put: no look at the store would change it.
+/// The error of a transaction that was refused for missing rights. It is no [`TxnOutcome::Refused`]: reading again and
+/// retrying would not help.
 fn denied(ops: &[Op], refusals: &[Refusal]) -> Option<StoreError> {
     let refusal = refusals.iter().find(|r| DENIED.iter().any(|text| r.what.contains(text)))?;
     let op = ops.get(refusal.op)?;

@@ -1,4 +1,4 @@
-//! Consul's JSON.
+//! Consul's JSON: requests and answers.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{Behavior, Entry, Index, Op, Refusal, ServiceHealth, SessionInfo};
 
-/// A value as Consul writes it: base64, or `null` when empty.
+/// A value in Consul's JSON: base64, or `null` if empty.
 struct Value<'a>(&'a [u8]);
 
 impl Serialize for Value<'_> {
@@ -40,7 +40,7 @@ fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> 
     deserializer.deserialize_any(Decode)
 }
 
-/// A key with its value and indexes.
+/// A key in Consul's JSON.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct WireEntry {
@@ -73,7 +73,7 @@ impl From<WireEntry> for Entry {
 
 // ---- transactions ------------------------------------------------------------------------------------
 
-/// Where the keys of a transaction are: unlike other requests, each operation says it (Consul Enterprise).
+/// Namespace and partition of a transaction's keys (Consul Enterprise). Unlike in other requests, each operation has them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Scope {
     pub(super) namespace: Option<String>,
@@ -170,7 +170,7 @@ pub(super) fn verb(op: &Op) -> &'static str {
     }
 }
 
-/// The answer to a transaction: results, or all that was refused.
+/// The answer to a transaction: results, or all refusals.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct TxnAnswer {
@@ -206,7 +206,7 @@ impl TxnAnswer {
 
 // ---- sessions and health -----------------------------------------------------------------------------
 
-/// A session.
+/// A session in Consul's JSON.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct WireSession {
@@ -216,10 +216,10 @@ pub(super) struct WireSession {
     name: String,
     #[serde(default)]
     node: String,
-    /// As its maker wrote it.
+    /// TTL as the client wrote it.
     #[serde(rename = "TTL", default)]
     ttl: String,
-    /// Nanoseconds; anybody may have made it negative, which means none.
+    /// Lock-delay in nanoseconds. A client may have made it negative, which means none.
     #[serde(default)]
     lock_delay: i64,
     #[serde(default)]
@@ -275,7 +275,7 @@ impl From<WireInstance> for ServiceHealth {
 
 // ---- durations ---------------------------------------------------------------------------------------
 
-/// A duration as Go reads it, to the millisecond (rounded up: "0" often means "the default").
+/// A duration in Go's notation, rounded up to milliseconds: Consul often takes 0 for its default.
 pub(super) fn go_duration(duration: Duration) -> String {
     if duration.subsec_nanos() == 0 {
         format!("{}s", duration.as_secs())
@@ -284,7 +284,7 @@ pub(super) fn go_duration(duration: Duration) -> String {
     }
 }
 
-/// A duration as Go writes it (`1h0m0s`, `10.5s`); `None` when it is none, or negative.
+/// Parses a duration in Go's notation (`1h0m0s`, `10.5s`). `None`: invalid or negative.
 fn parse_duration(text: &str) -> Option<Duration> {
     const UNITS: [(&str, f64); 7] = [
         ("ms", 1e-3), // before "m"

@@ -15,16 +15,16 @@ pub(super) const SERF_HEALTH: &str = "serfHealth";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// All is well.
+    /// Passing.
     Passing,
-    /// Something is odd; ends no session.
+    /// Warning; ends no session.
     Warning,
-    /// Failed: ends the sessions attached to it.
+    /// Critical; ends the sessions attached to the check.
     Critical,
 }
 
 impl Status {
-    /// As Consul writes it.
+    /// Consul's name of the state.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl Status {
         }
     }
 
-    /// From Consul's word.
+    /// The state of Consul's name.
     #[must_use]
     pub fn parse(text: &str) -> Option<Status> {
         [Status::Passing, Status::Warning, Status::Critical]
@@ -43,10 +43,10 @@ impl Status {
     }
 }
 
-/// A node.
+/// A node in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogNode {
-    /// Its address.
+    /// IP address or host name.
     pub address: String,
     /// Index of registration.
     pub create_index: Index,
@@ -55,13 +55,13 @@ pub struct CatalogNode {
 /// A service instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// The name, shared by instances.
+    /// Service name, shared by all instances.
     pub name: String,
-    /// Metadata.
+    /// `Meta`, for clients.
     pub meta: BTreeMap<String, String>,
-    /// Tags.
+    /// `Tags`, for clients.
     pub tags: Vec<String>,
-    /// Address; empty: the node's.
+    /// Address; empty: that of the node.
     pub address: String,
     /// Port; 0: none.
     pub port: u16,
@@ -71,20 +71,20 @@ pub struct Service {
     pub modify_index: Index,
 }
 
-/// A check.
+/// A check in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogCheck {
-    /// For people.
+    /// Description; not unique.
     pub name: String,
-    /// Its state.
+    /// Current state.
     pub status: Status,
-    /// The note of the last beat.
+    /// Note of the last update.
     pub output: String,
-    /// The service it belongs to (id and name); `None`: the node.
+    /// Id and name of the check's service; `None`: a check of the node.
     pub service: Option<(String, String)>,
-    /// Turns critical when not beaten for this long.
+    /// The check turns critical this long after its last update.
     pub ttl: Option<Duration>,
-    /// Its service is forgotten when it was critical for this long.
+    /// The service is deregistered after the check was critical for this long.
     pub deregister_after: Option<Duration>,
     /// Index of registration.
     pub create_index: Index,
@@ -97,32 +97,32 @@ pub struct CatalogCheck {
 pub struct ServiceRequest {
     /// Instance id; unique on the node.
     pub id: String,
-    /// Name.
+    /// Service name, shared by all instances.
     pub name: String,
-    /// Metadata.
+    /// `Meta`, for clients.
     pub meta: BTreeMap<String, String>,
-    /// Tags.
+    /// `Tags`, for clients.
     pub tags: Vec<String>,
-    /// Address.
+    /// Address; empty: that of the node.
     pub address: String,
-    /// Port.
+    /// Port; 0: none.
     pub port: u16,
-    /// Its checks.
+    /// TTL checks of the instance.
     pub checks: Vec<CheckRequest>,
 }
 
 /// A TTL check of a service to be registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckRequest {
-    /// Id, unique on the node.
+    /// Check id; unique on the node.
     pub id: String,
-    /// For people.
+    /// Description; not unique.
     pub name: String,
-    /// State until the first beat. A check that is known already keeps the state it has.
+    /// State until the first update. A check that exists keeps its state.
     pub status: Status,
-    /// Its TTL.
+    /// The check turns critical this long after its last update.
     pub ttl: Duration,
-    /// See [`CatalogCheck::deregister_after`]; less than a minute counts as a minute.
+    /// As [`CatalogCheck::deregister_after`]; less than a minute counts as a minute.
     pub deregister_after: Option<Duration>,
 }
 
@@ -162,7 +162,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// A node.
+    /// A node by name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&CatalogNode> {
         self.nodes.get(name)
@@ -173,29 +173,29 @@ impl Catalog {
         self.nodes.iter().map(|(name, node)| (name.as_str(), node))
     }
 
-    /// All service instances, as node, id and service.
+    /// All service instances with their node and id.
     pub fn services(&self) -> impl Iterator<Item = (&str, &str, &Service)> {
         self.services.iter().map(|((node, id), service)| (node.as_str(), id.as_str(), service))
     }
 
-    /// All checks, as node, id and check.
+    /// All checks with their node and id.
     pub fn checks(&self) -> impl Iterator<Item = (&str, &str, &CatalogCheck)> {
         self.checks.iter().map(|((node, id), check)| (node.as_str(), id.as_str(), check))
     }
 
-    /// One check.
+    /// A check by node and id.
     #[must_use]
     pub fn check(&self, node: &str, id: &str) -> Option<&CatalogCheck> {
         self.checks.get(&(node.to_owned(), id.to_owned()))
     }
 
-    /// One service instance.
+    /// A service instance by node and id.
     #[must_use]
     pub fn service(&self, node: &str, id: &str) -> Option<&Service> {
         self.services.get(&(node.to_owned(), id.to_owned()))
     }
 
-    /// The checks that count for a service instance: its own and its node's.
+    /// The checks of a service instance: its own and those of its node.
     pub fn checks_of<'a>(
         &'a self,
         node: &'a str,
@@ -208,7 +208,7 @@ impl Catalog {
             .map(|(_, id, check)| (id, check))
     }
 
-    /// The instances of a service, in the port's words.
+    /// The instances of a service as the port returns them.
     #[must_use]
     pub fn health(&self, service: &str) -> Vec<ServiceHealth> {
         self.services()
@@ -220,8 +220,8 @@ impl Catalog {
             .collect()
     }
 
-    /// The index of a read of one service: its own last change, or the last time that any service vanished,
-    /// or the catalog's.
+    /// The index of a read of one service: the first that exists of its last change, the last deregistration of any
+    /// service, and the catalog's index.
     #[must_use]
     pub fn service_index(&self, service: &str) -> Index {
         self.by_service
@@ -243,13 +243,13 @@ impl Catalog {
         self.newest_check
     }
 
-    /// The index of everything.
+    /// The index of the last change of the catalog.
     #[must_use]
     pub fn index(&self) -> Index {
         self.newest_node.max(self.newest_service).max(self.newest_check)
     }
 
-    /// Makes an agent's node known.
+    /// Adds an agent's node.
     pub(super) fn add_agent(&mut self, name: &str, index: Index) {
         let node = CatalogNode { address: "127.0.0.1".to_owned(), create_index: index };
         self.nodes.insert(name.to_owned(), node);
@@ -323,9 +323,9 @@ impl Catalog {
         changed
     }
 
-    /// Records a beat. A new note alone changes no index (the agent sends it on later). Returns the service
-    /// whose health changed.
-    pub(super) fn beat(
+    /// Updates a check. A new note alone changes no index (Consul's agent sends it on later). Returns the service whose
+    /// health changed.
+    pub(super) fn update_check(
         &mut self,
         node: &str,
         id: &str,

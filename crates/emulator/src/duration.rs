@@ -1,4 +1,4 @@
-//! Durations as Go writes and reads them (`"1h30m"`, `"10.5s"`, `"800ms"`): Consul's API speaks no other.
+//! Durations in Go's notation (`"1h30m"`, `"10.5s"`, `"800ms"`), which Consul's API uses.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ const UNITS: [(&str, i128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Nanoseconds from text: an optional sign and one or more decimal numbers with units, or a bare `0`.
+/// Parses a duration into nanoseconds: an optional sign and one or more decimal numbers with units, or `0`.
 ///
 /// # Errors
-/// Go's words.
+/// The message of Go's `time.ParseDuration`.
 pub(super) fn parse(text: &str) -> Result<i64, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let (negative, mut rest) = match text.strip_prefix(['-', '+']) {
@@ -52,19 +52,19 @@ pub(super) fn parse(text: &str) -> Result<i64, String> {
     i64::try_from(if negative { -total } else { total }).map_err(|_| invalid())
 }
 
-/// `0.fraction` of a unit, digits past 18 dropped.
+/// `0.fraction` of a unit. Digits after the 18th are ignored.
 fn part(fraction: &str, scale: i128) -> i128 {
     let digits = &fraction[..fraction.len().min(18)];
     let value: i128 = digits.parse().unwrap_or(0);
     value * scale / 10i128.pow(u32::try_from(digits.len()).unwrap_or(0))
 }
 
-/// Nanoseconds as a length of time; what is negative counts as none.
+/// A duration from nanoseconds. Negative ones are zero.
 pub(super) fn from_nanos(nanos: i64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))
 }
 
-/// A length of time in nanoseconds, as text that [`parse`] reads back.
+/// A duration as text that [`parse`] reads.
 pub(super) fn text(duration: Duration) -> String {
     if duration.subsec_nanos() == 0 {
         format!("{}s", duration.as_secs())

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and Consul, decided by a test or a simulator request by request.
+//! Faults between a client and Consul. A test or the simulator decides them for each request.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::session::SessionRequest;
 use super::txn::KvOp;
 use rcfarm_store::StoreError;
 
-/// A request, as the hook sees it.
+/// A request as [`Faults`] sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Request<'a> {
@@ -31,7 +31,7 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether it can change anything, so that losing its reply leaves the client in doubt.
+    /// Whether the request can change the state. If its reply is lost, the client does not know the outcome.
     #[must_use]
     pub fn writes(&self) -> bool {
         match self {
@@ -48,59 +48,59 @@ impl Request<'_> {
     }
 }
 
-/// What becomes of one request.
+/// The fate of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fate {
-    /// How long the request travels.
+    /// Delay of the request.
     pub before: Duration,
-    /// What happens when it arrives.
+    /// What happens at the server.
     pub outcome: FaultOutcome,
-    /// How long the answer travels (the error, where the outcome is one).
+    /// Delay of the answer or error.
     pub after: Duration,
 }
 
 /// What happens to a request at the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FaultOutcome {
-    /// It is carried out and answered.
+    /// It is executed and answered.
     Deliver,
-    /// It never arrives; the client sees [`StoreError::Interrupted`].
+    /// It is lost; the client gets [`StoreError::Interrupted`].
     Lose,
-    /// It is carried out, but the answer never arrives; the client sees [`StoreError::Interrupted`].
+    /// It is executed, but the answer is lost; the client gets [`StoreError::Interrupted`].
     LoseReply,
-    /// The client sees [`StoreError::Interrupted`]; the request is carried out this much later.
+    /// The client gets [`StoreError::Interrupted`]; the request is executed this much later.
     Late(Duration),
-    /// It is not carried out, and the client sees this error. To be honest, the error's verdict is
+    /// It is not executed, and the client gets this error. Its verdict should be
     /// [`rcfarm_store::RetryVerdict::NotApplied`].
     Fail(StoreError),
-    /// A deposed leader answers. A read of keys or sessions sees the state of this many writes ago (as far as
-    /// they are remembered: 1,000), and a renewal finds the session as it was then and prolongs nothing. A
-    /// consistent read finds it out: [`StoreError::NoLeader`]. Everything else is delivered.
+    /// A deposed leader answers. A read of keys or sessions returns the state of this many writes ago, at most 1,000. A
+    /// renewal finds the session as it was then and extends nothing. A consistent read fails with
+    /// [`StoreError::NoLeader`]. Everything else is delivered.
     Stale(usize),
-    /// A list or a list of keys is cut to this many, with the index of the whole: what lost rights look like.
-    /// Everything else is delivered.
+    /// A list of entries or keys is cut to this many, with the index of the whole list, as with lost rights. Everything
+    /// else is delivered.
     Short(usize),
 }
 
 impl Fate {
-    /// At once and without fault.
+    /// Delivered without delay.
     pub const DELIVER: Fate =
         Fate { before: Duration::ZERO, outcome: FaultOutcome::Deliver, after: Duration::ZERO };
 
-    /// This outcome, at once.
+    /// This outcome without delay.
     #[must_use]
     pub fn of(outcome: FaultOutcome) -> Fate {
         Fate { outcome, ..Fate::DELIVER }
     }
 }
 
-/// Decides the fate of each request of one client. Must itself be deterministic where the test is to be.
+/// Decides the fate of each request of one client. For a deterministic test it must be deterministic.
 pub trait Faults: Send + Sync + 'static {
-    /// What becomes of this request; asked once, when it is made.
+    /// The fate of a request. Called once, when the request is sent.
     fn fate(&self, request: &Request<'_>) -> Fate;
 
-    /// Whether the client can still be reached: asked when a read that blocked is about to answer. `false`: the
-    /// client sees [`StoreError::Interrupted`].
+    /// Whether a blocked read that is about to answer reaches its client. `false`: the client gets
+    /// [`StoreError::Interrupted`].
     fn reaches_client(&self, _request: &Request<'_>) -> bool {
         true
     }

@@ -1,5 +1,4 @@
-//! What a read looks at: the index that its answer carries, and which writes concern it
-//! (`consul-semantics.md` §4.1, §4.2).
+//! Subjects of reads: the index of an answer, and which writes wake a blocked read (`consul-semantics.md` §4.1, §4.2).
 
 use super::catalog::Catalog;
 use super::kv::Kv;
@@ -10,22 +9,22 @@ use rcfarm_api::ids::SessionId;
 /// The whole state at one index.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// Keys.
+    /// Keys and tombstones.
     pub kv: Kv,
-    /// Sessions.
+    /// Live sessions.
     pub sessions: Sessions,
     /// Nodes, services and checks.
     pub catalog: Catalog,
-    /// The last Raft index taken.
+    /// The last Raft index.
     pub index: Index,
 }
 
-/// What a read looks at.
+/// The subject of a read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// One key.
     Key(String),
-    /// Keys that start so.
+    /// Keys that begin with this text.
     Prefix(String),
     /// One session.
     Session(SessionId),

@@ -1,4 +1,4 @@
-//! The key-value table: entries, tombstones, and who holds what (`consul-semantics.md` §1.4, §4.1).
+//! The key-value table: entries, tombstones and locks (`consul-semantics.md` §1.4, §4.1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,10 +9,10 @@ use bytes::Bytes;
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{Behavior, Entry, Index};
 
-/// One key before and after a write. Both sides differ, and at least one is there.
+/// One key before and after a write. The two differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvChange {
-    /// The key.
+    /// The whole key.
     pub key: String,
     /// The entry before; `None`: it was created.
     pub before: Option<Arc<Entry>>,
@@ -20,7 +20,7 @@ pub struct KvChange {
     pub after: Option<Arc<Entry>>,
 }
 
-/// Keys as stored, with what the index rules need to know of deleted ones.
+/// Entries by key, and tombstones of deleted keys for the index rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kv {
     entries: BTreeMap<String, Arc<Entry>>,
@@ -30,18 +30,18 @@ pub struct Kv {
 }
 
 impl Kv {
-    /// One key.
+    /// The entry of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Arc<Entry>> {
         self.entries.get(key)
     }
 
-    /// Everything whose key starts with `prefix` (a string prefix: `n1` matches `n10`), in key order.
+    /// Entries whose key begins with `prefix`, in key order. `n1` matches `n10` too.
     pub fn list<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
         below(&self.entries, prefix).map(|(_, entry)| entry)
     }
 
-    /// The keys under `prefix`; with a separator, cut after its first occurrence past the prefix.
+    /// Keys that begin with `prefix`. With a separator, each is cut after its first occurrence past the prefix.
     #[must_use]
     pub fn keys(&self, prefix: &str, separator: Option<&str>) -> Vec<String> {
         let whole = below(&self.entries, prefix).map(|(key, _)| key.as_str());
@@ -69,25 +69,25 @@ impl Kv {
             .map(|(_, key)| key.as_str())
     }
 
-    /// How many keys there are.
+    /// Number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The index of a read of one key: its own, or the table's when it is absent.
+    /// The index of a read of one key: its ModifyIndex, or the table's index if it does not exist.
     #[must_use]
     pub fn key_index(&self, key: &str) -> Index {
         self.get(key).map_or(self.newest, |entry| entry.modify_index)
     }
 
-    /// The index of a read of a prefix: the newest of its entries and tombstones, else the table's.
+    /// The index of a read of a prefix: the newest of its entries and tombstones, or the table's index without any.
     #[must_use]
     pub fn prefix_index(&self, prefix: &str) -> Index {
         if prefix.is_empty() {
@@ -98,29 +98,29 @@ impl Kv {
         live.chain(dead).max().unwrap_or(self.newest)
     }
 
-    /// Begins a write that will carry `index`.
+    /// Begins a write with this index.
     pub(super) fn draft(&mut self, index: Index) -> Draft<'_> {
         Draft { kv: self, index, changes: Vec::new(), graves: Vec::new() }
     }
 
-    /// Forgets tombstones up to and including `index`; the indexes of their prefixes fall back.
+    /// Removes tombstones up to and including `index`. The indexes of their prefixes then decrease.
     pub(super) fn reap(&mut self, index: Index) {
         self.graves.retain(|_, at| *at > index);
     }
 
     /// Whether any tombstone is left.
-    pub(super) fn has_graves(&self) -> bool {
+    pub(super) fn has_tombstones(&self) -> bool {
         !self.graves.is_empty()
     }
 
-    /// The part below a prefix, for a look at an older state of it.
+    /// The entries and tombstones below a prefix, for a stale read.
     pub(super) fn part(&self, prefix: &str) -> Kv {
         let entries = below(&self.entries, prefix).map(|(k, e)| (k.clone(), e.clone())).collect();
         let graves = below(&self.graves, prefix).map(|(k, index)| (k.clone(), *index)).collect();
         Kv { entries, graves, held: BTreeSet::new(), newest: self.newest }
     }
 
-    /// Undoes a committed write, newest first, of a part of the keys.
+    /// Undoes a committed write below a prefix. Writes must be undone newest first.
     pub(super) fn unwind(&mut self, index: Index, changes: &[KvChange], prefix: &str) {
         for change in changes.iter().rev().filter(|change| change.key.starts_with(prefix)) {
             self.swap(&change.key, change.before.clone());
@@ -156,8 +156,8 @@ fn below<'a, V>(
         .take_while(move |(key, _)| key.starts_with(prefix))
 }
 
-/// A write in progress: visible to its own later operations, kept by [`Draft::commit`], undone by
-/// [`Draft::revert`].
+/// A write in progress. Its later operations see the earlier ones. [`Draft::commit`] keeps it, [`Draft::revert`] undoes
+/// it.
 pub(super) struct Draft<'a> {
     kv: &'a mut Kv,
     index: Index,
@@ -166,18 +166,18 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// The state as this write leaves it so far.
+    /// The state after the operations so far.
     pub(super) fn kv(&self) -> &Kv {
         self.kv
     }
 
-    /// Unconditional write: keeps the holder, sets LockIndex to 0.
+    /// Writes unconditionally: keeps the lock's holder, sets LockIndex to 0.
     pub(super) fn set(&mut self, key: &str, value: Bytes, flags: u64) -> Arc<Entry> {
         let session = self.kv.get(key).and_then(|e| e.session.clone());
         self.store(key, value, flags, session, 0)
     }
 
-    /// Writes if the key's index is `expected` (0: if it is absent).
+    /// Writes if the key's ModifyIndex is `expected`; 0: if it does not exist.
     pub(super) fn cas(
         &mut self,
         key: &str,
@@ -189,7 +189,7 @@ impl Draft<'_> {
         (current == expected).then(|| self.set(key, value, flags))
     }
 
-    /// Takes the lock, unless another session holds it. The caller has checked that the session exists.
+    /// Acquires the lock, unless another session holds it. The caller has checked that the session exists.
     pub(super) fn lock(
         &mut self,
         key: &str,
@@ -208,7 +208,7 @@ impl Draft<'_> {
         Some(self.store(key, value, flags, Some(session.clone()), lock_index))
     }
 
-    /// Gives the lock back, if `session` holds it.
+    /// Releases the lock, if `session` holds it.
     pub(super) fn unlock(
         &mut self,
         key: &str,
@@ -224,7 +224,7 @@ impl Draft<'_> {
         Some(self.store(key, value, flags, None, lock_index))
     }
 
-    /// Deletes a key; absent is fine.
+    /// Deletes a key. An absent key is no error.
     pub(super) fn delete(&mut self, key: &str) {
         if self.kv.get(key).is_some() {
             self.record(key, None);
@@ -232,7 +232,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Deletes if the key's index is `expected`; `false` if it is another. Absent is fine.
+    /// Deletes if the key's ModifyIndex is `expected`. `false`: it is another. An absent key counts as deleted.
     pub(super) fn delete_cas(&mut self, key: &str, expected: Index) -> bool {
         match self.kv.get(key) {
             Some(entry) if entry.modify_index != expected => false,
@@ -254,7 +254,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Frees what an ended session holds, as its behaviour says; returns the freed keys.
+    /// Releases or deletes the keys of an ended session, as its behavior says. Returns those keys.
     pub(super) fn free(&mut self, session: &SessionId, behavior: Behavior) -> Vec<String> {
         let keys: Vec<String> = self.kv.held_by(session).map(str::to_owned).collect();
         for key in &keys {
@@ -288,7 +288,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Puts an entry, unless it would change nothing: then ModifyIndex stays and nobody is woken.
+    /// Stores an entry. If nothing changes, ModifyIndex stays and no watch wakes.
     fn store(
         &mut self,
         key: &str,

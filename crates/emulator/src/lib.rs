@@ -1,23 +1,26 @@
-//! A model of Consul in memory: the port's other adapter.
+//! Emulator: Consul in memory, the second adapter of the port. It reads and writes any key that its clients name.
 //!
-//! It behaves as Consul 1.8 was measured to behave (`consul-semantics.md`): Raft indexes, the index of every
-//! kind of read, locks and lock-delay, sessions that live twice their TTL, TTL checks, transactions, blocking
-//! reads, limits. Tests, the simulator and `rcfarm dev` run on it, and [`serve`] puts Consul's HTTP API in front
-//! of it for `curl`, the `consul` command, and our own HTTP adapter.
+//! It behaves as Consul 1.8 was measured to behave (`consul-semantics.md`): Raft indexes, the index of every kind of
+//! read, locks and lock-delay, sessions that end after twice their TTL, TTL checks, transactions, blocking reads, limits.
+//! Tests, the simulator and `rcfarm dev` use it. [`serve`] adds Consul's HTTP API for `curl`, the `consul` command and
+//! the HTTP adapter.
 //!
-//! **Nothing is durable.** The state is gone when the last handle is dropped. Do not keep anything in it that
-//! matters.
+//! **Nothing is durable.** The state is lost when the last handle is dropped.
 //!
-//! | part | is |
+//! | item | contents |
 //! |---|---|
-//! | [`Model`] | the state machine: no I/O, no clock, no chance but a seed |
-//! | [`Embedded`] | a handle on a model: tokio's time, blocking reads, the port |
-//! | [`Faults`], [`Observer`] | what a simulator needs: bad luck, and a look at every write |
+//! | [`Model`] | the state machine: no I/O, no clock, no randomness but a seed |
+//! | [`Embedded`] | a client's handle on a model: tokio's time, blocking reads, the port |
+//! | [`Faults`], [`Observer`] | injected faults, and a callback for every write |
 //! | [`serve`] | Consul's HTTP API |
 //!
-//! Where it knowingly differs from Consul: a blocked read is never woken without cause; a dropped long poll
-//! frees its connection at once; a service that stays critical is forgotten on time, not up to half a minute
-//! late; every agent's node is healthy for ever; there are no ACLs, namespaces or other datacenters.
+//! Known differences from Consul:
+//!
+//! - A blocked read is never woken without cause.
+//! - A dropped long poll frees its connection at once.
+//! - A service that stays critical is deregistered on time, not up to half a minute late.
+//! - The node of every agent is always healthy.
+//! - There are no ACLs, namespaces or other datacenters.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -59,22 +62,22 @@ use rcfarm_api::ids::SessionId;
 use rcfarm_store::time::IdSource;
 use watchers::{Dismissal, Watchers};
 
-/// How many writes back a stale read can look.
+/// Number of past writes that a stale read can go back.
 const REMEMBERED: usize = 1_000;
 
-/// The address that `status/leader` names.
+/// The address that `status/leader` returns.
 const LEADER: &str = "127.0.0.1:8300";
 
 fn body_too_large(bytes: usize) -> String {
     format!("Request body({bytes} bytes) too large, max size: {MAX_VALUE} bytes")
 }
 
-/// What can be set.
+/// Settings of an emulated Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The agent's node name.
     pub node: String,
-    /// Operations per transaction: 64 before Consul 1.14, 128 after.
+    /// Operations per transaction: 64 before Consul 1.14, 128 since.
     pub max_ops: usize,
 }
 
@@ -84,10 +87,10 @@ impl Default for Settings {
     }
 }
 
-/// Sees every write right after it was applied, before anything else happens; may look at the whole state.
-/// Called while the model is locked: it must not call [`Embedded`].
+/// Callback for every write, right after it was applied. It may read the whole state. The model is locked meanwhile, so
+/// it must not call [`Embedded`].
 pub trait Observer: Send + 'static {
-    /// One write.
+    /// Called after each write, with the state that it left.
     fn applied(&mut self, applied: &Applied, tables: &Tables);
 }
 
@@ -97,7 +100,7 @@ impl<F: FnMut(&Applied, &Tables) + Send + 'static> Observer for F {
     }
 }
 
-/// A handle on a Consul in memory, as one client of one agent sees it. Clones share the state.
+/// A client of one agent of an emulated Consul. Clones share the state.
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Shared>,
@@ -116,9 +119,9 @@ struct State {
     model: Model,
     watchers: Watchers,
     observer: Option<Box<dyn Observer>>,
-    /// The last writes to keys and sessions, newest last; kept once a client has faults.
+    /// The last writes to keys and sessions, newest last. `None` until a client has faults.
     remembered: Option<VecDeque<Applied>>,
-    /// Until when the timekeeper sleeps, while there is one.
+    /// Until when the timekeeper sleeps. `None`: there is no timekeeper.
     timekeeper: Option<Duration>,
 }
 
@@ -129,15 +132,15 @@ impl std::fmt::Debug for Embedded {
 }
 
 impl Default for Embedded {
-    /// With default settings and random session ids.
+    /// An emulator with default settings and random session ids.
     fn default() -> Self {
         Embedded::new(&Settings::default(), &IdSource::from_entropy())
     }
 }
 
 impl Embedded {
-    /// An empty Consul. Session ids and jitter are drawn from forks of `ids`; time is tokio's, from now on, so
-    /// where that clock is to be paused, make it after.
+    /// An empty Consul. Session ids and jitter are drawn from forks of `ids`. Time is tokio's: pause its clock before
+    /// this call, not after.
     #[must_use]
     pub fn new(settings: &Settings, ids: &IdSource) -> Self {
         let state = State {
@@ -156,7 +159,7 @@ impl Embedded {
         Embedded { shared: Arc::new(shared), node: settings.node.as_str().into(), faults: None }
     }
 
-    /// A handle at another node's agent, which becomes known if it is not.
+    /// A client of another node's agent. The node is added if it does not exist.
     #[must_use]
     pub fn at_node(&self, node: &str) -> Self {
         self.with(|state, now| {
@@ -166,7 +169,7 @@ impl Embedded {
         Embedded { node: node.into(), ..self.clone() }
     }
 
-    /// A handle of a client that suffers these faults. Other handles do not.
+    /// A client with these faults. Other clients are not affected.
     #[must_use]
     pub fn with_faults(&self, faults: Arc<dyn Faults>) -> Self {
         self.with(|state, _| {
@@ -175,7 +178,7 @@ impl Embedded {
         Embedded { faults: Some(faults), ..self.clone() }
     }
 
-    /// The node of this handle's agent.
+    /// The node of this client's agent.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
@@ -183,7 +186,7 @@ impl Embedded {
 
     // ---- for tests and simulators -------------------------------------------------------------------
 
-    /// Calls `observer` after every applied write from now on, instead of the one before.
+    /// Replaces the observer.
     pub fn observe(&self, observer: impl Observer) {
         self.with(|state, _| state.observer = Some(Box::new(observer)));
     }
@@ -194,13 +197,13 @@ impl Embedded {
         self.with(|state, _| state.model.tables().clone())
     }
 
-    /// A look at the whole state, without a copy.
+    /// Reads the whole state without a copy. The model is locked meanwhile.
     pub fn inspect<T>(&self, look: impl FnOnce(&Tables) -> T) -> T {
         self.with(|state, _| look(state.model.tables()))
     }
 
-    /// Restores a state: indexes of keys go back, sessions come back alive, and reads that are blocked now answer
-    /// from the state before (`consul-semantics.md` §0 #12).
+    /// Restores a state. Indexes of keys decrease, sessions exist again, and reads that are blocked now answer from the
+    /// state before (`consul-semantics.md` §0 #12).
     pub fn restore(&self, snapshot: Tables) {
         self.with(|state, now| {
             let (before, applied) = state.model.restore(now, snapshot);
@@ -220,23 +223,23 @@ impl Embedded {
         });
     }
 
-    /// A new leader is elected: the time of every session begins anew at twice its TTL.
+    /// Elects a new leader: every session expires twice its TTL from now, unless renewed.
     pub fn elect(&self) {
         self.with(|state, now| state.model.elect(now));
     }
 
-    /// Makes every blocked read answer with what is there now, as Consul does now and then.
+    /// Makes every blocked read answer with the current state, as Consul sometimes does without cause.
     pub fn wake_all(&self) {
         self.with(|state, _| state.watchers.dismiss_all(&Dismissal::Spurious));
     }
 
-    /// How many reads are blocked now.
+    /// Number of blocked reads.
     #[must_use]
     pub fn blocked(&self) -> usize {
         self.with(|state, _| state.watchers.len())
     }
 
-    /// The model, brought up to now, with whatever it does by itself published.
+    /// Applies everything that is due by now, then calls `act` on the model.
     fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
         let mut state = self.shared.lock();
         let now = self.shared.now();
@@ -253,8 +256,8 @@ impl Embedded {
         result
     }
 
-    /// Sees to it that what is due next happens on time although nobody asks. `true`: a timekeeper is needed, a
-    /// task that lives as long as something is due.
+    /// Tells the timekeeper when the next timer is due. `true`: there is none and one must be started. It is a task that
+    /// ends when nothing is due.
     fn rearm(&self, state: &mut State) -> bool {
         let Some(next) = state.model.next_deadline() else { return false };
         let before = state.timekeeper;
@@ -284,7 +287,7 @@ impl Drop for Shared {
 }
 
 impl State {
-    /// Lets everything happen that is due, one write after the other.
+    /// Applies everything that is due, one write after the other.
     fn catch_up(&mut self, now: Duration) {
         while let Some(applied) = self.model.expire_next(now) {
             self.publish(applied);
@@ -313,7 +316,7 @@ impl State {
         }
     }
 
-    /// What a read looks at as it was this many writes ago; of keys only those that it is about.
+    /// The state as it was this many writes ago. Of keys it has only those of the read's subject.
     fn past(&self, subject: &Subject, writes: usize) -> Tables {
         let now = self.model.tables();
         let (kv, prefix) = match subject {
@@ -334,7 +337,7 @@ impl State {
     }
 }
 
-/// The right to be the one task that waits for what is due; given back when the task ends, however it ends.
+/// Marks the one task that waits for the next timer. Dropping it permits another, even after a panic.
 struct Timekeeper(Weak<Shared>);
 
 impl Drop for Timekeeper {
@@ -355,7 +358,7 @@ async fn keep_time(mut keeper: Timekeeper, rearm: Arc<Notify>) {
             state.timekeeper.map(|next| shared.start + next)
         };
         let Some(wake_at) = wake_at else {
-            keeper.0 = Weak::new(); // given back above already: another may have taken it
+            keeper.0 = Weak::new(); // already returned above: another task may hold it
             return;
         };
         tokio::select! {

@@ -1,4 +1,4 @@
-//! The state machine: every write gets an index, time is told from outside, nothing is done behind the back.
+//! The state machine. The caller passes the time; nothing happens between calls. Each write gets an index.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::index::Tables;
 use super::kv::KvChange;
 use super::session::{self, Ending, Session, SessionChange, SessionRequest};
 use super::timer::{Timer, Timers};
-use super::txn::{KvOp, No, Verb, perform, perform_all};
+use super::txn::{KvOp, OpFailure, Verb, perform, perform_all};
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::{Index, Refusal, StoreError, TxnOutcome};
@@ -21,15 +21,15 @@ const REAP_EVERY: Duration = Duration::from_secs(30);
 /// One write that was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
-    /// The index that all its changes carry.
+    /// Index of all its changes.
     pub index: Index,
-    /// When, since the model was made.
+    /// Time since the model was created.
     pub at: Duration,
-    /// What was asked for.
+    /// What led to it.
     pub cause: Cause,
-    /// What it did to keys, in order.
+    /// Changed keys, in order.
     pub changes: Vec<KvChange>,
-    /// Sessions that came or went.
+    /// Created and ended sessions.
     pub sessions: Vec<SessionChange>,
     /// The service that was registered, removed, or changed its health.
     pub service: Option<String>,
@@ -40,35 +40,35 @@ pub struct Applied {
 pub enum Cause {
     /// Operations on keys: one, or a transaction.
     Kv(Vec<KvOp>),
-    /// A session was made, destroyed, or expired.
+    /// A session was created, destroyed, or expired.
     Session,
-    /// A service or a check, whose sessions may have ended with it; or, without a service, a new node.
+    /// A service or check changed, and sessions may have ended with it. Without a service: a new node.
     Catalog,
-    /// Old tombstones were forgotten.
+    /// Old tombstones were removed.
     Reap,
-    /// An older state was restored: compare whole states. `changes` are only those that followed from it.
+    /// An older state was restored. `changes` has only its consequences, so compare whole states.
     Restore,
 }
 
-/// An answer, and the write that it took, if one was applied.
+/// An answer, and the write that was applied for it.
 #[derive(Debug)]
 #[must_use]
 pub struct ModelStep<T> {
-    /// The answer.
+    /// The answer to the client.
     pub reply: T,
-    /// The write. `None` for reads, refusals and writes that changed nothing.
+    /// The write. `None`: a read, a refusal, or a write that changed nothing.
     pub applied: Option<Applied>,
 }
 
 impl<T> ModelStep<T> {
-    /// An answer that took no write.
+    /// An answer without a write.
     pub fn unchanged(reply: T) -> Self {
         ModelStep { reply, applied: None }
     }
 }
 
-/// Consul as a state machine. Times are since it was made, and must not go back; before any other call,
-/// [`Model::expire_next`] is called until it gives nothing.
+/// Consul as a state machine. Times count from its creation and must not decrease. Before any other call, call
+/// [`Model::expire_next`] until it returns `None`.
 #[derive(Debug)]
 pub struct Model {
     tables: Tables,
@@ -95,19 +95,19 @@ impl Model {
         model
     }
 
-    /// The state.
+    /// The current state.
     #[must_use]
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// When the next thing happens by itself.
+    /// When the next timer is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.timers.next()
     }
 
-    /// Makes another agent's node known, if it is not.
+    /// Adds another agent's node, if it does not exist.
     pub fn add_agent(&mut self, now: Duration, node: &str) -> ModelStep<()> {
         if self.tables.catalog.node(node).is_some() {
             return ModelStep::unchanged(());
@@ -117,7 +117,7 @@ impl Model {
         ModelStep { reply: (), applied: Some(self.catalog_applied(now, index, None, &[])) }
     }
 
-    /// Lets the earliest thing happen that is due by `now`, at its own time.
+    /// Fires the earliest timer that is due by `now`, at its own time. `None`: none is due.
     pub fn expire_next(&mut self, now: Duration) -> Option<Applied> {
         loop {
             let (at, timer) = self.timers.pop_due(now)?;
@@ -135,7 +135,7 @@ impl Model {
 
     // ---- keys ---------------------------------------------------------------------------------------
 
-    /// One operation on a key. `false`: refused, because the state is another than the operation expects.
+    /// Executes one operation on a key. `false`: refused, because the state is not as the operation requires.
     pub fn kv(&mut self, now: Duration, op: KvOp) -> ModelStep<Result<bool, StoreError>> {
         if let Err(error) = self.admit(&op) {
             return ModelStep::unchanged(Err(error));
@@ -148,14 +148,14 @@ impl Model {
         let mut draft = kv.draft(index);
         let reply = match perform(&mut draft, sessions, &op) {
             Ok(_) => Ok(true),
-            Err(No::Unmet(_)) => Ok(false),
-            Err(No::Wrong(error)) => Err(error),
+            Err(OpFailure::Unmet(_)) => Ok(false),
+            Err(OpFailure::Wrong(error)) => Err(error),
         };
         let changes = draft.commit();
         ModelStep { reply, applied: self.kv_applied(now, index, vec![op], changes) }
     }
 
-    /// All operations or none, in order.
+    /// Executes all operations in order, or none.
     pub fn txn(
         &mut self,
         now: Duration,
@@ -179,7 +179,7 @@ impl Model {
         ModelStep { reply, applied: self.kv_applied(now, index, ops, changes) }
     }
 
-    /// What is refused before a transaction is looked at as a whole.
+    /// Refusals of single operations before the transaction is executed, such as those by lock-delay.
     fn barred(&self, now: Duration, ops: &[KvOp]) -> Vec<Refusal> {
         let bar = |(op, step): (usize, &KvOp)| {
             let what = match self.admit(step) {
@@ -208,7 +208,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether lock-delay forbids this operation. Such a refusal takes no index.
+    /// Whether a lock-delay forbids this operation. Such a refusal takes no index.
     fn is_closed(&self, now: Duration, op: &KvOp) -> bool {
         op.verb == Verb::Lock && self.closed_until.get(&op.key).is_some_and(|until| *until > now)
     }
@@ -230,7 +230,7 @@ impl Model {
 
     // ---- sessions -----------------------------------------------------------------------------------
 
-    /// Makes a session.
+    /// Creates a session.
     pub fn create_session(
         &mut self,
         now: Duration,
@@ -260,14 +260,14 @@ impl Model {
         ModelStep { reply: Ok(id), applied: Some(applied) }
     }
 
-    /// Renews a session: twice its TTL begins anew. `None`: it is gone. Takes no index.
+    /// Renews a session: it expires twice its TTL from now. `None`: it is gone. Takes no index.
     pub fn renew_session(&mut self, now: Duration, id: &SessionId) -> Option<Session> {
         let session = self.tables.sessions.get(id)?.clone();
         self.start_ttl(now, &session);
         Some(session)
     }
 
-    /// Ends a session. Fine when it is gone already.
+    /// Ends a session. Succeeds if it is already gone.
     pub fn destroy_session(&mut self, now: Duration, id: &SessionId) -> ModelStep<()> {
         ModelStep { reply: (), applied: self.end_session(now, id, Ending::Destroyed) }
     }
@@ -279,7 +279,7 @@ impl Model {
         Some(Applied { index, at, cause: Cause::Session, changes, sessions, service: None })
     }
 
-    /// Ends sessions within one write and frees what they hold.
+    /// Ends sessions within one write, and releases or deletes their keys.
     fn end_sessions(
         &mut self,
         at: Duration,
@@ -311,7 +311,7 @@ impl Model {
         }
     }
 
-    /// A new leader: every session's time begins anew, as it did when Consul elected one.
+    /// Elects a new leader: every session expires twice its TTL from now, as in Consul.
     pub fn elect(&mut self, now: Duration) {
         let sessions: Vec<Session> = self.tables.sessions.all().cloned().collect();
         sessions.iter().for_each(|session| self.start_ttl(now, session));
@@ -319,7 +319,7 @@ impl Model {
 
     // ---- services and checks ------------------------------------------------------------------------
 
-    /// Registers a service and its TTL checks on a node's agent. A check that is known keeps its state.
+    /// Registers a service and its TTL checks on a node's agent. A check that exists keeps its state.
     pub fn register(
         &mut self,
         now: Duration,
@@ -341,8 +341,8 @@ impl Model {
         }
     }
 
-    /// Beats a TTL check. `false`: the agent knows no such check.
-    pub fn beat(
+    /// Updates a TTL check. `false`: the agent has no such check.
+    pub fn update_check(
         &mut self,
         now: Duration,
         node: &str,
@@ -354,7 +354,7 @@ impl Model {
             return ModelStep::unchanged(false);
         }
         let index = self.tables.index.next();
-        let changed = self.tables.catalog.beat(node, check, status, note, index);
+        let changed = self.tables.catalog.update_check(node, check, status, note, index);
         self.watch_check(now, node, check);
         let Some(service) = changed else { return ModelStep::unchanged(true) };
         self.tables.index = index;
@@ -373,10 +373,10 @@ impl Model {
             "" => "TTL expired".to_owned(),
             last => format!("TTL expired (last output before timeout follows): {last}"),
         };
-        self.beat(at, node, check, Status::Critical, &note).applied
+        self.update_check(at, node, check, Status::Critical, &note).applied
     }
 
-    /// Removes a service and its checks from a node's agent. `false`: it knows no such service.
+    /// Removes a service and its checks from a node's agent. `false`: it has no such service.
     pub fn deregister(&mut self, now: Duration, node: &str, id: &str) -> ModelStep<bool> {
         let index = self.tables.index.next();
         let Some((name, checks)) = self.tables.catalog.deregister(node, id, index) else {
@@ -412,7 +412,7 @@ impl Model {
         Applied { index, at, cause: Cause::Catalog, changes, sessions, service }
     }
 
-    /// (Re)starts what waits on a check: its TTL, and how long its service may stay critical.
+    /// Restarts the timers of a check: its TTL, and the deregistration of its service while critical.
     fn watch_check(&mut self, now: Duration, node: &str, id: &str) {
         let Some(check) = self.tables.catalog.check(node, id) else { return };
         let expiry = Timer::Check { node: node.to_owned(), check: id.to_owned() };
@@ -463,9 +463,9 @@ impl Model {
         Applied { index, at, cause: Cause::Reap, changes, sessions, service: None }
     }
 
-    /// Puts an older state back: its keys and sessions with their old indexes, while the Raft index goes on.
-    /// TTLs begin anew, lock-delays are forgotten, services and checks stay as the agents know them (which may
-    /// end a session that came back). Gives the state that was replaced.
+    /// Restores the keys and sessions of an older state with their old indexes. The Raft index does not decrease. TTLs
+    /// restart and lock-delays end. Services and checks stay as the agents have them, which may end a restored session.
+    /// Returns the replaced state.
     pub fn restore(&mut self, now: Duration, snapshot: Tables) -> (Tables, Applied) {
         let index = self.take_index();
         let catalog: Catalog = self.tables.catalog.clone();
@@ -477,7 +477,7 @@ impl Model {
             self.timers.clear(&Timer::Session(session.id.clone()));
         }
         self.elect(now);
-        if self.tables.kv.has_graves() {
+        if self.tables.kv.has_tombstones() {
             self.reaps.insert(now + TOMBSTONES_LIVE, index);
             self.timers.set(Timer::Reap, now + TOMBSTONES_LIVE);
         }

@@ -1,4 +1,4 @@
-//! The port, spoken by the model.
+//! Implementation of the port on the model.
 
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ use rcfarm_store::{
 };
 
 impl Embedded {
-    /// One key.
     pub(super) async fn read_key(
         &self,
         key: &str,
@@ -29,7 +28,6 @@ impl Embedded {
         self.read(Request::Get(key), subject, query, |t| t.kv.get(key).cloned()).await
     }
 
-    /// The entries under a prefix.
     pub(super) async fn read_tree(
         &self,
         prefix: &str,
@@ -40,7 +38,6 @@ impl Embedded {
         self.read_many(Request::List(prefix), subject, query, look).await
     }
 
-    /// The keys under a prefix.
     pub(super) async fn read_keys(
         &self,
         prefix: &str,
@@ -52,19 +49,16 @@ impl Embedded {
         self.read_many(Request::Keys(prefix), subject, query, look).await
     }
 
-    /// One operation on a key.
     pub(super) async fn write_key(&self, op: KvOp) -> Result<bool, StoreError> {
         let fate = self.fate(&Request::Kv(&op));
         self.write(fate, move |model, now| model.kv(now, op)).await?
     }
 
-    /// A transaction.
     pub(super) async fn write_txn(&self, ops: Vec<KvOp>) -> Result<TxnOutcome, StoreError> {
         let fate = self.fate(&Request::Txn(&ops));
         self.write(fate, move |model, now| model.txn(now, ops)).await?
     }
 
-    /// Makes a session.
     pub(super) async fn make_session(
         &self,
         mut request: SessionRequest,
@@ -76,7 +70,7 @@ impl Embedded {
         self.write(fate, move |model, now| model.create_session(now, request)).await?
     }
 
-    /// Renews a session.
+    /// Renews a session. `None`: it is gone.
     pub(super) async fn renew(&self, id: &str) -> Result<Option<super::Session>, StoreError> {
         let session = parse_id(id)?;
         let fate = self.fate(&Request::RenewSession(id));
@@ -90,29 +84,27 @@ impl Embedded {
         self.write(fate, renew).await
     }
 
-    /// Ends a session.
     pub(super) async fn destroy(&self, id: &str) -> Result<(), StoreError> {
         let session = parse_id(id)?;
         let fate = self.fate(&Request::DestroySession(id));
         self.write(fate, move |model, now| model.destroy_session(now, &session)).await
     }
 
-    /// Registers a service at this agent.
     pub(super) async fn register(&self, request: ServiceRequest) -> Result<(), StoreError> {
         let fate = self.fate(&Request::RegisterService(&request));
         let node = self.node.clone();
         self.write(fate, move |model, now| model.register(now, &node, &request)).await
     }
 
-    /// Removes a service from this agent; `false`: it was not there.
+    /// Removes a service from this agent. `false`: the agent has no such service.
     pub(super) async fn deregister(&self, id: &str) -> Result<bool, StoreError> {
         let fate = self.fate(&Request::DeregisterService(id));
         let (node, id) = (self.node.clone(), id.to_owned());
         self.write(fate, move |model, now| model.deregister(now, &node, &id)).await
     }
 
-    /// Beats a TTL check of this agent; `false`: it knows no such check.
-    pub(super) async fn beat(
+    /// Updates a TTL check of this agent. `false`: the agent has no such check.
+    pub(super) async fn update_check(
         &self,
         check: &str,
         status: Status,
@@ -120,7 +112,8 @@ impl Embedded {
     ) -> Result<bool, StoreError> {
         let fate = self.fate(&Request::BeatCheck(check));
         let (node, check, note) = (self.node.clone(), check.to_owned(), note.to_owned());
-        self.write(fate, move |model, now| model.beat(now, &node, &check, status, &note)).await
+        self.write(fate, move |model, now| model.update_check(now, &node, &check, status, &note))
+            .await
     }
 }
 
@@ -237,12 +230,12 @@ impl Store for Embedded {
 
     async fn register_service(&self, service: &TtlService) -> Result<(), StoreError> {
         self.register(ServiceRequest::from(service)).await?;
-        // A check that the agent knew already kept its state.
-        self.beat(&service.check_id(), Status::Passing, "").await.map(|_| ())
+        // A check that existed kept its state.
+        self.update_check(&service.check_id(), Status::Passing, "").await.map(|_| ())
     }
 
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
-        self.beat(check, Status::Passing, note).await
+        self.update_check(check, Status::Passing, note).await
     }
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {

@@ -1,4 +1,4 @@
-//! The way of a request: its fate, the model, the wait for a change. The port and the HTTP API both go it.
+//! Execution of a request: its fate, the model, the wait for a change. The port and the HTTP API both use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use rcfarm_store::{Answer, BlockingWait, Consistency, Index, Query, StoreError};
 
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
 
-/// A read that blocks: forgotten by the model when it answers or is dropped.
+/// A blocked read. Dropping it removes its watcher.
 struct Blocked {
     shared: Arc<Shared>,
     id: WatcherId,
@@ -30,7 +30,7 @@ impl Drop for Blocked {
 }
 
 impl Embedded {
-    /// Carries out a write, as its fate will have it.
+    /// Executes a write with its fate.
     pub(super) async fn write<T: Send + 'static>(
         &self,
         fate: Fate,
@@ -66,12 +66,12 @@ impl Embedded {
         result
     }
 
-    /// What becomes of a request.
+    /// The fate of a request.
     pub(super) fn fate(&self, request: &Request<'_>) -> Fate {
         self.faults.as_ref().map_or(Fate::DELIVER, |faults| faults.fate(request))
     }
 
-    /// Reads, and waits for a change if the query asks for it. `look` makes the value from the state.
+    /// Reads, and waits for a change if the query blocks. `look` takes the value from the state.
     pub(super) async fn read<T>(
         &self,
         request: Request<'_>,
@@ -83,7 +83,7 @@ impl Embedded {
         self.read_as(fate, request, subject, query, &look).await
     }
 
-    /// As [`Embedded::read`], of something that can be cut short.
+    /// As [`Embedded::read`], for lists, which [`FaultOutcome::Short`] cuts.
     pub(super) async fn read_many<T>(
         &self,
         request: Request<'_>,
@@ -127,7 +127,7 @@ impl Embedded {
         result
     }
 
-    /// What a deposed leader says to a request that only looks like a write.
+    /// The answer of a deposed leader to a request that changes nothing, although it may seem to be a write.
     pub(super) async fn look_back<T>(
         &self,
         fate: Fate,
@@ -181,8 +181,8 @@ impl Embedded {
         }
     }
 
-    /// Waits until the index passes, or time does. An answer without change keeps the index that the last
-    /// look gave (`consul-semantics.md` §4.3).
+    /// Waits until the index is greater or the wait ends. An answer without a change has the index of the last evaluation
+    /// (`consul-semantics.md` §4.3).
     async fn wait<T>(
         &self,
         blocked: &Blocked,
@@ -193,7 +193,7 @@ impl Embedded {
     ) -> Answer<T> {
         let deadline = Instant::now() + self.length_of(wait);
         loop {
-            // The wake-up is put back and taken under the lock: what is due may wake us at this very moment.
+            // The watcher is added and removed under the lock: a timer may fire at any moment.
             tokio::select! {
                 biased;
                 () = blocked.wake.notified() => blocked.wake.notify_one(),

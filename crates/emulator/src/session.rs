@@ -1,4 +1,4 @@
-//! Sessions: what is asked for, what is stored, what is refused (`consul-semantics.md` §3).
+//! Sessions: requests, the table, and refusals (`consul-semantics.md` §3).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,32 +8,32 @@ use super::duration;
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{Behavior, Index, NewSession, SessionInfo, StoreError};
 
-/// A lock stays closed for at most this long, whatever the session asked for.
+/// Upper bound of lock-delays.
 pub(super) const MAX_LOCK_DELAY: Duration = Duration::from_secs(60);
 const MIN_TTL: i64 = 10_000_000_000;
 const MAX_TTL: i64 = 86_400_000_000_000;
 
-/// A session as a client asks for it.
+/// A client's request to create a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionRequest {
-    /// For people.
+    /// Description; not unique.
     pub name: String,
-    /// The node; empty: the agent's own.
+    /// Node of the session; empty: that of the agent.
     pub node: String,
-    /// As Go writes durations; empty or zero: no TTL.
+    /// TTL in Go's notation; empty or zero: no TTL.
     pub ttl: String,
-    /// Nanoseconds; negative counts as none, more than a minute acts as a minute.
+    /// Lock-delay in nanoseconds. Negative: none. More than a minute: a minute.
     pub lock_delay: i64,
     /// `release`, `delete`, or empty for `release`.
     pub behavior: String,
-    /// Ids of checks that end the session when critical.
+    /// Ids of node checks that end the session when critical.
     pub node_checks: Vec<String>,
-    /// Ids of service checks that end it.
+    /// Ids of service checks that end the session when critical.
     pub service_checks: Vec<String>,
 }
 
 impl Default for SessionRequest {
-    /// What Consul makes of an empty request: lock-delay 15 s, bound to the node's gossip check.
+    /// Consul's defaults: lock-delay 15 s, bound to the node's gossip check.
     fn default() -> Self {
         SessionRequest {
             name: String::new(),
@@ -67,42 +67,42 @@ impl From<&NewSession> for SessionRequest {
 /// A session as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
-    /// Its id, a UUID.
+    /// Id, a UUID.
     pub id: SessionId,
-    /// For people.
+    /// Description; not unique.
     pub name: String,
-    /// The node it belongs to.
+    /// Node of the session.
     pub node: String,
-    /// The TTL as it was asked for.
+    /// The TTL as the client wrote it.
     pub ttl_text: String,
-    /// The TTL; the session ends twice this long after its last renewal.
+    /// The session expires twice this long after its last renewal. `None`: never.
     pub ttl: Option<Duration>,
-    /// Nanoseconds, as asked for.
+    /// Lock-delay in nanoseconds, as the client wrote it.
     pub lock_delay: i64,
-    /// What becomes of its keys.
+    /// What happens to its locked keys at its end.
     pub behavior: Behavior,
-    /// Checks of the node.
+    /// Ids of node checks that end it.
     pub node_checks: Vec<String>,
-    /// Checks of services.
+    /// Ids of service checks that end it.
     pub service_checks: Vec<String>,
-    /// Index of creation; sessions do not change.
+    /// Index of creation. A session never changes.
     pub create_index: Index,
 }
 
 impl Session {
-    /// Whether a check belongs to it.
+    /// Whether this check ends the session when critical.
     #[must_use]
     pub fn needs(&self, check: &str) -> bool {
         self.node_checks.iter().chain(&self.service_checks).any(|c| c == check)
     }
 
-    /// How long its locks stay closed after it ended.
+    /// How long nobody can acquire its locks after it ended, 0 to 60 s.
     #[must_use]
     pub fn closed_for(&self) -> Duration {
         duration::from_nanos(self.lock_delay).min(MAX_LOCK_DELAY)
     }
 
-    /// In the port's words.
+    /// The session as the port returns it.
     #[must_use]
     pub fn info(&self) -> SessionInfo {
         SessionInfo {
@@ -117,17 +117,17 @@ impl Session {
     }
 }
 
-/// A session that came or went.
+/// Creation or end of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionChange {
-    /// It was made.
+    /// The session was created.
     Created(Session),
-    /// It ended; what it held was freed in the same write.
+    /// The session ended. Its keys were released or deleted in the same write.
     Ended(Session, Ending),
 }
 
 impl SessionChange {
-    /// The session.
+    /// The session that was created or ended.
     #[must_use]
     pub fn session(&self) -> &Session {
         match self {
@@ -139,11 +139,11 @@ impl SessionChange {
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Somebody destroyed it.
+    /// A client destroyed it.
     Destroyed,
     /// It was not renewed for twice its TTL.
     Expired,
-    /// A check of it turned critical, or was deregistered.
+    /// One of its checks turned critical or was deregistered.
     CheckFailed,
 }
 
@@ -155,7 +155,7 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// One session.
+    /// A session by id.
     #[must_use]
     pub fn get(&self, id: &SessionId) -> Option<&Session> {
         self.by_id.get(id)
@@ -166,7 +166,7 @@ impl Sessions {
         self.by_id.values()
     }
 
-    /// The index of the table: that of every read of sessions.
+    /// The index of the table, which every read of sessions returns.
     #[must_use]
     pub fn index(&self) -> Index {
         self.newest
@@ -190,7 +190,7 @@ impl Sessions {
         self.newest = index;
     }
 
-    /// Undoes what one write did, for a look at an older state.
+    /// Undoes one write, for a stale read.
     pub(super) fn unwind(&mut self, index: Index, change: &SessionChange) {
         match change {
             SessionChange::Created(session) => drop(self.by_id.remove(&session.id)),
@@ -208,12 +208,12 @@ impl Sessions {
     }
 }
 
-/// A 500 with Consul's words: that is how it answers bad parameters, too.
+/// A 500 with Consul's message. Consul answers bad parameters this way too.
 pub(super) fn refused(text: impl Into<String>) -> StoreError {
     StoreError::Rejected { status: 500, body: text.into() }
 }
 
-/// A session id from text, refused as Consul refuses what is no UUID.
+/// Parses a session id. Other text than a UUID gets Consul's error.
 pub(super) fn parse_id(text: &str) -> Result<SessionId, StoreError> {
     if text.len() != 36 {
         return Err(refused("failed session lookup: index error: UUID must be 36 characters"));
@@ -224,13 +224,13 @@ pub(super) fn parse_id(text: &str) -> Result<SessionId, StoreError> {
     Ok(text.to_ascii_lowercase().as_str().into())
 }
 
-/// What a request means, as far as it can be told without the catalog. What is refused here takes no index.
+/// The parsed part of a request that does not depend on the catalog. Errors of it take no index.
 pub(super) struct Terms {
     ttl: Option<Duration>,
     behavior: Behavior,
 }
 
-/// Checks TTL and behaviour.
+/// Checks TTL and behavior.
 pub(super) fn terms(request: &SessionRequest) -> Result<Terms, StoreError> {
     let behavior = match request.behavior.as_str() {
         "" | "release" => Behavior::Release,
@@ -256,7 +256,7 @@ fn ttl(text: &str) -> Result<Option<Duration>, StoreError> {
     Ok(Some(duration::from_nanos(nanos)))
 }
 
-/// Checks node and checks, and makes the session.
+/// Checks that node and checks exist, and creates the session.
 pub(super) fn build(
     request: SessionRequest,
     terms: Terms,

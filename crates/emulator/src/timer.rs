@@ -1,20 +1,20 @@
-//! What is due when.
+//! Timers of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rcfarm_api::ids::SessionId;
 
-/// Something that happens by itself.
+/// An event that is due at some time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// A TTL check was not beaten: it turns critical.
+    /// The TTL of a check ends: it turns critical.
     Check { node: String, check: String },
-    /// A service was critical for too long: the agent forgets it.
+    /// A service was critical for `deregister_after`: the agent deregisters it.
     Forget { node: String, service: String },
-    /// A session was not renewed for twice its TTL.
+    /// A session was not renewed for twice its TTL: it expires.
     Session(SessionId),
-    /// Tombstones are old enough to be forgotten.
+    /// Old tombstones are removed.
     Reap,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// (Re)starts a timer.
+    /// Starts or restarts a timer.
     pub(super) fn set(&mut self, timer: Timer, at: Duration) {
         self.clear(&timer);
         self.by_what.insert(timer.clone(), at);

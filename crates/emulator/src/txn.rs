@@ -8,7 +8,7 @@ use super::kv::{Draft, Kv};
 use super::session::Sessions;
 use rcfarm_store::{Entry, Index, Op, Refusal, StoreError, TxnOutcome};
 
-/// What an operation does, by Consul's word for it.
+/// Consul's verb of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Verb {
@@ -24,14 +24,14 @@ pub enum Verb {
     Delete,
     DeleteTree,
     DeleteCas,
-    /// A word that Consul 1.8 does not know.
+    /// A verb that Consul 1.8 does not have.
     Unknown(String),
-    /// An operation on something other than keys: refused, with this text.
+    /// An operation on something other than keys. It is refused with this text.
     NotModelled(String),
 }
 
 impl Verb {
-    /// From Consul's word.
+    /// The verb of Consul's name.
     #[must_use]
     pub fn parse(word: &str) -> Verb {
         match word {
@@ -51,7 +51,7 @@ impl Verb {
         }
     }
 
-    /// Whether it can change anything. A transaction without such a verb is a read: it takes no index.
+    /// Whether it can change the state. A transaction without such a verb is a read and takes no index.
     #[must_use]
     pub fn writes(&self) -> bool {
         matches!(
@@ -67,25 +67,25 @@ impl Verb {
     }
 }
 
-/// One operation. Unlike [`Op`] it takes any text for a key, as Consul does.
+/// One operation. Unlike in [`Op`] the key may be any text, as in Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvOp {
-    /// What to do.
+    /// Kind of operation.
     pub verb: Verb,
-    /// With which key or prefix.
+    /// Key or prefix.
     pub key: String,
-    /// The value to write.
+    /// Value to write.
     pub value: Bytes,
-    /// The flags to write.
+    /// Flags to write.
     pub flags: u64,
-    /// The index to compare with.
+    /// ModifyIndex to compare with.
     pub index: Index,
-    /// The session that locks, unlocks, or must hold the key.
+    /// Session that locks, unlocks, or must hold the key.
     pub session: String,
 }
 
 impl KvOp {
-    /// An operation with nothing but a key.
+    /// An operation with a key and no other arguments.
     #[must_use]
     pub fn new(verb: Verb, key: impl Into<String>) -> Self {
         let (value, session) = (Bytes::new(), String::new());
@@ -119,29 +119,29 @@ impl From<&Op> for KvOp {
     }
 }
 
-/// Why an operation did not succeed.
-pub(super) enum No {
-    /// The state is another than the operation expects; a single-key request answers `false`.
+/// Why an operation failed.
+pub(super) enum OpFailure {
+    /// The state is not as the operation requires. A single-key request answers `false`.
     Unmet(String),
-    /// The request is wrong; a single-key request answers an error.
+    /// The request is invalid. A single-key request answers with an error.
     Wrong(StoreError),
 }
 
-impl No {
-    /// As a transaction reports it.
+impl OpFailure {
+    /// The message in a transaction's refusal.
     fn what(self) -> String {
         match self {
-            No::Unmet(what) => what,
-            No::Wrong(StoreError::SessionGone { session }) => {
+            OpFailure::Unmet(what) => what,
+            OpFailure::Wrong(StoreError::SessionGone { session }) => {
                 format!("invalid session {:?}", session.as_str())
             }
-            No::Wrong(StoreError::Rejected { body, .. }) => body,
-            No::Wrong(other) => other.to_string(),
+            OpFailure::Wrong(StoreError::Rejected { body, .. }) => body,
+            OpFailure::Wrong(other) => other.to_string(),
         }
     }
 }
 
-/// Performs the operations in order on one draft. Keeps all of them, or none.
+/// Executes the operations in order on one draft. Keeps all of them or none.
 pub(super) fn perform_all(mut draft: Draft<'_>, sessions: &Sessions, ops: &[KvOp]) -> Performed {
     let mut performed = Performed::default();
     for (op, step) in ops.iter().enumerate() {
@@ -158,14 +158,14 @@ pub(super) fn perform_all(mut draft: Draft<'_>, sessions: &Sessions, ops: &[KvOp
     performed
 }
 
-/// What became of a transaction.
+/// Result of a transaction.
 #[derive(Default)]
 pub(super) struct Performed {
     entries: Vec<Entry>,
     refusals: Vec<Refusal>,
-    /// The greatest index of the keys that it wrote.
+    /// The greatest ModifyIndex of the keys that it wrote.
     written: Index,
-    /// What it changed.
+    /// Changed keys, in order.
     pub(super) changes: Vec<super::kv::KvChange>,
 }
 
@@ -178,7 +178,7 @@ impl Performed {
         self.entries.extend(entries);
     }
 
-    /// In the port's words.
+    /// The result as the port returns it.
     pub(super) fn outcome(self) -> TxnOutcome {
         if !self.refusals.is_empty() {
             return TxnOutcome::Refused(self.refusals);
@@ -187,15 +187,15 @@ impl Performed {
     }
 }
 
-/// Performs one operation; gives what a transaction shows of it.
+/// Executes one operation. Returns its entries in the transaction's answer.
 pub(super) fn perform(
     draft: &mut Draft<'_>,
     sessions: &Sessions,
     op: &KvOp,
-) -> Result<Vec<Entry>, No> {
+) -> Result<Vec<Entry>, OpFailure> {
     let key = op.key.as_str();
     let value = op.value.clone();
-    let unmet = |why: &str| No::Unmet(format!("failed to {why}"));
+    let unmet = |why: &str| OpFailure::Unmet(format!("failed to {why}"));
     match &op.verb {
         Verb::Set => Ok(bare(&draft.set(key, value, op.flags))),
         Verb::Cas => match draft.cas(key, value, op.flags, op.index) {
@@ -203,14 +203,14 @@ pub(super) fn perform(
             None => Err(unmet(&format!("set key {key:?}, index is stale"))),
         },
         Verb::Lock => {
-            let session = sessions.for_lock(&op.session).map_err(No::Wrong)?;
+            let session = sessions.for_lock(&op.session).map_err(OpFailure::Wrong)?;
             match draft.lock(key, value, op.flags, &session) {
                 Some(entry) => Ok(bare(&entry)),
                 None => Err(unmet(&format!("lock key {key:?}, lock is already held"))),
             }
         }
         Verb::Unlock if op.session.is_empty() => {
-            Err(No::Wrong(super::session::refused("missing session")))
+            Err(OpFailure::Wrong(super::session::refused("missing session")))
         }
         Verb::Unlock => match draft.unlock(key, value, op.flags, &op.session) {
             Some(entry) => Ok(bare(&entry)),
@@ -232,11 +232,11 @@ pub(super) fn perform(
     }
 }
 
-/// Performs one of the operations that change nothing.
-fn look(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, No> {
+/// Executes an operation that changes nothing.
+fn look(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, OpFailure> {
     let key = op.key.as_str();
     let entry = kv.get(key);
-    let unmet = |what: String| Err(No::Unmet(what));
+    let unmet = |what: String| Err(OpFailure::Unmet(what));
     match (&op.verb, entry) {
         (Verb::Get, Some(entry)) => Ok(vec![Entry::clone(entry)]),
         (Verb::Get, None) => unmet(format!("key {key:?} doesn't exist")),
@@ -270,7 +270,7 @@ fn look(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, No> {
     }
 }
 
-/// An entry as a transaction shows what it wrote or checked: without the value.
+/// The entry of a write or check in a transaction's answer: without the value.
 fn bare(entry: &Arc<Entry>) -> Vec<Entry> {
     vec![Entry {
         key: entry.key.clone(),

@@ -1,4 +1,4 @@
-//! Blocked reads, and which of them a write wakes.
+//! Blocked reads and their wake-ups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::index::{Subject, Tables};
 use super::model::{Applied, Cause};
 
-/// Names one blocked read.
+/// Id of a blocked read; ids increase.
 pub(super) type WatcherId = u64;
 
 #[derive(Debug)]
@@ -19,17 +19,16 @@ struct Watcher {
     dismissed: Option<Dismissal>,
 }
 
-/// Why a blocked read must answer although nothing newer is there.
+/// Why a blocked read must answer without a newer index.
 #[derive(Debug, Clone)]
 pub(super) enum Dismissal {
-    /// The state was replaced: answer from the one before.
+    /// The state was replaced: answer from the previous one.
     Replaced(Arc<Tables>),
-    /// Answer as things are.
+    /// A wake-up without cause: answer from the current state.
     Spurious,
 }
 
-/// All blocked reads. Each has its own `Notify`, and they are woken in the order in which they began: nothing
-/// here depends on chance.
+/// All blocked reads. Each has its own `Notify`, and they wake in the order in which they began, so runs repeat exactly.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     next: WatcherId,
@@ -40,7 +39,7 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
-    /// Adds a read that begins to block.
+    /// Adds a blocked read.
     pub(super) fn add(&mut self, subject: Subject) -> (WatcherId, Arc<Notify>) {
         let id = self.next;
         self.next += 1;
@@ -54,7 +53,7 @@ impl Watchers {
         (id, wake)
     }
 
-    /// Removes a read that answered or was given up.
+    /// Removes a read that answered or was dropped.
     pub(super) fn remove(&mut self, id: WatcherId) {
         let Some(watcher) = self.all.remove(&id) else { return };
         match &watcher.subject {
@@ -64,17 +63,17 @@ impl Watchers {
         }
     }
 
-    /// How many reads are blocked.
+    /// Number of blocked reads.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// What a woken read was told, if it must answer now.
+    /// Why a woken read must answer now. `None`: it evaluates its index first.
     pub(super) fn dismissal(&self, id: WatcherId) -> Option<Dismissal> {
         self.all.get(&id)?.dismissed.clone()
     }
 
-    /// Wakes the reads that a write concerns.
+    /// Wakes the reads whose subject a write changed.
     pub(super) fn wake(&self, applied: &Applied) {
         if self.all.is_empty() {
             return;
@@ -106,8 +105,8 @@ impl Watchers {
         }
     }
 
-    /// The reads of prefixes of `key`. Each step goes to the greatest watched prefix that can still match, so
-    /// it takes about as many steps as there are matches, however many prefixes are watched.
+    /// Adds the reads of prefixes of `key` to `due`. Each step goes to the greatest watched prefix that can still match,
+    /// so the number of steps is about that of the matches.
     fn above(&self, key: &str, due: &mut BTreeSet<WatcherId>) {
         let mut end = Bound::Included(key);
         while let Some((prefix, ids)) =
@@ -123,7 +122,7 @@ impl Watchers {
     }
 }
 
-/// The longest common beginning of two texts.
+/// The longest common prefix of two texts.
 fn common<'a>(a: &'a str, b: &str) -> &'a str {
     let end = a.char_indices().zip(b.chars()).find(|((_, x), y)| x != y);
     let end = end.map_or(a.len().min(b.len()), |((at, _), _)| at);

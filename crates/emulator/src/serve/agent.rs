@@ -7,10 +7,11 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json as value};
 
-use super::answer::{HttpRefusal, json};
-use super::ask::ParsedRequest;
+use super::answer::json;
 use super::body::{self, BodyFields};
 use super::catalog::{check_shown, node_id, service_shown};
+use super::parsed_request::ParsedRequest;
+use super::refusal::HttpRefusal;
 use crate::{CheckRequest, Embedded, LEADER, MAX_VALUE, ServiceRequest, Status, duration};
 use rcfarm_store::Reader;
 
@@ -19,34 +20,34 @@ const VERSION: &str = "1.8.7";
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
-    match ask.what {
-        "status/leader" => json(ask, &consul.leader().await?),
-        "status/peers" => json(ask, &[LEADER]),
-        "agent/self" => json(ask, &about(consul)),
-        "agent/members" => json(ask, &[member(consul.node())]),
-        "agent/services" | "agent/checks" => json(ask, &local(consul, ask.what)),
+    match parsed.what {
+        "status/leader" => json(parsed, &consul.leader().await?),
+        "status/peers" => json(parsed, &[LEADER]),
+        "agent/self" => json(parsed, &about(consul)),
+        "agent/members" => json(parsed, &[member(consul.node())]),
+        "agent/services" | "agent/checks" => json(parsed, &local(consul, parsed.what)),
         "agent/service/register" => {
             consul.register(service_request(body)?).await?;
             Ok(Response::new(Body::empty()))
         }
         "agent/service/deregister/" => {
-            consul.deregister(ask.name).await?;
+            consul.deregister(parsed.name).await?;
             Ok(Response::new(Body::empty()))
         }
-        _ => beat(consul, ask, body).await,
+        _ => update_check(consul, parsed, body).await,
     }
 }
 
-async fn beat(
+async fn update_check(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
-    let note = ask.get("note").unwrap_or_default().to_owned();
-    let (status, note) = match ask.what {
+    let note = parsed.get("note").unwrap_or_default().to_owned();
+    let (status, note) = match parsed.what {
         "agent/check/pass/" => (Status::Passing, note),
         "agent/check/warn/" => (Status::Warning, note),
         "agent/check/fail/" => (Status::Critical, note),
@@ -60,10 +61,10 @@ async fn beat(
             (Status::parse(&status).ok_or_else(bad)?, output)
         }
     };
-    if consul.beat(ask.name, status, &note).await? {
+    if consul.update_check(parsed.name, status, &note).await? {
         return Ok(Response::new(Body::empty()));
     }
-    let text = format!("CheckID {:?} does not have associated TTL", ask.name);
+    let text = format!("CheckID {:?} does not have associated TTL", parsed.name);
     Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
 
@@ -113,7 +114,7 @@ fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<BodyFields>)
             .map_err(|_| "Port is above 65535".to_owned())?,
         checks: Vec::new(),
     };
-    // Taken and not modelled: nothing here looks at them.
+    // Accepted but not modelled: nothing reads these fields.
     for ignored in ["EnableTagOverride", "Weights", "TaggedAddresses", "Kind", "Token", "Namespace"]
     {
         fields.take(ignored);
@@ -160,7 +161,7 @@ fn check_request(
     Ok(request)
 }
 
-// ---- what the agent says of itself -------------------------------------------------------------------
+// ---- state of the agent -------------------------------------------------------------------
 
 fn about(consul: &Embedded) -> Value {
     let node = consul.node();

@@ -1,4 +1,4 @@
-//! How answers look on the wire.
+//! Successful answers: headers and JSON.
 
 use std::sync::Arc;
 
@@ -9,68 +9,11 @@ use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
 
-use super::ask::{ParsedRequest, encoded};
-use rcfarm_store::{Entry, Index, StoreError};
+use super::parsed_request::ParsedRequest;
+use super::refusal::{HttpRefusal, text};
+use rcfarm_store::{Entry, Index};
 
-/// A request that is refused, or that failed.
-#[derive(Debug)]
-pub(super) struct HttpRefusal {
-    status: StatusCode,
-    text: String,
-}
-
-impl HttpRefusal {
-    pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        HttpRefusal { status, text: text.into() }
-    }
-
-    pub(super) fn bad_request(text: impl Into<String>) -> Self {
-        HttpRefusal::new(StatusCode::BAD_REQUEST, text)
-    }
-
-    pub(super) fn into_response(self) -> Response {
-        let mut response = text(self.status, self.text);
-        if self.status == StatusCode::PAYLOAD_TOO_LARGE {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    }
-}
-
-/// Errors in Consul's words, so that a client sorts them as it sorts the real ones (`consul-semantics.md` §6.2).
-impl From<StoreError> for HttpRefusal {
-    fn from(error: StoreError) -> Self {
-        let (status, text) = match error {
-            StoreError::Rejected { status, body } => (status, body),
-            StoreError::SessionGone { session } => {
-                (500, format!("invalid session {:?}", session.as_str()))
-            }
-            StoreError::TooLarge { detail } => (413, detail),
-            StoreError::Overloaded { status } => (status, String::new()),
-            StoreError::NoLeader => (500, "No cluster leader".to_owned()),
-            StoreError::Forbidden { .. } => (403, "Permission denied".to_owned()),
-            StoreError::Unreachable { .. } => (500, "lead thread didn't get connection".to_owned()),
-            StoreError::Timeout { .. }
-            | StoreError::Interrupted { .. }
-            | StoreError::Decode { .. } => (500, "rpc error making call: EOF".to_owned()),
-        };
-        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        HttpRefusal::new(status, text)
-    }
-}
-
-/// A line of text.
-pub(super) fn text(status: StatusCode, text: String) -> Response {
-    let plain = (!text.is_empty()).then(|| HeaderValue::from_static("text/plain; charset=utf-8"));
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    if let Some(plain) = plain {
-        response.headers_mut().insert(header::CONTENT_TYPE, plain);
-    }
-    response
-}
-
-/// 301 to another path, with the same query.
+/// A redirect (301) to another path with the same query.
 pub(super) fn moved(path: &str, query: Option<&str>) -> Response {
     let query = query.map(|q| format!("?{q}")).unwrap_or_default();
     let mut response = text(StatusCode::MOVED_PERMANENTLY, String::new());
@@ -80,12 +23,12 @@ pub(super) fn moved(path: &str, query: Option<&str>) -> Response {
     response
 }
 
-/// JSON.
+/// An answer in JSON, indented if the request says `?pretty`.
 pub(super) fn json(
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     value: &impl Serialize,
 ) -> Result<Response, HttpRefusal> {
-    let written = if ask.pretty() {
+    let written = if parsed.pretty() {
         serde_json::to_vec_pretty(value).map(|mut text| {
             text.push(b'\n');
             text
@@ -101,13 +44,13 @@ pub(super) fn json(
     Ok(response)
 }
 
-/// Puts on what every read carries.
+/// Adds the headers of every read, `X-Consul-Index` among them.
 pub(super) fn at(index: Index, mut response: Response) -> Response {
     response.headers_mut().insert("x-consul-index", HeaderValue::from(index.0));
     from_leader(response)
 }
 
-/// Says that the leader answered.
+/// Adds the headers of an answer by the leader.
 pub(super) fn from_leader(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert("x-consul-knownleader", HeaderValue::from_static("true"));
@@ -115,7 +58,7 @@ pub(super) fn from_leader(mut response: Response) -> Response {
     response
 }
 
-/// A key as Consul shows it.
+/// A key in Consul's JSON.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct WireKvEntry<'a> {
@@ -155,4 +98,17 @@ fn base64_or_null<S: Serializer>(value: &&[u8], serializer: S) -> Result<S::Ok, 
         true => serializer.serialize_none(),
         false => serializer.collect_str(&Base64Display::new(value, &STANDARD)),
     }
+}
+
+/// A path, percent-encoded for a `Location` header.
+fn encoded(path: &str) -> String {
+    let mut text = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~/$&+,:;=@".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
 }

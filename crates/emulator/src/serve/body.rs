@@ -10,18 +10,18 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::answer::HttpRefusal;
+use super::refusal::HttpRefusal;
 use crate::{MAX_VALUE, body_too_large, duration};
 
-/// How much of a body that is too large is read and dropped before the answer: a client that is still sending
-/// when the connection closes may never see it.
+/// Upper bound in bytes of a body that is read to its end. Of a larger one the rest is not read; its client may then
+/// miss the answer, because it is still sending when the connection closes.
 const DRAINED: usize = 16 << 20;
 
-/// A request's body. It is always read to its end, so that the connection can be used again.
+/// The body of a request. It is read to its end, so that the connection can be used again.
 #[derive(Debug)]
 pub(super) struct Body {
     bytes: Bytes,
-    /// What `Content-Length` said, or what was read without one.
+    /// `Content-Length`, or the number of bytes read without one.
     length: usize,
 }
 
@@ -29,7 +29,7 @@ impl Body {
     /// Reads the body.
     ///
     /// # Errors
-    /// 400 when the client broke it off.
+    /// 400 if the client closed the connection within the body.
     pub(super) async fn read(request: Request) -> Result<Self, HttpRefusal> {
         let declared = request.headers().get(CONTENT_LENGTH);
         let declared: Option<usize> = declared.and_then(|n| n.to_str().ok()?.parse().ok());
@@ -44,7 +44,7 @@ impl Body {
         }
     }
 
-    /// The body, of at most half a megabyte.
+    /// The body, at most 512 KiB.
     ///
     /// # Errors
     /// 413 for a larger one; `option` is the name of the limit in Consul's configuration.
@@ -60,7 +60,7 @@ impl Body {
     /// The body as JSON.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The decoder's message.
     pub(super) fn json(&self) -> Result<Value, String> {
         parse(&self.bytes)
     }
@@ -70,13 +70,13 @@ impl Body {
     }
 }
 
-/// A JSON object being taken apart.
+/// A JSON object whose fields are taken one by one.
 #[derive(Debug)]
 pub(super) struct BodyFields(Map<String, Value>);
 
 impl BodyFields {
     /// # Errors
-    /// What it is instead of an object, in Go's words.
+    /// Go's error message for another JSON value.
     pub(super) fn of(value: Value) -> Result<Self, String> {
         match value {
             Value::Object(map) => Ok(BodyFields(map)),
@@ -84,7 +84,7 @@ impl BodyFields {
         }
     }
 
-    /// Whether a field is there, if only as `null`.
+    /// Whether a field exists, even as `null`.
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.keys().any(|key| key.eq_ignore_ascii_case(name))
     }
@@ -130,7 +130,7 @@ impl BodyFields {
         serde_json::from_value(value.clone()).map_err(|_| unfit(&value, name, "map[string]string"))
     }
 
-    /// A length of time in nanoseconds: Go's notation, or a number (of nanoseconds).
+    /// A duration in nanoseconds: text in Go's notation, or a number of nanoseconds.
     pub(super) fn duration(&mut self, name: &str) -> Result<Option<i64>, String> {
         match self.take(name) {
             None => Ok(None),
@@ -142,12 +142,12 @@ impl BodyFields {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether no field is left.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Refuses what is left over.
+    /// Fails if a field is left.
     pub(super) fn end(self) -> Result<(), String> {
         match self.0.keys().next() {
             None => Ok(()),
@@ -160,7 +160,7 @@ fn parse(body: &[u8]) -> Result<Value, String> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err("EOF".to_owned());
     }
-    // What follows the first value is not looked at, as in Go.
+    // Text after the first value is ignored, as in Go.
     let mut reader = serde_json::Deserializer::from_slice(body);
     Value::deserialize(&mut reader).map_err(|error| error.to_string())
 }

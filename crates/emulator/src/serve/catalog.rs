@@ -5,42 +5,43 @@ use axum::response::Response;
 use serde_json::{Map, Value, json as value};
 use uuid::Uuid;
 
-use super::answer::{HttpRefusal, at, json};
-use super::ask::ParsedRequest;
+use super::answer::{at, json};
+use super::parsed_request::ParsedRequest;
+use super::refusal::HttpRefusal;
 use crate::fault::Request;
 use crate::{Catalog, CatalogCheck, CatalogNode, Embedded, Service, Status, Subject, Tables};
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
 ) -> Result<Response, HttpRefusal> {
-    if ask.what == "catalog/datacenters" {
-        return json(ask, &["dc1"]);
+    if parsed.what == "catalog/datacenters" {
+        return json(parsed, &["dc1"]);
     }
-    ask.without(&["filter", "tag", "node-meta"])?;
-    let name = ask.name.to_owned();
-    let subject = match ask.what {
+    parsed.without(&["filter", "tag", "node-meta"])?;
+    let name = parsed.name.to_owned();
+    let subject = match parsed.what {
         "health/service/" | "health/checks/" | "catalog/service/" => Subject::Service(name),
         "health/node/" | "health/state/" => Subject::Checks,
         "catalog/nodes" => Subject::Nodes,
         _ => Subject::Services,
     };
-    let look = |tables: &Tables| look(&tables.catalog, ask);
-    let answer = consul.read(Request::Catalog, subject, ask.query()?, look).await?;
-    let mut response = at(answer.index, json(ask, &answer.value)?);
+    let look = |tables: &Tables| look(&tables.catalog, parsed);
+    let answer = consul.read(Request::Catalog, subject, parsed.query()?, look).await?;
+    let mut response = at(answer.index, json(parsed, &answer.value)?);
     let leader = HeaderValue::from_static("leader");
     response.headers_mut().insert("x-consul-effective-consistency", leader);
     Ok(response)
 }
 
-fn look(catalog: &Catalog, ask: &ParsedRequest<'_>) -> Value {
-    let name = ask.name;
+fn look(catalog: &Catalog, parsed: &ParsedRequest<'_>) -> Value {
+    let name = parsed.name;
     let checks = |wanted: &dyn Fn(&str, &CatalogCheck) -> bool| {
         let found = catalog.checks().filter(|(node, _, check)| wanted(node, check));
         found.map(|(node, id, check)| check_shown(node, id, check)).collect()
     };
-    match ask.what {
-        "health/service/" => health(catalog, name, ask.has("passing")),
+    match parsed.what {
+        "health/service/" => health(catalog, name, parsed.has("passing")),
         "health/checks/" => {
             checks(&|_, check| check.service.as_ref().is_some_and(|(_, service)| service == name))
         }
@@ -84,7 +85,7 @@ fn health(catalog: &Catalog, name: &str, passing: bool) -> Value {
         .collect()
 }
 
-/// A node's id: made from its name, so that it is the same each time.
+/// A node's id, derived from its name, so that runs repeat exactly.
 pub(super) fn node_id(name: &str) -> Uuid {
     let mut bytes = [0; 16];
     for (at, byte) in name.bytes().enumerate() {

@@ -5,41 +5,42 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 
-use super::answer::{HttpRefusal, WireKvEntry, at, json, text};
-use super::ask::ParsedRequest;
+use super::answer::{WireKvEntry, at, json};
 use super::body;
+use super::parsed_request::ParsedRequest;
+use super::refusal::{HttpRefusal, text};
 use crate::{Embedded, KvOp, Verb};
 use rcfarm_store::{Answer, Index};
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     method: &Method,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
     match *method {
-        Method::PUT => put(consul, ask, body).await,
-        Method::DELETE => delete(consul, ask).await,
-        _ => get(consul, ask).await,
+        Method::PUT => put(consul, parsed, body).await,
+        Method::DELETE => delete(consul, parsed).await,
+        _ => get(consul, parsed).await,
     }
 }
 
-async fn get(consul: &Embedded, ask: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
-    let query = ask.query()?;
-    if ask.has("keys") {
-        let keys = consul.read_keys(ask.name, ask.get("separator"), query).await?;
-        if keys.value.is_empty() && !ask.name.is_empty() {
+async fn get(consul: &Embedded, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
+    let query = parsed.query()?;
+    if parsed.has("keys") {
+        let keys = consul.read_keys(parsed.name, parsed.get("separator"), query).await?;
+        if keys.value.is_empty() && !parsed.name.is_empty() {
             return Ok(at(keys.index, text(StatusCode::NOT_FOUND, String::new())));
         }
-        return Ok(at(keys.index, json(ask, &keys.value)?));
+        return Ok(at(keys.index, json(parsed, &keys.value)?));
     }
-    let Answer { value, index, .. } = if ask.has("recurse") {
-        consul.read_tree(ask.name, query).await?
+    let Answer { value, index, .. } = if parsed.has("recurse") {
+        consul.read_tree(parsed.name, query).await?
     } else {
-        has_name(ask)?;
-        let one = consul.read_key(ask.name, query).await?;
+        has_name(parsed)?;
+        let one = consul.read_key(parsed.name, query).await?;
         if let Some(entry) = &one.value
-            && ask.has("raw")
+            && parsed.has("raw")
         {
             return Ok(at(one.index, raw(entry.value.clone())));
         }
@@ -49,10 +50,10 @@ async fn get(consul: &Embedded, ask: &ParsedRequest<'_>) -> Result<Response, Htt
         return Ok(at(index, text(StatusCode::NOT_FOUND, String::new())));
     }
     let shown: Vec<WireKvEntry<'_>> = value.iter().map(WireKvEntry::from).collect();
-    Ok(at(index, json(ask, &shown)?))
+    Ok(at(index, json(parsed, &shown)?))
 }
 
-/// The value alone. What it is, nobody said: a browser must not guess.
+/// The value alone. Its content type is unknown, so browsers are told not to guess.
 fn raw(value: Bytes) -> Response {
     let mut response = Response::new(Body::from(value));
     let headers = response.headers_mut();
@@ -64,45 +65,45 @@ fn raw(value: Bytes) -> Response {
 
 async fn put(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
-    has_name(ask)?;
-    at_most_one(ask, &["cas", "acquire", "release"])?;
-    let flags = ask.number("flags")?.unwrap_or(0);
-    let mut op = KvOp { flags, ..KvOp::new(Verb::Set, ask.name) };
-    if let Some(index) = ask.number("cas")? {
+    has_name(parsed)?;
+    at_most_one(parsed, &["cas", "acquire", "release"])?;
+    let flags = parsed.number("flags")?.unwrap_or(0);
+    let mut op = KvOp { flags, ..KvOp::new(Verb::Set, parsed.name) };
+    if let Some(index) = parsed.number("cas")? {
         (op.verb, op.index) = (Verb::Cas, Index(index));
-    } else if let Some(session) = ask.get("acquire") {
+    } else if let Some(session) = parsed.get("acquire") {
         (op.verb, op.session) = (Verb::Lock, session.to_owned());
-    } else if let Some(session) = ask.get("release") {
+    } else if let Some(session) = parsed.get("release") {
         (op.verb, op.session) = (Verb::Unlock, session.to_owned());
     }
     op.value = body.limited("kv_max_value_size")?;
-    json(ask, &consul.write_key(op).await?)
+    json(parsed, &consul.write_key(op).await?)
 }
 
-async fn delete(consul: &Embedded, ask: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
-    at_most_one(ask, &["recurse", "cas"])?;
-    let op = if ask.has("recurse") {
-        KvOp::new(Verb::DeleteTree, ask.name)
+async fn delete(consul: &Embedded, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
+    at_most_one(parsed, &["recurse", "cas"])?;
+    let op = if parsed.has("recurse") {
+        KvOp::new(Verb::DeleteTree, parsed.name)
     } else {
-        has_name(ask)?;
-        match ask.number("cas")? {
-            Some(index) => KvOp { index: Index(index), ..KvOp::new(Verb::DeleteCas, ask.name) },
-            None => KvOp::new(Verb::Delete, ask.name),
+        has_name(parsed)?;
+        match parsed.number("cas")? {
+            Some(index) => KvOp { index: Index(index), ..KvOp::new(Verb::DeleteCas, parsed.name) },
+            None => KvOp::new(Verb::Delete, parsed.name),
         }
     };
-    json(ask, &consul.write_key(op).await?)
+    json(parsed, &consul.write_key(op).await?)
 }
 
-fn has_name(ask: &ParsedRequest<'_>) -> Result<(), HttpRefusal> {
-    if ask.name.is_empty() { Err(HttpRefusal::bad_request("Missing key name")) } else { Ok(()) }
+fn has_name(parsed: &ParsedRequest<'_>) -> Result<(), HttpRefusal> {
+    if parsed.name.is_empty() { Err(HttpRefusal::bad_request("Missing key name")) } else { Ok(()) }
 }
 
-fn at_most_one(ask: &ParsedRequest<'_>, names: &[&str]) -> Result<(), HttpRefusal> {
-    if names.iter().filter(|name| ask.has(name)).count() < 2 {
+fn at_most_one(parsed: &ParsedRequest<'_>, names: &[&str]) -> Result<(), HttpRefusal> {
+    if names.iter().filter(|name| parsed.has(name)).count() < 2 {
         return Ok(());
     }
-    Err(HttpRefusal::bad_request(format!("Conflicting flags: {}", ask.params_sorted())))
+    Err(HttpRefusal::bad_request(format!("Conflicting flags: {}", parsed.params_sorted())))
 }

@@ -1,15 +1,17 @@
-//! Consul's HTTP API in front of a model, as far as `rcfarm`, `curl`, and the `consul` command's `kv`, `lock`,
-//! `watch`, `catalog` and `members` need it (`consul-semantics.md` §1 to §4, §8).
+//! Consul's HTTP API on a model. It has what `rcfarm`, `curl`, and the `consul` command's `kv`, `lock`, `watch`,
+//! `catalog` and `members` need (`consul-semantics.md` §1 to §4, §8).
 //!
-//! Every answer carries `X-Rcfarm-Embedded: 1`, so that nobody takes it for the real one. A request for what is
-//! not modelled is refused with a text that says so; nothing is half done in silence.
+//! Every answer has the header `X-Rcfarm-Embedded: 1`, which a real Consul does not send. A request for something that is
+//! not modelled is refused with a text that says so.
 
 mod agent;
 mod answer;
-mod ask;
+
 mod body;
 mod catalog;
 mod kv;
+mod parsed_request;
+mod refusal;
 mod session;
 mod txn;
 
@@ -29,17 +31,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::Embedded;
-use answer::{HttpRefusal, moved, text};
-use ask::ParsedRequest;
+use answer::moved;
+use parsed_request::ParsedRequest;
+use refusal::{HttpRefusal, text};
 
-/// Connections that a real agent allows one client address; the next are closed without a byte
+/// Connections that a real agent permits per client address. It closes further ones without an answer
 /// (`consul-semantics.md` §6.4).
 pub const CONSULS_CONNECTIONS: usize = 200;
 
-/// Serves the API until dropped, which also cuts every connection, as a killed agent does.
+/// Serves the API until dropped. Dropping also closes every connection, as a killed agent does.
 ///
-/// `connections` is how many may be open at once, of all clients together. What goes wrong with one connection
-/// is that connection's own.
+/// At most `connections` are open at once, of all clients together. An error of one connection affects no other.
 pub async fn serve(listener: TcpListener, consul: Embedded, connections: usize) -> Infallible {
     let mut open = JoinSet::new();
     loop {
@@ -57,13 +59,13 @@ pub async fn serve(listener: TcpListener, consul: Embedded, connections: usize) 
     }
 }
 
-/// Out of file descriptors, mostly: wait for some to be given back.
+/// Waits 100 ms after a failed accept: mostly the process has no file descriptors left.
 async fn accept_failed(error: &io::Error) {
     tracing::warn!(%error, "cannot accept a connection");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// One connection, until either side ends it. Not `axum::serve`: that one writes header names in lower case.
+/// Serves one connection until either side closes it. (`axum::serve` would write header names in lower case.)
 async fn connection(stream: TcpStream, consul: Embedded) {
     let _ = stream.set_nodelay(true);
     let answer = move |request: Request| {
@@ -74,7 +76,7 @@ async fn connection(stream: TcpStream, consul: Embedded) {
     let mut http = http1::Builder::new();
     http.title_case_headers(true);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%error, "a connection ended");
+        tracing::debug!(%error, "connection ended");
     }
 }
 
@@ -88,7 +90,7 @@ pub async fn respond(consul: &Embedded, request: Request) -> Response {
     response
 }
 
-/// What is served: the first segments of a path, and the methods that it takes.
+/// Group of paths with one implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Endpoint {
     Kv,
@@ -98,7 +100,7 @@ enum Endpoint {
     Catalog,
 }
 
-/// The path prefix (ending in `/` where something follows), the methods, the endpoint.
+/// Path below `/v1/` (with a trailing `/` if a name follows), methods, endpoint.
 const SERVED: &[(&str, &[Method], Endpoint)] = &[
     ("kv/", &[Method::GET, Method::PUT, Method::DELETE], Endpoint::Kv),
     ("txn", &[Method::PUT], Endpoint::Txn),
@@ -134,9 +136,9 @@ const SERVED: &[(&str, &[Method], Endpoint)] = &[
 async fn route(consul: &Embedded, request: Request) -> Result<Response, HttpRefusal> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let body = body::Body::read(request).await?;
-    let path = ask::path(uri.path())?;
+    let path = parsed_request::path(uri.path())?;
     let query = uri.query();
-    let clean = ask::cleaned(&path);
+    let clean = parsed_request::cleaned(&path);
     if clean != path || clean == "/v1/kv" {
         return Ok(moved(if clean == "/v1/kv" { "/v1/kv/" } else { &clean }, query));
     }
@@ -151,13 +153,13 @@ async fn route(consul: &Embedded, request: Request) -> Result<Response, HttpRefu
     if !methods.contains(&method) {
         return Ok(wrong_method(&method, methods));
     }
-    let ask = ParsedRequest::new(prefix, &rest[prefix.len()..], query)?;
+    let parsed = ParsedRequest::new(prefix, &rest[prefix.len()..], query)?;
     match endpoint {
-        Endpoint::Kv => kv::answer(consul, &ask, &method, &body).await,
-        Endpoint::Txn => txn::answer(consul, &ask, &body).await,
-        Endpoint::Session => session::answer(consul, &ask, &body).await,
-        Endpoint::Agent => agent::answer(consul, &ask, &body).await,
-        Endpoint::Catalog => catalog::answer(consul, &ask).await,
+        Endpoint::Kv => kv::answer(consul, &parsed, &method, &body).await,
+        Endpoint::Txn => txn::answer(consul, &parsed, &body).await,
+        Endpoint::Session => session::answer(consul, &parsed, &body).await,
+        Endpoint::Agent => agent::answer(consul, &parsed, &body).await,
+        Endpoint::Catalog => catalog::answer(consul, &parsed).await,
     }
 }
 
@@ -166,7 +168,7 @@ fn not_served(path: &str) -> HttpRefusal {
     HttpRefusal::new(
         StatusCode::NOT_FOUND,
         format!(
-            "{path} is not served by rcfarm's embedded Consul. Under /v1/ there are: {}",
+            "{path} is not served by rcfarm's Consul emulator. Under /v1/ there are: {}",
             served.join(", ")
         ),
     )

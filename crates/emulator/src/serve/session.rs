@@ -4,9 +4,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json as value};
 
-use super::answer::{HttpRefusal, at, json};
-use super::ask::ParsedRequest;
+use super::answer::{at, json};
 use super::body::{self, BodyFields};
+use super::parsed_request::ParsedRequest;
+use super::refusal::HttpRefusal;
 use crate::catalog::SERF_HEALTH;
 use crate::fault::Request;
 use crate::session::parse_id;
@@ -16,52 +17,54 @@ use rcfarm_store::{Answer, Behavior, StoreError};
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
-    match ask.what {
+    match parsed.what {
         "session/create" => {
             let request = session_request(body)
                 .map_err(|why| HttpRefusal::bad_request(format!("Request decode failed: {why}")))?;
             let id = consul.make_session(request).await?;
-            json(ask, &value!({ "ID": id }))
+            json(parsed, &value!({ "ID": id }))
         }
-        "session/renew/" => match consul.renew(named(ask)?).await? {
-            Some(session) => json(ask, &[shown(&session)]),
+        "session/renew/" => match consul.renew(named(parsed)?).await? {
+            Some(session) => json(parsed, &[shown(&session)]),
             None => {
-                let text = format!("Session id '{}' not found", ask.name);
+                let text = format!("Session id '{}' not found", parsed.name);
                 Err(HttpRefusal::new(StatusCode::NOT_FOUND, text))
             }
         },
         "session/destroy/" => {
-            consul.destroy(named(ask)?).await?;
-            json(ask, &true)
+            consul.destroy(named(parsed)?).await?;
+            json(parsed, &true)
         }
-        _ => list(ask, sessions(consul, ask).await?),
+        _ => list(parsed, sessions(consul, parsed).await?),
     }
 }
 
-fn named<'a>(ask: &ParsedRequest<'a>) -> Result<&'a str, HttpRefusal> {
-    if ask.name.is_empty() {
+fn named<'a>(parsed: &ParsedRequest<'a>) -> Result<&'a str, HttpRefusal> {
+    if parsed.name.is_empty() {
         Err(HttpRefusal::bad_request("Missing session"))
     } else {
-        Ok(ask.name)
+        Ok(parsed.name)
     }
 }
 
 async fn sessions(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
 ) -> Result<Answer<Vec<Session>>, HttpRefusal> {
-    let query = ask.query()?;
-    let answer: Result<_, StoreError> = match ask.what {
+    let query = parsed.query()?;
+    let answer: Result<_, StoreError> = match parsed.what {
         "session/info/" => {
-            let id: SessionId = parse_id(named(ask)?)?;
+            let id: SessionId = parse_id(named(parsed)?)?;
             let look = |t: &crate::Tables| t.sessions.get(&id).cloned().into_iter().collect();
-            consul.read(Request::Session(ask.name), Subject::Session(id.clone()), query, look).await
+            consul
+                .read(Request::Session(parsed.name), Subject::Session(id.clone()), query, look)
+                .await
         }
         what => {
-            let node = (what == "session/node/").then_some(ask.name);
+            let node = (what == "session/node/").then_some(parsed.name);
             let here = |s: &&Session| node.is_none_or(|node| s.node == node);
             let look = |t: &crate::Tables| t.sessions.all().filter(here).cloned().collect();
             consul.read(Request::Sessions, Subject::Sessions, query, look).await
@@ -70,9 +73,12 @@ async fn sessions(
     Ok(answer?)
 }
 
-fn list(ask: &ParsedRequest<'_>, sessions: Answer<Vec<Session>>) -> Result<Response, HttpRefusal> {
+fn list(
+    parsed: &ParsedRequest<'_>,
+    sessions: Answer<Vec<Session>>,
+) -> Result<Response, HttpRefusal> {
     let shown: Vec<Value> = sessions.value.iter().map(shown).collect();
-    Ok(at(sessions.index, json(ask, &shown)?))
+    Ok(at(sessions.index, json(parsed, &shown)?))
 }
 
 fn shown(session: &Session) -> Value {
@@ -97,7 +103,7 @@ fn shown(session: &Session) -> Value {
     })
 }
 
-/// What a body asks for. Unknown fields are ignored here, as Consul does.
+/// Parses a body. Unknown fields are ignored, as in Consul.
 fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
     let mut request = SessionRequest::default();
     if body.is_empty() {
@@ -114,7 +120,7 @@ fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
     if let Some(delay) = fields.take("LockDelay") {
         request.lock_delay = lock_delay(&delay, request.lock_delay)?;
     }
-    // `Checks` is the name of before 1.7: empty it clears, alone it adds to the default.
+    // `Checks` is the name before Consul 1.7. An empty list clears the default, others add to it.
     let named = fields.has("NodeChecks");
     if named {
         request.node_checks = fields.texts("NodeChecks")?.unwrap_or_default();
@@ -138,7 +144,7 @@ fn session_request(body: &body::Body) -> Result<SessionRequest, String> {
     Ok(request)
 }
 
-/// A duration; or a number, of seconds when below 1000 and of nanoseconds otherwise.
+/// A lock-delay: text in Go's notation, or a number. Numbers below 1000 are seconds, others nanoseconds.
 fn lock_delay(given: &Value, default: i64) -> Result<i64, String> {
     match given {
         Value::String(text) => duration::parse(text),

@@ -8,13 +8,14 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::answer::{HttpRefusal, WireKvEntry, from_leader, json};
-use super::ask::ParsedRequest;
+use super::answer::{WireKvEntry, from_leader, json};
 use super::body::{self, BodyFields};
+use super::parsed_request::ParsedRequest;
+use super::refusal::HttpRefusal;
 use crate::{Embedded, KvOp, Verb};
 use rcfarm_store::{Index, TxnOutcome};
 
-/// As Go decodes: padding is required, stray bits in the last character are not looked at.
+/// Base64 as Go decodes it: padding is required, trailing bits are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
@@ -42,7 +43,7 @@ struct WireRefusal<'a> {
     what: &'a str,
 }
 
-/// What the answer to a transaction that only reads has besides.
+/// Further fields in the answer to a transaction that only reads.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct OfRead {
@@ -54,7 +55,7 @@ struct OfRead {
 
 pub(super) async fn answer(
     consul: &Embedded,
-    ask: &ParsedRequest<'_>,
+    parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
     body.limited("txn_max_req_len")?;
@@ -78,14 +79,14 @@ pub(super) async fn answer(
         known_leader: true,
         consistency_level: "",
     });
-    let mut response = json(ask, &Shown { results, errors, of_read })?;
+    let mut response = json(parsed, &Shown { results, errors, of_read })?;
     if refused {
         *response.status_mut() = StatusCode::CONFLICT;
     }
     Ok(if reads_only { from_leader(response) } else { response })
 }
 
-/// The operations of a body. Empty ones are dropped, as Consul drops them.
+/// Parses the operations of a body. Empty ones are dropped, as in Consul.
 fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String> {
     let items = match body.json()? {
         Value::Array(items) => items,
@@ -108,7 +109,7 @@ fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String>
     Ok(ops)
 }
 
-/// Why an operation on something other than a key is refused.
+/// The refusal of an operation on something other than a key.
 fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
     let names_node = || {
         let mut operation = BodyFields::of(operation?).ok()?;
@@ -120,7 +121,7 @@ fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
         Some(node) if consul.inspect(|tables| tables.catalog.node(&node).is_none()) => {
             format!("node {node:?} doesn't exist")
         }
-        _ => format!("{kind} operations are not modelled by rcfarm's embedded Consul"),
+        _ => format!("{kind} operations are not modelled by rcfarm's Consul emulator"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What wakes a blocked read, and what it then answers (`consul-semantics.md` §4.2, §4.3).
+//! Wake-ups and answers of blocked reads (`consul-semantics.md` §4.2, §4.3).
 
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -8,7 +8,7 @@ use rcfarm_store::{Answer, DeleteMode};
 
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Everything that one read can be about, as text, so that one table covers them all.
+/// The read of a subject given as text, and its answer as text, so that one table covers all subjects.
 async fn read(c: &Embedded, what: &str, query: Query) -> Answer<String> {
     let (kind, name) = what.split_once(' ').unwrap();
     match kind {
@@ -35,7 +35,7 @@ fn show<T: std::fmt::Debug>(answer: Answer<T>) -> Answer<String> {
     Answer { value: format!("{:?}", answer.value), index: answer.index, filtered: false }
 }
 
-/// A read that blocks on the present state.
+/// Starts a read that blocks on the current index.
 async fn block(
     c: &Embedded,
     what: &str,
@@ -168,7 +168,7 @@ async fn reads_block_only_on_the_current_or_a_later_index() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_wait_is_ten_minutes_and_none_is_none() {
+async fn wait_is_at_most_ten_minutes() {
     let c = consul();
     let index = set(&c, "k", "1").await.modify_index;
     for (asked, real) in [(0, 0), (9 * 60, 540), (20 * 60, 600)] {
@@ -180,7 +180,7 @@ async fn the_longest_wait_is_ten_minutes_and_none_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_expires_wakes_on_time_though_nobody_asks() {
+async fn expiry_wakes_reads_on_time_without_requests() {
     let c = consul();
     let s = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     assert!(acquire(&c, "k", &s).await);
@@ -190,7 +190,7 @@ async fn what_expires_wakes_on_time_though_nobody_asks() {
     assert_eq!(start.elapsed(), 20 * SEC);
     assert_eq!(answer.value.unwrap().session, None);
 
-    // A deadline that arises while somebody waits, nearer than the one waited for.
+    // A timer that is set while a read waits, and is due before the one that the timekeeper waits for.
     let far = session(&c, &NewSession { ttl: Some(3_600 * SEC), ..plain() }).await;
     assert!(acquire(&c, "k", &far).await);
     let index = c.list(&prefix("p"), Query::PLAIN).await.unwrap().index;
@@ -222,7 +222,7 @@ async fn a_dropped_read_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_timekeeper_does_not_outlive_its_work() {
+async fn timekeeper_ends_when_nothing_is_due() {
     let c = consul();
     let s = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -238,7 +238,7 @@ async fn the_timekeeper_does_not_outlive_its_work() {
 }
 
 #[test]
-fn the_timekeeper_of_a_runtime_that_ended_is_replaced() {
+fn timekeeper_of_an_ended_runtime_is_replaced() {
     let c = consul();
     let s = {
         let first = tokio::runtime::Runtime::new().unwrap();
@@ -278,7 +278,7 @@ async fn restored_state_answers_old_data_then_old_indexes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spurious_wake_answers_with_what_is_there() {
+async fn spurious_wake_answers_with_the_current_state() {
     let c = consul();
     set(&c, "k", "1").await;
     let (before, task) = block(&c, "key k").await;

@@ -1,4 +1,4 @@
-//! Bad luck on demand, and the look at every write.
+//! Injected faults, and the observer of writes.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use rcfarm_store::RetryVerdict;
 
-/// A client whose every write meets this outcome.
-fn unlucky(c: &Embedded, outcome: FaultOutcome) -> Embedded {
+/// A client whose writes all have this outcome.
+fn faulty_writes(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::of(outcome.clone()) } else { Fate::DELIVER }
@@ -16,8 +16,8 @@ fn unlucky(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     ))
 }
 
-/// A client whose every read meets this outcome.
-fn blinkered(c: &Embedded, outcome: FaultOutcome) -> Embedded {
+/// A client whose reads all have this outcome.
+fn faulty_reads(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::DELIVER } else { Fate::of(outcome.clone()) }
@@ -30,10 +30,11 @@ async fn try_set(c: &Embedded, k: &str) -> Result<bool, StoreError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_request_and_a_lost_reply_look_the_same_to_the_client() {
+async fn lost_request_and_lost_reply_are_the_same_error() {
     let c = consul();
-    let lost = try_set(&unlucky(&c, FaultOutcome::Lose), "lost").await.unwrap_err();
-    let applied = try_set(&unlucky(&c, FaultOutcome::LoseReply), "applied").await.unwrap_err();
+    let lost = try_set(&faulty_writes(&c, FaultOutcome::Lose), "lost").await.unwrap_err();
+    let applied =
+        try_set(&faulty_writes(&c, FaultOutcome::LoseReply), "applied").await.unwrap_err();
     assert_eq!(lost, applied);
     assert_eq!(lost.verdict(), RetryVerdict::Unknown);
     assert!(get(&c, "lost").await.is_none());
@@ -41,9 +42,9 @@ async fn a_lost_request_and_a_lost_reply_look_the_same_to_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_write_is_applied_after_the_client_gave_up() {
+async fn late_write_is_applied_after_its_error() {
     let c = consul();
-    assert!(try_set(&unlucky(&c, FaultOutcome::Late(5 * SEC)), "k").await.is_err());
+    assert!(try_set(&faulty_writes(&c, FaultOutcome::Late(5 * SEC)), "k").await.is_err());
     sleep(Duration::from_millis(4_999)).await;
     assert!(get(&c, "k").await.is_none());
     sleep(Duration::from_millis(2)).await;
@@ -71,18 +72,19 @@ async fn delays_count_before_and_after_the_write() {
 #[tokio::test(start_paused = true)]
 async fn no_leader_is_not_applied() {
     let c = consul();
-    let error =
-        try_set(&unlucky(&c, FaultOutcome::Fail(StoreError::NoLeader)), "k").await.unwrap_err();
+    let error = try_set(&faulty_writes(&c, FaultOutcome::Fail(StoreError::NoLeader)), "k")
+        .await
+        .unwrap_err();
     assert_eq!(error.verdict(), RetryVerdict::NotApplied);
     assert!(get(&c, "k").await.is_none());
-    let leaderless = blinkered(&c, FaultOutcome::Fail(StoreError::NoLeader));
+    let leaderless = faulty_reads(&c, FaultOutcome::Fail(StoreError::NoLeader));
     assert_eq!(leaderless.leader().await.unwrap(), "");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stale_read_sees_an_older_state_with_its_index() {
+async fn stale_read_returns_an_older_state_with_its_index() {
     let c = consul();
-    let behind = blinkered(&c, FaultOutcome::Stale(2));
+    let behind = faulty_reads(&c, FaultOutcome::Stale(2));
     let s = session(&c, &plain()).await;
     set(&c, "p/a", "1").await;
     assert!(acquire(&c, "p/lock", &s).await);
@@ -99,7 +101,7 @@ async fn a_stale_read_sees_an_older_state_with_its_index() {
 #[tokio::test(start_paused = true)]
 async fn deposed_leader_renews_sessions_that_are_gone_or_will_be() {
     let c = consul();
-    let deposed = unlucky(&c, FaultOutcome::Stale(1));
+    let deposed = faulty_writes(&c, FaultOutcome::Stale(1));
     let gone = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     let lives = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     c.kill_session(&gone);
@@ -112,20 +114,20 @@ async fn deposed_leader_renews_sessions_that_are_gone_or_will_be() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_cut_short_keeps_its_index() {
+async fn short_list_keeps_its_index() {
     let c = consul();
     for k in ["p/a", "p/b", "p/c"] {
         set(&c, k, "1").await;
     }
     let whole = c.list(&prefix("p"), Query::PLAIN).await.unwrap();
     let short =
-        blinkered(&c, FaultOutcome::Short(1)).list(&prefix("p"), Query::PLAIN).await.unwrap();
+        faulty_reads(&c, FaultOutcome::Short(1)).list(&prefix("p"), Query::PLAIN).await.unwrap();
     assert_eq!(short.value, whole.value[..1]);
     assert_eq!(short.index, whole.index);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_cut_off_while_it_blocks_gets_no_answer() {
+async fn unreachable_client_of_a_blocked_read_gets_an_error() {
     struct Cut;
     impl Faults for Cut {
         fn fate(&self, _: &Request<'_>) -> Fate {
@@ -147,7 +149,7 @@ async fn a_client_cut_off_while_it_blocks_gets_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_observer_sees_each_write_with_the_state_it_made() {
+async fn observer_gets_each_write_with_the_state_after_it() {
     let c = consul();
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let log = seen.clone();
@@ -174,7 +176,7 @@ async fn the_observer_sees_each_write_with_the_state_it_made() {
     set(&c, "k", "held").await; // LockIndex goes to 0
     set(&c, "k", "held").await; // changes nothing
     assert!(!c.put(&key("k"), value("x"), 0, PutMode::Cas(Index(1))).await.unwrap());
-    // Both sessions expire before anybody looks: each is seen at its own time, with its own state.
+    // Both sessions expire before the next request: the observer gets each at its own time, with its own state.
     sleep(30 * SEC).await;
     assert_eq!(
         *seen.lock().unwrap(),
@@ -192,7 +194,7 @@ async fn the_observer_sees_each_write_with_the_state_it_made() {
     );
 }
 
-/// One run of clients that collide, as text.
+/// One run of conflicting clients, as text.
 fn run(seed: u64) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -247,7 +249,7 @@ async fn client(c: Embedded, ids: IdSource, n: u64, log: Arc<Mutex<String>>) {
 }
 
 #[test]
-fn a_seed_repeats_everything_that_happens() {
+fn seed_repeats_a_run() {
     let first = run(7);
     assert_eq!(first, run(7));
     assert_ne!(first, run(8));

@@ -1,4 +1,4 @@
-//! Which index what carries (`consul-semantics.md` §1.4, §2, §4.1).
+//! Indexes of entries and answers (`consul-semantics.md` §1.4, §2, §4.1).
 
 use super::*;
 
@@ -7,7 +7,7 @@ async fn index_of(c: &Embedded, p: &str) -> Index {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_of_the_same_value_takes_an_index_but_changes_nothing() {
+async fn write_of_the_same_value_takes_an_index_but_changes_nothing() {
     let c = consul();
     let first = set(&c, "k", "v").await;
     assert_eq!(first.create_index, first.modify_index);
@@ -41,7 +41,7 @@ async fn a_plain_write_keeps_the_holder_and_resets_the_lock_index() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_absent_has_the_index_of_the_table() {
+async fn absent_key_has_the_index_of_the_table() {
     let c = consul();
     assert_eq!(c.get(&key("k"), Query::PLAIN).await.unwrap().index, Index(1), "virgin store");
     let a = set(&c, "a", "1").await.modify_index;
@@ -68,10 +68,10 @@ async fn emptied_prefix_keeps_its_index_until_tombstone_reap() {
     assert_eq!(index_of(&c, "p").await, outside, "from now on table-wide");
 }
 
-/// Seen on 1.8.7: a deleted tree leaves one tombstone, named by its prefix, which is not under a longer prefix.
-/// An older tombstone that is makes the index go back, and the watch of the longer prefix sleeps on.
+/// Measured on 1.8.7: a deleted tree leaves one tombstone with the tree's prefix. A longer prefix does not match it. Its
+/// index then comes from an older tombstone and decreases, so a watch of the longer prefix does not wake.
 #[tokio::test(start_paused = true)]
-async fn the_deletion_of_a_wider_tree_can_go_unnoticed() {
+async fn deletion_of_a_wider_tree_may_wake_no_watch() {
     let c = consul();
     set(&c, "p/a/old", "1").await;
     c.delete(&key("p/a/old"), rcfarm_store::DeleteMode::Always).await.unwrap();
@@ -102,7 +102,7 @@ async fn prefix_index_falls_after_its_newest_delete_is_reaped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_takes_an_index_and_what_does_not() {
+async fn only_applied_writes_take_an_index() {
     let c = consul();
     let new = NewSession { lock_delay: 15 * SEC, ttl: Some(10 * SEC), ..plain() };
     let s = session(&c, &new).await;
@@ -134,7 +134,7 @@ async fn what_takes_an_index_and_what_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_is_all_or_nothing_and_sees_itself() {
+async fn transaction_is_all_or_nothing_and_sees_its_own_operations() {
     let c = consul();
     let old = set(&c, "k", "old").await;
     let set_new = Op::Set { key: key("k"), value: value("new"), flags: 0 };

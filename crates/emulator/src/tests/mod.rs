@@ -1,4 +1,4 @@
-//! The model's own rules. What it shares with a real Consul is in the contract suite of `tests/it`.
+//! Rules of the model alone. The rules that it shares with Consul are in the contract suite of `tests/it`.
 
 mod blocking;
 mod faults;
@@ -52,7 +52,7 @@ async fn release(c: &Embedded, k: &str, v: &str, s: &SessionId) -> bool {
     c.put(&key(k), value(v), 0, PutMode::Release(s.clone())).await.unwrap()
 }
 
-/// A session without TTL, lock-delay and checks, that releases.
+/// A session without TTL, lock-delay and checks, with behavior `release`.
 fn plain() -> NewSession {
     NewSession { behavior: Behavior::Release, ..NewSession::default() }
 }

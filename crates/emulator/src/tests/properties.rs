@@ -1,4 +1,4 @@
-//! What holds of the state machine whatever is asked of it.
+//! Properties of the state machine under random operations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// One thing that happens. Sessions are named by the order of their creation.
+/// One event. Sessions are numbered in the order of their creation.
 #[derive(Debug, Clone)]
 enum Event {
     Kv(KvOp, Option<usize>),
@@ -72,7 +72,7 @@ impl Fixture {
         KvOp { session, ..op.clone() }
     }
 
-    /// Does it; gives the write, and whether the answer was a refusal.
+    /// Applies the event. Returns the write, and whether the answer was a refusal.
     fn apply(&mut self, event: &Event) -> (Option<Applied>, bool) {
         match event {
             Event::Kv(op, session) => {
@@ -118,7 +118,7 @@ fn entries(tables: &Tables) -> BTreeMap<String, Arc<Entry>> {
     tables.kv.list("").map(|e| (e.key.clone(), e.clone())).collect()
 }
 
-/// Whether a whole tree above `prefix` was deleted: see `indexes::the_deletion_of_a_wider_tree_can_go_unnoticed`.
+/// Whether a tree above `prefix` was deleted: see `indexes::deletion_of_a_wider_tree_may_wake_no_watch`.
 fn buries_elsewhere(applied: &Applied, prefix: &str) -> bool {
     let Cause::Kv(ops) = &applied.cause else { return false };
     ops.iter().any(|op| {
@@ -126,7 +126,7 @@ fn buries_elsewhere(applied: &Applied, prefix: &str) -> bool {
     })
 }
 
-/// Everything that must hold between two states and the write that lies between them.
+/// Checks the invariants of two states and the write between them.
 fn check(before: &Tables, after: &Tables, applied: Option<&Applied>) -> Result<(), TestCaseError> {
     let (old, new) = (entries(before), entries(after));
     let mut replayed = old.clone();
@@ -170,7 +170,7 @@ fn check(before: &Tables, after: &Tables, applied: Option<&Applied>) -> Result<(
 
 proptest! {
     #[test]
-    fn every_write_is_what_it_says_and_a_refusal_is_none(events in prop::collection::vec(event(), 1..60)) {
+    fn write_reports_its_changes_and_refusal_changes_nothing(events in prop::collection::vec(event(), 1..60)) {
         let model = Model::new("embedded", 64, IdSource::from_seed(1));
         let mut fixture = Fixture { model, now: Duration::ZERO, sessions: Vec::new() };
         for event in &events {

@@ -1,5 +1,4 @@
-//! The HTTP API: codes, headers, limits, and what a client may rely on. What it answers to each request is the
-//! contract suite's business.
+//! The HTTP API: status codes, headers, limits. The contract suite tests the answer to each request.
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, Response, StatusCode};
@@ -56,7 +55,7 @@ async fn an_absent_key_is_404_with_an_index_and_no_content_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_the_raw_path_decoded_once() {
+async fn key_is_the_raw_path_decoded_once() {
     let c = consul();
     for (path, key) in [("a%20b", "a b"), ("a%252Fb", "a%2Fb"), ("a%2Fb", "a/b"), ("a+b", "a+b")] {
         assert_eq!(put(&c, &format!("/v1/kv/{path}"), "v").await.body, "true");
@@ -75,7 +74,7 @@ async fn a_key_is_the_raw_path_decoded_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_served_says_what_is() {
+async fn unknown_path_lists_the_known_ones() {
     let c = consul();
     let reply = fetch(&c, "/v1/acl/tokens").await;
     assert_eq!(reply.status, StatusCode::NOT_FOUND);
@@ -96,7 +95,7 @@ async fn what_is_not_served_says_what_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_in_consuls_words() {
+async fn errors_have_consuls_messages() {
     let c = consul();
     for (error, status, words) in [
         (StoreError::NoLeader, 500, "No cluster leader"),
@@ -112,7 +111,7 @@ async fn failures_are_told_in_consuls_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_megabyte_is_the_limit_whatever_content_length_says() {
+async fn body_limit_ignores_content_length() {
     let c = consul();
     for (size, status) in [(MAX_VALUE, 200), (MAX_VALUE + 1, 413)] {
         assert_eq!(put(&c, "/v1/kv/k", vec![b'x'; size]).await.status.as_u16(), status);
@@ -161,7 +160,7 @@ async fn a_session_lock_and_fence_over_http() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_that_does_not_say_how_long_waits_five_minutes() {
+async fn read_without_wait_waits_five_minutes() {
     let c = consul();
     let index = set(&c, "k", "v").await.modify_index;
     for wait in ["", "&wait=", "&wait=0s", "&wait=-1s"] {
@@ -196,7 +195,7 @@ async fn a_service_and_its_health_over_http() {
 
 // ---- on a socket ---------------------------------------------------------------------------------------
 
-/// Aborted when dropped, and the server with it.
+/// A server that ends when this is dropped.
 struct Running(std::net::SocketAddr, JoinHandle<()>);
 
 impl Drop for Running {
@@ -212,7 +211,7 @@ async fn running(c: &Embedded, connections: usize) -> Running {
     Running(address, tokio::spawn(async move { match serving.await {} }))
 }
 
-/// Sends bytes, and reads until the server closes.
+/// Sends bytes and reads until the server closes the connection.
 async fn talk(stream: &mut TcpStream, request: &str) -> String {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -261,7 +260,7 @@ async fn chunked_body_is_limited_and_the_connection_reused() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_are_closed_without_a_byte() {
+async fn connections_over_the_limit_are_closed_without_an_answer() {
     let c = consul();
     let server = running(&c, 1).await;
     let mut first = TcpStream::connect(server.0).await.unwrap();

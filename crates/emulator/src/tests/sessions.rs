@@ -1,4 +1,4 @@
-//! How sessions end, and what that does to their locks (`consul-semantics.md` §3).
+//! Ends of sessions and their effect on locks (`consul-semantics.md` §3).
 
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -9,7 +9,7 @@ async fn is_alive(c: &Embedded, s: &SessionId) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_lives_exactly_twice_its_ttl_after_the_last_renewal() {
+async fn session_expires_twice_its_ttl_after_the_last_renewal() {
     let c = consul();
     let s = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     let start = Instant::now();
@@ -23,7 +23,7 @@ async fn a_session_lives_exactly_twice_its_ttl_after_the_last_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_election_begins_the_time_of_every_session_anew() {
+async fn election_restarts_the_ttl_of_every_session() {
     let c = consul();
     let s = session(&c, &NewSession { ttl: Some(10 * SEC), ..plain() }).await;
     sleep(19 * SEC).await;
@@ -35,7 +35,7 @@ async fn an_election_begins_the_time_of_every_session_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_session_frees_all_its_keys_at_one_index() {
+async fn end_of_a_session_releases_all_its_keys_at_one_index() {
     let c = consul();
     let s = session(&c, &plain()).await;
     let other = session(&c, &plain()).await;
@@ -56,7 +56,7 @@ async fn the_end_of_a_session_frees_all_its_keys_at_one_index() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behaviour_delete_takes_locked_keys_and_leaves_written_ones() {
+async fn behavior_delete_deletes_only_locked_keys() {
     let c = consul();
     let s = session(&c, &NewSession { behavior: Behavior::Delete, ..plain() }).await;
     assert!(acquire(&c, "locked", &s).await);
@@ -100,7 +100,7 @@ async fn lock_delay_is_at_most_a_minute_and_counts_from_the_expiry() {
     let s = session(&c, &new).await;
     let next = session(&c, &plain()).await;
     assert!(acquire(&c, "k", &s).await);
-    // Nobody looks for a while after the session expired at 20 s.
+    // No request for a while after the session expired at 20 s.
     sleep(79 * SEC).await;
     assert!(!acquire(&c, "k", &next).await);
     sleep(SEC).await;
@@ -167,7 +167,7 @@ async fn missed_ttl_check_ends_sessions_exactly_at_its_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_forgets_a_service_that_stays_critical() {
+async fn agent_deregisters_a_service_that_stays_critical() {
     let c = consul();
     c.register_service(&service(2 * SEC)).await.unwrap();
     sleep(61 * SEC).await;
@@ -192,7 +192,7 @@ async fn deregistering_a_service_ends_its_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registration_does_not_revive_a_dead_check_behind_its_beats() {
+async fn registration_does_not_pass_a_critical_check() {
     let c = consul();
     c.register_service(&service(2 * SEC)).await.unwrap();
     sleep(3 * SEC).await;

@@ -1,20 +1,20 @@
-//! What a request asks for: its path and its parameters.
+//! Path and parameters of a request.
 
 use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use super::answer::HttpRefusal;
+use super::refusal::HttpRefusal;
 use crate::duration;
 use rcfarm_store::{BlockingWait, Consistency, Index, Query};
 
-/// How long a blocking read waits that does not say it, or says nothing sensible.
+/// Wait of a blocking read without a positive `wait`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
 
 /// The path, percent-decoded once.
 ///
 /// # Errors
-/// 400 for what Go's server or Consul's filter of unprintable characters refuses.
+/// 400 for a path that Go's server or Consul's filter of unprintable characters refuses.
 pub(super) fn path(raw: &str) -> Result<String, HttpRefusal> {
     let bad = |text: &str| HttpRefusal::new(StatusCode::BAD_REQUEST, text);
     let bytes = decode(raw.as_bytes(), false).ok_or_else(|| bad("400 Bad Request"))?;
@@ -54,7 +54,7 @@ fn is_unprintable(c: char) -> bool {
     c.is_control() || format || space
 }
 
-/// The path without `//`, `.` and `..`, as Go's server redirects to it.
+/// The path without `//`, `.` and `..`. Go's server redirects to it.
 pub(super) fn cleaned(path: &str) -> String {
     let mut segments: Vec<&str> = Vec::new();
     for segment in path.split('/') {
@@ -68,59 +68,46 @@ pub(super) fn cleaned(path: &str) -> String {
     format!("/{}{end}", segments.join("/"))
 }
 
-/// A path as a `Location` shows it.
-pub(super) fn encoded(path: &str) -> String {
-    let mut text = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~/$&+,:;=@".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
-}
-
 /// A request after its path was matched.
 #[derive(Debug)]
 pub(super) struct ParsedRequest<'a> {
-    /// The entry of the table of what is served.
+    /// The path's prefix in the table of endpoints.
     pub(super) what: &'static str,
-    /// What follows it in the path: a key, an id, a name.
+    /// The rest of the path: a key, an id, a name.
     pub(super) name: &'a str,
     params: Vec<(String, String)>,
 }
 
 impl<'a> ParsedRequest<'a> {
-    /// Reads the parameters that every endpoint knows.
+    /// Parses the query and checks the parameters that every endpoint has.
     ///
     /// # Errors
-    /// As Consul refuses namespaces, foreign datacenters, and contradictions.
+    /// Consul's errors for namespaces, other datacenters and contradicting consistency modes.
     pub(super) fn new(
         what: &'static str,
         name: &'a str,
         query: Option<&str>,
     ) -> Result<Self, HttpRefusal> {
         let params = parameters(query.unwrap_or_default());
-        let ask = ParsedRequest { what, name, params };
+        let parsed = ParsedRequest { what, name, params };
         let bad = |text: &str| Err(HttpRefusal::new(StatusCode::BAD_REQUEST, text));
-        if ask.get("ns").is_some_and(|ns| !ns.is_empty()) {
+        if parsed.get("ns").is_some_and(|ns| !ns.is_empty()) {
             return bad(
                 "Bad request: Invalid query parameter: \"ns\" - Namespaces are a Consul Enterprise feature",
             );
         }
-        if ask.has("stale") && ask.has("consistent") {
+        if parsed.has("stale") && parsed.has("consistent") {
             return bad("Cannot specify ?stale with ?consistent, conflicting semantics.");
         }
-        match ask.get("dc") {
-            None | Some("" | "dc1") => Ok(ask),
+        match parsed.get("dc") {
+            None | Some("" | "dc1") => Ok(parsed),
             Some(_) => {
                 Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"))
             }
         }
     }
 
-    /// Whether a parameter is there, with or without a value.
+    /// Whether a parameter exists, with or without a value.
     pub(super) fn has(&self, name: &str) -> bool {
         self.params.iter().any(|(n, _)| n == name)
     }
@@ -130,7 +117,7 @@ impl<'a> ParsedRequest<'a> {
         self.params.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
-    /// A number without sign; bad ones are Consul's 500.
+    /// A number without sign. Others get Consul's 500.
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, HttpRefusal> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -143,7 +130,7 @@ impl<'a> ParsedRequest<'a> {
         Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, what))
     }
 
-    /// How to read: `index`, `wait`, `stale`, `consistent`.
+    /// The query of a read: `index`, `wait`, `stale`, `consistent`.
     pub(super) fn query(&self) -> Result<Query, HttpRefusal> {
         let bad = |text: &str| HttpRefusal::new(StatusCode::BAD_REQUEST, text);
         let wait = match self.get("wait") {
@@ -164,12 +151,12 @@ impl<'a> ParsedRequest<'a> {
         Ok(Query { consistency, wait })
     }
 
-    /// Whether JSON is to be indented.
+    /// Whether the answer's JSON is indented.
     pub(super) fn pretty(&self) -> bool {
         self.has("pretty")
     }
 
-    /// All parameters in order of name, as Consul shows them in a complaint.
+    /// All parameters sorted by name, as in Consul's error messages.
     pub(super) fn params_sorted(&self) -> String {
         let mut sorted: Vec<_> = self.params.iter().collect();
         sorted.sort();
@@ -178,12 +165,12 @@ impl<'a> ParsedRequest<'a> {
         shown.join("&")
     }
 
-    /// Refuses a parameter that would change the answer but is not modelled.
+    /// Refuses parameters that are not modelled and would change the answer.
     pub(super) fn without(&self, names: &[&str]) -> Result<(), HttpRefusal> {
         match names.iter().find(|name| self.has(name)) {
             None => Ok(()),
             Some(name) => {
-                let text = format!("?{name} is not modelled by rcfarm's embedded Consul");
+                let text = format!("?{name} is not modelled by rcfarm's Consul emulator");
                 Err(HttpRefusal::new(StatusCode::BAD_REQUEST, text))
             }
         }
@@ -208,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_decoded_once() {
+    fn path_is_decoded_once() {
         for (raw, decoded) in [
             ("/v1/kv/a%2Fb", "/v1/kv/a/b"),
             ("/a+b", "/a+b"),
@@ -223,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_cleaned_as_go_cleans_them() {
+    fn cleaned_path_is_that_of_go() {
         for (path, clean) in [
             ("/v1/kv/a/b", "/v1/kv/a/b"),
             ("/v1/kv/a/", "/v1/kv/a/"),
@@ -239,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_found_with_and_without_a_value() {
-        let ask =
+    fn request_finds_parameters_with_and_without_a_value() {
+        let parsed =
             ParsedRequest::new("kv/", "k", Some("recurse&separator=%2F&index=7&wait=1m30s&x=a+b"))
                 .unwrap();
-        assert!(ask.has("recurse") && !ask.has("raw"));
-        assert_eq!((ask.get("separator"), ask.get("x")), (Some("/"), Some("a b")));
-        let wait = ask.query().unwrap().wait.unwrap();
+        assert!(parsed.has("recurse") && !parsed.has("raw"));
+        assert_eq!((parsed.get("separator"), parsed.get("x")), (Some("/"), Some("a b")));
+        let wait = parsed.query().unwrap().wait.unwrap();
         assert_eq!((wait.after, wait.at_most), (Index(7), Duration::from_secs(90)));
     }
 }
