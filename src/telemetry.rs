@@ -1,26 +1,27 @@
-//! Logs: one structured line per decision, as text or as JSON, on standard error.
+//! Logging: structured lines on standard error, as text or JSON.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
-/// The form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One object per line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Starts logging. `filter` is in the syntax of `RUST_LOG`, which wins over it.
+/// Starts logging. `filter` has the syntax of the variable `RUST_LOG`, which replaces it. Targets in `silenced` are off
+/// unless the filter names them.
 ///
 /// # Errors
-/// What is wrong with the filter.
+/// Why the filter cannot be used.
 pub fn init(format: LogFormat, filter: &str, silenced: &[&str]) -> Result<(), String> {
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let chosen = chosen.as_deref().unwrap_or(filter);
-    // What libraries log of each request is in our own errors; it comes first, so that RUST_LOG can ask for it.
+    // These directives come first, so that RUST_LOG can override them.
     let quiet: Vec<String> = silenced.iter().map(|target| format!("{target}=off")).collect();
     let directives = [quiet.as_slice(), &[chosen.to_owned()]].concat().join(",");
     let filter = EnvFilter::try_new(&directives)

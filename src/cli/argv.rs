@@ -1,12 +1,11 @@
-//! HashiCorp's tools take long flags with one dash (`-http-addr=…`). So do we, by mending the arguments before
-//! they are parsed.
+//! Long flags with one dash (`-http-addr=…`), as HashiCorp's tools accept them: they are rewritten before parsing.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
-/// Gives a second dash to every argument that spells one of the command's long flags with a single one.
+/// Adds a second dash to every argument that is one of the command's long flags with a single dash.
 ///
-/// Anything after `--` is left alone, and so is everything else, short flags among it.
+/// Arguments after `--` and all others, such as short flags, stay as they are.
 pub(super) fn with_double_dashes(
     command: &clap::Command,
     arguments: impl IntoIterator<Item = OsString>,

@@ -1,4 +1,8 @@
-//! `rcfarm audit …`
+//! `rcfarm audit …`: the audit log.
+//!
+//! Keys read: the audit log, the records of controllers, pods' labels, allocations. Keys written: `prune` adds a
+//! checkpoint to the log and then deletes older records. Farms and commands append records. A crash of `prune` between
+//! the two leaves more records than necessary; the next `prune` deletes them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,7 +39,7 @@ pub enum AuditCommand {
     Prune(PruneArgs),
 }
 
-/// Which records.
+/// Arguments of `audit list`.
 #[derive(clap::Args)]
 pub struct AuditListArgs {
     /// Only records of the last TIME, as in 1h
@@ -49,18 +53,18 @@ pub struct AuditListArgs {
     follow: bool,
 }
 
-/// How many.
+/// Arguments of `audit prune`.
 #[derive(clap::Args)]
 pub struct PruneArgs {
     /// Keep the records of the last TIME, as in 30d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     keep: Duration,
-    /// Only say how many would be deleted
+    /// Only print how many would be deleted
     #[arg(long)]
     dry_run: bool,
 }
 
-/// How far the clocks of writers may be off when records are chosen by the time in their keys.
+/// Tolerated clock error of writers, when records are selected by the time in their keys.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(
@@ -74,7 +78,7 @@ pub(super) async fn run(
     }
 }
 
-/// What to print.
+/// Selects the records to print.
 struct Filter {
     since: Option<Timestamp>,
     rc: Option<RcId>,
@@ -115,7 +119,7 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
     follow(context, &filter, keys.value, keys.index).await
 }
 
-/// The controller to look for. One that is gone is named by its whole id.
+/// The controller of `--rc`. One that was deleted can only be named by its whole id.
 async fn controller(context: &CommandContext, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
     Ok(match rc {
         None => None,
@@ -126,8 +130,7 @@ async fn controller(context: &CommandContext, rc: Option<&str>) -> anyhow::Resul
     })
 }
 
-/// Whether the record of a key may be younger than `since`. Keys of version 7 say when they were made; p2's
-/// (version 4) do not.
+/// Whether the record of a key may be newer than `since`. UUIDs of version 7 contain their time; p2's (version 4) do not.
 fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
     let made = || {
         let id: Uuid = key::audit_logs().tail(key)?.parse().ok()?;
@@ -139,7 +142,7 @@ fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
     made().is_none_or(|made| made >= tolerated)
 }
 
-/// Reads records by their keys, in the order of their commits. What is no record is named and left out.
+/// Reads records by their keys, in the order of their commits. Invalid ones are named on stderr and left out.
 async fn read<'k>(
     context: &CommandContext,
     keys: impl Iterator<Item = &'k str>,
@@ -170,7 +173,7 @@ fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>
     log
 }
 
-/// Prints what is new, for ever.
+/// Prints new records without end.
 async fn follow(
     context: &CommandContext,
     filter: &Filter,
@@ -231,7 +234,7 @@ fn columns(logged: &Logged) -> Vec<String> {
     ]
 }
 
-/// What happened, in a line.
+/// A record in one line.
 fn what(record: &AuditRecord) -> String {
     let details = match record.details() {
         Ok(details) => details,
@@ -325,7 +328,7 @@ fn what(record: &AuditRecord) -> String {
 }
 
 async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
-    // At one moment: read one after the other they would differ while a farm works.
+    // In one transaction: trees that are read one after the other differ while a farm writes.
     let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {
@@ -377,7 +380,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     Ok(if is_clean { CliExit::Ok } else { CliExit::Found })
 }
 
-/// What the records and the pods' labels say.
+/// The state of each controller in its record and its pods' labels.
 fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
     let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
     for entry in records {
@@ -425,7 +428,7 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     Ok(CliExit::Ok)
 }
 
-/// A part of a checkpoint must be there before anything is deleted.
+/// Writes a part of a checkpoint. All parts must exist before any record is deleted.
 async fn write_checkpoint(context: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
     let id = context.ids.ordered_uuid(record.timestamp);
     match context.store.txn(&[audit_op(id, record)]).await? {

@@ -1,4 +1,4 @@
-//! The flags that every command has, and the way from them to a store.
+//! Flags of every command, and the connection to Consul that they configure.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rcfarm_store::{Prefix, Prefixed, Store};
 const CONSUL: &str = "Consul";
 const OUTPUT: &str = "Output";
 
-/// Where Consul is, and how to print. A flag wins over its variable, that over the file, that over the default.
+/// Settings of connection and output. Order of precedence: flag, environment variable, file, default.
 #[derive(clap::Args)]
 pub struct Global {
     /// Address of the agent: host:port, http://… or https://… [env: CONSUL_HTTP_ADDR] [default: 127.0.0.1:8500]
@@ -31,10 +31,10 @@ pub struct Global {
     /// Directory of such files [env: CONSUL_CAPATH]
     #[arg(long, global = true, value_name = "DIR", help_heading = CONSUL, hide_short_help = true)]
     ca_path: Option<PathBuf>,
-    /// PEM file with our certificate [env: CONSUL_CLIENT_CERT]
+    /// PEM file with the client certificate [env: CONSUL_CLIENT_CERT]
     #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL, hide_short_help = true)]
     client_cert: Option<PathBuf>,
-    /// PEM file with our key [env: CONSUL_CLIENT_KEY]
+    /// PEM file with the client key [env: CONSUL_CLIENT_KEY]
     #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL, hide_short_help = true)]
     client_key: Option<PathBuf>,
     /// Name to expect in the server's certificate [env: CONSUL_TLS_SERVER_NAME]
@@ -119,7 +119,7 @@ impl Global {
         Output { format: self.output, is_coloured }
     }
 
-    /// The address that was given as a flag or a variable, for a server that is to listen there.
+    /// The address of the flag or the variable, for a server that listens there.
     pub(super) fn listen_address(&self) -> Option<String> {
         self.http_addr.clone().or_else(|| std::env::var("CONSUL_HTTP_ADDR").ok())
     }
@@ -142,7 +142,7 @@ impl Global {
         }
     }
 
-    /// Everything that was set, and the root.
+    /// The merged settings, and the prefix of all keys.
     fn settings(
         &self,
         env: impl Fn(&str) -> Option<String>,
@@ -157,14 +157,14 @@ impl Global {
         Ok((self.flags().or(ConsulConfig::from_env(&env)).or(file.consul()), root))
     }
 
-    /// A client of the agent, and the root of the keys; sends nothing. What is odd about the settings is said.
+    /// A client of the Consul agent, and the prefix of all keys. Sends no request. Prints warnings about the settings.
     pub(super) fn consul(&self) -> anyhow::Result<(Consul, Prefix)> {
         let (config, root) = self.settings(|name| std::env::var(name).ok())?;
         config.warnings.iter().for_each(|warning| self.output().note(warning));
         Ok((Consul::new(&config)?, root))
     }
 
-    /// The store, and the address of its agent; sends nothing.
+    /// The store, and the address of its agent. Sends no request.
     pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String)> {
         let (consul, root) = self.consul()?;
         let address = consul.address().to_owned();

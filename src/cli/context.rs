@@ -1,4 +1,6 @@
-//! What every command works with: the store, the output, and the way to change something.
+//! Context of a command: store, output, and commits with an audit record.
+//!
+//! A change is one transaction with its audit record, so a crash leaves both or neither.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use rcfarm_store::{
     Entry, Index, Key, Op, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,
 };
 
-/// How often a change is sent while its outcome is unknown, or Consul asks for patience.
+/// Attempts of a change whose outcome is unknown, or that Consul refuses for load.
 const ATTEMPTS: u32 = 5;
 
 /// The store and the output of a command.
@@ -29,12 +31,12 @@ pub(super) struct CommandContext {
     user: String,
 }
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Debug)]
 pub(super) enum Committed {
-    /// It was applied at this index.
+    /// Applied at this index.
     Applied(Index),
-    /// Something that it relied on has changed meanwhile; nothing was applied.
+    /// Nothing was applied: a guard failed, because a key has changed meanwhile.
     Refused(Vec<Refusal>),
 }
 
@@ -64,7 +66,7 @@ impl CommandContext {
         Ok(self.store.get(key, Query::PLAIN).await?.value)
     }
 
-    /// Reads many single keys in few requests; absent ones are left out.
+    /// Reads many keys in few transactions. Absent keys are left out.
     pub(super) async fn get_many(
         &self,
         keys: impl IntoIterator<Item = Key>,
@@ -79,7 +81,7 @@ impl CommandContext {
                         found.extend(entries.into_iter().map(|entry| (entry.key.clone(), entry)));
                         break;
                     }
-                    // An absent key fails the transaction; all of them are named.
+                    // An absent key refuses the transaction, and the refusal names every absent key.
                     TxnOutcome::Refused(refusals) => {
                         let absent: BTreeSet<usize> = refusals.iter().map(|r| r.op).collect();
                         if absent.is_empty() {
@@ -96,10 +98,10 @@ impl CommandContext {
         Ok(found)
     }
 
-    /// Commits a change with its audit record, whose id makes the change one that can be sent again: if an
-    /// earlier sending was applied after all, the later one is refused for the record's sake.
+    /// Commits a change with its audit record. The record's id makes retries safe: if an earlier attempt was applied,
+    /// Consul refuses the later one, because the record exists.
     ///
-    /// `bell` is rung in the same transaction.
+    /// The same transaction writes the doorbell of `bell`.
     pub(super) async fn commit(
         &self,
         ops: impl IntoIterator<Item = Op>,
@@ -110,7 +112,7 @@ impl CommandContext {
         let mut txn = Txn::by_user();
         txn.extend(ops);
         if let Some(rc) = bell {
-            let value = id.to_string().into(); // new each time: an equal value wakes nobody
+            let value = id.to_string().into(); // always new: an unchanged value wakes no watch
             txn.push(Op::Set { key: key::rc_bell(rc), value, flags: 0 });
         }
         txn.push(rcfarm_store::audit_op(id, &AuditRecord::new(details, self.now())));
@@ -146,7 +148,7 @@ impl CommandContext {
         unreachable!("the last attempt returns")
     }
 
-    /// Where the change with this audit record was applied, if it was.
+    /// The index at which the change with this audit record was applied. `None`: it was not.
     async fn applied_at(&self, id: Uuid) -> Result<Option<Index>, StoreError> {
         let entry = self.store.get(&key::audit_log(id), Query::CONSISTENT).await?.value;
         Ok(entry.map(|entry| entry.create_index))
@@ -175,7 +177,7 @@ pub(super) mod tests {
     use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
     use rcfarm_store::Reader;
 
-    /// A context whose first write transactions meet these fates.
+    /// A context whose first write transactions have these outcomes.
     pub(in crate::cli) fn context(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
         let next = AtomicUsize::new(0);
         let faults = move |request: &Request<'_>| match request {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::failure::{CliExit, failure};
 use super::farm_run::stop_on_signal;
 
-/// Where it listens.
+/// Arguments of `demo-server`.
 #[derive(clap::Args)]
 pub struct DemoServerArgs {
     /// Serve on this address
@@ -19,13 +19,13 @@ pub struct DemoServerArgs {
     listen: String,
 }
 
-/// What the pod's configuration may say.
+/// The part of the pod's configuration that the server reads.
 #[derive(Deserialize)]
 struct Config {
     greeting: Option<String>,
 }
 
-/// Serves until SIGTERM or SIGINT. What is asked for is logged to standard output.
+/// Serves until SIGTERM or SIGINT. Logs each request to standard output.
 pub(super) async fn run(args: DemoServerArgs) -> anyhow::Result<CliExit> {
     let page = page(&greeting()?);
     let listener = TcpListener::bind(&args.listen).await.map_err(|error| {
@@ -44,7 +44,7 @@ pub(super) async fn run(args: DemoServerArgs) -> anyhow::Result<CliExit> {
     Ok(CliExit::Ok)
 }
 
-/// From the file that a pod's configuration is written to.
+/// The greeting in the pod's configuration file.
 fn greeting() -> anyhow::Result<String> {
     let Some(path) = std::env::var_os("CONFIG_PATH") else { return Ok("Hello".to_owned()) };
     let shown = path.to_string_lossy().into_owned();

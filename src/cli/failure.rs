@@ -1,4 +1,4 @@
-//! What a command says when it fails, and the exit codes.
+//! Errors of commands, and exit codes.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -6,30 +6,30 @@ use std::process::ExitCode;
 
 use rcfarm_store::StoreError;
 
-/// How a command ended. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
+/// Exit code of a command. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CliExit {
-    /// It did what was asked; `plan`, `rc plan` and `audit verify` found nothing; `job wait` saw what it waited for.
+    /// Success. Of `plan`, `rc plan` and `audit verify`: no difference.
     Ok,
-    /// It failed; the arguments being wrong is a failure, too.
+    /// The command failed, or its arguments are wrong.
     Error,
-    /// `plan` or `rc plan` found something to do.
+    /// `plan` or `rc plan` found changes to make.
     Changes,
-    /// `plan` or `rc plan` failed: 1 has another meaning there.
+    /// `plan` or `rc plan` failed. They use 1 for changes.
     PlanFailed,
-    /// `audit verify` found a difference; a job ended otherwise than `job wait` was told.
+    /// `audit verify` found a difference, or the job of `job wait` ended in another state.
     Found,
 }
 
 impl CliExit {
-    /// How a command ended that says with its code what would change.
+    /// The exit code of `plan` and `rc plan` for this result.
     #[must_use]
     pub fn of_plan(self) -> CliExit {
         if self == CliExit::Error { CliExit::PlanFailed } else { self }
     }
 }
 
-/// The exit codes in words, for `--help`.
+/// Description of the exit codes for `--help`.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `plan`, `rc plan` and `audit verify` found nothing
@@ -48,14 +48,14 @@ impl From<CliExit> for ExitCode {
     }
 }
 
-/// A failure with a remedy.
+/// An error with a hint.
 #[derive(Debug)]
 pub(super) struct Failure {
     message: String,
     hint: String,
 }
 
-/// A failure that says what to do about it.
+/// An error, and a hint what to do about it.
 pub(super) fn failure(message: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
     Failure { message: message.into(), hint: hint.into() }.into()
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Failure {
 }
 impl std::error::Error for Failure {}
 
-/// Prints an error and, where one is known, its remedy. A reader that has gone away (`rcfarm … | head`) is none.
+/// Prints an error and its hint, if there is one. A closed standard output (`rcfarm … | head`) is no error.
 pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: bool) -> CliExit {
     if error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
@@ -81,10 +81,10 @@ pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: 
     CliExit::Error
 }
 
-/// A line on stderr: `<word>: <text>`.
+/// Prints a line `<word>: <text>` on stderr.
 pub(super) fn say(word: &str, colour: &str, text: &str, is_coloured: bool) {
     let mut stderr = io::stderr().lock();
-    // Nobody is left to tell when this fails.
+    // A failure to write to stderr cannot be reported.
     let _ = if is_coloured && stderr.is_terminal() {
         writeln!(stderr, "\x1b[1;{colour}m{word}:\x1b[0m {text}")
     } else {

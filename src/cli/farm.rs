@@ -1,4 +1,6 @@
-//! `rcfarm farm …`
+//! `rcfarm farm list` and `confirm`.
+//!
+//! Keys read: the presence of farms. Key written: the doorbell that confirms a mass deletion, which the farm deletes.
 
 use serde::Serialize;
 
@@ -11,7 +13,7 @@ use rcfarm_api::ids::FarmName;
 use rcfarm_api::key;
 use rcfarm_store::{PutMode, Query};
 
-/// What farms are told and asked.
+/// Commands about running farms
 #[derive(clap::Subcommand)]
 pub enum FarmCommand {
     /// List the farms that are running
@@ -21,14 +23,14 @@ pub enum FarmCommand {
     Confirm(ConfirmArgs),
 }
 
-/// Which.
+/// Arguments of `farm confirm`.
 #[derive(clap::Args)]
 pub struct ConfirmArgs {
     /// The farm
     name: FarmName,
 }
 
-/// A farm in a list.
+/// A row of `farm list`.
 #[derive(Serialize)]
 struct Row {
     name: FarmName,
@@ -111,10 +113,10 @@ async fn confirm(context: &CommandContext, name: &FarmName) -> anyhow::Result<Cl
             "see which are: rcfarm farm list",
         ));
     }
-    // New each time: an equal value wakes nobody.
+    // Always new: an unchanged value wakes no watch.
     let value = context.ids.ordered_uuid(context.now()).to_string().into();
     context.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
     let shown = serde_json::json!({"name": name, "confirmed": true});
-    context.out.show(&shown, || format!("{name}: told"))?;
+    context.out.show(&shown, || format!("{name}: confirmed"))?;
     Ok(CliExit::Ok)
 }

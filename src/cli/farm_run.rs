@@ -23,48 +23,48 @@ use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{Prefix, Prefixed, Store, TxnLimits};
 
-/// How the farm runs.
+/// Arguments of `farm run`.
 #[derive(clap::Args)]
 pub struct FarmRunArgs {
-    /// Its name, unique among the farms of a tree [default: this machine's name]
+    /// The farm's name, unique among the farms below one prefix [default: this machine's name]
     #[arg(long)]
     name: Option<FarmName>,
     /// Claim only records whose labels match, as in tier=web,env!=test [default: all]
     #[arg(long, default_value = "", hide_default_value = true)]
     selector: Selector,
-    /// The farm's own check: a farm whose process dies is replaced after this long; 0s goes without
+    /// TTL of the farm's own check: another farm takes over this long after the process died; 0s: no check
     #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
     check_ttl: Duration,
-    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election. A farm whose machine dies is replaced
-    /// after twice this long
+    /// TTL of the session, 10s to 24h; must outlast a leader election. After the loss of a machine, another farm takes
+    /// over after twice this long
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     session_ttl: Duration,
-    /// Who chooses nodes: `labels`, or the address of a scheduler over HTTP (docs/guide/custom-scheduler.md)
+    /// What chooses nodes: `labels`, or the URL of a scheduler over HTTP (docs/guide/custom-scheduler.md)
     #[arg(long, default_value = "labels", value_name = "labels|URL")]
     scheduler: String,
-    /// Who shows pods to clients; node transfers wait until it is in step
+    /// Where clients find pods; node transfers wait until it is up to date
     #[arg(long, value_enum, default_value_t)]
     service_discovery: DiscoveryArg,
     /// Serve /healthz, /readyz, /metrics and /status on this address
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
-    /// A node whose agent is gone counts as down after this long: its pods are replaced, or reported
+    /// How long after its agent was lost a node counts as down: its pods are then replaced or reported
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     node_grace: Duration,
-    /// Operations per transaction: 64 before Consul 1.14, 128 after
+    /// Operations per transaction: 64 before Consul 1.14, 128 since
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(16..=128))]
     max_txn_ops: u16,
     #[command(flatten)]
     log: LogArgs,
 }
 
-/// How a daemon logs.
+/// Log settings of a daemon.
 #[derive(clap::Args)]
 pub struct LogArgs {
-    /// The form of log lines
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// What is logged, in the syntax of RUST_LOG, which wins over it
+    /// Log filter in the syntax of RUST_LOG; the variable replaces it
     #[arg(long, default_value = "info", value_name = "FILTER")]
     log: String,
 }
@@ -77,13 +77,13 @@ impl LogArgs {
     }
 }
 
-/// Who shows pods to clients.
+/// Where clients find pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DiscoveryArg {
-    /// Nobody: never waited for.
+    /// Nowhere: transfers do not wait.
     #[default]
     None,
-    /// Consul's catalog, by a service named as the pod is.
+    /// Consul's catalog, as a service with the pod's id as its name.
     Catalog,
 }
 
@@ -121,12 +121,12 @@ pub(super) async fn run(
     Ok(CliExit::Ok)
 }
 
-/// The machine's own clock and randomness under a store.
+/// A store with this machine's clock and randomness.
 pub(super) fn env(store: Arc<dyn Store>) -> Env {
     Env { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
 }
 
-/// What `--session-ttl` and `--check-ttl` ask for, if Consul and the daemon can serve it; a check of zero is none.
+/// Validates `--session-ttl` and `--check-ttl`. A check of 0 s means no check.
 pub(super) fn session_settings(
     session_ttl: Duration,
     check_ttl: Duration,
@@ -191,7 +191,7 @@ fn machine_name() -> anyhow::Result<FarmName> {
     })
 }
 
-/// The first signal stops gracefully; the second at once.
+/// The first signal stops the daemon gracefully, the second at once.
 pub(super) async fn stop_on_signal(shutdown: CancellationToken) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =

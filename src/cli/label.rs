@@ -1,4 +1,7 @@
 //! `rcfarm label …`: labels of nodes, pods, controllers and rolling updates.
+//!
+//! Keys read and written: `labels/<kind>/<id>`, by CAS. Farms write labels of pods, agents those of nodes. With a
+//! selector each key is a transaction of its own, so a crash leaves the rest unchanged.
 
 use serde_json::{Value, json};
 
@@ -15,7 +18,7 @@ use rcfarm_api::labels::{
 use rcfarm_api::rc::spec::{POD_ID, RC_ID};
 use rcfarm_store::{Entry, Index, Key, Op, Query};
 
-/// Labels: what selectors look at
+/// Labels, which selectors match
 #[derive(clap::Subcommand)]
 pub enum LabelCommand {
     /// Set labels of one thing, or of all that match a selector
@@ -30,7 +33,7 @@ pub enum LabelCommand {
     List(LabelListArgs),
 }
 
-/// Of what: `<KIND> <ID>` or `<KIND> --selector <SELECTOR>`, then the labels.
+/// Arguments of `label set`: `<KIND> <ID>` or `<KIND> --selector <SELECTOR>`, then the labels.
 #[derive(clap::Args)]
 pub struct SetArgs {
     /// node, pod, replication_controller (rc) or rolls
@@ -44,7 +47,7 @@ pub struct SetArgs {
     selector: Option<Selector>,
 }
 
-/// Of what, and which.
+/// Arguments of `label remove`.
 #[derive(clap::Args)]
 pub struct LabelRemoveArgs {
     /// node, pod, replication_controller (rc) or rolls
@@ -58,13 +61,13 @@ pub struct LabelRemoveArgs {
     selector: Option<Selector>,
 }
 
-/// Of what.
+/// Arguments of `label get`.
 #[derive(clap::Args)]
 pub struct LabelGetArgs {
     /// node, pod, replication_controller (rc) or rolls
     #[arg(value_enum)]
     kind: LabelKind,
-    /// Which; a pod's id is NODE/POD
+    /// ID; a pod's id is NODE/POD
     id: String,
 }
 
@@ -79,13 +82,13 @@ pub struct LabelListArgs {
     selector: Option<Selector>,
 }
 
-/// What a command does to a set of labels.
+/// Change of a set of labels.
 enum Edit {
     Set(Labels),
     Remove(Vec<String>),
 }
 
-/// How often a change is tried again because somebody else changed the labels meanwhile.
+/// Attempts of a change that is refused because the labels changed meanwhile.
 const ATTEMPTS: usize = 5;
 
 pub(super) async fn run(
@@ -110,7 +113,7 @@ pub(super) async fn run(
     }
 }
 
-/// Splits the id from the rest; with a selector there is none.
+/// Splits the id from the labels. With a selector there is no id.
 fn subject(
     mut words: Vec<String>,
     has_selector: bool,
@@ -164,7 +167,7 @@ async fn edit(
     show(context, kind, &rows)
 }
 
-/// Ownership hangs on two labels of pods alone; taking them away loses a pod.
+/// Refuses changes of the two labels of pods that name their owner. Without them, a pod is lost to its controller.
 fn check_reserved(kind: LabelKind, edit: &Edit) -> anyhow::Result<()> {
     let has = |key: &str| match edit {
         Edit::Set(labels) => labels.contains_key(key),
@@ -179,7 +182,7 @@ fn check_reserved(kind: LabelKind, edit: &Edit) -> anyhow::Result<()> {
     }
 }
 
-/// Something with labels.
+/// An object with labels.
 struct Target {
     /// The rest of the labels' key.
     id: String,
@@ -187,7 +190,7 @@ struct Target {
     rc: Option<RcId>,
 }
 
-/// What a person means by `text`; a controller and a pod must exist.
+/// The object that `text` names. A controller or pod must exist.
 async fn target(context: &CommandContext, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
     match kind {
         LabelKind::ReplicationController => {
@@ -241,7 +244,7 @@ fn parse_id(kind: LabelKind, text: &str) -> anyhow::Result<Target> {
     Ok(Target { id: text.to_owned(), key, rc })
 }
 
-/// Changes one set of labels, guarded by its index, and gives it as it is then.
+/// Changes one set of labels by CAS and returns the new set.
 async fn change(
     context: &CommandContext,
     kind: LabelKind,
@@ -296,12 +299,12 @@ fn decode(entry: &Entry) -> anyhow::Result<Labels> {
     decode_labels(&entry.value).map_err(|error| {
         failure(
             format!("{}: {error}", entry.key),
-            format!("mend it: consul kv put {} '{{\"key\":\"value\"}}'", entry.key),
+            format!("correct it: consul kv put {} '{{\"key\":\"value\"}}'", entry.key),
         )
     })
 }
 
-/// Everything of a kind that has readable labels.
+/// All objects of a kind whose labels can be parsed.
 async fn labelled(
     context: &CommandContext,
     kind: LabelKind,

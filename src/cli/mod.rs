@@ -1,9 +1,10 @@
-//! The commands; the only code that prints.
+//! The commands. Only this module prints.
 //!
-//! A command reads and writes Consul directly; there is no server of ours in between. What a command changes it
-//! changes in one transaction with its audit record ([`context`]), guarded by what it has read.
+//! A command reads and writes Consul directly, without a server in between. Each change is one transaction with its audit
+//! record ([`context`]), guarded by the indexes of what the command has read. Each command's module names its keys. A
+//! command that was killed has applied a change completely or not at all.
 //!
-//! Results go to standard output in the form of `-o`, words about them to standard error.
+//! Results go to standard output in the format of `-o`, notes and progress to standard error.
 
 mod argv;
 mod audit;
@@ -94,17 +95,17 @@ enum FarmCommand {
 enum NodeCommand {
     /// Run this machine's agent, until SIGTERM or SIGINT; its pods go on without it
     Run(Box<node_run::NodeRunArgs>),
-    /// Stand above one process of a pod; started by agents only
+    /// Run one process of a pod; only agents start this
     #[command(hide = true)]
     Shim {
-        /// Its directory
+        /// Directory of the process
         dir: std::path::PathBuf,
     },
     #[command(flatten)]
     Other(node::NodeCommand),
 }
 
-/// Runs the command of this process.
+/// Runs the command in this process's arguments.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match parse() {
@@ -119,7 +120,7 @@ pub fn main() -> ExitCode {
     if is_plan { exit.of_plan().into() } else { exit.into() }
 }
 
-/// Reads the arguments; prints help, version, or what is wrong with them.
+/// Parses the arguments. Prints help, version, or what is wrong with them.
 fn parse() -> Result<Cli, CliExit> {
     let is_plain = std::env::args_os().any(|arg| arg == "--no-color" || arg == "-no-color");
     let colours = if is_plain { ColorChoice::Never } else { ColorChoice::Auto };
@@ -127,16 +128,16 @@ fn parse() -> Result<Cli, CliExit> {
     let arguments = argv::with_double_dashes(&command, std::env::args_os());
     let parsed = command.try_get_matches_from(arguments);
     parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
-        // Nobody is left to tell when this fails.
+        // A failure to write to stderr cannot be reported.
         let _ = error.print();
         let exit = if error.use_stderr() { CliExit::Error } else { CliExit::Ok };
-        // What was meant is not known when it cannot be understood; nothing else is called so.
+        // The command is unknown if parsing failed, so a word `plan` decides which exit codes apply.
         if std::env::args_os().any(|arg| arg == "plan") { exit.of_plan() } else { exit }
     })
 }
 
 fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
-    // One for each process on the node, for as long as that runs: it goes without a runtime.
+    // A shim runs as long as its process, one per process of the node. It needs no async runtime.
     if let Command::Node(NodeCommand::Shim { dir }) = &cli.command {
         return node_run::run_shim(dir);
     }
@@ -144,7 +145,7 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     runtime.block_on(dispatch(cli, address))
 }
 
-/// A daemon has a client and a log of its own; every other command a context.
+/// Runs a command. Daemons set up logging and their own client; all others get a context.
 async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     let Cli { global, command } = cli;
     let mut context = || -> anyhow::Result<CommandContext> {

@@ -1,4 +1,4 @@
-//! `rcfarm node run`: the agent; and the shim above each of its processes.
+//! `rcfarm node run`, the agent, and `rcfarm node shim`, the parent of each of its processes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,34 +23,34 @@ use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
 use rcfarm_node::shim;
 use rcfarm_store::{Prefix, Prefixed, TxnLimits};
 
-/// How the agent runs.
+/// Arguments of `node run`.
 #[derive(clap::Args)]
 pub struct NodeRunArgs {
-    /// The node's name: pods for it are intended under intent/<NAME>/
+    /// The node's name; its pods are the keys under intent/<NAME>/
     #[arg(long)]
     name: NodeName,
-    /// Put this label on the node; may be given often
+    /// Label of the node; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     labels: Vec<(String, String)>,
-    /// What the node has for pods, as in cpu=4,memory=8Gi,gpu=8
+    /// Resources of the node for pods, as in cpu=4,memory=8Gi,gpu=8
     #[arg(long, default_value = "", hide_default_value = true)]
     capacity: Resources,
-    /// Give every process this variable; manifests may use it as ${NAME}; may be given often
+    /// Environment variable of every process, which manifests may use as ${NAME}; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair)]
     env: Vec<(String, String)>,
-    /// Where pods, their logs and the agent's memory are kept
+    /// Directory of pods, their logs and the agent's state
     #[arg(long, default_value = "/var/lib/rcfarm", value_name = "DIR")]
     data_dir: PathBuf,
-    /// Where pods on the node can be reached [default: the node's name]
+    /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// Serve the pods' logs on this address, for `rcfarm pod logs`; whoever reaches it can read them
+    /// Serve the pods' logs on this address, for `rcfarm pod logs`; without authentication
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
-    /// The agent's own check: a node that dies is noticed after this long; 0s goes without
+    /// TTL of the agent's own check: the loss of a node is noticed after this long; 0s: no check
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     check_ttl: Duration,
-    /// Consul's TTL of the session, 10s to 24h; must outlive a leader election
+    /// TTL of the session, 10s to 24h; must outlast a leader election
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     session_ttl: Duration,
     #[command(flatten)]
@@ -65,7 +65,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// Runs until SIGTERM or SIGINT; the pods go on.
+/// Runs until SIGTERM or SIGINT. The pods keep running.
 pub(super) async fn run(
     args: NodeRunArgs,
     consul: Consul,
@@ -95,13 +95,13 @@ pub(super) async fn run(
     }
 }
 
-/// A driver whose shims are this very program.
+/// A driver that starts shims from this executable.
 pub(super) fn own_driver() -> anyhow::Result<ProcessDriver> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     Ok(ProcessDriver::new(program))
 }
 
-/// Supervises one process; started by agents only.
+/// Runs a shim, which only agents start.
 pub(super) fn run_shim(dir: &std::path::Path) -> anyhow::Result<CliExit> {
     shim::run(dir).with_context(|| format!("cannot supervise {}", dir.display()))?;
     Ok(CliExit::Ok)
@@ -115,7 +115,7 @@ impl NodeRunArgs {
             check_label_key(label).with_context(|| format!("--label {label}={value}"))?;
             check_label_value(value).with_context(|| format!("--label {label}={value}"))?;
         }
-        // A single instance is stopped in the last 3 s of the lease, and a beat may be missed once before.
+        // Shims stop single instances 3 s before the lease ends, and one renewal may fail before that.
         let shortest_check = Duration::from_secs(6);
         let session = session_settings(self.session_ttl, self.check_ttl, shortest_check)?;
         Ok(AgentSettings {

@@ -1,4 +1,4 @@
-//! Where results are printed, and in which form.
+//! Output of results, and its formats.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -7,19 +7,19 @@ use serde::Serialize;
 
 use rcfarm_api::Timestamp;
 
-/// The form of what a command prints.
+/// Format of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Text for people.
     #[default]
     Table,
-    /// For programs: field names stay.
+    /// JSON for programs; field names are stable.
     Json,
-    /// The same as JSON.
+    /// YAML with the fields of JSON.
     Yaml,
 }
 
-/// Standard output in the form that was asked for.
+/// Standard output in the chosen format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
     pub(super) format: Format,
@@ -27,7 +27,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Prints a result: `text` for people, `value` for programs.
+    /// Prints a result: `text` as text, `value` as JSON or YAML.
     pub(super) fn show<T: Serialize>(
         self,
         value: &T,
@@ -63,14 +63,14 @@ impl Output {
         Ok(())
     }
 
-    /// A word beside the result, for people, on stderr.
+    /// Prints a note on stderr.
     pub(super) fn note(self, text: &str) {
         super::failure::say("note", "33", text, self.is_coloured);
     }
 }
 
 fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
-    // By way of JSON, so that both forms have the same fields with the same spelling.
+    // Through JSON, so that both formats have the same fields.
     Ok(serde_saphyr::to_string(&serde_json::to_value(value)?)?)
 }
 
@@ -104,12 +104,12 @@ pub(super) fn fields<'f>(fields: impl IntoIterator<Item = (&'f str, String)>) ->
     text
 }
 
-/// `text`, or `-` where there is none.
+/// `text`, or `-` for `None`.
 pub(super) fn or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| "-".to_owned(), |text| text.to_string())
 }
 
-/// How long ago, in its largest unit: `14s`, `3m`, `5h`, `12d`.
+/// Age in its largest unit: `14s`, `3m`, `5h`, `12d`.
 pub(super) fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
     match seconds {
@@ -120,26 +120,26 @@ pub(super) fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// A duration as people write it: `90s`, `1h`, `30d`.
+/// Parses a duration: `90s`, `1h`, `30d`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write it like 90s, 15m, 1h or 30d"))
 }
 
-/// One line on stderr that tells how far a wait has come; on a terminal it replaces the one before.
+/// Progress of a wait: one line on stderr, which on a terminal replaces the previous one.
 #[derive(Default)]
 pub(super) struct Progress {
     last: String,
 }
 
 impl Progress {
-    /// Says `text`, unless that was said last.
+    /// Prints `text`, unless it was printed last.
     pub(super) fn say(&mut self, text: &str) {
         if self.last == text {
             return;
         }
         let mut stderr = io::stderr().lock();
-        // Nobody is left to tell when this fails.
+        // A failure to write to stderr cannot be reported.
         let _ = if stderr.is_terminal() {
             write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush())
         } else {

@@ -1,7 +1,7 @@
 //! The HTTP endpoint of a daemon: `/healthz`, `/readyz`, `/metrics`, `/status`.
 //!
-//! It only shows; nothing can be changed through it, and nothing secret is behind it. Bind it to loopback, or to
-//! the network that the monitoring comes from.
+//! It is read-only and returns no secrets. There is no authentication: bind it to loopback, or to the network of the
+//! monitoring. It uses no keys.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::farm::FarmReport;
 
-/// Counts requests to Consul by kind, since the start.
+/// Returns the number of requests to Consul since the start, by kind.
 pub type RequestCounts = Arc<dyn Fn() -> BTreeMap<&'static str, u64> + Send + Sync>;
 
-/// What the endpoint shows.
+/// Data of the endpoint.
 #[derive(Clone)]
 pub struct Shown {
-    /// The farm.
+    /// State of the farm, updated by the farm.
     pub report: Arc<Mutex<FarmReport>>,
-    /// Requests.
+    /// Requests to Consul.
     pub requests: RequestCounts,
 }
 
@@ -43,7 +43,7 @@ impl Shown {
 /// Serves until `shutdown`.
 ///
 /// # Errors
-/// What the listener says.
+/// Fails if the listener does.
 pub async fn serve(
     listener: TcpListener,
     shown: Shown,
@@ -61,7 +61,7 @@ pub async fn serve(
     axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
 }
 
-/// Ready: it holds a session, so it can claim and write.
+/// Ready means that the farm holds a session, so it can claim records and write.
 async fn ready(State(shown): State<Shown>) -> impl IntoResponse {
     let report = shown.report();
     match (report.session, report.suspicions.is_empty()) {
@@ -84,8 +84,7 @@ async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, TYPE)], exposition(&shown.report(), &(shown.requests)()))
 }
 
-/// The metrics of one scrape. They are made anew each time from what the farm reports, so that there is one
-/// place that counts.
+/// The metrics of one scrape, built from the farm's report, so that values are counted in one place.
 fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> String {
     let mut registry = Registry::with_prefix("rcfarm");
     let claims = Family::<OfKind, Gauge>::default();

@@ -1,4 +1,7 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files, as Volcano and Kubeflow write them.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files in the formats of Volcano and Kubeflow.
+//!
+//! Keys read: the records of jobs, queues. Keys written: `job/<ns>/<name>`, by CAS, one transaction per job. A crash
+//! between two jobs leaves the first applied; `apply` again applies the rest.
 
 use std::io::Read as _;
 
@@ -20,18 +23,18 @@ use rcfarm_api::queue::spec::DEFAULT_QUEUE;
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
-/// From where.
+/// Arguments of `apply` and `plan`.
 #[derive(clap::Args)]
 pub struct FileArgs {
     /// A YAML or JSON file with one job or several; - reads standard input
     #[arg(short, long, value_name = "FILE")]
     filename: String,
-    /// The namespace of jobs that name none (`--namespace` is Consul's own)
+    /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
     within: rcfarm_api::ids::Namespace,
 }
 
-/// A document, and what is there already.
+/// A document, and the stored job of its name.
 struct Wanted {
     id: Namespaced,
     document: Value,
@@ -39,7 +42,7 @@ struct Wanted {
     stored: Option<Entry>,
 }
 
-/// What comes of a document.
+/// What `apply` does with a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum Change {
     Created,
@@ -47,13 +50,13 @@ enum Change {
     Unchanged,
 }
 
-/// What a plan says of a document.
+/// One document in the output of `plan`.
 #[derive(Serialize)]
 struct Row {
     job: Namespaced,
     kind: &'static str,
     change: Change,
-    /// The fields that differ, with both values.
+    /// Fields that differ, with both values.
     fields: Vec<Difference>,
     members: Vec<Value>,
     needed: u32,
@@ -109,14 +112,15 @@ fn word(change: Change) -> &'static str {
     }
 }
 
-/// Reads and judges all documents before anything is changed.
+/// Reads and validates all documents. Nothing is changed yet.
 async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
         dev::check_not_described(&args.filename, text)?;
         let at = format!("{} (document {})", args.filename, n + 1);
-        let wrong = |why: String| failure(format!("{at}: {why}"), "mend it; nothing was changed");
+        let wrong =
+            |why: String| failure(format!("{at}: {why}"), "correct it; nothing was changed");
         let mut document = document::from_yaml(text).map_err(wrong)?;
         if document.is_null() {
             continue;
@@ -140,7 +144,7 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
     problems.extend(closed_to(context, &all).await?);
     if !problems.is_empty() {
         let why = format!("{} cannot be applied:\n  {}", args.filename, problems.join("\n  "));
-        return Err(failure(why, "mend the fields named; nothing was changed"));
+        return Err(failure(why, "correct the fields named; nothing was changed"));
     }
     if all.is_empty() {
         return Err(failure(format!("{} has no documents", args.filename), "write a job into it"));
@@ -148,7 +152,8 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
     Ok(all)
 }
 
-/// Why the queues of new jobs take none of them (`volcano.md` §6). That of whatever names none is made by the first farm.
+/// Why the queues of new jobs do not accept them (`volcano.md` §6). A missing default queue is no reason: the first farm
+/// creates it.
 async fn closed_to(context: &CommandContext, all: &[Wanted]) -> anyhow::Result<Vec<String>> {
     let new: Vec<&Wanted> = all.iter().filter(|one| one.stored.is_none()).collect();
     if new.is_empty() {
@@ -181,7 +186,7 @@ fn contents(file: &str) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| file.to_owned())
 }
 
-/// The documents of a YAML stream.
+/// Splits a YAML stream into its documents.
 fn documents(text: &str) -> Vec<String> {
     let mut documents = vec![String::new()];
     for line in text.lines() {
@@ -199,7 +204,7 @@ fn documents(text: &str) -> Vec<String> {
     documents
 }
 
-/// Without what another cluster said of it.
+/// Removes the fields that another cluster's controllers set.
 fn as_stored(mut document: Value) -> Value {
     if let Some(fields) = document.as_object_mut() {
         fields.remove("status");
@@ -219,7 +224,7 @@ fn as_stored(mut document: Value) -> Value {
     document
 }
 
-/// Why a document cannot take the place of what is stored.
+/// Why a document cannot replace the stored job.
 fn conflict(one: &Wanted) -> Option<String> {
     let stored = stored(one)?;
     if stored.pointer("/metadata/deletionTimestamp").is_some() {

@@ -1,4 +1,7 @@
-//! What is asked of a job: commands, and `suspend` in its record.
+//! Commands to jobs, and `suspend` in a job's record.
+//!
+//! Keys written: a command key, which the job's owner deletes when it executes the command; or the job's record, by CAS.
+//! Each is one transaction with its audit record.
 
 use serde_json::{Value, json};
 
@@ -15,18 +18,18 @@ use rcfarm_api::job::status::JobReason;
 use rcfarm_api::key;
 use rcfarm_store::{Index, Op};
 
-/// Of which job, and why.
+/// Arguments of a command to a job.
 #[derive(clap::Args)]
 pub struct CommandArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
     job: Namespaced,
-    /// Why, for the status and the audit log
+    /// Reason for the status and the audit log
     #[arg(long, default_value = "")]
     reason: String,
 }
 
-/// Of which task.
+/// Arguments of a command to a task.
 #[derive(clap::Args)]
 pub struct TaskArgs {
     #[command(flatten)]
@@ -35,14 +38,14 @@ pub struct TaskArgs {
     task: String,
 }
 
-/// Of which pod.
+/// Arguments of a command to a pod.
 #[derive(clap::Args)]
 pub struct PodArgs {
     #[command(flatten)]
     command: CommandArgs,
     /// The task
     task: String,
-    /// The pod's number in it, from 0
+    /// The pod's index in its task, from 0
     index: u32,
 }
 
@@ -90,7 +93,7 @@ fn task_of(found: &FoundJob, name: &str) -> anyhow::Result<(String, u32)> {
     }
 }
 
-/// Leaves a command for the job's owner, who carries it out once.
+/// Writes a command, which the job's owner executes once.
 async fn issue(
     context: &CommandContext,
     found: &FoundJob,
@@ -99,7 +102,7 @@ async fn issue(
     task: Option<String>,
     index: Option<u32>,
 ) -> anyhow::Result<CliExit> {
-    may_ask(found, Some(action))?;
+    check_command(found, Some(action))?;
     let id = context.ids.ordered_uuid(context.now());
     let job = found.id.clone();
     let target = Target::Job { job: job.clone(), uid: Some(found.uid()), task, index };
@@ -124,11 +127,11 @@ async fn issue(
     Ok(CliExit::Ok)
 }
 
-/// Whether the job's owner would do anything about it; `None`: about a suspension.
-fn may_ask(found: &FoundJob, action: Option<CommandAction>) -> anyhow::Result<()> {
+/// Fails if the job's owner would not execute the command. `None`: a suspension.
+fn check_command(found: &FoundJob, action: Option<CommandAction>) -> anyhow::Result<()> {
     if let Err(problems) = &found.read {
         let why = format!("no farm can work on {}: {}", found.id, problems[0]);
-        return Err(failure(why, "mend the record first"));
+        return Err(failure(why, "correct the record first"));
     }
     let Some(status) = &found.status else { return Ok(()) };
     let phase = status.state.phase;
@@ -161,7 +164,7 @@ fn changed_meanwhile(id: &Namespaced) -> anyhow::Error {
     failure(why, "look at it, then try again")
 }
 
-/// The scheduling gate that suspends a pod.
+/// Scheduling gate of a suspended pod.
 const SUSPENDED_GATE: &str = "suspended";
 
 pub(super) async fn suspend(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
@@ -169,7 +172,7 @@ pub(super) async fn suspend(context: &CommandContext, id: &Namespaced) -> anyhow
     set_suspend(context, &found, true).await
 }
 
-/// A job that its record suspends goes on when that no longer says so; an aborted one on a command.
+/// Resumes a job: a suspended one by its record, an aborted one by a command.
 pub(super) async fn resume(
     context: &CommandContext,
     args: &CommandArgs,
@@ -191,7 +194,7 @@ async fn set_suspend(
     found: &FoundJob,
     suspend: bool,
 ) -> anyhow::Result<CliExit> {
-    may_ask(found, None)?;
+    check_command(found, None)?;
     let framework = found.read.as_ref().map_or(Framework::Volcano, |read| read.spec.framework);
     let mut document = found.document.clone();
     let in_policy = document.pointer("/spec/runPolicy/suspend").is_some();
@@ -209,7 +212,7 @@ async fn set_suspend(
     Ok(CliExit::Ok)
 }
 
-/// Writes a job's record anew, if it is still as it was seen.
+/// Replaces a job's record by CAS.
 pub(super) async fn write(
     context: &CommandContext,
     found: &FoundJob,

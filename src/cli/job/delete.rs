@@ -1,4 +1,8 @@
 //! `rcfarm job delete`
+//!
+//! Key written: the job's record, marked for deletion; its owner farm then deletes pods, group and record. If the record
+//! was deleted by hand, the command deletes the pods, and once they have stopped, status and group. A crash between the
+//! two leaves status and group, which the same command deletes when repeated.
 
 use std::time::Duration;
 
@@ -18,7 +22,7 @@ use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::{Op, Query};
 
-/// Which, and how long to wait.
+/// Arguments of `job delete`.
 #[derive(clap::Args)]
 pub struct JobDeleteArgs {
     /// The job: its name, or <namespace>/<name>
@@ -40,7 +44,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
         return collect_orphans(context, args).await;
     }
     let found = find(context, id).await?;
-    identity(context, &found).await?;
+    mark_for_deletion(context, &found).await?;
     if !args.no_wait {
         gone(context, &found, args.timeout).await?;
     }
@@ -50,8 +54,8 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
     Ok(CliExit::Ok)
 }
 
-/// Tells the owner farm that it shall go: its pods, its group, then its record.
-async fn identity(context: &CommandContext, found: &FoundJob) -> anyhow::Result<()> {
+/// Marks the record for deletion. The owner farm then deletes pods, group and record.
+async fn mark_for_deletion(context: &CommandContext, found: &FoundJob) -> anyhow::Result<()> {
     if found.document.pointer("/metadata/deletionTimestamp").is_some() {
         return Ok(());
     }
@@ -61,7 +65,7 @@ async fn identity(context: &CommandContext, found: &FoundJob) -> anyhow::Result<
             found.id, problems[0]
         );
         let hint = format!(
-            "mend the record, or delete it: consul kv delete {}; then run this again",
+            "correct the record, or delete it: consul kv delete {}; then run this again",
             key::job(&found.id)
         );
         return Err(failure(why, hint));
@@ -94,7 +98,7 @@ async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> 
     }
 }
 
-/// What a job left behind whose record was deleted by hand: pods, status, group.
+/// Deletes pods, status and group of a job whose record was deleted by hand.
 async fn collect_orphans(
     context: &CommandContext,
     args: &JobDeleteArgs,
@@ -102,7 +106,7 @@ async fn collect_orphans(
     let id = &args.job;
     let left = pods(context, id).await?;
     let status = context.get(&key::job_status(id)).await?;
-    // One that a person made under this name is no job's.
+    // A group of this name that belongs to no job stays.
     let group = context.get(&key::pod_group(id)).await?.filter(|entry| {
         let record = PodGroupRecord::decode(&entry.value).ok();
         let owner = record.and_then(|record| record.spec.owner);
@@ -135,7 +139,7 @@ async fn collect_orphans(
     Ok(CliExit::Ok)
 }
 
-/// Waits until no node has a pod of the job any more: with its group goes the allocation of their room.
+/// Waits until no node has a pod of the job. Deleting the group earlier would free resources that are still in use.
 async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
     let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
@@ -149,7 +153,7 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
         progress.say(&format!("{count} pods are still being stopped"));
         if Instant::now() >= give_up {
             let why = format!("{}: {count} of its pods are still being stopped", args.job);
-            return Err(failure(why, "their room stays promised; run the command again"));
+            return Err(failure(why, "their resources stay allocated; run the command again"));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -169,7 +173,7 @@ async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
     if ops.is_empty() {
         return Ok(());
     }
-    // A job that was made meanwhile looks after its name's pods itself.
+    // A job that was created meanwhile manages the pods of its name itself.
     ops.push(Op::CheckNotExists { key: key::job(id) });
     let change = JobChange {
         job: id.clone(),

@@ -1,4 +1,4 @@
-//! Jobs as they stand in the store.
+//! Reads of jobs and their pods.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::{Entry, Index, Query};
 
-/// A job's record with what it means.
+/// A job's record, parsed, with its status.
 pub(super) struct FoundJob {
     pub(super) id: Namespaced,
     pub(super) entry: Entry,
     pub(super) document: Value,
     pub(super) read: Result<Read, Vec<FieldIssue>>,
-    /// What its owner says; `None` when nobody has looked at this job of the name yet.
+    /// The owner's status. `None`: no farm has handled this job yet.
     pub(super) status: Option<JobStatus>,
 }
 
@@ -42,13 +42,13 @@ impl FoundJob {
         FoundJob { id, entry, document, read, status }
     }
 
-    /// Which of its name.
+    /// CreateIndex of the record, which distinguishes jobs of one name.
     pub(super) fn uid(&self) -> Index {
         self.entry.create_index
     }
 }
 
-/// One job.
+/// Finds a job. It must exist.
 pub(super) async fn find(context: &CommandContext, id: &Namespaced) -> anyhow::Result<FoundJob> {
     let Some(entry) = context.get(&key::job(id)).await? else {
         return Err(failure(
@@ -84,7 +84,7 @@ pub(super) struct FoundPod {
     pub(super) status: Option<PodStatus>,
 }
 
-/// The pods that carry a job's name, of whatever job of that name.
+/// Pods labelled with a job's name, including those of earlier jobs of that name.
 pub(super) async fn pods(
     context: &CommandContext,
     id: &Namespaced,

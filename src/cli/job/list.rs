@@ -10,10 +10,10 @@ use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::phase::JobPhase;
 
-/// Which.
+/// Arguments of `job list`.
 #[derive(clap::Args)]
 pub struct JobListArgs {
-    /// Only jobs of this namespace (`--namespace` is Consul's own)
+    /// Only jobs of this namespace (`--namespace` is that of Consul Enterprise)
     #[arg(long = "in", value_name = "NAMESPACE")]
     within: Option<Namespace>,
     /// Only jobs of this queue
@@ -21,12 +21,12 @@ pub struct JobListArgs {
     queue: Option<String>,
 }
 
-/// A job in a list.
+/// A row of `job list`.
 #[derive(Serialize)]
 struct Row {
     job: Namespaced,
     kind: Option<&'static str>,
-    /// `None`: no farm has looked at it yet.
+    /// `None`: no farm has handled it yet.
     phase: Option<JobPhase>,
     reason: Option<String>,
     queue: Option<String>,
@@ -37,7 +37,7 @@ struct Row {
     failed: u32,
     retry_count: u32,
     created: Option<Timestamp>,
-    /// Why the record cannot be worked on.
+    /// Why the record is invalid.
     invalid: Option<String>,
 }
 

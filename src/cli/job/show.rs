@@ -81,7 +81,7 @@ fn remarks(remarks: &[FieldIssue]) -> String {
     remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A pod of a tree.
+/// A pod in `job tree`.
 #[derive(serde::Serialize)]
 struct Leaf {
     pod: String,
@@ -244,25 +244,25 @@ fn verdict(found: &FoundJob, is_owned: bool) -> String {
     words
 }
 
-/// Which of its pods, and what of it.
+/// Arguments of `job logs`.
 #[derive(clap::Args)]
 pub struct JobLogsArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
     job: Namespaced,
-    /// Of which task; needed when there are several
+    /// The task; required if there are several
     #[arg(long)]
     task: Option<String>,
-    /// Of which of its pods; needed when there are several
+    /// The pod's index in its task; required if there are several
     #[arg(long)]
     index: Option<u32>,
-    /// Of this container; needed when there are several
+    /// The container; required if there are several
     #[arg(long)]
     container: Option<String>,
-    /// Print what is written from now on, too
+    /// Also print new output as it is written
     #[arg(short, long)]
     follow: bool,
-    /// Begin with the last lines; 0 prints everything
+    /// Number of last lines to begin with; 0: the whole log
     #[arg(long, default_value_t = 100)]
     lines: usize,
 }

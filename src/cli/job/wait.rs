@@ -17,16 +17,16 @@ use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_store::Query;
 
-/// A read waits at most this long.
+/// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
 
-/// For what.
+/// Arguments of `job wait`.
 #[derive(clap::Args)]
 pub struct WaitArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
     job: Namespaced,
-    /// Until when
+    /// State to wait for
     #[arg(long = "for", value_name = "STATE", default_value = "end")]
     until: Until,
     /// Give up after this long
@@ -34,14 +34,14 @@ pub struct WaitArgs {
     timeout: Duration,
 }
 
-/// Until when a wait lasts.
+/// State that a wait ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
-    /// It has ended: completed, failed or terminated
+    /// Completed, failed or terminated
     End,
-    /// It runs
+    /// Running
     Running,
-    /// It is suspended or aborted, and nothing of it runs
+    /// Suspended or aborted, with no running pod
     Stopped,
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
                 }
             }
             None => {
-                // Gone with its record, or another job has its name now.
+                // The record was deleted, or another job has its name now.
                 if find(context, &args.job).await?.uid() != uid.0 {
                     let why = format!("{} was deleted, and another job has its name", args.job);
                     return Err(failure(why, "see it: rcfarm job get"));

@@ -1,4 +1,7 @@
 //! `rcfarm queue create`, `open`, `close`, `delete`
+//!
+//! Keys read: queues, groups and their statuses. Key written: the queue's record, by CAS, in one transaction with its
+//! audit record. Only commands and operators write it.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +22,10 @@ use rcfarm_api::queue::spec::{
 };
 use rcfarm_store::{Index, Op};
 
-/// How often a change is tried again because somebody else changed the record meanwhile.
+/// Attempts of a change that is refused because the record changed meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// What the new queue is.
+/// Arguments of `queue create`.
 #[derive(clap::Args)]
 pub struct QueueCreateArgs {
     /// The queue's name; with --file it may be left out, and the manifest's metadata.name counts
@@ -31,28 +34,28 @@ pub struct QueueCreateArgs {
     /// A queue as YAML or JSON, as Volcano writes it: metadata.name and spec; the flags below then change it
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Its share beside others, once there are fair shares: 1 to 65535
+    /// Weight of its fair share, 1 to 65535
     #[arg(long, value_name = "N")]
     weight: Option<i64>,
     /// Queues of higher priority are served first
     #[arg(long, value_name = "N")]
     priority: Option<i64>,
-    /// What it may use in all, as in cpu=64,memory=256Gi,gpu=8,pods=100; what is not named has no limit
+    /// Limit of what it uses, as in cpu=64,memory=256Gi,gpu=8,pods=100; resources without a limit are left out
     #[arg(long, value_name = "AMOUNTS")]
     capability: Option<Amounts>,
-    /// What its siblings leave free for it in their parent
+    /// Resources that its siblings leave free for it in their parent
     #[arg(long, value_name = "AMOUNTS")]
     guarantee: Option<Amounts>,
-    /// The queue above it
+    /// The parent queue
     #[arg(long, value_name = "QUEUE")]
     parent: Option<QueueName>,
-    /// When the first does not fit: fifo lets nothing go before it, traverse lets go what fits
+    /// If the first group does not fit: fifo admits none before it, traverse admits those that fit
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Option<QueueStrategy>,
     /// Create it closed
     #[arg(long)]
     closed: bool,
-    /// Which scheduler orders it
+    /// The scheduler record that orders it
     #[arg(long, value_name = "NAME")]
     scheduler: Option<ObjectName>,
 }
@@ -96,7 +99,7 @@ pub(super) async fn create(
     Ok(CliExit::Ok)
 }
 
-/// A manifest: its name and the record without what belongs to the manifest alone.
+/// Reads a manifest: its name, and the record without the fields of the manifest alone.
 fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -139,7 +142,7 @@ fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
     }
 }
 
-/// The same rules as the farm's, before anything is written.
+/// Validates a queue with the farm's rules, before anything is written.
 fn check(name: &QueueName, spec: &QueueSpec, snapshot: &QueueSnapshot) -> anyhow::Result<()> {
     let mut bad = spec.check(name);
     let mut specs = snapshot.specs();
@@ -183,7 +186,7 @@ pub(super) async fn close(context: &CommandContext, name: &QueueName) -> anyhow:
     set_state(context, name, Desired::Closed).await
 }
 
-/// Sets one field of the record, guarded by its index; tries again on what somebody else has written meanwhile.
+/// Sets one field of the record by CAS. Reads the record again if it changed meanwhile.
 async fn set_state(
     context: &CommandContext,
     name: &QueueName,
@@ -194,7 +197,7 @@ async fn set_state(
         let queue = snapshot.queue(name)?;
         let entry = &snapshot.entries[name];
         let mut record = QueueRecord::decode(&entry.value).map_err(|bad| {
-            let fix = format!("mend the record at {}: {}", entry.key, bad.fix);
+            let fix = format!("correct the record at {}: {}", entry.key, bad.fix);
             failure(format!("queue {name}: field {}: {}", bad.path, bad.problem), fix)
         })?;
         let closed = |above: &&QueueName| {
@@ -245,7 +248,7 @@ async fn set_state(
     ))
 }
 
-/// Deletes a queue in which nothing waits and nothing runs. Its status goes with the scheduler's next look.
+/// Deletes a queue without waiting or running groups. The scheduler later deletes its status.
 pub(super) async fn delete(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
     let snapshot = snapshot(context).await?;
     let queue = snapshot.queue(name)?;

@@ -1,4 +1,4 @@
-//! `rcfarm queue …`: queues, and what waits in them.
+//! `rcfarm queue …`: queues and their waiting groups.
 
 mod change;
 mod show;
@@ -8,7 +8,7 @@ use super::context::CommandContext;
 use super::failure::CliExit;
 use rcfarm_api::ids::QueueName;
 
-/// Queues: who may use how much, and who goes first
+/// Queues: limits and order of groups
 #[derive(clap::Subcommand)]
 pub enum QueueCommand {
     /// Create a queue
@@ -27,7 +27,7 @@ pub enum QueueCommand {
     Delete(QueueArgs),
 }
 
-/// Names a queue.
+/// Arguments of a command that takes only a queue.
 #[derive(clap::Args)]
 pub struct QueueArgs {
     /// The queue

@@ -34,7 +34,7 @@ pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
     Ok(CliExit::Ok)
 }
 
-/// What stands there, what is so, and what waits; the same in a list and alone.
+/// A queue's record, status and waiting groups as JSON, for both `list` and `get`.
 fn shown(snapshot: &QueueSnapshot, name: &QueueName) -> Value {
     let queue = &snapshot.queues.0[name];
     let problems: Vec<String> = queue.problems.iter().map(FieldError::to_string).collect();

@@ -1,4 +1,4 @@
-//! Queues, groups and their statuses, as a command reads them.
+//! One-shot read of queues, groups and their statuses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_store::cache::{CacheIndex, read_once};
 use rcfarm_store::{Entry, Query, Versioned};
 
-/// Everything about queues.
+/// Queues, groups and their statuses.
 pub(super) struct QueueSnapshot {
     pub(super) entries: BTreeMap<QueueName, Entry>,
     pub(super) queues: Queues,
@@ -30,7 +30,7 @@ pub(super) struct QueueSnapshot {
     pub(super) positions: BTreeMap<QueueName, Vec<GroupId>>,
 }
 
-/// Reads it all.
+/// Reads the snapshot.
 pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSnapshot> {
     let list = async |prefix| context.store.list(&prefix, Query::PLAIN).await;
     let mut entries = BTreeMap::new();
@@ -68,14 +68,14 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
 }
 
 impl QueueSnapshot {
-    /// A queue that must be there.
+    /// A queue that must exist.
     pub(super) fn queue(&self, name: &QueueName) -> anyhow::Result<&Queue> {
         self.queues.0.get(name).ok_or_else(|| {
             failure(format!("there is no queue {name}"), "see which there are: rcfarm queue list")
         })
     }
 
-    /// What all readable queues want.
+    /// The specs of all valid queues.
     pub(super) fn specs(&self) -> BTreeMap<QueueName, QueueSpec> {
         let specs = self.queues.0.iter();
         specs.map(|(name, queue)| (name.clone(), queue.spec.clone())).collect()
@@ -90,7 +90,7 @@ impl QueueSnapshot {
         all.map(|(id, known)| (id, &*known.status)).collect()
     }
 
-    /// Why a group waits: what its queue says now, else what the scheduler said last. `None`: nobody has looked yet.
+    /// Why a group waits: the reason in its queue's status, or else in its own. `None`: no scheduler has handled it yet.
     pub(super) fn why(&self, name: &QueueName, id: &GroupId) -> (Option<PodGroupReason>, String) {
         let hold = self.groups.get(id).and_then(|group| {
             let hold = group.value.as_ref().ok()?.spec.hold.as_ref()?;

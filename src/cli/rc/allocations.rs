@@ -1,4 +1,4 @@
-//! What nodes have allocated, read at one moment, and what of it no pod has any more.
+//! Allocations of all nodes at one index, and those whose pod is gone. Keys read: allocations, labels of pods, nodes.
 
 use super::snapshot::places;
 use crate::cli::context::CommandContext;
@@ -8,26 +8,26 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 
-/// The promises of all nodes.
+/// The allocations of all nodes.
 pub(in crate::cli) struct AllocationReport {
     pub(in crate::cli) rooms: NodeCapacities,
-    /// Those without their pods.
+    /// Allocations whose pod does not exist.
     pub(in crate::cli) orphaned_allocations: Vec<OrphanedAllocation>,
 }
 
-/// The trees that tell.
+/// The trees that the report needs.
 pub(in crate::cli) fn trees() -> [Prefix; 3] {
     [key::allocations(), key::labels(LabelKind::Pod), key::nodes()]
 }
 
-/// Reads them. In one transaction: read one after the other they would differ while a farm works.
+/// Reads the report in one transaction: trees that are read one after the other differ while a farm writes.
 pub(in crate::cli) async fn allocations(
     context: &CommandContext,
 ) -> Result<AllocationReport, StoreError> {
     Ok(allocations_of(&snapshot(context, trees()).await?))
 }
 
-/// The same of entries that were read at one moment, those of other trees among them.
+/// The report of entries that were read in one transaction. Entries of other trees are ignored.
 pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
     let under = |prefix: &Prefix| -> Vec<Entry> {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
@@ -45,8 +45,8 @@ pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
 }
 
 impl AllocationReport {
-    /// What else is wrong, in words: records that cannot be read, more promised than there is, devices twice. Of a
-    /// node that does not say what it has nothing can be told.
+    /// Other faults as text: invalid records, more allocated than the capacity, devices allocated twice. Nodes without a
+    /// capacity are not checked.
     pub(in crate::cli) fn faults(&self) -> Vec<String> {
         let faults = self.rooms.iter().flat_map(|(node, room)| {
             let faults = match (room.is_unreadable, room.capacity.is_zero()) {
@@ -59,14 +59,14 @@ impl AllocationReport {
         faults.collect()
     }
 
-    /// How much is allocated, as pods and nodes.
+    /// Number of pods with an allocation, and of nodes with one.
     pub(in crate::cli) fn count(&self) -> (usize, usize) {
         let allocated = self.rooms.iter().map(|(_, room)| room.allocated.pods.len());
         allocated.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
     }
 }
 
-/// Whole trees at one moment.
+/// Reads whole trees in one transaction.
 pub(in crate::cli) async fn snapshot(
     context: &CommandContext,
     trees: impl IntoIterator<Item = Prefix>,
@@ -83,5 +83,5 @@ pub(in crate::cli) async fn snapshot(
 /// An orphaned allocation as text.
 pub(in crate::cli) fn words(orphaned: &OrphanedAllocation) -> String {
     let OrphanedAllocation { node, pod, owner, .. } = orphaned;
-    format!("{node} has promised something to pod {pod} of {owner}, which is not there")
+    format!("{node} has an allocation for pod {pod} of {owner}, which does not exist")
 }

@@ -1,4 +1,7 @@
 //! `rcfarm rc scale`, `enable`, `disable`
+//!
+//! Key written: the controller's record, by CAS, in one transaction with its audit record and its doorbell. Only commands
+//! and operators write the record.
 
 use std::time::Duration;
 
@@ -16,16 +19,16 @@ use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcRecord, check_count};
 use rcfarm_store::{Index, Op};
 
-/// How many.
+/// Arguments of `rc scale`.
 #[derive(clap::Args)]
 pub struct ScaleArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(value_name = "RC")]
     rc: String,
-    /// How many pods there shall be
+    /// Number of desired pods
     #[arg(value_name = "N", allow_negative_numbers = true)]
     replicas: i64,
-    /// Wait until it is so
+    /// Wait until that many pods are scheduled
     #[arg(long)]
     wait: bool,
     /// Give up waiting after this long
@@ -33,7 +36,7 @@ pub struct ScaleArgs {
     timeout: Duration,
 }
 
-/// Which.
+/// Arguments of `rc enable` and `rc disable`.
 #[derive(clap::Args)]
 pub struct SwitchArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -41,14 +44,14 @@ pub struct SwitchArgs {
     rc: String,
 }
 
-/// How often a change is tried again because somebody else changed the record meanwhile.
+/// Attempts of a change that is refused because the record changed meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// What a change did.
+/// Result of a change.
 pub(super) struct RcChange {
-    /// The record as it was before.
+    /// The record before the change.
     pub(super) before: Found,
-    /// The record's index now; `None` when there was nothing to change.
+    /// The record's new ModifyIndex. `None`: nothing had to change.
     pub(super) index: Option<Index>,
 }
 
@@ -79,7 +82,7 @@ pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow:
     Ok(CliExit::Ok)
 }
 
-/// Sets the count of the record that `rc` names.
+/// Sets the number of desired pods.
 pub(super) async fn set_count(
     context: &CommandContext,
     rc: &str,
@@ -135,7 +138,7 @@ pub(super) fn about(
     }
 }
 
-/// Sets one field of a record, guarded by its index; tries again on what somebody else has written meanwhile.
+/// Sets one field of a record by CAS. Reads the record again if it changed meanwhile.
 async fn change(
     context: &CommandContext,
     rc: &str,
@@ -161,9 +164,9 @@ async fn change(
     ))
 }
 
-/// The record with one field changed; `None` when the field is so already.
+/// The record with one field changed. `None`: the field already has the value.
 ///
-/// Everything else stays, unknown fields among it, and a record that breaks other rules can be mended so.
+/// All other fields stay, even unknown and invalid ones, so an invalid record can be corrected this way.
 fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<Option<Bytes>> {
     let mut record = match serde_json::from_slice(&found.entry.value) {
         Ok(Value::Object(record)) => record,
@@ -179,7 +182,7 @@ fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<
         return Ok(None);
     }
     let plain = serde_json::to_vec(&record)?;
-    // In the order in which p2 has the fields, where the record has them.
+    // In the order of p2's fields, if the record is valid.
     Ok(Some(RcRecord::decode(&plain).map_or_else(|_| plain.into(), |record| record.encode())))
 }
 
@@ -206,7 +209,7 @@ mod tests {
         value.to_string().into()
     }
 
-    /// A context before whose first `times` transactions somebody else writes the record.
+    /// A context in which another client writes the record before each of the first `times` transactions.
     async fn contended(times: usize) -> (Embedded, CommandContext) {
         let consul = Embedded::default();
         let key = key::rc(ID.parse::<RcId>().unwrap());

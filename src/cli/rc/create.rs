@@ -1,4 +1,6 @@
 //! `rcfarm rc create`
+//!
+//! Keys written in one transaction: the controller's record, its labels, the audit record, the doorbell.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_store::{Index, Op};
 
-/// What the new record says.
+/// Arguments of `rc create`.
 #[derive(clap::Args)]
 pub struct RcCreateArgs {
     /// File with the pod manifest (YAML, signed or not); - reads it from standard input
@@ -32,7 +34,7 @@ pub struct RcCreateArgs {
     /// Which nodes may run the pods, as in role=web,zone in (a,b); '' for all nodes
     #[arg(long, value_name = "SELECTOR")]
     node_selector: Selector,
-    /// How many pods there shall be
+    /// Number of desired pods
     #[arg(long, default_value_t = 1, value_name = "N", allow_negative_numbers = true)]
     replicas: i64,
     /// Create it disabled: nothing is scheduled until `rc enable`
@@ -146,7 +148,7 @@ fn record(id: RcId, args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<
     })
 }
 
-/// Record, labels, audit record and bell, all or none.
+/// Writes record, labels, audit record and doorbell in one transaction.
 pub(in crate::cli) async fn write(
     context: &CommandContext,
     record: &RcRecord,

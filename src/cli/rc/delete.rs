@@ -1,4 +1,7 @@
 //! `rcfarm rc delete`
+//!
+//! The command sets the count to 0, waits until the owner farm has removed all pods, and deletes record, labels, status
+//! and doorbell in one transaction. A crash in between leaves a controller with count 0; `rc delete` again completes it.
 
 use std::time::Duration;
 
@@ -17,7 +20,7 @@ use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::{Op, Query, StoreError};
 
-/// Which, and how.
+/// Arguments of `rc delete`.
 #[derive(clap::Args)]
 pub struct RcDeleteArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -26,12 +29,12 @@ pub struct RcDeleteArgs {
     /// Delete the record and leave its pods running, as orphans
     #[arg(long)]
     force: bool,
-    /// Give up waiting for the pods to go after this long
+    /// Give up waiting for the pods' removal after this long
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     timeout: Duration,
 }
 
-/// How often pods are looked for while nobody tells of them.
+/// Interval of reads of the pods while the status does not change.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
@@ -65,7 +68,7 @@ async fn pods_of(context: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRe
     Ok(places.into_iter().filter(|(_, pod)| pod.rc == Some(id)).map(|(place, _)| place).collect())
 }
 
-/// Has the owner farm remove all pods, and gives the record as it is then.
+/// Makes the owner farm remove all pods. Returns the record as it is then.
 async fn remove_pods(
     context: &CommandContext,
     found: Found,
@@ -79,7 +82,7 @@ async fn remove_pods(
     let id = found.id;
     let force = format!("or leave them running: rcfarm rc delete --force {id}");
     if found.spec().is_err() {
-        return refuse("no farm can work on its record", format!("mend the record, {force}"));
+        return refuse("no farm can work on its record", format!("correct the record, {force}"));
     }
     if found.record.as_ref().is_ok_and(|record| record.disabled) {
         let hint = format!("let its pods be changed: rcfarm rc enable {id}; {force}");
@@ -102,7 +105,7 @@ async fn remove_pods(
     Ok(found)
 }
 
-/// Waits until no pod is left, whoever removes them: the owner may be a farm of p2, which writes no status.
+/// Waits until no pod is left. Pods are counted by their labels, because an owner of p2 writes no status.
 async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> anyhow::Result<()> {
     let give_up = Instant::now() + timeout;
     let mut progress = Progress::default();
@@ -122,15 +125,15 @@ async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> any
                 format!("its count is 0 now; what holds it up: rcfarm rc explain {id}"),
             ));
         }
-        // Our own owner tells when it has done something; a look now and then does for others.
+        // A farm of rcfarm writes the status after each change. For others the pods are read at intervals.
         let answer = context.store.get(&key::rc_status(id), query).await?;
         query = Query::after(answer.index, LOOK_EVERY);
     }
 }
 
-/// The record as it was seen, its labels, its bell and its status, all or none.
+/// Deletes the record (if unchanged), its labels, doorbell and status in one transaction.
 ///
-/// Users may lack the right to write statuses, which are the farms'. Then the status stays.
+/// Only farms need the right to write statuses. If the user's token lacks it, the status stays.
 async fn delete_record(
     context: &CommandContext,
     found: &Found,

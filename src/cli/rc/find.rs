@@ -1,4 +1,4 @@
-//! From what a person types to a record.
+//! Finds the record of a controller that a user names.
 
 use anyhow::Context;
 
@@ -13,7 +13,7 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_store::{Entry, Query};
 
-/// A record as it was read.
+/// A record as read.
 pub(in crate::cli) struct Found {
     pub(in crate::cli) id: RcId,
     pub(in crate::cli) entry: Entry,
@@ -25,18 +25,18 @@ impl Found {
         Found { id, record: RcRecord::decode(&entry.value), entry }
     }
 
-    /// The pod's id, if the manifest can be read.
+    /// The pod's id, if the manifest is valid.
     pub(in crate::cli) fn pod_id(&self) -> Option<PodId> {
         let record = self.record.as_ref().ok()?;
         Some(Manifest::parse(&record.manifest).ok()?.id().clone())
     }
 
-    /// The record with every rule checked.
+    /// The record, parsed and validated.
     pub(in crate::cli) fn spec(&self) -> Result<RcSpec, FieldError> {
         RcSpec::check(self.id, self.record.as_ref().map_err(Clone::clone)?)
     }
 
-    /// The count in the record, readable or not.
+    /// The number of desired pods, even if the rest of the record is invalid.
     pub(in crate::cli) fn desired(&self) -> Option<i64> {
         match &self.record {
             Ok(record) => Some(record.replicas_desired),
@@ -44,19 +44,19 @@ impl Found {
         }
     }
 
-    /// A pod label of the record, or nothing.
+    /// A pod label of the record; empty if there is none.
     pub(in crate::cli) fn pod_label(&self, name: &str) -> String {
         let labels = self.record.as_ref().ok().and_then(|record| record.pod_labels.as_ref());
         labels.and_then(|labels| labels.get(name)).cloned().unwrap_or_default()
     }
 
-    /// How the record is called in messages: `web (f7fe0fb7)`.
+    /// Name of the record in messages, such as `web (f7fe0fb7)`.
     pub(in crate::cli) fn title(&self) -> String {
         title(self.pod_id().as_ref(), self.id)
     }
 }
 
-/// How a record is called in messages.
+/// Name of a record in messages.
 pub(in crate::cli) fn title(pod: Option<&PodId>, id: RcId) -> String {
     match pod {
         Some(pod) => format!("{pod} ({})", short(id)),
@@ -64,12 +64,12 @@ pub(in crate::cli) fn title(pod: Option<&PodId>, id: RcId) -> String {
     }
 }
 
-/// The first eight digits of an id: enough to type.
+/// The first eight digits of an id, which commands accept.
 pub(in crate::cli) fn short(id: RcId) -> String {
     id.to_string()[..8].to_owned()
 }
 
-/// All records, and the keys among them that are none.
+/// All records, and keys among them that are no records.
 pub(in crate::cli) async fn all(
     context: &CommandContext,
 ) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
@@ -84,7 +84,7 @@ pub(in crate::cli) async fn all(
     Ok((found, strange))
 }
 
-/// The record that `text` names: a whole id, the beginning of one, or a pod's id.
+/// The record that `text` names: an id, an unambiguous beginning of one, or a pod's id.
 pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow::Result<Found> {
     if let Ok(id) = text.parse::<RcId>() {
         let entry = context.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;

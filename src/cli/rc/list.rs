@@ -15,7 +15,7 @@ use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::status::{RcStatus, Replicas};
 use rcfarm_store::{Entry, Query};
 
-/// Which.
+/// Arguments of `rc list`.
 #[derive(clap::Args)]
 pub struct RcListArgs {
     /// Only controllers whose own labels match
@@ -23,7 +23,7 @@ pub struct RcListArgs {
     selector: Option<Selector>,
 }
 
-/// A controller in a list.
+/// A row of `rc list`.
 #[derive(Serialize)]
 pub(super) struct RcRow {
     pub(super) id: RcId,
@@ -31,12 +31,12 @@ pub(super) struct RcRow {
     pub(super) replicas_desired: Option<i64>,
     pub(super) disabled: bool,
     pub(super) node_selector: Option<String>,
-    /// What the farm counted, if it has looked.
+    /// Counts of pods in the status. `None`: there is no status yet.
     pub(super) replicas: Option<Replicas>,
     /// `AsDesired`, `Pending`, or the reason of the first condition that does not hold.
     pub(super) state: String,
     pub(super) owner: Option<String>,
-    /// Why the record cannot be worked on.
+    /// Why the record is invalid.
     pub(super) invalid: Option<String>,
 }
 
@@ -67,13 +67,13 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
     Ok(CliExit::Ok)
 }
 
-/// What the owner farms say, by controller.
+/// Statuses by controller.
 pub(super) async fn statuses(context: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
     let entries = context.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
     Ok(entries.iter().filter_map(status_of).collect())
 }
 
-/// The controller and status of an entry under `status/replication_controllers/`, if it is one of ours.
+/// The controller and status of an entry under `status/replication_controllers/`. `None` for keys of other programs.
 pub(super) fn status_of(entry: &Entry) -> Option<(RcId, RcStatus)> {
     let id = key::rc_statuses().tail(&entry.key)?.strip_suffix("/rcfarm")?.parse().ok()?;
     Some((id, RcStatus::decode(&entry.value).ok()?))
@@ -92,7 +92,7 @@ async fn matching(
     Ok(labelled.filter(|(_, labels)| selector.matches(labels)).collect())
 }
 
-/// A controller as a list shows it.
+/// The row of a controller.
 pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
     let spec = found.spec();
     let record = found.record.as_ref().ok();
@@ -116,7 +116,7 @@ pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
     }
 }
 
-/// A status in a word.
+/// Summary of a status in one word.
 pub(super) fn state(status: &RcStatus) -> String {
     let failed = status.conditions.iter().find(|condition| !condition.status);
     match failed {

@@ -1,4 +1,7 @@
-//! `rcfarm rc orphans`: pods whose label names a controller that is gone, and allocations of nodes whose pods are gone.
+//! `rcfarm rc orphans`: pods whose controller is gone, and allocations whose pod is gone.
+//!
+//! Keys written with `--remove`: intents and labels of orphaned pods are deleted, allocations are changed by CAS. Farms
+//! write them too. Each transaction removes some orphans, so a crash leaves the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,42 +21,42 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::{Entry, Op, Query};
 
-/// What to do with them.
+/// Arguments of `rc orphans`.
 #[derive(clap::Args)]
 pub struct OrphansArgs {
-    /// Remove them
+    /// Remove the orphans
     #[arg(long)]
     remove: bool,
 }
 
-/// An orphan in a list.
+/// A row of `rc orphans`.
 #[derive(Serialize)]
 struct Orphan {
     what: What,
     replication_controller_id: RcId,
     node: NodeName,
     pod_id: PodId,
-    /// Whether it was removed; absent when that was not asked for.
+    /// Whether it was removed; absent without `--remove`.
     #[serde(skip_serializing_if = "Option::is_none")]
     removed: Option<bool>,
 }
 
-/// What is left behind.
+/// Kind of orphan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum What {
-    /// A pod without its controller; it keeps what it was allocated.
+    /// A pod without its controller. It keeps its allocation.
     Pod,
-    /// A promise without its pod.
+    /// An allocation without its pod.
     Promise,
 }
 
-/// Three operations per pod, and two more: few enough for every version of Consul.
+/// At three operations per pod and two more, 62: within the 64 of every version of Consul.
 const PODS_PER_TRANSACTION: usize = 20;
 
 pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow::Result<CliExit> {
     let labelled = context.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
-    // Read after the pods: a controller that was made meanwhile is seen, one that was deleted is no matter.
+    // Read after the pods, so that a controller that was created meanwhile is seen.
     let records = context.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
     let records: BTreeSet<RcId> =
         records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
@@ -114,8 +117,8 @@ pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow:
     Ok(CliExit::Ok)
 }
 
-/// Removes some pods of a controller. Consul itself checks that its record is absent at that moment: an empty
-/// answer may also mean that the token may not see it.
+/// Removes some pods of a controller. The transaction checks that the record is absent, because an empty answer may also
+/// mean that the token may not read it.
 async fn remove(
     context: &CommandContext,
     rc: RcId,
@@ -149,12 +152,12 @@ async fn remove(
     Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
 }
 
-/// Frees promises to pods of one id and one controller. Consul itself checks that the pods are absent at that moment.
+/// Frees allocations of pods of one id and one controller. The transaction checks that the pods are absent.
 async fn free(
     context: &CommandContext,
     orphaned_allocations: &[OrphanedAllocation],
 ) -> anyhow::Result<bool> {
-    // Read again: the chunk before may have changed the same nodes.
+    // Read again: the previous chunk may have changed the same nodes.
     let rooms = fitness(context).await?.rooms;
     let (mut ops, bookings) = freeing(&rooms, orphaned_allocations);
     ops.extend(bookings.iter().map(Booking::op));

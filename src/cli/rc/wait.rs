@@ -1,4 +1,4 @@
-//! Waiting for the owner farm to do what a record says.
+//! Waits until the owner farm has scheduled the pods of a record.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
 use rcfarm_store::{Index, Query};
 
-/// A read waits at most this long.
+/// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
-/// An owner that has not looked after this long is worth a word.
+/// After this long without a status for the record's index, a note is printed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits until all pods that the record at `index` asks for are scheduled.
@@ -51,7 +51,7 @@ pub(super) async fn scheduled(
                     return Ok(());
                 }
             }
-            None if is_first => {} // it was only just written
+            None if is_first => {} // the record was written just now
             None => progress.say(&said),
         }
     }
@@ -68,12 +68,12 @@ fn check_valid(status: &RcStatus) -> anyhow::Result<()> {
         None => Ok(()),
         Some(invalid) => Err(failure(
             format!("the farm cannot work on the record: {}", invalid.message),
-            "mend the record, then try again",
+            "correct the record, then try again",
         )),
     }
 }
 
-/// How far it is, in a line.
+/// Progress in one line.
 fn words(status: &RcStatus) -> String {
     let replicas = status.replicas;
     let mut text = format!(

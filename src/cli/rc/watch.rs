@@ -16,7 +16,7 @@ use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Index, StoreError};
 
-/// Which.
+/// Arguments of `rc watch`.
 #[derive(clap::Args)]
 pub struct WatchArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id; all when left out
@@ -69,7 +69,7 @@ pub(super) async fn run(context: &CommandContext, args: &WatchArgs) -> anyhow::R
     }
 }
 
-/// An agent that was never reached is more likely a wrong address than a passing trouble.
+/// Whether the agent was never reached: its address is then more likely wrong than the agent down.
 fn is_first(known: &BTreeMap<RcId, Index>, error: &StoreError) -> bool {
     known.is_empty() && matches!(error, StoreError::Unreachable { .. })
 }

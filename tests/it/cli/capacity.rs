@@ -78,7 +78,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
     world.put("rcfarm/allocations/n2", &leak).await;
     let verify = world.run(&["audit", "verify"]).await;
     assert_eq!(verify.code, 2);
-    let words = format!("leak: n1 has promised something to pod train of {id}, which is not there");
+    let words = format!("leak: n1 has an allocation for pod train of {id}, which does not exist");
     assert!(verify.stdout.contains(&words), "{verify:?}");
     let doctor = world.run(&["doctor"]).await.ok();
     assert!(
