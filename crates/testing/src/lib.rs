@@ -8,6 +8,7 @@
 //! | [`fake_nodes`] | nodes that report pods as running and ended, without processes |
 //! | [`fake_driver`] | a driver for the real node agent that starts no processes |
 //! | [`process`] | child processes that end with the test, free ports, the Consul program |
+//! | [`program`] | the built program, pointed at a Consul |
 //! | [`consul_server`] | a real Consul on loopback |
 //! | [`pod_processes`] | processes that a node agent left below its data directory |
 //!
@@ -21,5 +22,6 @@ pub mod fake_driver;
 pub mod fake_nodes;
 pub mod pod_processes;
 pub mod process;
+pub mod program;
 pub mod requests;
 pub mod wait;

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 /// A child process, killed when dropped, and the guard process that kills it when this process is gone.
 pub struct Process {
@@ -34,6 +35,19 @@ impl Process {
         Process { child, guard, _pipe: pipe }
     }
 
+    /// Runs `command` with the output of this process.
+    ///
+    /// # Panics
+    /// When the program does not start.
+    pub fn start_logging_here(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot run {}: {e}", command.get_program().display()));
+        let (guard, pipe) = guard(child.id(), Path::new(""));
+        Process { child, guard, _pipe: pipe }
+    }
+
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -55,22 +69,36 @@ impl Process {
         assert!(sent.success(), "no {name} for {pid}");
     }
 
+    /// `kill -9`, if it still runs.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
     /// When the operating system does not tell how it ended.
+    pub async fn wait(&mut self) -> ExitStatus {
+        loop {
+            if let Some(ended) = self.child.try_wait().expect("an exit status") {
+                return ended;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// As [`Process::wait`], and gives the process up.
     pub async fn ended(mut self) -> ExitStatus {
-        let wait = tokio::task::spawn_blocking(move || self.child.wait());
-        wait.await.expect("no panic").expect("an exit status")
+        self.wait().await
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        for child in [&mut self.child, &mut self.guard] {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill();
+        let _ = self.guard.kill();
+        let _ = self.guard.wait();
     }
 }
 
@@ -78,7 +106,12 @@ impl Drop for Process {
 /// and for a process in a static. The shell has its own process group, so that an interrupt at the terminal does not end it.
 fn guard(child: u32, dir: &Path) -> (Child, ChildStdin) {
     let mut guard = Command::new("sh")
-        .args(["-c", r#"read -r _; kill -9 "$1"; rm -rf "$2""#, "guard", &child.to_string()])
+        .args([
+            "-c",
+            r#"read -r _; kill -9 "$1"; [ -z "$2" ] || rm -rf "$2""#,
+            "guard",
+            &child.to_string(),
+        ])
         .arg(dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

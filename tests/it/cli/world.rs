@@ -15,6 +15,7 @@ use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{Key, NewSession, PutMode, Query, Reader, Store, TxnLimits};
+use rcfarm_testing::program::Program;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -25,44 +26,7 @@ use tokio_util::sync::CancellationToken;
 /// A manifest to create things with.
 pub const MANIFEST: &str = "id: web\nlaunchables:\n  web:\n    launchable_type: hoist\n";
 
-/// What a run of the binary left.
-#[derive(Debug)]
-pub struct Ran {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Ran {
-    /// Its standard output, if it ended well.
-    #[track_caller]
-    pub fn ok(self) -> String {
-        assert_eq!(self.code, 0, "{self:?}");
-        self.stdout
-    }
-
-    /// The same as JSON.
-    #[track_caller]
-    pub fn json(self) -> Value {
-        serde_json::from_str(&self.ok()).unwrap()
-    }
-
-    /// Its standard error, if it failed; a failing command prints no result.
-    #[track_caller]
-    pub fn failed(self) -> String {
-        self.failed_with(1)
-    }
-
-    /// What a plan said when it failed: its 1 means changes.
-    pub fn plan_failed(self) -> String {
-        self.failed_with(2)
-    }
-
-    fn failed_with(self, code: i32) -> String {
-        assert_eq!((self.code, self.stdout.as_str()), (code, ""), "{self:?}");
-        self.stderr
-    }
-}
+pub use rcfarm_testing::program::Ran;
 
 /// A server on loopback, gone when dropped.
 pub struct World {
@@ -217,24 +181,11 @@ impl Drop for FarmGuard {
     }
 }
 
-/// The binary in `directory`, with an environment of its own.
+/// The program in `directory`, pointed at a Consul.
 pub fn command(address: &str, directory: &std::path::Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
-    command
-        .args(arguments)
-        .env_clear()
-        .env("CONSUL_HTTP_ADDR", address)
-        .env("USER", "alice")
-        .current_dir(directory)
-        .stdin(Stdio::null());
-    command
+    Program::new(env!("CARGO_BIN_EXE_rcfarm"), address, directory).command(arguments).into()
 }
 
 pub async fn run(mut command: Command) -> Ran {
-    let output = command.output().await.unwrap();
-    Ran {
-        code: output.status.code().unwrap_or(-1),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    command.output().await.unwrap().into()
 }

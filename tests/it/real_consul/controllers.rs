@@ -1,195 +1,22 @@
-//! The built program on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
+//! Replication controllers on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rcfarm_api::Stored;
-use rcfarm_api::allocation::Allocations;
 use rcfarm_api::key;
-use rcfarm_api::node::status::{NodePodPhase, PodStatus};
-use rcfarm_api::rc::status::RcStatus;
-use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_node::shim::start_ticks;
-use rcfarm_store::{DeleteMode, Entry, Key, Prefix, PutMode, Query, Store};
-
+use rcfarm_store::{DeleteMode, Key, PutMode};
 use rcfarm_testing::consul_server::ConsulServer;
-use rcfarm_testing::pod_processes;
 use rcfarm_testing::wait::{eventually, until};
 
-pub struct Scene {
-    server: ConsulServer,
-    pub store: Arc<dyn Store>,
-}
-
-/// A farm or an agent; killed when dropped, and what the agent keeps with it.
-pub struct Daemon {
-    child: Child,
-    /// An agent's data.
-    data: Option<PathBuf>,
-}
-
-impl Daemon {
-    fn start(command: &mut Command, data: Option<PathBuf>) -> Daemon {
-        Daemon { child: command.stdin(Stdio::null()).spawn().unwrap(), data }
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
-    }
-
-    pub async fn stop(mut self) {
-        self.signal("TERM");
-        let done = tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap();
-        assert!(done.success(), "a farm that is told to stop ends with {done}");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if let Some(data) = &self.data {
-            pod_processes::kill(data);
-        }
-    }
-}
-
-impl Scene {
-    pub async fn new(nodes: usize) -> Scene {
-        Self::on(ConsulServer::dev().await, nodes)
-    }
-
-    fn on(server: ConsulServer, nodes: usize) -> Scene {
-        let address = Some(server.http().to_string());
-        let config = ConsulConfig { address, ..ConsulConfig::default() };
-        let scene = Scene { server, store: Arc::new(Consul::new(&config).unwrap()) };
-        for n in 0..nodes {
-            scene.ok(&["label", "set", "node", &format!("n{n:02}"), "pool=web"]);
-        }
-        scene
-    }
-
-    pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
-        command.args(args).env("CONSUL_HTTP_ADDR", self.server.http().to_string());
-        command
-    }
-
-    pub fn run(&self, args: &[&str]) -> Output {
-        self.command(args).stdin(Stdio::null()).output().unwrap()
-    }
-
-    /// Runs a command that must succeed; what it printed.
-    pub fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "rcfarm {}: {stderr}", args.join(" "));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    pub fn farm(&self, name: &str) -> Daemon {
-        Daemon::start(&mut self.command(&["farm", "run", "--name", name, "--log", "warn"]), None)
-    }
-
-    /// A node's agent, with its data in `dir`.
-    pub fn agent(&self, name: &str, more: &[&str], dir: &Path) -> Daemon {
-        let data = dir.join(name);
-        let mut command = self.command(&["node", "run", "--name", name, "--log", "warn"]);
-        command.args(more).arg("--data-dir").arg(&data);
-        Daemon::start(&mut command, Some(data))
-    }
-
-    /// The pids of the pods that run, by pod and node. Empty while Consul does not answer.
-    async fn running(&self) -> BTreeMap<(String, String), i32> {
-        let prefix = key::pod_statuses();
-        let listed = self.store.list(&prefix, Query::CONSISTENT).await;
-        let pid = |entry: &Entry| {
-            let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
-            let status = PodStatus::decode(&entry.value).ok()?;
-            let pid =
-                status.processes.first()?.pid.filter(|_| status.phase == NodePodPhase::Running)?;
-            Some(((pod.to_string(), node.to_string()), pid))
-        };
-        listed.map(|listed| listed.value.iter().filter_map(pid).collect()).unwrap_or_default()
-    }
-
-    /// Devices that are promised; none twice, and none that is not there.
-    async fn devices(&self) -> usize {
-        let mut count = 0;
-        for entry in self.list(&key::allocations()).await {
-            let promised = Allocations::decode(&entry.value).unwrap();
-            let mut seen = BTreeSet::new();
-            for number in promised.pods.values().flat_map(|a| a.devices.values().flatten()) {
-                assert!(*number < 2 && seen.insert(*number), "{}: {promised:?}", entry.key);
-                count += 1;
-            }
-        }
-        count
-    }
-
-    /// A controller of `replicas` pods; its id.
-    fn create(&self, pod: &str, replicas: usize) -> String {
-        self.create_of(&format!("id: {pod}\n"), replicas)
-    }
-
-    fn create_of(&self, manifest: &str, replicas: usize) -> String {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), manifest).unwrap();
-        let (file, replicas) = (file.path().to_str().unwrap(), replicas.to_string());
-        let args = ["rc", "create", "-f", file, "--node-selector", "pool=web"];
-        self.ok(&[&args[..], &["--replicas", &replicas]].concat()).trim().to_owned()
-    }
-
-    pub async fn list(&self, prefix: &Prefix) -> Vec<Entry> {
-        self.store.list(prefix, Query::CONSISTENT).await.unwrap().value
-    }
-
-    /// Pods by what they are called.
-    async fn pods(&self) -> BTreeMap<String, usize> {
-        let mut pods = BTreeMap::new();
-        for entry in self.list(&key::intents()).await {
-            let (_, pod) = key::node_and_pod(&key::intents(), &entry.key).unwrap();
-            *pods.entry(pod.to_string()).or_insert(0) += 1;
-        }
-        pods
-    }
-
-    async fn status(&self, id: &str) -> Option<RcStatus> {
-        let key = key::rc_status(id.parse().unwrap());
-        let entry = self.store.get(&key, Query::CONSISTENT).await.unwrap().value?;
-        Some(RcStatus::decode(&entry.value).unwrap())
-    }
-
-    async fn acting(&self, id: &str) -> Option<String> {
-        Some(self.status(id).await?.owner?.farm.to_string())
-    }
-
-    /// Sessions that hold ownership locks, and how many each.
-    async fn owners(&self) -> BTreeMap<String, usize> {
-        let mut owners = BTreeMap::new();
-        for session in self.list(&key::rc_locks()).await.into_iter().filter_map(|e| e.session) {
-            *owners.entry(session.to_string()).or_insert(0) += 1;
-        }
-        owners
-    }
-
-    fn audit_agrees(&self) {
-        let output = self.run(&["audit", "verify"]);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-    }
-}
+use super::{Daemon, RealConsul};
 
 /// Of an agent whose session ends soon after it.
 const SHORT: [&str; 4] = ["--label", "pool=web", "--check-ttl", "6s"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn create_scale_kill_the_owner_scale_again_verify() {
-    let scene = Scene::new(8).await;
+    let scene = RealConsul::new(8).await;
     let a = scene.farm("a");
     let id = scene.create("web", 3);
     until("scheduled", || async { scene.pods().await.get("web") == Some(&3) }).await;
@@ -219,7 +46,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
 /// Two farms at once on machines with few devices: what is promised is there, to one pod each, whoever dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_14_two_farms_never_allocate_a_device_twice() {
-    let scene = Scene::new(3).await;
+    let scene = RealConsul::new(3).await;
     for n in 0..3 {
         let record =
             r#"{"capacity":{"cpu_milli":8000,"memory_bytes":8589934592,"devices":{"gpu":2}}}"#;
@@ -257,7 +84,7 @@ async fn invariant_14_two_farms_never_allocate_a_device_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
     const MANY: usize = 20;
-    let scene = Scene::new(6).await;
+    let scene = RealConsul::new(6).await;
     let a = scene.farm("a");
     // Their ids are random, and each prefers one of the two farms: of so many both get some.
     let ids: Vec<String> = (0..MANY).map(|n| scene.create(&format!("pod-{n}"), 1)).collect();
@@ -297,7 +124,7 @@ async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_records_are_reported_and_harm_no_other() {
-    let scene = Scene::new(3).await;
+    let scene = RealConsul::new(3).await;
     let _farm = scene.farm("a");
     let bad = "11111111-2222-4333-8444-555555555555";
     let put = |key: &str, value: &str| {
@@ -331,7 +158,7 @@ fn sleeper(pod: &str) -> String {
 /// Consul dies and comes back: nothing that runs is stopped, and what was intended meanwhile becomes real.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_survive_consul_outage_and_reality_catches_up() {
-    let mut scene = Scene::on(ConsulServer::durable().await, 0);
+    let mut scene = RealConsul::on(ConsulServer::durable().await, 0);
     let dir = tempfile::tempdir().unwrap();
     let agent = scene.agent("n1", &SHORT, dir.path());
     let node = "n1".parse().unwrap();
@@ -371,7 +198,7 @@ async fn pods_survive_consul_outage_and_reality_catches_up() {
 /// Agent and pods of a node die together: the pods of a dynamic controller are made anew on another.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pods_of_a_node_that_is_killed_run_elsewhere() {
-    let scene = Scene::new(0).await;
+    let scene = RealConsul::new(0).await;
     let dir = tempfile::tempdir().unwrap();
     let args = ["farm", "run", "--name", "a", "--log", "warn", "--node-grace", "1s"];
     let farm = Daemon::start(&mut scene.command(&args), None);

@@ -4,7 +4,7 @@ use rcfarm_api::key;
 use rcfarm_store::{PutMode, Query};
 use serde_json::Value;
 
-use crate::end_to_end::{Daemon, Scene};
+use super::{Daemon, RealConsul};
 use rcfarm_testing::wait::until;
 
 const JOB: &str = "\
@@ -21,29 +21,27 @@ spec:
 
 struct Stage {
     _agent: Daemon,
-    scene: Scene,
-    dir: tempfile::TempDir,
+    consul: RealConsul,
 }
 
 impl Stage {
     async fn new() -> Stage {
-        let scene = Scene::new(0).await;
-        let dir = tempfile::tempdir().unwrap();
+        let consul = RealConsul::new(0).await;
         let more = ["--capacity", "cpu=8", "--label", "pool=jobs"];
-        let agent = scene.agent("n1", &more, dir.path());
-        let stage = Stage { _agent: agent, scene, dir };
-        stage.scene.ok(&["queue", "create", "research", "--capability", "cpu=8"]);
+        let agent = consul.agent("n1", &more, consul.dir.path());
+        let stage = Stage { _agent: agent, consul };
+        stage.consul.ok(&["queue", "create", "research", "--capability", "cpu=8"]);
         stage
     }
 
     fn apply(&self, name: &str) {
-        let file = self.dir.path().join(format!("{name}.yaml"));
+        let file = self.consul.dir.path().join(format!("{name}.yaml"));
         std::fs::write(&file, JOB.replace("NAME", name)).unwrap();
-        self.scene.ok(&["apply", "-f", file.to_str().unwrap()]);
+        self.consul.ok(&["apply", "-f", file.to_str().unwrap()]);
     }
 
     fn job(&self, name: &str) -> Value {
-        let shown = self.scene.ok(&["job", "get", name, "-o", "json"]);
+        let shown = self.consul.ok(&["job", "get", name, "-o", "json"]);
         serde_json::from_str::<Value>(&shown).unwrap()["status"].clone()
     }
 
@@ -71,7 +69,7 @@ impl Stage {
 
     async fn commands(&self) -> usize {
         let tree = key::commands();
-        let listed = self.scene.store.list(&tree, Query::CONSISTENT).await.unwrap().value;
+        let listed = self.consul.store.list(&tree, Query::CONSISTENT).await.unwrap().value;
         listed.iter().filter(|entry| !tree.is_sentinel(&entry.key)).count()
     }
 }
@@ -79,8 +77,8 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_command_acts_once_on_a_job_of_real_processes() {
     let stage = Stage::new().await;
-    let farm = stage.scene.farm("a");
-    let ok = |arguments: &[&str]| stage.scene.ok(arguments);
+    let farm = stage.consul.farm("a");
+    let ok = |arguments: &[&str]| stage.consul.ok(arguments);
     stage.apply("j");
     stage.runs("j", [0, 0, 0], 0).await;
     ok(&["job", "restart-pod", "j", "a", "1"]);
@@ -94,7 +92,7 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
     ok(&["job", "suspend", "j"]);
     stage.phase("j", "Aborted").await;
     assert_eq!(stage.job("j")["state"]["reason"], "Suspended");
-    let intents = stage.scene.list(&key::intents()).await;
+    let intents = stage.consul.list(&key::intents()).await;
     assert!(intents.is_empty(), "{intents:?}");
     ok(&["job", "resume", "j"]);
     stage.runs("j", [3, 4, 2], 1).await;
@@ -105,15 +103,15 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
     stage.runs("j", [4, 5, 3], 1).await;
     ok(&["job", "complete", "j"]);
     stage.phase("j", "Completed").await;
-    let waited = stage.scene.run(&["job", "wait", "j"]);
-    assert_eq!(waited.status.code(), Some(0));
+    let waited = stage.consul.run(&["job", "wait", "j"]);
+    assert_eq!(waited.code, 0);
 
     stage.apply("k");
     stage.runs("k", [0, 0, 0], 0).await;
     ok(&["job", "terminate", "k"]);
     stage.phase("k", "Terminated").await;
-    let waited = stage.scene.run(&["job", "wait", "k"]);
-    assert_eq!(waited.status.code(), Some(2), "that is no success");
+    let waited = stage.consul.run(&["job", "wait", "k"]);
+    assert_eq!(waited.code, 2, "that is no success");
 
     assert_eq!(stage.commands().await, 0, "each was consumed");
     let steps = ok(&["audit", "list", "-o", "json"]);
@@ -136,22 +134,22 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     let stage = Stage::new().await;
-    let farm = stage.scene.farm("a");
-    let ok = |arguments: &[&str]| stage.scene.ok(arguments);
+    let farm = stage.consul.farm("a");
+    let ok = |arguments: &[&str]| stage.consul.ok(arguments);
     stage.apply("first");
     stage.runs("first", [0, 0, 0], 0).await;
     ok(&["queue", "close", "research"]);
-    let second = stage.dir.path().join("second.yaml");
+    let second = stage.consul.dir.path().join("second.yaml");
     let text = JOB.replace("NAME", "second");
     std::fs::write(&second, &text).unwrap();
-    let refused = stage.scene.run(&["apply", "-f", second.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{said}");
+    let refused = stage.consul.run(&["apply", "-f", second.to_str().unwrap()]);
+    let said = &refused.stderr;
+    assert_eq!(refused.code, 1, "{said}");
     assert!(said.contains("default/second: spec.queue: queue research is closed"), "{said}");
     // Written past the command line it waits.
     let record = rcfarm::job::document::from_yaml(&text).unwrap().to_string();
     let key = key::job(&"default/second".parse().unwrap());
-    assert!(stage.scene.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());
+    assert!(stage.consul.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());
     until("the second one is told why", || async {
         stage.job("second")["state"]["reason"] == "QueueClosed"
     })

@@ -1,6 +1,8 @@
 //! The documentation against the program: links and citations lead somewhere, lists are the program's own, and the form
 //! of pages is kept.
 
+mod measured_facts;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;

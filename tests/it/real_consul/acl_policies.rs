@@ -1,0 +1,175 @@
+//! The ACL policies of `docs/operate/acl/` on a real Consul that denies whatever is not granted: each is enough for
+//! what it says, and the viewer's for nothing else.
+
+use std::path::{Path, PathBuf};
+
+use rcfarm_testing::consul_server::ConsulServer;
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::process::Process;
+use rcfarm_testing::program::{Program, Ran};
+use rcfarm_testing::wait::until;
+use serde_json::{Value, json};
+
+use super::RealConsul;
+
+const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
+
+/// Who comes without a token may do everything, so the harness sees when the server is ready; whoever comes with
+/// one may do what its policy grants and no more.
+fn denying() -> String {
+    format!(
+        r#"acl {{
+            enabled = true
+            default_policy = "deny"
+            tokens {{ master = "{MASTER}" default = "{MASTER}" agent = "{MASTER}" }}
+        }}"#
+    )
+}
+
+/// A Consul that denies, on which tokens can be made.
+async fn denying_consul() -> RealConsul {
+    RealConsul::on(ConsulServer::with_config(&denying()).await, 0)
+}
+
+/// The program with a new token: the policy in `docs/operate/acl/<name>.hcl`, and `more` rules.
+async fn with_policy(consul: &RealConsul, name: &str, more: &str) -> Program {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
+    let rules = std::fs::read_to_string(file).unwrap() + more;
+    let name = format!("{name}{}", more.len());
+    put(consul, "policy", &json!({"Name": name, "Rules": rules})).await;
+    let token = put(consul, "token", &json!({"Policies": [{"Name": name}]})).await;
+    consul.program.with_token(token["SecretID"].as_str().unwrap())
+}
+
+async fn put(consul: &RealConsul, what: &str, body: &Value) -> Value {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let url = format!("http://{}/v1/acl/{what}", consul.server.http());
+    let answer = client.put(url).header("X-Consul-Token", MASTER).json(body).send().await;
+    let text = answer.unwrap().text().await.unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|_| panic!("{what}: {text}"))
+}
+
+/// Runs a command, of words between single spaces.
+async fn run(program: &Program, words: &str) -> Ran {
+    let (program, words) = (program.clone(), words.to_owned());
+    let run = move || program.run(&words.split(' ').collect::<Vec<_>>());
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+async fn all(program: &Program, commands: &[&str]) {
+    for words in commands {
+        let _ = run(program, words).await.ok();
+    }
+}
+
+#[track_caller]
+fn must_not_be_denied(consul: &RealConsul, log: &str) {
+    let text = std::fs::read_to_string(consul.dir.path().join(log)).unwrap();
+    assert!(!text.to_lowercase().contains("denied"), "{log}: the rights are not enough:\n{text}");
+}
+
+/// Kills what an agent left.
+struct Leftovers(PathBuf);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        pod_processes::kill(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn the_documented_policies_are_enough() {
+    let consul = denying_consul().await;
+    let _leftovers = Leftovers(consul.dir.path().join("data"));
+    std::fs::write(consul.dir.path().join("web.yaml"), "id: web\n").unwrap();
+    let single = "id: single\nsingle_instance: true\nlaunchables:\n  \
+                  main: {launchable_type: process, command: sleep 600}\n";
+    std::fs::write(consul.dir.path().join("single.yaml"), single).unwrap();
+    let farm = with_policy(&consul, "farm", "").await;
+    let user = with_policy(&consul, "user", "").await;
+    let viewer = with_policy(&consul, "viewer", "").await;
+    let node = with_policy(&consul, "node", "").await;
+
+    let words = ["node", "run", "--name", "n1", "--label", "pool=a", "--data-dir", "data"];
+    let mut agent = Process::start(&mut node.command(&words), consul.dir.path(), "node.log");
+    let mut daemon = farm.command(&["farm", "run", "--name", "f1"]);
+    let mut daemon = Process::start(&mut daemon, consul.dir.path(), "farm.log");
+    let create = "rc create -f web.yaml --node-selector role=web --replicas 2 --wait";
+    let life = ["label set node n1 role=web", "label set node n2 role=web", create];
+    all(&user, &life).await;
+    all(&user, &["rc scale web 1 --wait", "rc disable web", "rc enable web"]).await;
+
+    all(&user, &["rc create -f single.yaml --node-selector pool=a --replicas 1 --wait"]).await;
+    until("it runs", async || {
+        must_not_be_denied(&consul, "node.log");
+        let pods = run(&viewer, "-o json pod list single").await;
+        let pods = pods.json();
+        pods[0]["phase"] == "Running"
+    })
+    .await;
+
+    let looks = [
+        "rc list",
+        "rc get web",
+        "rc status web",
+        "rc pods web",
+        "rc plan web",
+        "rc explain web",
+        "rc orphans",
+        "label list node",
+        "label list pod",
+        "label get rc web",
+        "audit list",
+        "audit verify",
+        "farm list",
+        "doctor",
+        "node list",
+        "node get n1",
+        "pod get single",
+    ];
+    all(&viewer, &looks).await;
+    let pods = run(&viewer, "-o json rc pods web").await;
+    let pods = pods.json();
+    assert_eq!(pods[0]["intent"], "same", "a viewer who may not read intents would see none");
+    for words in ["rc scale web 2", "label set node n1 a=b", "farm confirm f1", create] {
+        let refused = run(&viewer, words).await;
+        assert!(refused.code != 0, "a viewer may {words}");
+    }
+
+    // Its process goes with it, and what it said of that.
+    all(&user, &["rc delete single"]).await;
+    until("nothing runs", async || {
+        must_not_be_denied(&consul, "node.log");
+        run(&viewer, "-o json pod list single").await.stdout == "[]\n"
+    })
+    .await;
+    all(&user, &["farm confirm f1", "rc delete web", "audit prune --keep 30d"]).await;
+    assert!(daemon.runs() && agent.runs());
+    must_not_be_denied(&consul, "farm.log");
+    must_not_be_denied(&consul, "node.log");
+    for process in [daemon, agent] {
+        process.signal("TERM");
+        assert!(process.ended().await.success());
+    }
+}
+
+/// What the comments in `user.hcl` offer.
+#[tokio::test]
+async fn who_may_write_pods_may_remove_orphans() {
+    let consul = denying_consul().await;
+    let more = "key_prefix \"labels/pod/\" { policy = \"write\" }\n\
+                key_prefix \"intent/\" { policy = \"write\" }";
+    let user = with_policy(&consul, "user", more).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let labels = json!({"pod_id": "web", "replication_controller_id": MASTER});
+    for (key, value) in
+        [("labels/pod/n1/web", labels.to_string()), ("intent/n1/web", "id: web".into())]
+    {
+        let url = format!("http://{}/v1/kv/{key}", consul.server.http());
+        client.put(url).body(value).send().await.unwrap().error_for_status().unwrap();
+    }
+    let words = "rc orphans --remove";
+    assert!(run(&user, words).await.ok().contains("removed"));
+    let words = "rc orphans";
+    assert_eq!(run(&user, words).await.ok(), "there are no orphans\n");
+}
