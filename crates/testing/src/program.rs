@@ -82,7 +82,6 @@ impl Ran {
     /// # Panics
     /// When the run did not end with 0.
     #[track_caller]
-    #[must_use]
     pub fn ok(self) -> String {
         assert_eq!(self.code, 0, "{self:?}");
         self.stdout
@@ -93,7 +92,6 @@ impl Ran {
     /// # Panics
     /// When the run did not end with 0, or printed something else.
     #[track_caller]
-    #[must_use]
     pub fn json(self) -> Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
@@ -104,7 +102,6 @@ impl Ran {
     /// # Panics
     /// When it ended otherwise.
     #[track_caller]
-    #[must_use]
     pub fn failed(self) -> String {
         self.failed_with(1)
     }
@@ -114,7 +111,6 @@ impl Ran {
     /// # Panics
     /// When it ended otherwise.
     #[track_caller]
-    #[must_use]
     pub fn plan_failed(self) -> String {
         self.failed_with(2)
     }
