@@ -1,4 +1,4 @@
-//! What each event says.
+//! Typed details of each event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::Timestamp;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 
-/// A retarget lists the whole set of nodes up to this many. Beyond it the difference must do: p2 lists all of
-/// them in each record, so scaling to N writes of the order of N² bytes (`p2.md` §2.4).
+/// A retarget lists the whole set of nodes up to this many, and only the difference above. p2 lists all of them in each
+/// record, so that scaling to N nodes writes of the order of N² bytes (`p2.md` §2.4).
 pub const NODES_LISTED: usize = 128;
 
-/// The reason of an [`OrphansRemoved`] that freed what nodes had promised to pods that were gone; no pod was removed.
+/// The reason of an [`OrphansRemoved`] that freed allocations of pods that were gone. It removed no pod.
 pub const PROMISE_LEAKED: &str = "PromiseLeaked";
 
-/// The details of an event, with their types.
+/// Details of an event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Details {
     /// [`EventType::Retarget`]
@@ -44,7 +44,7 @@ pub enum Details {
     ControllerDeleted(ControllerChange),
     /// [`EventType::LabelsChanged`]
     LabelsChanged(LabelsChange),
-    /// [`EventType::OrphansRemoved`]; with the reason [`PROMISE_LEAKED`] promises of pods that were gone already.
+    /// [`EventType::OrphansRemoved`]; with the reason [`PROMISE_LEAKED`] only allocations were freed.
     OrphansRemoved(OrphansRemoved),
     /// [`EventType::NodeDrained`]
     NodeDrained(NodeChange),
@@ -66,19 +66,19 @@ pub enum Details {
     JobChanged(JobChange),
     /// [`EventType::Checkpoint`]
     Checkpoint(Checkpoint),
-    /// Anything else, and a retarget by p2: it does not say of which controller.
+    /// Any other event, and retargets by p2, which do not name their controller.
     Other(EventType, Value),
 }
 
-/// Who made a change. In JSON a word: `farm`, `rolling_update` or `user:<name>`.
+/// Who made a change. In JSON: `farm`, `rolling_update` or `user:<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Actor {
     /// A farm, on behalf of a controller.
     Farm,
-    /// A person or a script, through the command line.
+    /// A user of the command line.
     User {
-        /// As whom they ran it.
+        /// Name of the operating system's user.
         name: String,
     },
     /// A rolling update.
@@ -88,36 +88,36 @@ pub enum Actor {
 /// A controller's pods were scheduled, removed, moved or repaired. The first four fields are p2's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retarget {
-    /// What the pods are called.
+    /// Id of the pods.
     pub pod_id: PodId,
-    /// Where, in p2's words.
+    /// Pod label `availability_zone`, as in p2.
     pub availability_zone: String,
-    /// Which cluster, in p2's words.
+    /// Pod label `cluster_name`, as in p2.
     pub cluster_name: String,
-    /// The whole set after the transaction; `None` when it is longer than [`NODES_LISTED`].
+    /// All nodes after the transaction. `None`: more than [`NODES_LISTED`].
     pub nodes: Option<Vec<NodeName>>,
-    /// Whose pods.
+    /// Controller of the pods.
     pub replication_controller_id: RcId,
-    /// The farm that did it.
+    /// Farm that made the change.
     pub farm: Option<FarmName>,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// Nodes that the transaction added to the set.
+    /// Nodes that the transaction added.
     #[serde(default)]
     pub nodes_added: Vec<NodeName>,
-    /// Nodes that it removed.
+    /// Nodes that the transaction removed.
     #[serde(default)]
     pub nodes_removed: Vec<NodeName>,
-    /// Nodes in the set whose intent or labels it wrote anew.
+    /// Nodes whose intent or labels the transaction repaired.
     #[serde(default)]
     pub nodes_repaired: Vec<NodeName>,
-    /// The count wanted when the controller last looked before.
+    /// Desired count at the previous reconcile.
     pub desired_before: Option<i64>,
-    /// The count wanted now.
+    /// Desired count now.
     pub desired_after: i64,
-    /// Size of the set after the transaction.
+    /// Number of nodes after the transaction.
     pub count: usize,
 }
 
@@ -132,138 +132,138 @@ impl Retarget {
 /// A pod moves to another node. All fields but `farm` are p2's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTransfer {
-    /// The same in the records of one transfer.
+    /// Id of the transfer, the same in all its records.
     pub node_transfer_id: Uuid,
-    /// Whose pod.
+    /// Controller of the pod.
     pub replication_controller_id: RcId,
-    /// What it is called.
+    /// Id of the pod.
     pub pod_id: PodId,
-    /// Where, in p2's words.
+    /// Pod label `availability_zone`, as in p2.
     pub availability_zone: String,
-    /// Which cluster, in p2's words.
+    /// Pod label `cluster_name`, as in p2.
     pub cluster_name: String,
-    /// The controller's selector then.
+    /// Selector of the controller at that time.
     pub replication_controller_node_selector: String,
-    /// The node that it leaves.
+    /// Node that the pod leaves.
     pub old_node: NodeName,
-    /// The node that it goes to; `None` while none is chosen, or when none was found.
+    /// New node of the pod. `None`: not chosen yet, or none found.
     pub new_node: Option<NodeName>,
-    /// The count wanted.
+    /// Desired count.
     pub replica_count: i64,
-    /// Why it was undone.
+    /// Why the transfer was rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback_reason: Option<String>,
-    /// The farm that does it.
+    /// Farm that makes the transfer.
     #[serde(default)]
     pub farm: Option<FarmName>,
 }
 
-/// A person created, scaled, enabled, disabled or deleted a controller.
+/// A user created, scaled, enabled, disabled or deleted a controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControllerChange {
-    /// Which.
+    /// Id of the controller.
     pub replication_controller_id: RcId,
-    /// What its pods are called; `None` when its manifest cannot be read.
+    /// Id of its pods. `None`: the manifest is invalid.
     pub pod_id: Option<PodId>,
-    /// Where, in p2's words.
+    /// Pod label `availability_zone`, as in p2.
     pub availability_zone: String,
-    /// Which cluster, in p2's words.
+    /// Pod label `cluster_name`, as in p2.
     pub cluster_name: String,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// The count before; `None` when the record did not exist, or said no readable one.
+    /// Desired count before. `None`: no record, or an invalid count.
     pub desired_before: Option<i64>,
-    /// The count after; `None` when the record is gone.
+    /// Desired count after. `None`: the record was deleted.
     pub desired_after: Option<i64>,
-    /// Nodes on which its pods keep running, after a forced deletion.
+    /// Nodes on which pods keep running after a forced deletion.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<NodeName>,
 }
 
-/// A person changed labels.
+/// A user changed labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelsChange {
     /// `node`, `pod`, `replication_controller` or `rolls`.
     pub kind: String,
-    /// Of what: the rest of the labels' key.
+    /// Object of the labels: the rest of their key.
     pub id: String,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
     /// Labels that were set, with their new values.
     #[serde(default)]
     pub set: Labels,
-    /// Labels that were removed, with the values that they had.
+    /// Labels that were removed, with their old values.
     #[serde(default)]
     pub removed: Labels,
 }
 
-/// A person removed pods whose controller is gone.
+/// A user removed pods whose controller is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrphansRemoved {
-    /// The controller that their label names.
+    /// Controller in the pods' labels.
     pub replication_controller_id: RcId,
-    /// What they were called.
+    /// Id of the pods.
     pub pod_id: PodId,
-    /// From where.
+    /// Nodes of the pods.
     pub nodes: Vec<NodeName>,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
 }
 
-/// A person drained a node, ended its drain, or removed it.
+/// A user drained a node, ended its drain, or removed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeChange {
-    /// Which.
+    /// Name of the node.
     pub node: NodeName,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// Until when a drain is meant to be over.
+    /// Deadline of the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_deadline: Option<Timestamp>,
-    /// Pods on the node then; after a forced removal, those that it leaves behind.
+    /// Pods on the node at that time. After a forced removal: pods that stay.
     #[serde(default)]
     pub pods: Vec<PodId>,
 }
 
-/// A part of the state that the log stood for when its older records were deleted.
+/// A part of the folded state of older records that `audit prune` deletes.
 ///
-/// The parts of a set are written before anything is deleted, in transactions of their own; a set counts only
-/// when all its parts are there.
+/// The parts of a set are written before anything is deleted, each in a transaction of its own. A set counts only when
+/// all its parts exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// The same in all parts.
+    /// Id of the set, the same in all its parts.
     pub set: Uuid,
-    /// This part, from 0.
+    /// Number of this part, from 0.
     pub part: usize,
-    /// How many parts there are.
+    /// Number of parts.
     pub parts: usize,
-    /// The state is that after all records created up to this index.
+    /// The state covers all records created up to this index.
     pub through: Index,
-    /// What this part says; a controller with many nodes is spread over several parts.
+    /// Folded state. A controller with many nodes is divided over several parts.
     pub controllers: BTreeMap<RcId, FoldedController>,
 }
 
-/// What the log says of one controller.
+/// State of one controller according to the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoldedController {
-    /// Where its pods are; `None` when the log cannot know, because p2 placed them.
+    /// Nodes of its pods. `None`: unknown, because p2 placed them.
     pub nodes: Option<BTreeSet<NodeName>>,
-    /// The count wanted; `None` once the record is deleted.
+    /// Desired count. `None`: the record was deleted.
     pub desired: Option<i64>,
 }
 
 macro_rules! details {
     ($($variant:ident),*) => {
         impl Details {
-            /// The event that these details belong to.
+            /// The event type of these details.
             #[must_use]
             pub fn event_type(&self) -> EventType {
                 match self {
@@ -316,11 +316,11 @@ details!(
     Checkpoint
 );
 
-/// The field that p2's retargets lack.
+/// The field that p2's retargets do not have.
 const RC_ID: &str = "replication_controller_id";
 
 impl Details {
-    /// The controller that the event is about; `None` for labels, nodes, checkpoints and events of p2 without one.
+    /// The controller of the event. `None` for labels, nodes, checkpoints, and events of p2 without one.
     #[must_use]
     pub fn controller(&self) -> Option<RcId> {
         match self {
@@ -360,7 +360,7 @@ impl fmt::Display for Actor {
     }
 }
 
-/// A word that names no actor.
+/// Text that is no actor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no actor: expected farm, rolling_update or user:<name>")]
 pub struct BadActor(String);

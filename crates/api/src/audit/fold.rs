@@ -1,4 +1,4 @@
-//! What the log says the state is, and how that compares with what is stored.
+//! Folding the log into a state, and comparing that state with what is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,79 +13,79 @@ use super::{
 use crate::Index;
 use crate::ids::{NodeName, RcId};
 
-/// A record with its place in the log.
+/// A record with its position in the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logged {
     /// The key's UUID.
     pub id: Uuid,
-    /// The index at which the record was created. It orders the log exactly, where the ids of two farms only
-    /// do so as far as their clocks agree, and p2's (version 4) not at all.
+    /// CreateIndex of the record, which orders the log exactly. Ids of two farms do so only if their clocks agree, and
+    /// p2's ids (version 4) do not.
     pub index: Index,
-    /// The record.
+    /// The parsed record.
     pub record: AuditRecord,
 }
 
-/// What a log says.
+/// State that results from a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Folded {
-    /// Each controller that has a record or pods, according to the log.
+    /// Controllers with a record or pods, according to the log.
     pub controllers: BTreeMap<RcId, FoldedController>,
-    /// Where the log does not follow from itself.
+    /// Records that contradict those before them.
     pub gaps: Vec<Gap>,
-    /// Retargets that do not say of which controller they are (p2's). They cannot be folded.
+    /// Number of retargets without a controller (by p2). They cannot be folded.
     pub unattributed: usize,
 }
 
-/// A record that does not follow from those before it, or cannot be understood.
+/// A record that contradicts those before it, or is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Gap {
-    /// The record.
+    /// Id of the record.
     pub record: Uuid,
-    /// Of which controller, if it says.
+    /// Controller of the record, if it names one.
     pub controller: Option<RcId>,
-    /// In words.
+    /// Description for people.
     pub what: String,
 }
 
-/// What is stored for one controller.
+/// Stored state of one controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actual {
-    /// Nodes with a pod that carries its id.
+    /// Nodes with a pod that is labelled with the controller's id.
     pub nodes: BTreeSet<NodeName>,
-    /// The count in its record; `None` when there is no (readable) record.
+    /// Desired count of the record. `None`: no record, or an invalid one.
     pub desired: Option<i64>,
 }
 
-/// Something in which the log and the state differ.
+/// A difference between the log and the stored state.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Difference {
-    /// The log does not say where the pods are: they were placed by p2, and nothing was changed since.
+    /// The log does not name the nodes: p2 placed the pods, and nothing has changed since.
     NotInLog {
-        /// Whose.
+        /// Id of the controller.
         controller: RcId,
     },
-    /// The pods are elsewhere than the log says.
+    /// The pods are on other nodes than in the log.
     Nodes {
-        /// Whose.
+        /// Id of the controller.
         controller: RcId,
         /// In the log, but not stored.
         missing: BTreeSet<NodeName>,
         /// Stored, but not in the log.
         unexplained: BTreeSet<NodeName>,
     },
-    /// The record's count is another than the log's, or only one of them has a record: it was changed by hand.
+    /// The counts of record and log differ, or only one of them exists: the record was changed by hand.
     Desired {
-        /// Whose.
+        /// Id of the controller.
         controller: RcId,
-        /// The log's count.
+        /// Count in the log.
         logged: Option<i64>,
-        /// The record's count.
+        /// Count in the record.
         actual: Option<i64>,
     },
 }
 
-/// Folds a log, in the order of its indexes, from the newest complete checkpoint (or from empty).
+/// Folds a log in the order of its indexes, from the newest complete checkpoint or from the empty state.
 #[must_use]
 pub fn fold(log: &[Logged]) -> Folded {
     let ordered = in_order(log);
@@ -100,17 +100,17 @@ pub(super) fn in_order(log: &[Logged]) -> Vec<&Logged> {
     ordered
 }
 
-/// Where folding starts: a state, and the index that it covers.
+/// Start of a fold: a state, and the index that it covers.
 #[derive(Debug, Default)]
 pub(super) struct Base {
     pub(super) through: Index,
-    /// The records that hold it.
+    /// Records of the checkpoint.
     pub(super) records: BTreeSet<Uuid>,
     state: BTreeMap<RcId, FoldedController>,
 }
 
 impl Base {
-    /// The complete checkpoint that covers most.
+    /// The complete checkpoint with the greatest covered index.
     pub(super) fn of(ordered: &[&Logged]) -> Base {
         let mut sets: BTreeMap<Uuid, BTreeMap<usize, (&Logged, Checkpoint)>> = BTreeMap::new();
         for logged in ordered {
@@ -128,8 +128,8 @@ impl Base {
     fn join(parts: BTreeMap<usize, (&Logged, Checkpoint)>) -> Base {
         let mut base = Base::default();
         for (logged, part) in parts.into_values() {
-            // A log that was imported elsewhere has that cluster's indexes. It was pruned before, so a
-            // checkpoint that seems older than what it covers covers nothing that is still there.
+            // An imported log has the indexes of its new cluster. A checkpoint that is older than what it covers was
+            // imported, and the records that it covers were pruned before.
             base.through = if part.through < logged.index { part.through } else { Index::ZERO };
             base.records.insert(logged.id);
             for (id, FoldedController { nodes, desired }) in part.controllers {
@@ -144,7 +144,7 @@ impl Base {
     }
 }
 
-/// Folds what comes after the base, up to and including `until`.
+/// Folds the records after the base, up to and including index `until`.
 pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folded {
     let mut folded = Folded { controllers: base.state.clone(), ..Folded::default() };
     for logged in ordered.iter().filter(|l| l.index > base.through && l.index <= until) {
@@ -153,7 +153,7 @@ pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folde
             Err(error) => folded.gap(logged.id, None, error.to_string()),
         }
     }
-    // Gone and without pods: as if it had never been.
+    // A deleted controller without pods leaves no trace.
     folded.controllers.retain(|_, controller| {
         controller.desired.is_some() || controller.nodes.as_ref().is_some_and(|n| !n.is_empty())
     });
@@ -243,7 +243,7 @@ impl Folded {
     }
 }
 
-/// Compares what the log says with what is stored, in the order of the controllers' ids.
+/// Compares the folded with the stored state, in the order of the controllers' ids.
 #[must_use]
 pub fn compare(folded: &Folded, actual: &BTreeMap<RcId, Actual>) -> Vec<Difference> {
     let ids: BTreeSet<RcId> = folded.controllers.keys().chain(actual.keys()).copied().collect();

@@ -1,4 +1,4 @@
-//! What the log says of jobs.
+//! Details of events of jobs.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -7,18 +7,18 @@ use super::Actor;
 use crate::Index;
 use crate::ids::{FarmName, Namespaced};
 
-/// A farm took a step with a job.
+/// A farm changed a job's phase or pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobStep {
-    /// Which.
+    /// Namespace and name of the job.
     pub job: Namespaced,
-    /// Which of that name: the CreateIndex of its record.
+    /// CreateIndex of the record, which distinguishes jobs of one name.
     pub uid: Index,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// The farm that did it.
+    /// Farm that made the change.
     pub farm: Option<FarmName>,
-    /// What was asked of the job, if anything was: a command's or a policy's action, `Suspend`, `Fail`.
+    /// Action that led to it, if any: that of a command or a policy, `Suspend`, `Fail`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
     /// The command that was consumed.
@@ -26,43 +26,43 @@ pub struct JobStep {
     pub command: Option<Uuid>,
     /// The phase before.
     pub phase_before: String,
-    /// The phase after; `Deleted` when the record went.
+    /// The phase after; `Deleted` if the record was deleted.
     pub phase: String,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// Why, for people.
+    /// Message for people.
     pub message: String,
-    /// The attempt of the whole job.
+    /// Attempt of the whole job.
     pub version: u64,
-    /// Restarts that policies caused.
+    /// Number of restarts by policies.
     pub retry_count: u32,
-    /// Pods that were made, as `<task>-<index>@<node>`; at most 64 are listed.
+    /// Created pods as `<task>-<index>@<node>`, at most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_added: Vec<String>,
-    /// Pods that were removed.
+    /// Removed pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_removed: Vec<String>,
-    /// Pods that were nobody's and became members.
+    /// Pods without an owner that became members.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_adopted: Vec<String>,
-    /// Pods that carried the job's uid under another name and were let go, as `<pod>@<node>`.
+    /// Released pods as `<pod>@<node>`: they had the job's uid under another name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_released: Vec<String>,
 }
 
-/// A person created, changed or deleted a job, or asked something of it.
+/// A user created, changed or deleted a job, or sent it a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobChange {
-    /// Which.
+    /// Namespace and name of the job.
     pub job: Namespaced,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// What: `Created`, `Changed`, `Deleted`, or an action such as `AbortJob`.
+    /// `Created`, `Changed`, `Deleted`, or an action such as `AbortJob`.
     pub action: String,
-    /// Why, for people.
+    /// Message for people.
     #[serde(default)]
     pub reason: String,
-    /// The command that carries it, if one does.
+    /// Id of the command, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Uuid>,
 }

@@ -1,11 +1,13 @@
-//! The audit log: what was changed, by whom and why, written in the transaction that made the change. Pure.
+//! The audit log: what was changed, by whom and why. Each record is written in the transaction of its change. Pure.
 //!
-//! Records stand under `audit_logs/<uuid>` in square/p2's envelope (`p2.md` §1.6), so that its readers show
-//! them. Two things are ours: keys are UUIDs of version 7, which sort by time, and details say enough for the
-//! log to be folded into the state that it claims ([`fold`](fold())), so that it can be verified and pruned.
+//! Key of a record: `audit_logs/<uuid>`. Farms and commands write it once; only `audit prune` deletes it.
 //!
-//! Only a `REPLICATION_CONTROLLER_RETARGET` changes where pods are; the `NODE_TRANSFER_*` records beside it
-//! tell the story.
+//! The envelope is that of square/p2 (`p2.md` §1.6), so that p2's tools can show records. Unlike in p2, keys are UUIDs of
+//! version 7, which sort by time. Details are complete enough to fold the log into a state ([`fold`](fold())), so that it
+//! can be verified and pruned.
+//!
+//! Only `REPLICATION_CONTROLLER_RETARGET` changes the nodes of pods. The `NODE_TRANSFER_*` records beside it are for
+//! readers.
 
 mod details;
 mod fold;

@@ -1,4 +1,4 @@
-//! Retention: deleting old records without losing what the rest means.
+//! Retention: plans to delete old records and to keep their folded state.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,25 @@ use crate::Index;
 use crate::Timestamp;
 use crate::ids::{NodeName, RcId};
 
-/// A part of a checkpoint holds about this many bytes: Consul stores values of up to 512 KiB.
+/// Approximate size of a checkpoint's part in bytes. Consul stores values up to 512 KiB.
 const PART_BYTES: usize = 64 * 1024;
-/// Nodes of one controller that are not spread over two parts.
+/// Number of nodes of one controller that stay in one part.
 const CHUNK_NODES: usize = 128;
 
-/// What a pruning does, in this order: first all checkpoints, then the deletions. A crash in between leaves a
-/// log that folds to the same state.
+/// Steps of a prune: first all checkpoints, then the deletions. A crash in between leaves a log that folds to the same
+/// state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrunePlan {
-    /// Parts of one set, each to be written as a record with the time of the pruning; one at least, unless
-    /// nothing is deleted.
+    /// Parts of one set. Each is written as a record with the time of the prune. Empty if nothing is deleted.
     pub checkpoints: Vec<Checkpoint>,
     /// Records to delete.
     pub delete: Vec<Uuid>,
 }
 
-/// Plans to delete the records older than `older_than`. `set` (a UUID of version 7) names the checkpoint.
+/// Plans the deletion of records older than `older_than`. `set`, a UUID of version 7, is the id of the checkpoint.
 ///
-/// A checkpoint covers everything up to the newest deleted record in the order of the log; a record with a
-/// later timestamp before it (a clock was ahead) is kept for reading, and no longer counted in folding.
+/// A checkpoint covers all records up to the newest deleted one in the order of the log. A newer timestamp before that
+/// record (a clock was ahead) keeps a record readable, but it is no longer folded.
 #[must_use]
 pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan {
     let ordered = in_order(log);
@@ -45,7 +44,7 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
     let base = Base::of(&ordered);
     let through = newest.index.max(base.through);
     let Folded { controllers, .. } = fold_from(&base, &ordered, through);
-    // Superseded checkpoints go; of others only the old, which somebody did not finish.
+    // Superseded checkpoints are deleted, and old incomplete ones.
     let superseded = ordered
         .iter()
         .filter(|logged| is_checkpoint(logged))
@@ -56,7 +55,7 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
     }
 }
 
-/// Cuts a state into parts of bounded size.
+/// Divides a state into parts of bounded size.
 fn parts(state: BTreeMap<RcId, FoldedController>, through: Index, set: Uuid) -> Vec<Checkpoint> {
     let mut parts: Vec<BTreeMap<RcId, FoldedController>> = vec![BTreeMap::new()];
     let mut bytes = 0;

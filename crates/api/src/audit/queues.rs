@@ -1,4 +1,4 @@
-//! What the log says of queues and of the groups that wait in them.
+//! Details of events of queues and their groups.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,57 +9,57 @@ use crate::ids::{FarmName, Namespaced, ObjectName, QueueName};
 /// A queue was created, changed or deleted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueChange {
-    /// Which.
+    /// Name of the queue.
     pub queue: QueueName,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// The farm, where a farm did it.
+    /// Farm that made the change, if a farm did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub farm: Option<FarmName>,
-    /// What the record wanted before; `None`: there was none that could be read.
+    /// Spec before. `None`: no record, or an invalid one.
     pub before: Option<Value>,
-    /// What it wants now; `None`: it is gone.
+    /// Spec now. `None`: the record was deleted.
     pub after: Option<Value>,
 }
 
-/// The owner of a scheduler moved groups on: one record per transaction.
+/// The owner of a scheduler record changed groups. One record per transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupsOrdered {
-    /// Which scheduler.
+    /// Name of the scheduler record.
     pub scheduler: ObjectName,
-    /// The farm that owns it.
+    /// Farm that owns the scheduler record.
     pub farm: FarmName,
-    /// Who.
+    /// Who made the change.
     pub actor: Actor,
-    /// The groups, in the order in which it was decided.
+    /// Changed groups in the order of decision.
     pub groups: Vec<GroupChange>,
 }
 
-/// One group.
+/// Change of one group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupChange {
-    /// Which.
+    /// Namespace and name of the group.
     pub group: Namespaced,
-    /// In which queue it is counted.
+    /// Queue that the group is charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueName>,
-    /// Its phase before; `None`: it was not known.
+    /// Phase before. `None`: the group had no status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Its phase now; `None`: it is forgotten.
+    /// Phase now. `None`: its status was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// How far its place is reserved: `Reserving`, `Bound` or `Releasing`.
+    /// State of its placement: `Reserving`, `Bound` or `Releasing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
-    /// Why, as a fixed token.
+    /// Reason, a fixed token.
     pub reason: String,
-    /// Members that nodes promised their room.
+    /// Members that were given allocations.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub promised: usize,
-    /// Members whose promise was taken back.
+    /// Members whose allocations were freed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub released: usize,
 }

@@ -1,4 +1,4 @@
-//! The envelope, and the names of the events.
+//! Envelope of audit records, and names of events.
 
 use std::fmt;
 
@@ -10,23 +10,23 @@ use crate::{FieldError, Stored, Timestamp};
 /// The envelope's version, which p2 writes as 1.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// One record of the log: p2's envelope around the details of an event.
+/// A record of the log: p2's envelope around the details of an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditRecord {
-    /// What happened.
+    /// Type of the event.
     pub event_type: EventType,
-    /// The event's own fields; [`AuditRecord::details`] gives them typed.
+    /// Details of the event. [`AuditRecord::details`] parses them.
     pub event_details: serde_json::Value,
-    /// When, by the writer's clock.
+    /// Time by the writer's clock.
     pub timestamp: Timestamp,
-    /// [`SCHEMA_VERSION`].
+    /// Version of the envelope, [`SCHEMA_VERSION`].
     pub schema_version: u32,
 }
 
 impl Stored for AuditRecord {}
 
 impl AuditRecord {
-    /// A record of `details`.
+    /// A record with these details.
     #[must_use]
     pub fn new(details: &Details, timestamp: Timestamp) -> Self {
         AuditRecord {
@@ -37,10 +37,10 @@ impl AuditRecord {
         }
     }
 
-    /// The details with their types.
+    /// The parsed details.
     ///
     /// # Errors
-    /// [`FieldError`] when they do not fit an event type that we know.
+    /// [`FieldError`] if the details of a known event type are invalid.
     pub fn details(&self) -> Result<Details, FieldError> {
         Details::from_json(&self.event_type, &self.event_details).map_err(|error| {
             let problem = format!("it does not fit {}: {error}", self.event_type);
@@ -51,20 +51,20 @@ impl AuditRecord {
 
 macro_rules! events {
     ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
-        /// What happened; the words are p2's where p2 has the event.
+        /// Type of an event. Names are p2's for p2's events.
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(from = "String", into = "String")]
         pub enum EventType {
             $($(#[$doc])* $variant,)*
-            /// Anything else: an event of p2 that we do not write, or of a newer version.
+            /// Any other event: of p2 alone, or of a newer version.
             Other(String),
         }
 
         impl EventType {
-            /// Every event that we write.
+            /// All events that rcfarm writes.
             pub const OURS: &[EventType] = &[$(EventType::$variant),*];
 
-            /// The word in the record.
+            /// Name in the record.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 match self {
@@ -90,43 +90,43 @@ events! {
     Retarget = "REPLICATION_CONTROLLER_RETARGET",
     /// A pod is about to move to another node.
     NodeTransferStart = "NODE_TRANSFER_START",
-    /// It has moved.
+    /// A pod has moved to another node.
     NodeTransferCompletion = "NODE_TRANSFER_COMPLETION",
-    /// It did not move, and what was prepared was undone.
+    /// A transfer was rolled back.
     NodeTransferRollback = "NODE_TRANSFER_ROLLBACK",
     /// A controller was created.
     ControllerCreated = "REPLICATION_CONTROLLER_CREATED",
-    /// Its count was changed.
+    /// A controller's desired count was changed.
     ControllerScaled = "REPLICATION_CONTROLLER_SCALED",
-    /// It was enabled.
+    /// A controller was enabled.
     ControllerEnabled = "REPLICATION_CONTROLLER_ENABLED",
-    /// It was disabled.
+    /// A controller was disabled.
     ControllerDisabled = "REPLICATION_CONTROLLER_DISABLED",
-    /// Its record was deleted.
+    /// A controller's record was deleted.
     ControllerDeleted = "REPLICATION_CONTROLLER_DELETED",
     /// Labels of a node, a pod or a controller were changed.
     LabelsChanged = "LABELS_CHANGED",
     /// Pods whose controller is gone were removed.
     OrphansRemoved = "ORPHANS_REMOVED",
-    /// A node shall become empty.
+    /// A node is being drained.
     NodeDrained = "NODE_DRAINED",
-    /// It may run pods again.
+    /// A node's drain ended.
     NodeUndrained = "NODE_UNDRAINED",
-    /// Its record and labels were removed.
+    /// A node's record and labels were removed.
     NodeRemoved = "NODE_REMOVED",
     /// A queue was created.
     QueueCreated = "QUEUE_CREATED",
-    /// What is wanted of it was changed.
+    /// A queue's spec was changed.
     QueueChanged = "QUEUE_CHANGED",
-    /// It was deleted.
+    /// A queue was deleted.
     QueueDeleted = "QUEUE_DELETED",
-    /// Groups were admitted, placed, sent back or forgotten.
+    /// Groups were admitted, placed, requeued or removed.
     GroupsOrdered = "POD_GROUPS_ORDERED",
-    /// A farm took a step with a job.
+    /// A farm changed a job's phase or pods.
     JobStep = "JOB_STEP",
-    /// A person created, changed or deleted a job, or asked something of it.
+    /// A user created, changed or deleted a job, or sent it a command.
     JobChanged = "JOB_CHANGED",
-    /// What the log said before its older part was pruned.
+    /// Folded state of records that were pruned.
     Checkpoint = "AUDIT_CHECKPOINT",
 }
 

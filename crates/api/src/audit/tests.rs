@@ -403,7 +403,7 @@ fn a_comparison_names_each_difference() {
     assert_eq!(words, expected);
 }
 
-/// The log after as much of a plan as `deletions` says.
+/// The log after the checkpoints and the first `deletions` deletions of a plan.
 fn carry_out(log: &[Logged], plan: &PrunePlan, deletions: usize, now: Timestamp) -> Vec<Logged> {
     let mut after: Vec<Logged> =
         log.iter().filter(|l| !plan.delete[..deletions].contains(&l.id)).cloned().collect();
@@ -423,7 +423,7 @@ fn nothing_old_means_nothing_to_do() {
     let log = log(&[Details::Retarget(retarget(1, &[], &[1], &[]))]);
     assert_eq!(prune_plan(&log, at(1), Uuid::nil()), PrunePlan::default());
     let pruned = carry_out(&log, &prune_plan(&log, at(2), Uuid::nil()), 1, at(100));
-    // The checkpoint itself is old by now, but there is nothing that it would have to give way to.
+    // The checkpoint itself is old by now, but nothing supersedes it.
     assert_eq!(prune_plan(&pruned, at(1000), Uuid::nil()), PrunePlan::default());
 }
 
@@ -493,7 +493,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Carries steps out on a state, and writes the log of it as the programs do.
+/// Applies steps to a state and writes their log as farms and commands do.
 fn run(steps: &[Step], is_listed: bool) -> (Vec<Logged>, BTreeMap<RcId, Actual>) {
     let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
     let mut events = Vec::new();
