@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rcfarm::job::document;
-use rcfarm::job::operator::{self, Cluster, ClusterPeer};
+use rcfarm::job::frameworks::{self, Cluster, ClusterPeer};
 use rcfarm_api::job::spec::Slot;
 
 fuzz_target!(|text: &str| {
@@ -13,7 +13,7 @@ fuzz_target!(|text: &str| {
         Ok(read) => read,
         Err(problems) => {
             assert!(!problems.is_empty(), "refused without a word");
-            assert!(problems.iter().all(|p| !p.field.is_empty() && !p.why.is_empty()));
+            assert!(problems.iter().all(|p| !p.path.is_empty() && !p.problem.is_empty()));
             return;
         }
     };
@@ -31,7 +31,7 @@ fuzz_target!(|text: &str| {
     for task in job.tasks.iter().filter(|_| job.replicas() <= 100) {
         for slot in (0..task.replicas).map(|index| Slot::new(&task.name, index)) {
             slot.pod_id(&id).expect("a pod's name");
-            operator::of(job.framework).environment(&cluster, &slot);
+            frameworks::of(job.framework).environment(&cluster, &slot);
         }
     }
 });

@@ -20,6 +20,7 @@ use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
 use rcfarm_api::Timestamp;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
@@ -27,7 +28,6 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};

@@ -18,12 +18,12 @@ use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
 use rcfarm_api::Index;
 use rcfarm_api::Timestamp;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::Waiting;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
@@ -574,7 +574,7 @@ impl<'a> Pass<'a> {
             let Some(slots) = old.members.get(&task.name) else { continue };
             let open =
                 slots.iter().filter(|slot| slot.is_none()).count().min(self.seen.bounds.nodes);
-            let each = rcfarm_api::queue::amounts::Amounts::of_pods(&task.resources, 1);
+            let each = rcfarm_api::amounts::Amounts::of_pods(&task.resources, 1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);
             while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
                 usage.charge(self.seen.queues, queue, &each);

@@ -7,9 +7,9 @@ use crate::batch::queue_machine::Wanted;
 use crate::cluster::queues::{StoredQueue, StoredQueues};
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::pod_group::status::PodGroupReason;
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{
     DEFAULT_SCHEDULER, Desired, QueueSpec, ancestors, check_family, children,
 };

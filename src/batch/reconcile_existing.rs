@@ -15,11 +15,11 @@ use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::StoredGroup;
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// While members have no place, nodes are looked at this often.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::records::{Locks, Peers, RecordLabels, Records};
+use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::labels::Selector;
@@ -196,12 +197,13 @@ fn preferred(seen: &ClaimsObserved<'_>, id: &RecordId) -> Option<(FarmName, Sess
         .map(|(farm, peer)| (farm.clone(), peer.session.clone()))
 }
 
-/// FNV-1a over both names, finished so that all bits count: the same on every farm and in every version.
+/// A hash of both names, mixed so that all bits count: the same on every farm and in every version.
 fn score(farm: &FarmName, id: &RecordId) -> u64 {
-    let bytes = farm.as_str().bytes().chain([0]).chain(id.as_str().bytes());
-    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let mut names = Fnv1a::default();
+    names.update(farm.as_str().as_bytes());
+    names.update(&[0]);
+    names.update(id.as_str().as_bytes());
+    let mut hash = names.finish();
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 33;

@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::doorbells::{self, FreshStatus, JobDoorbells};
+use super::frameworks;
 use super::labelled::{JobPods, LabelledMember};
 use super::manifest::PodIdentity;
 use super::members::MemberPod;
-use super::operator;
 use super::pod_status::{PodState as PodStanding, stands};
 pub use super::pods::{Intended, Pods, record_id};
 use crate::cluster::ClusterView;
@@ -451,7 +451,7 @@ impl JobCaches {
         };
         let identity = &labelled.identity;
         let task = job.and_then(|job| Some((job, job.task(&identity.slot.task)?)));
-        let container = task.and_then(|(job, task)| operator::counting_container(job, task));
+        let container = task.and_then(|(job, task)| frameworks::counting_container(job, task));
         MemberPod {
             slot: identity.slot.clone(),
             node: place.node.clone(),

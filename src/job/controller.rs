@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
 use super::collect_orphans::{self, collect_orphans};
-use super::document::{self, FieldIssue, Read};
+use super::document::{self, Read};
 use super::events;
 use super::labelled::LabelledMember;
 use super::members::FreePod;
@@ -146,7 +146,7 @@ impl JobController {
     }
 
     /// What the record says; decoded when it has changed.
-    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldIssue>> {
+    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldError>> {
         if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
@@ -547,7 +547,7 @@ impl JobController {
         &mut self,
         record_index: Index,
         uid: JobUid,
-        problems: &[FieldIssue],
+        problems: &[FieldError],
     ) -> Result<(), ReconcileError> {
         let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let words = words.join("; ");

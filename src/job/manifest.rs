@@ -6,13 +6,16 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::operator::{self, Cluster, ClusterPeer, mpi};
+use super::frameworks::{self, Cluster, ClusterPeer, mpi};
 use super::plan::Create;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
-use rcfarm_api::manifest::Resources;
+use rcfarm_api::manifest::{
+    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
+    ProcessStanza, Resources, RestartStanza, RestartWhen,
+};
 
 /// Which pod of which job: `job` of the manifest, and what its labels say.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,30 +90,21 @@ impl Placed<'_> {
     ) -> String {
         let Some(task) = self.job.task(&create.slot.task) else { return String::new() };
         let template = &task.template;
-        let mut fields = Map::new();
-        fields.insert("id".to_owned(), json!(pod));
-        fields.insert("job".to_owned(), json!(self.identity(create)));
-        let launchables: Map<String, Value> = template
-            .containers
-            .iter()
-            .map(|container| {
-                let stanza = self.launchable(container, task.restart, create, peers);
-                (container.name.clone(), stanza)
-            })
-            .collect();
-        fields.insert("launchables".to_owned(), Value::Object(launchables));
-        let asked = template.resources();
-        if !asked.is_zero() {
-            fields.insert("resources".to_owned(), amounts(&asked));
-        }
-        if let Some(user) = &template.run_as {
-            fields.insert("run_as".to_owned(), json!(user));
-        }
-        let limits = limits(&template.containers);
-        if !limits.is_empty() {
-            fields.insert("resource_limits".to_owned(), json!({"cgroup": limits}));
-        }
-        Value::Object(fields).to_string()
+        let launchables = template.containers.iter().map(|container| {
+            let stanza = self.launchable(container, task.restart, create, peers);
+            (container.name.clone(), LaunchableStanza::Process(Box::new(stanza)))
+        });
+        let cgroup = limits(&template.containers);
+        let manifest = PodManifest {
+            id: pod.to_string(),
+            job: Some(json!(self.identity(create))),
+            launchables: launchables.collect(),
+            resources: amounts(&template.resources()),
+            run_as: template.run_as.as_ref().map(|user| json!(user)),
+            resource_limits: (!cgroup.is_empty()).then_some(LimitsStanza { cgroup }),
+            ..PodManifest::default()
+        };
+        manifest.text()
     }
 
     fn launchable(
@@ -119,13 +113,13 @@ impl Placed<'_> {
         restart: Restart,
         create: &Create,
         peers: &BTreeMap<Slot, ClusterPeer>,
-    ) -> Value {
+    ) -> ProcessStanza {
         let nowhere = ClusterPeer { host: String::new(), offset: 0 };
         let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
         let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
         let mut env: BTreeMap<&str, String> =
             container.env.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        let injected = operator::of(self.job.framework).environment(&cluster, &create.slot);
+        let injected = frameworks::of(self.job.framework).environment(&cluster, &create.slot);
         for variable in &injected {
             let is_set = variable.is_default && env.contains_key(variable.name.as_str());
             if variable.container.is_none_or(|only| only == container.name) && !is_set {
@@ -137,60 +131,56 @@ impl Placed<'_> {
             true => mpi::hostfile_command(&container.command),
             false => container.command.clone(),
         };
-        let mut stanza = Map::new();
-        stanza.insert("launchable_type".to_owned(), json!("process"));
-        stanza.insert("command".to_owned(), json!(command));
-        stanza.insert("restart".to_owned(), json!(restart_word(restart)));
-        if !env.is_empty() {
-            stanza.insert("env".to_owned(), json!(env));
-        }
-        if let Some(cwd) = &container.cwd {
-            stanza.insert("cwd".to_owned(), json!(cwd));
-        }
         let task = self.job.task(&create.slot.task);
-        if let Some(health) = &container.health {
-            let framework = operator::of(self.job.framework);
-            let port = task.and_then(|task| operator::listens(framework, task));
+        let health = container.health.as_ref().map(|health| {
+            let framework = frameworks::of(self.job.framework);
+            let port = task.and_then(|task| frameworks::listens(framework, task));
             let offset = peer(&create.slot).offset;
-            stanza.insert(
-                "health".to_owned(),
-                port.map_or(health.clone(), |port| moved(health, port, offset)),
-            );
+            port.map_or(health.clone(), |port| moved(health, port, offset))
+        });
+        let grace = task.and_then(|task| task.template.grace);
+        ProcessStanza {
+            launchable_type: PROCESS.to_owned(),
+            command: CommandStanza::Words(command),
+            restart: Some(RestartStanza::Word(restart_of(restart))),
+            env: env.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect(),
+            cwd: container.cwd.clone(),
+            health,
+            grace: grace.map(|grace| format!("{}s", grace.as_secs())),
+            ..ProcessStanza::default()
         }
-        if let Some(grace) = task.and_then(|task| task.template.grace) {
-            stanza.insert("grace".to_owned(), json!(format!("{}s", grace.as_secs())));
-        }
-        Value::Object(stanza)
     }
 }
 
 /// A check of the port that members are told to listen on asks where this one listens.
-fn moved(health: &Value, port: u16, offset: u16) -> Value {
+fn moved(health: &HealthStanza, port: u16, offset: u16) -> HealthStanza {
     let mut health = health.clone();
-    for (check, before, end) in [("tcp", "127.0.0.1:", ""), ("http", "http://127.0.0.1:", "/")] {
-        let asked = health.get(check).and_then(Value::as_str);
+    let targets =
+        [(&mut health.tcp, "127.0.0.1:", ""), (&mut health.http, "http://127.0.0.1:", "/")];
+    for (target, before, end) in targets {
+        let asked = target.as_deref();
         let rest = asked.and_then(|asked| asked.strip_prefix(&format!("{before}{port}")));
         let Some(rest) =
             rest.filter(|rest| rest.starts_with(end) && rest.is_empty() == end.is_empty())
         else {
             continue;
         };
-        health[check] = json!(format!("{before}{}{rest}", port.saturating_add(offset)));
+        *target = Some(format!("{before}{}{rest}", port.saturating_add(offset)));
     }
     health
 }
 
-/// What the node does itself; the rest is the job's business.
-fn restart_word(restart: Restart) -> &'static str {
+/// The restarts that the node makes by itself; the others are decided by the job's controller.
+fn restart_of(restart: Restart) -> RestartWhen {
     match restart {
-        Restart::Always => "always",
-        Restart::OnFailure => "on_failure",
-        Restart::Never | Restart::ExitCode => "never",
+        Restart::Always => RestartWhen::Always,
+        Restart::OnFailure => RestartWhen::OnFailure,
+        Restart::Never | Restart::ExitCode => RestartWhen::Never,
     }
 }
 
-fn amounts(resources: &Resources) -> Value {
-    let mut amounts = Map::new();
+fn amounts(resources: &Resources) -> BTreeMap<String, Value> {
+    let mut amounts = BTreeMap::new();
     if resources.cpu_milli > 0 {
         amounts.insert("cpu".to_owned(), json!(format!("{}m", resources.cpu_milli)));
     }
@@ -200,12 +190,12 @@ fn amounts(resources: &Resources) -> Value {
     for (device, count) in resources.devices.iter().filter(|(_, count)| **count > 0) {
         amounts.insert(device.clone(), json!(count));
     }
-    Value::Object(amounts)
+    amounts
 }
 
-/// A pod is limited only where all its containers are.
-fn limits(containers: &[Container]) -> Map<String, Value> {
-    let mut limits = Map::new();
+/// The limits of a pod: the sums over its containers. A resource is limited only where every container limits it.
+fn limits(containers: &[Container]) -> BTreeMap<String, Value> {
+    let mut limits = BTreeMap::new();
     if containers.iter().all(|container| container.limits.cpu_milli > 0) {
         let cpu = containers.iter().map(|container| container.limits.cpu_milli);
         let cpu = cpu.fold(0, u64::saturating_add);
@@ -285,6 +275,36 @@ mod tests {
         );
     }
 
+    /// The nodes of running pods restart what changes its text, so the text of a manifest must stay as it is.
+    #[test]
+    fn manifests_of_the_sample_documents_keep_their_text() {
+        let samples = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/fuzz/job_document");
+        let mut lines = Vec::new();
+        for sample in ["mpi", "pod", "pytorch", "tensorflow", "volcano", "xgboost"] {
+            let text = std::fs::read_to_string(format!("{samples}/{sample}")).unwrap();
+            let document = crate::job::document::from_yaml(&text).unwrap();
+            let id = crate::job::document::name(&document).unwrap();
+            let job = crate::job::document::read(&id, &document).unwrap().spec;
+            let slots = job
+                .tasks
+                .iter()
+                .flat_map(|task| (0..task.replicas).map(|index| Slot::new(&task.name, index)));
+            let node = |n: usize| format!("n{}", n % 2).parse::<NodeName>().unwrap();
+            let places: BTreeMap<Slot, NodeName> =
+                slots.enumerate().map(|(n, slot)| (slot, node(n))).collect();
+            let address = |node: &NodeName| format!("{node}.example");
+            let uid = JobUid(Index(7));
+            let placed = Placed { id: &id, uid, job: &job, places: &places, address: &address };
+            for (slot, node) in &places {
+                let create =
+                    Create { slot: slot.clone(), node: node.clone(), version: 2, attempt: 1 };
+                let pod = slot.pod_id(&id).unwrap();
+                lines.push(placed.manifest(&create, &pod, &placed.peers()));
+            }
+        }
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+
     #[test]
     fn health_check_port_follows_the_assigned_port_only() {
         for (check, asked, then) in [
@@ -293,7 +313,10 @@ mod tests {
             ("http", "http://127.0.0.1:2222/a", "http://127.0.0.1:2225/a"),
             ("http", "http://127.0.0.1:22223/", "http://127.0.0.1:22223/"),
         ] {
-            assert_eq!(moved(&json!({check: asked}), 2222, 3), json!({check: then}));
+            let stanza = |target: &str| {
+                serde_json::from_value::<HealthStanza>(json!({check: target})).unwrap()
+            };
+            assert_eq!(moved(&stanza(asked), 2222, 3), stanza(then));
         }
     }
 

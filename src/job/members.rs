@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::operator::{AfterFailure, Counts, TaskCount, after_failure};
+use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure};
 use rcfarm_api::Index;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;

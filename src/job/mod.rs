@@ -14,10 +14,10 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`spec`], [`document`], [`validate`](mod@validate) | what is wanted, how it is written, and the rules |
+//! | [`spec`], [`document`] | what is wanted, how it is written, and the rules |
 //! | [`status`], [`machine`] | what is said of it, and its ten phases |
 //! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
-//! | [`operator`] | what is particular to a framework |
+//! | [`frameworks`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |
 //! | `waiting` | why it is not yet where it should be |
 //! | `batched_start` | members that are started by several transactions |
@@ -32,6 +32,7 @@ mod controller;
 pub mod document;
 pub mod doorbells;
 mod events;
+pub mod frameworks;
 pub mod kind;
 pub mod labelled;
 pub mod machine;
@@ -39,7 +40,6 @@ pub mod machine;
 mod machine_tests;
 pub mod manifest;
 pub mod members;
-pub mod operator;
 pub mod plan;
 pub mod pod_status;
 pub mod pods;
@@ -47,6 +47,5 @@ pub mod policies;
 #[cfg(test)]
 mod scenarios;
 pub mod triggers;
-pub mod validate;
 mod waiting;
 pub mod writes;

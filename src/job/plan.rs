@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::adoption::{AdoptionVerdict, Reference, verdict};
+use super::frameworks::{self, Counts, FrameworkOutcome, total};
 use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, publish,
     remember, sort,
 };
-use super::operator::{self, Counts, FrameworkOutcome, total};
 use super::triggers::{self, Trigger};
 use super::{batched_start, waiting};
 use crate::cluster::commands::Pending;
@@ -166,7 +166,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
-    let outcome = operator::of(seen.job.framework).outcome(seen.job, &before);
+    let outcome = frameworks::of(seen.job.framework).outcome(seen.job, &before);
     let trigger = triggers::trigger(
         &triggers::TriggerInput {
             job: seen.job,
@@ -503,7 +503,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
         return;
     }
     plan.status.not_before = None;
-    let meets = operator::of(seen.job.framework).meets_at(seen.job);
+    let meets = frameworks::of(seen.job.framework).meets_at(seen.job);
     if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
         return;
     }

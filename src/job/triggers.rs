@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::frameworks::{AfterFailure, after_failure};
 use super::machine::JobRequest;
 use super::members::{MemberPod, past_backoff_limit, restarts_in_place};
-use super::operator::{AfterFailure, after_failure};
 use super::policies::{JobEvent, PolicyDecision, answer};
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;

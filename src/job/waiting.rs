@@ -1,7 +1,7 @@
 //! Why a job is not yet where it should be. Pure.
 
 use super::document::queue_field;
-use super::operator::FrameworkOutcome;
+use super::frameworks::FrameworkOutcome;
 use super::plan::{JobObserved, JobPlan, waits_for_old};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{Framework, Slot};

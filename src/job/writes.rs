@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::frameworks::{self, ClusterPeer};
 use super::labelled::{Mismatched, Unowned};
 use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
-use super::operator::{self, ClusterPeer};
 use super::plan::{Create, JobPlan};
+use rcfarm_api::amounts::{Amounts, CPU, MEMORY};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
 use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
@@ -15,7 +16,6 @@ use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
-use rcfarm_api::queue::amounts::{Amounts, CPU, MEMORY};
 use rcfarm_store::{Index, Op};
 
 const JOB_NAME: &str = "volcano.sh/job-name";
@@ -111,7 +111,7 @@ pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
         set("training.kubeflow.org/job-name", identity.job.name.to_string());
         set("training.kubeflow.org/replica-type", identity.slot.task.to_ascii_lowercase());
         set("training.kubeflow.org/replica-index", identity.slot.index.to_string());
-        if operator::of(job.framework).is_master(job, &identity.slot) {
+        if frameworks::of(job.framework).is_master(job, &identity.slot) {
             set("training.kubeflow.org/job-role", "master".to_owned());
         }
     }

@@ -418,7 +418,7 @@ async fn farm_names_bad_fields_in_status_and_others_go_on() {
         says(&cluster, number, &status(&name), "/state", &["\"InvalidRecord\"", &field, words])
             .await;
     }
-    let whole = ["\"InvalidRecord\"", "the record: it must be a mapping"];
+    let whole = ["\"InvalidRecord\"", "(whole value): it must be a mapping"];
     says(&cluster, "C8", &status("c8"), "/state", &whole).await;
     for Rule { number, name, words, .. } in jobs_of_bad_queues() {
         let wanted = ["\"Queue", "spec.queue: ", words];

@@ -119,6 +119,8 @@ pub struct Namespaced {
     pub name: ObjectName,
 }
 
+/// The queue of whatever names none; the farm makes it when it is missing.
+pub const DEFAULT_QUEUE: &str = "default";
 /// The namespace of records that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 

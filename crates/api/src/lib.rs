@@ -11,10 +11,12 @@
 #![warn(missing_docs)]
 
 pub mod allocation;
+pub mod amounts;
 pub mod audit;
 mod backoff;
 pub mod command;
 mod field_error;
+mod hash;
 pub mod ids;
 mod index;
 pub mod job;
@@ -30,6 +32,7 @@ mod stored;
 
 pub use backoff::backoff;
 pub use field_error::FieldError;
+pub use hash::{Fnv1a, content_hash};
 pub use index::Index;
 pub use jiff::Timestamp;
 pub use stored::Stored;

@@ -23,13 +23,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::agent::health::{HealthCheck, Probe, Thresholds};
-use super::agent::restart::{RestartPolicy, RestartWhen};
+use super::agent::restart::RestartPolicy;
+use super::command_line::words;
+use rcfarm_api::FieldError;
 use rcfarm_api::ids::check_segment;
-use rcfarm_api::manifest::{Manifest, ManifestError, Resources};
+use rcfarm_api::manifest::{
+    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest,
+    ProcessStanza, Resources, RestartStanza, plain,
+};
 
 /// A pod as its node runs it.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,158 +89,54 @@ pub struct ProcessSpec {
     pub health: Option<HealthCheck>,
 }
 
-/// Why a node cannot make anything of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadPod {
-    /// It is no manifest.
-    #[error(transparent)]
-    Manifest(#[from] ManifestError),
-    /// A field of the pod is wrong.
-    #[error("field {field:?} of the manifest: {why}")]
-    Field {
-        /// Its path.
-        field: String,
-        /// What is wrong, and what to write instead.
-        why: String,
-    },
-}
-
 impl PodSpec {
     /// Reads what the node needs of a manifest. A launchable that cannot be run is [`LaunchSpec::Unfit`]; it does
     /// not keep the others from running.
     ///
     /// # Errors
-    /// [`BadPod`] with the field.
-    pub fn read(manifest: &Manifest) -> Result<PodSpec, BadPod> {
-        let Value::Object(mut fields) = manifest.fields()? else {
-            return Err(bad("", "it must be a mapping"));
-        };
+    /// [`FieldError`] of the manifest.
+    pub fn read(manifest: &Manifest) -> Result<PodSpec, FieldError> {
+        let fields = PodManifest::read(manifest)?;
         let mut launchables = BTreeMap::new();
-        for (name, stanza) in object(&mut fields, "launchables")?.unwrap_or_default() {
-            check_segment(&name).map_err(|error| bad("launchables", &error.to_string()))?;
-            let launchable = launchable(stanza)
+        for (name, stanza) in fields.launchables {
+            check_segment(&name)
+                .map_err(|error| FieldError::new("launchables", error.to_string(), ""))?;
+            let launchable = match stanza {
+                LaunchableStanza::Process(stanza) => process(*stanza),
+                LaunchableStanza::Unfit(_, why) => Err(why),
+            };
+            let launchable = launchable
                 .unwrap_or_else(|why| LaunchSpec::Unfit(format!("launchables.{name}: {why}")));
             launchables.insert(name, launchable);
         }
-        let single_instance = match fields.remove("single_instance") {
-            None | Some(Value::Null) => false,
-            Some(Value::Bool(yes)) => yes,
-            Some(_) => return Err(bad("single_instance", "write true or false")),
-        };
         Ok(PodSpec {
             launchables,
-            config: fields.remove("config").filter(|config| !config.is_null()),
-            run_as: fields.remove("run_as").filter(|user| !user.is_null()).map(|user| plain(&user)),
-            limits: limits(&mut fields)?,
+            config: fields.config,
+            run_as: fields.run_as.map(|user| plain(&user)),
+            limits: limits(&fields.resource_limits.unwrap_or_default())?,
             resources: manifest.resources().clone(),
-            single_instance,
+            single_instance: fields.single_instance,
         })
     }
 }
 
-fn bad(field: &str, why: &str) -> BadPod {
-    BadPod::Field { field: field.to_owned(), why: why.to_owned() }
-}
-
-fn object(
-    fields: &mut Map<String, Value>,
-    field: &str,
-) -> Result<Option<Map<String, Value>>, BadPod> {
-    match fields.remove(field) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(inner)) => Ok(Some(inner)),
-        Some(_) => Err(bad(field, "it must be a mapping")),
-    }
-}
-
-/// A scalar as it was written.
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
-}
-
 /// p2's `resource_limits`, with amounts in our spellings besides.
-fn limits(fields: &mut Map<String, Value>) -> Result<ResourceLimits, BadPod> {
-    let mut stanza = object(fields, "resource_limits")?.unwrap_or_default();
+fn limits(stanza: &LimitsStanza) -> Result<ResourceLimits, FieldError> {
     let mut found = Resources::default();
-    for (word, amount) in object(&mut stanza, "cgroup")?.unwrap_or_default() {
+    for (word, amount) in &stanza.cgroup {
         let what = match word.as_str() {
             "cpus" => "cpu",
             "memory" => "memory",
             _ => continue,
         };
-        let set = found.set(what, &plain(&amount));
-        set.map_err(|error| bad(&format!("resource_limits.cgroup.{word}"), &error.to_string()))?;
+        found.set(what, &plain(amount)).map_err(|error| {
+            FieldError::new(format!("resource_limits.cgroup.{word}"), error.to_string(), "")
+        })?;
     }
     Ok(ResourceLimits { cpu_milli: found.cpu_milli, memory_bytes: found.memory_bytes })
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Command {
-    Line(String),
-    Words(Vec<String>),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ProcessStanza {
-    #[serde(rename = "launchable_type")]
-    _kind: String,
-    #[serde(default, rename = "version")]
-    _version: Option<Value>,
-    command: Command,
-    #[serde(default)]
-    args: Vec<Value>,
-    #[serde(default)]
-    env: BTreeMap<String, Value>,
-    cwd: Option<String>,
-    stop_signal: Option<String>,
-    grace: Option<String>,
-    restart: Option<RestartStanza>,
-    health: Option<HealthStanza>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RestartStanza {
-    Word(RestartWhen),
-    Whole {
-        #[serde(default)]
-        policy: RestartWhen,
-        backoff: Option<String>,
-        max_backoff: Option<String>,
-    },
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HealthStanza {
-    http: Option<String>,
-    tcp: Option<String>,
-    exec: Option<Command>,
-    interval: Option<String>,
-    timeout: Option<String>,
-    passing_after: Option<u32>,
-    critical_after: Option<u32>,
-}
-
-fn launchable(stanza: Value) -> Result<LaunchSpec, String> {
-    let kind = stanza.get("launchable_type").and_then(Value::as_str).map(str::to_owned);
-    match kind.as_deref() {
-        Some("process") => {}
-        Some(other) => {
-            let why = format!(
-                "launchable_type {other:?} cannot be run by this agent; it runs \"process\""
-            );
-            return Err(why);
-        }
-        None => return Err("there is no launchable_type; this agent runs \"process\"".to_owned()),
-    }
-    let stanza: ProcessStanza =
-        serde_json::from_value(stanza).map_err(|error| error.to_string())?;
+fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
     let mut command = command(stanza.command)?;
     command.extend(stanza.args.iter().map(plain));
     let stop_signal = stanza.stop_signal.unwrap_or_else(|| "TERM".to_owned());
@@ -255,10 +155,10 @@ fn launchable(stanza: Value) -> Result<LaunchSpec, String> {
     })))
 }
 
-fn command(command: Command) -> Result<Vec<String>, String> {
+fn command(command: CommandStanza) -> Result<Vec<String>, String> {
     let words = match command {
-        Command::Line(line) => words(&line).ok_or("command: a quote is not closed")?,
-        Command::Words(words) => words,
+        CommandStanza::Line(line) => words(&line).ok_or("command: a quote is not closed")?,
+        CommandStanza::Words(words) => words,
     };
     if words.is_empty() { Err("command: it is empty".to_owned()) } else { Ok(words) }
 }
@@ -305,72 +205,13 @@ fn health(stanza: HealthStanza) -> Result<HealthCheck, String> {
     })
 }
 
-/// Splits a line as a shell does, quotes and backslashes included and nothing else; `None`: a quote stays open.
-fn words(line: &str) -> Option<Vec<String>> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut chars = line.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            '\'' => {
-                let word = word.get_or_insert_default();
-                loop {
-                    match chars.next()? {
-                        '\'' => break,
-                        c => word.push(c),
-                    }
-                }
-            }
-            '"' => {
-                let word = word.get_or_insert_default();
-                loop {
-                    match chars.next()? {
-                        '"' => break,
-                        '\\' => word.push(chars.next()?),
-                        c => word.push(c),
-                    }
-                }
-            }
-            '\\' => word.get_or_insert_default().push(chars.next()?),
-            c if c.is_whitespace() => words.extend(word.take()),
-            c => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    Some(words)
-}
-
-/// Puts variables into a text: `${NAME}`. An unknown one stays as it is, for whoever may know it.
-#[must_use]
-pub fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("${") {
-        out.push_str(&rest[..at]);
-        let inner = &rest[at + 2..];
-        let known = inner.find('}').and_then(|end| Some((end, env.get(&inner[..end])?)));
-        match known {
-            Some((end, value)) => {
-                out.push_str(value);
-                rest = &inner[end + 1..];
-            }
-            None => {
-                out.push_str("${");
-                rest = inner;
-            }
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use rcfarm_api::manifest::RestartWhen;
 
     use super::*;
 
-    fn read(text: &str) -> Result<PodSpec, BadPod> {
+    fn read(text: &str) -> Result<PodSpec, FieldError> {
         PodSpec::read(&Manifest::parse(text).unwrap())
     }
 
@@ -444,25 +285,5 @@ mod tests {
 
     fn unfit_of(text: &str, name: &str) -> LaunchSpec {
         read(text).unwrap().launchables[name].clone()
-    }
-
-    #[test]
-    fn only_known_variables_are_put_in() {
-        let env = BTreeMap::from([("A".to_owned(), "1".to_owned())]);
-        assert_eq!(expand("${A}${B} $A ${A", &env), "1${B} $A ${A");
-    }
-
-    proptest! {
-        #[test]
-        fn quoted_words_come_back(words_in in prop::collection::vec("[^'\\\\]{0,8}", 1..5)) {
-            let line: Vec<String> = words_in.iter().map(|word| format!("'{word}'")).collect();
-            prop_assert_eq!(words(&line.join(" ")), Some(words_in));
-        }
-
-        #[test]
-        fn no_text_makes_the_splitter_or_the_expansion_panic(text in "\\PC{0,40}") {
-            let _ = words(&text);
-            let _ = expand(&text, &BTreeMap::new());
-        }
     }
 }

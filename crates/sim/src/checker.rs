@@ -18,6 +18,7 @@ use crate::mix::Mix;
 use crate::model::{Model, notes};
 use crate::reached::{Occasion, met_if};
 use crate::version_skew;
+use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::SessionId;
 use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, SessionChange, Tables};
 use rcfarm_store::{NewSession, Op};
@@ -39,7 +40,7 @@ struct Inner {
     facts: CheckFacts,
     proofs: BTreeMap<u32, SessionProof>,
     violation: Option<Violation>,
-    hash: Hash,
+    hash: Fnv1a,
     applied: u64,
     last: VecDeque<Line>,
     print: bool,
@@ -50,17 +51,6 @@ struct Inner {
 enum Line {
     Applied(SimActor, Box<Applied>),
     Reported(Duration, String),
-}
-
-/// FNV-1a: a fixed key, so that the same trace has the same hash everywhere.
-struct Hash(u64);
-
-impl Hash {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
 }
 
 impl Checker {
@@ -74,7 +64,7 @@ impl Checker {
             facts: CheckFacts::default(),
             proofs: BTreeMap::new(),
             violation: None,
-            hash: Hash(0xcbf2_9ce4_8422_2325),
+            hash: Fnv1a::default(),
             applied: 0,
             last: VecDeque::new(),
             print,
@@ -266,7 +256,7 @@ impl Checker {
     #[must_use]
     pub fn result(&self) -> (Option<Violation>, u64, u64) {
         let inner = self.lock();
-        (inner.violation.clone(), inner.applied, inner.hash.0)
+        (inner.violation.clone(), inner.applied, inner.hash.finish())
     }
 
     /// The last operations, oldest first.
@@ -316,12 +306,12 @@ impl Inner {
     }
 
     fn hash(&mut self, applied: &Applied) {
-        self.hash.add(&applied.index.0.to_le_bytes());
-        self.hash.add(&applied.at.as_nanos().to_le_bytes());
+        self.hash.update(&applied.index.0.to_le_bytes());
+        self.hash.update(&applied.at.as_nanos().to_le_bytes());
         for change in &applied.changes {
-            self.hash.add(change.key.as_bytes());
+            self.hash.update(change.key.as_bytes());
             let value = change.after.as_ref().map_or(&b"-"[..], |entry| &entry.value);
-            self.hash.add(value);
+            self.hash.update(value);
         }
     }
 

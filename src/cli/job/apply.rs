@@ -14,7 +14,8 @@ use crate::cli::context::{CommandContext, Committed};
 use crate::cli::dev;
 use crate::cli::failure::{CliExit, failure};
 use crate::cluster::queues::QueueIndex;
-use crate::job::document::{self, FieldIssue, Read};
+use crate::job::document::{self, Read};
+use rcfarm_api::FieldError;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
@@ -61,7 +62,7 @@ struct Row {
     members: Vec<Value>,
     needed: u32,
     queue: String,
-    warnings: Vec<FieldIssue>,
+    warnings: Vec<FieldError>,
 }
 
 #[derive(Serialize)]

@@ -6,10 +6,9 @@ use serde_json::Value;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::job::document::{self, FieldIssue, Read};
+use crate::job::document::{self, Read};
 use crate::job::manifest::PodIdentity;
 use crate::job::writes::mark_of;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::spec::JobUid;
@@ -17,6 +16,7 @@ use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::status::PodStatus;
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Index, Query};
 
 /// A job's record, parsed, with its status.
@@ -24,7 +24,7 @@ pub(super) struct FoundJob {
     pub(super) id: Namespaced,
     pub(super) entry: Entry,
     pub(super) document: Value,
-    pub(super) read: Result<Read, Vec<FieldIssue>>,
+    pub(super) read: Result<Read, Vec<FieldError>>,
     /// The owner's status. `None`: no farm has handled this job yet.
     pub(super) status: Option<JobStatus>,
 }

@@ -7,15 +7,14 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash};
 use crate::cli::pod;
-use crate::job::document::FieldIssue;
-use crate::job::operator::counting_container;
+use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupStatus;
+use rcfarm_api::{FieldError, Stored};
 
 pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(context, id).await?;
@@ -77,7 +76,7 @@ fn members(status: &JobStatus) -> String {
     said.collect::<Vec<_>>().join(", ")
 }
 
-fn remarks(remarks: &[FieldIssue]) -> String {
+fn remarks(remarks: &[FieldError]) -> String {
     remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 

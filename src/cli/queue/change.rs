@@ -13,10 +13,10 @@ use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::FieldError;
 use rcfarm_api::Stored;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::audit::{Details, QueueChange};
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::key;
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{
     DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };

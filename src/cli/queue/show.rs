@@ -7,8 +7,8 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
 use rcfarm_api::FieldError;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::QueueName;
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::status::QueueStatus;
 
 pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {

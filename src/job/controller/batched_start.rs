@@ -94,7 +94,7 @@ impl JobController {
         placed: &Placed<'_>,
         peers: &std::collections::BTreeMap<
             rcfarm_api::job::spec::Slot,
-            crate::job::operator::ClusterPeer,
+            crate::job::frameworks::ClusterPeer,
         >,
         rest: &mut VecDeque<Create>,
     ) -> (Txn<Fenced>, Vec<Made>, AuditRecord) {

@@ -1,45 +1,41 @@
 //! Walks a document with the path of each field at hand, so that nothing in it is passed over in silence.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Something about a field: why the record cannot be worked on, or what of it is not honoured.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct FieldIssue {
-    /// The field's path.
-    pub field: String,
-    /// What is wrong, and what to do.
-    pub why: String,
-}
-
-impl fmt::Display for FieldIssue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.why)
-    }
-}
+use rcfarm_api::FieldError;
+use rcfarm_api::job::spec::Framework;
 
 /// What was found on the way through a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldIssues {
     /// The record cannot be worked on.
-    pub problems: Vec<FieldIssue>,
+    pub problems: Vec<FieldError>,
     /// It can, but not all of it is honoured.
-    pub warnings: Vec<FieldIssue>,
+    pub warnings: Vec<FieldError>,
 }
 
 impl FieldIssues {
     /// Notes what is wrong with a field.
     pub fn problem(&mut self, field: impl Into<String>, why: impl Into<String>) {
-        self.problems.push(FieldIssue { field: field.into(), why: why.into() });
+        self.problems.push(FieldError::new(field, why, ""));
     }
 
     /// Notes what of a field is not honoured.
     pub fn warning(&mut self, field: impl Into<String>, why: impl Into<String>) {
-        self.warnings.push(FieldIssue { field: field.into(), why: why.into() });
+        self.warnings.push(FieldError::new(field, why, ""));
+    }
+}
+
+/// Where a document of this kind names its queue.
+#[must_use]
+pub fn queue_field(framework: Framework) -> &'static str {
+    match framework {
+        Framework::Volcano => "spec.queue",
+        Framework::Pod => "metadata.annotations.scheduling.volcano.sh/queue-name",
+        _ => "spec.runPolicy.schedulingPolicy.queue",
     }
 }
 
@@ -60,7 +56,7 @@ impl<'v> FieldReader<'v> {
         let path = path.into();
         let map = value.as_object();
         if map.is_none() && !value.is_null() {
-            let whole = if path.is_empty() { "the record" } else { path.as_str() };
+            let whole = if path.is_empty() { FieldError::WHOLE } else { path.as_str() };
             issues.problem(whole, "it must be a mapping of fields");
         }
         FieldReader { path, map, asked: BTreeSet::new() }

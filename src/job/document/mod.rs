@@ -8,6 +8,7 @@ mod fields;
 mod kubeflow;
 mod pod;
 mod template;
+mod validate;
 mod volcano;
 
 use std::collections::BTreeMap;
@@ -15,15 +16,16 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-pub use fields::{FieldIssue, FieldIssues};
+pub use fields::{FieldIssues, queue_field};
 pub use kubeflow::{container_of, field_of};
 
-use super::validate::validate;
 use fields::FieldReader;
+use rcfarm_api::FieldError;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
 use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
 use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
+use validate::validate;
 
 /// What is said of a field that is known and acted upon by nobody.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
@@ -36,16 +38,16 @@ pub struct Read {
     /// The job's labels, from its metadata.
     pub labels: BTreeMap<String, String>,
     /// What of it is not honoured.
-    pub warnings: Vec<FieldIssue>,
+    pub warnings: Vec<FieldError>,
 }
 
 /// Which kind a document is of.
 ///
 /// # Errors
 /// What is wrong with `kind` and `apiVersion`.
-pub fn framework(document: &Value) -> Result<Framework, FieldIssue> {
+pub fn framework(document: &Value) -> Result<Framework, FieldError> {
     let of = |field: &str| document.get(field).and_then(Value::as_str);
-    let wrong = |field: &str, why: String| FieldIssue { field: field.to_owned(), why };
+    let wrong = |field: &str, why: String| FieldError::new(field, why, "");
     let version = of("apiVersion");
     let framework = match of("kind") {
         None | Some("Job") => Framework::Volcano,
@@ -79,9 +81,9 @@ pub fn framework(document: &Value) -> Result<Framework, FieldIssue> {
 ///
 /// # Errors
 /// What is wrong with its metadata.
-pub fn name(document: &Value) -> Result<Namespaced, FieldIssue> {
+pub fn name(document: &Value) -> Result<Namespaced, FieldError> {
     let of = |field: &str| document.get("metadata")?.get(field)?.as_str();
-    let wrong = |field: &str, why: String| FieldIssue { field: format!("metadata.{field}"), why };
+    let wrong = |field: &str, why: String| FieldError::new(format!("metadata.{field}"), why, "");
     let Some(name) = of("name") else {
         return Err(wrong("name", "the job has no name".to_owned()));
     };
@@ -96,7 +98,7 @@ pub fn name(document: &Value) -> Result<Namespaced, FieldIssue> {
 ///
 /// # Errors
 /// All that is wrong with it, by field.
-pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldIssue>> {
+pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldError>> {
     let mut issues = FieldIssues::default();
     let framework = framework(document).map_err(|issue| vec![issue])?;
     let mut top = FieldReader::of("", document, &mut issues);
@@ -131,9 +133,9 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldIssue>> 
 ///
 /// # Errors
 /// As [`read`].
-pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldIssue>> {
+pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldError>> {
     let document: Value = serde_json::from_slice(value).map_err(|error| {
-        vec![FieldIssue { field: "the record".to_owned(), why: format!("it is no JSON: {error}") }]
+        vec![FieldError::new(FieldError::WHOLE, format!("it is no JSON: {error}"), "")]
     })?;
     let read = read(id, &document)?;
     Ok((document, read))
@@ -221,16 +223,6 @@ fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u3
         return None;
     }
     Some(count)
-}
-
-/// Where a document of this kind names its queue.
-#[must_use]
-pub fn queue_field(framework: Framework) -> &'static str {
-    match framework {
-        Framework::Volcano => "spec.queue",
-        Framework::Pod => "metadata.annotations.scheduling.volcano.sh/queue-name",
-        _ => "spec.runPolicy.schedulingPolicy.queue",
-    }
 }
 
 /// A priority class is honoured where it is a number: there is no list of classes here.

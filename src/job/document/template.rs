@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::fields::{FieldIssues, FieldReader};
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::Resources;
+use rcfarm_api::manifest::{CommandStanza, HealthStanza, Resources};
 
 /// Words of a pod template for a restart.
 pub const RESTARTS: [(&str, Restart); 3] =
@@ -410,57 +410,52 @@ fn amounts(
     amounts
 }
 
-/// A readiness probe in the manifest's form.
+/// A readiness probe as a health check of the manifest.
 fn health(
     fields: &mut FieldReader<'_>,
     ports: &[(Option<String>, u16)],
     issues: &mut FieldIssues,
-) -> Option<Value> {
+) -> Option<HealthStanza> {
     let mut probe = fields.object("readinessProbe", issues);
     if probe.is_empty() {
         return None;
     }
-    let mut check = serde_json::Map::new();
+    let mut check = HealthStanza::default();
     let mut http = probe.object("httpGet", issues);
     if !http.is_empty() {
         let port = probed(&mut http, ports, issues);
         let path = http.text("path", issues).unwrap_or_default().trim_start_matches('/');
-        check.insert("http".to_owned(), json!(format!("http://127.0.0.1:{port}/{path}")));
+        check.http = Some(format!("http://127.0.0.1:{port}/{path}"));
         http.pass_over(&["scheme", "host", "httpHeaders"], NOT_HERE, issues);
     }
     http.finish(issues);
     let mut tcp = probe.object("tcpSocket", issues);
     if !tcp.is_empty() {
         let port = probed(&mut tcp, ports, issues);
-        check.insert("tcp".to_owned(), json!(format!("127.0.0.1:{port}")));
+        check.tcp = Some(format!("127.0.0.1:{port}"));
         tcp.pass_over(&["host"], NOT_HERE, issues);
     }
     tcp.finish(issues);
     let mut exec = probe.object("exec", issues);
     if !exec.is_empty() {
-        check.insert("exec".to_owned(), json!(exec.texts("command", issues)));
+        check.exec = Some(CommandStanza::Words(exec.texts("command", issues)));
     }
     exec.finish(issues);
-    if check.len() != 1 {
+    let targets = [check.http.is_some(), check.tcp.is_some(), check.exec.is_some()];
+    if targets.into_iter().filter(|given| *given).count() != 1 {
         let why = "it needs one of httpGet, tcpSocket and exec, and not two: it could never pass";
         issues.problem(fields.at("readinessProbe"), why);
     }
-    for (name, ours) in [("periodSeconds", "interval"), ("timeoutSeconds", "timeout")] {
-        if let Some(seconds) = probe.number(name, 1, issues) {
-            check.insert(ours.to_owned(), json!(format!("{seconds}s")));
-        }
-    }
-    for (name, ours) in
-        [("successThreshold", "passing_after"), ("failureThreshold", "critical_after")]
-    {
-        if let Some(count) = probe.number(name, 1, issues) {
-            check.insert(ours.to_owned(), json!(count));
-        }
-    }
+    let mut seconds = |name| Some(format!("{}s", probe.number(name, 1, issues)?));
+    check.interval = seconds("periodSeconds");
+    check.timeout = seconds("timeoutSeconds");
+    let mut count = |name| u32::try_from(probe.number(name, 1, issues)?).ok();
+    check.passing_after = count("successThreshold");
+    check.critical_after = count("failureThreshold");
     probe.pass_over(&["initialDelaySeconds", "terminationGracePeriodSeconds"], NOT_HERE, issues);
     probe.refuse(&["grpc"], "use httpGet, tcpSocket or exec", issues);
     probe.finish(issues);
-    Some(Value::Object(check))
+    Some(check)
 }
 
 /// The port of a check: a number, or the name of one of the container's.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use rcfarm_api::FieldError;
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::job::spec::{Plugin, PolicyEvent, Restart};
 
@@ -20,8 +21,8 @@ fn accepted(text: &str) -> Read {
     read(&id, &document).unwrap_or_else(|problems| panic!("{problems:?}"))
 }
 
-fn fields(issues: &[FieldIssue]) -> Vec<&str> {
-    issues.iter().map(|issue| issue.field.as_str()).collect()
+fn fields(issues: &[FieldError]) -> Vec<&str> {
+    issues.iter().map(|issue| issue.path.as_str()).collect()
 }
 
 const VOLCANO: &str = r#"
@@ -171,7 +172,7 @@ fn kubeflows_jobs_are_read_as_they_are() {
 }
 
 /// A good job, bent at one place.
-fn bent(change: impl FnOnce(&mut Value)) -> Result<Read, Vec<FieldIssue>> {
+fn bent(change: impl FnOnce(&mut Value)) -> Result<Read, Vec<FieldError>> {
     let task = |name: &str| {
         json!({"name": name, "replicas": 2, "template": {"spec": {"containers": [
             {"name": "c", "command": ["true"]},
@@ -332,14 +333,14 @@ fn each_rule_of_admission_names_the_field_and_what_is_wrong() {
     ];
     for (at, value, field, words) in cases {
         let problems = bent(|document| set(document, at, value.clone())).unwrap_err();
-        let found = problems.iter().any(|p| p.field == field && p.why.contains(words));
+        let found = problems.iter().any(|p| p.path == field && p.problem.contains(words));
         assert!(found, "{at} = {value}: wanted {field} ... {words}, found {problems:?}");
     }
     let circle = bent(|document| {
         set(document, "/spec/tasks/0/dependsOn", json!({"name": ["b"]}));
         set(document, "/spec/tasks/1/dependsOn", json!({"name": ["a"]}));
     });
-    assert!(circle.unwrap_err()[0].why.contains("a -> b -> a"));
+    assert!(circle.unwrap_err()[0].problem.contains("a -> b -> a"));
 }
 
 fn set(document: &mut Value, at: &str, value: Value) {
@@ -409,7 +410,7 @@ fn a_probe_may_name_a_port_of_its_container() {
         set(document, &format!("{container}/readinessProbe"), probe);
     });
     let health = named.unwrap().spec.tasks[0].template.containers[0].health.clone().unwrap();
-    assert_eq!(health["http"], "http://127.0.0.1:8080/healthz");
+    assert_eq!(health.http.as_deref(), Some("http://127.0.0.1:8080/healthz"));
 }
 
 #[test]
@@ -468,13 +469,13 @@ fn frameworks_have_rules_of_their_own() {
         member(2, "pytorch")
     );
     let many = accepted(&kubeflow("PyTorchJob", &many)).spec;
-    let peer = |_: &rcfarm_api::job::spec::Slot| crate::job::operator::ClusterPeer {
+    let peer = |_: &rcfarm_api::job::spec::Slot| crate::job::frameworks::ClusterPeer {
         host: "h".into(),
         offset: 0,
     };
-    let cluster = crate::job::operator::Cluster { id: &id(), job: &many, peer: &peer };
+    let cluster = crate::job::frameworks::Cluster { id: &id(), job: &many, peer: &peer };
     let slot = rcfarm_api::job::spec::Slot::new("Worker", 0);
-    let env = crate::job::operator::of(many.framework).environment(&cluster, &slot);
+    let env = crate::job::frameworks::of(many.framework).environment(&cluster, &slot);
     let size = env.iter().find(|variable| variable.name == "WORLD_SIZE").unwrap();
     assert_eq!(size.value, u32::MAX.to_string(), "it is absurd, and nothing breaks");
     let queue = "  runPolicy: {schedulingPolicy: {queue: a/b}}\n";
@@ -635,5 +636,5 @@ fn no_text_makes_the_reader_panic() {
         assert!(read(&id(), &document).is_err(), "{text}");
     }
     assert!(from_yaml("a: [").is_err());
-    assert!(decode(&id(), b"{").unwrap_err()[0].why.contains("no JSON"));
+    assert!(decode(&id(), b"{").unwrap_err()[0].problem.contains("no JSON"));
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rcfarm::placement::capacity::NodeCapacity;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
@@ -14,7 +15,6 @@ use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::status::{Counters, QueueState, QueueStatus};
 use rcfarm_emulator::{Fate, FaultOutcome, Request, Tables};
 use rcfarm_store::{PutMode, Query, Reader, Store};

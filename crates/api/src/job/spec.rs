@@ -13,7 +13,7 @@ use crate::Index;
 use crate::command::CommandAction;
 use crate::ids::{BadName, Namespaced, PodId};
 use crate::labels::Selector;
-use crate::manifest::Resources;
+use crate::manifest::{HealthStanza, Resources};
 
 /// Which job of a name: the CreateIndex of its record. A job that is deleted and made again under its name is another.
 #[derive(
@@ -275,8 +275,8 @@ pub struct Container {
     pub requests: Resources,
     /// What the node enforces.
     pub limits: Resources,
-    /// How its health is found out, in the manifest's form.
-    pub health: Option<serde_json::Value>,
+    /// Its health check.
+    pub health: Option<HealthStanza>,
 }
 
 /// A plugin of Volcano's that is served.

@@ -6,6 +6,7 @@
 //! (`p2.md` §7); the signature is not verified here.
 
 mod clearsign;
+mod pod;
 mod resources;
 
 use std::collections::BTreeMap;
@@ -15,8 +16,14 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::ids::{BadName, PodId};
+use crate::FieldError;
+use crate::ids::PodId;
 
+pub use crate::hash::content_hash;
+pub use pod::{
+    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
+    ProcessStanza, RestartStanza, RestartWhen,
+};
 pub use resources::{BadQuantity, Resources};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
@@ -39,57 +46,23 @@ pub struct Launchable {
     pub version: Option<String>,
 }
 
-/// Why a text is not a manifest.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ManifestError {
-    /// It is not YAML, or a field has the wrong form. The words name the field.
-    #[error("the manifest is not valid{}: {what}", in_field(.field))]
-    Yaml {
-        /// The path of the field; empty for the manifest as a whole.
-        field: String,
-        /// The parser's words, which end in line and column.
-        what: String,
-    },
-    /// There is no `id`.
-    #[error(
-        "the manifest has no field \"id\": it names the pod, and one pod of an id runs on a node; \
-         add a line such as \"id: web\""
-    )]
-    NoId,
-    /// The `id` cannot be a segment of a key.
-    #[error("field \"id\" of the manifest: {0}")]
-    BadId(#[from] BadName),
-    /// A pod's request cannot be read.
-    #[error("field \"resources.{word}\" of the manifest: {why}")]
-    BadResources {
-        /// Of what.
-        word: String,
-        /// Why, and how it is written.
-        why: BadQuantity,
-    },
-    /// A PGP frame that does not close.
-    #[error("the manifest begins as a PGP signed message, but {0}")]
-    Clearsign(&'static str),
-}
-
-fn in_field(field: &str) -> String {
-    if field.is_empty() { String::new() } else { format!(", field {field:?}") }
-}
-
 impl Manifest {
     /// Reads a manifest. Unknown fields are kept in the text and otherwise ignored.
     ///
     /// # Errors
-    /// [`ManifestError`], with the line and column in the text as given, the PGP frame included.
-    pub fn parse(text: &str) -> Result<Manifest, ManifestError> {
-        let body = clearsign::body(text).map_err(ManifestError::Clearsign)?;
+    /// [`FieldError`], with the line and column in the text as given, the PGP frame included.
+    pub fn parse(text: &str) -> Result<Manifest, FieldError> {
+        let body = clearsign::body(text).map_err(unclosed_frame)?;
         let fields: Fields = read(&body)?.unwrap_or_default();
-        let id = fields.id.filter(|id| !id.is_empty()).ok_or(ManifestError::NoId)?.parse()?;
+        let id = fields.id.filter(|id| !id.is_empty()).ok_or_else(no_id)?;
+        let id = id.parse().map_err(|error| FieldError::new("id", format!("{error}"), ""))?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
         let mut resources = Resources::default();
         for (word, amount) in fields.resources.unwrap_or_default() {
             let set = resources.set(&word, &plain(&amount));
-            set.map_err(|why| ManifestError::BadResources { word, why })?;
+            set.map_err(|error| {
+                FieldError::new(format!("resources.{word}"), error.to_string(), "")
+            })?;
         }
         Ok(Manifest {
             resources,
@@ -108,9 +81,9 @@ impl Manifest {
     /// Everything in it, for whoever runs the pod.
     ///
     /// # Errors
-    /// [`ManifestError`] when it holds something that JSON cannot say, such as a mapping with keys that are lists.
-    pub fn fields(&self) -> Result<serde_json::Value, ManifestError> {
-        let body = clearsign::body(&self.text).map_err(ManifestError::Clearsign)?;
+    /// [`FieldError`] when it holds something that JSON cannot say, such as a mapping with keys that are lists.
+    pub fn fields(&self) -> Result<serde_json::Value, FieldError> {
+        let body = clearsign::body(&self.text).map_err(unclosed_frame)?;
         Ok(read(&body)?.unwrap_or_default())
     }
 
@@ -143,13 +116,15 @@ impl fmt::Debug for Manifest {
     }
 }
 
-/// A number that tells two contents apart in memory: 64-bit FNV-1a. Stable, fast, and no protection against
-/// anybody who wants a collision.
-#[must_use]
-pub fn content_hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+fn no_id() -> FieldError {
+    let problem =
+        "the manifest has no field \"id\", which names the pod; one pod of an id runs on a node";
+    FieldError::new("id", problem, "add a line such as \"id: web\"")
+}
+
+fn unclosed_frame(what: &'static str) -> FieldError {
+    let problem = format!("the manifest begins as a PGP signed message, but {what}");
+    FieldError::new(FieldError::WHOLE, problem, "")
 }
 
 #[derive(Default, Deserialize)]
@@ -160,7 +135,8 @@ struct Fields {
 }
 
 /// A scalar as it was written.
-fn plain(value: &Value) -> String {
+#[must_use]
+pub fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -186,7 +162,7 @@ impl Stanza {
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, ManifestError> {
+fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, FieldError> {
     // As Go's YAML reader has it, which p2 uses: a key given twice counts with its last value.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
@@ -197,8 +173,9 @@ fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, Manifes
     })
     .map_err(|error| {
         let path = track.path();
-        let field = if path.iter().len() == 0 { String::new() } else { path.to_string() };
-        ManifestError::Yaml { field, what: error.without_snippet().to_string() }
+        let whole = path.iter().len() == 0;
+        let path = if whole { FieldError::WHOLE.to_owned() } else { path.to_string() };
+        FieldError::new(path, format!("the manifest is not valid: {}", error.without_snippet()), "")
     })
 }
 

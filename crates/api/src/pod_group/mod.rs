@@ -6,5 +6,6 @@
 //! `rcfarm/pod_group_status/<ns>/<name>` by the owner of the scheduler.
 //! A crash between two writes leaves: see [`status::GroupPlacement`] and [`rcfarm::batch`].
 
+mod phase;
 pub mod spec;
 pub mod status;

@@ -9,11 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::status::PodGroupReason;
-use crate::ids::{BadName, Namespaced, ObjectName, PodId, QueueName};
+use super::phase::PodGroupReason;
+use crate::amounts::{Amounts, PODS};
+use crate::ids::{BadName, DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueName};
 use crate::labels::Selector;
-use crate::queue::amounts::{Amounts, PODS};
-use crate::queue::spec::DEFAULT_QUEUE;
 use crate::{FieldError, Stored};
 
 /// More members than this are taken for a slip of the hand.

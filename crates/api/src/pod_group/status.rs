@@ -7,108 +7,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::phase::{PodGroupPhase, PodGroupReason};
 use super::spec::{MemberCounts, PodGroupSpec};
 use crate::Index;
 use crate::Stored;
 use crate::Timestamp;
+use crate::amounts::Amounts;
 use crate::ids::{NodeName, QueueName};
-use crate::queue::amounts::Amounts;
-
-/// Where a group is in its life (`volcano.md` §2.5).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum PodGroupPhase {
-    /// It waits in its queue.
-    #[default]
-    Pending,
-    /// It was admitted: the queue is charged for it.
-    Inqueue,
-    /// At least `minMember` of its members have started, and not all have ended.
-    Running,
-    /// Some members run, and others have lost their place and find no new one.
-    Unknown,
-    /// All its members have ended.
-    Completed,
-}
-
-impl PodGroupPhase {
-    /// All of them.
-    pub const ALL: [PodGroupPhase; 5] = [
-        PodGroupPhase::Pending,
-        PodGroupPhase::Inqueue,
-        PodGroupPhase::Running,
-        PodGroupPhase::Unknown,
-        PodGroupPhase::Completed,
-    ];
-
-    /// Whether its queue is charged for it.
-    #[must_use]
-    pub fn is_admitted(self) -> bool {
-        matches!(self, PodGroupPhase::Inqueue | PodGroupPhase::Running | PodGroupPhase::Unknown)
-    }
-}
-
-impl std::fmt::Display for PodGroupPhase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
-
-/// Why a group is where it is. Fixed tokens: scripts and alerts match them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum PodGroupReason {
-    /// Nothing holds it up.
-    #[default]
-    AsDesired,
-    /// Its record breaks a rule; the message names the field.
-    InvalidRecord,
-    /// Its queue does not exist.
-    QueueMissing,
-    /// Its queue, or one above, is closed.
-    QueueClosed,
-    /// Its queue's record breaks a rule.
-    QueueInvalid,
-    /// Its queue has queues below it; only those without take work.
-    QueueHasChildren,
-    /// It asks for more than its queue, or one above, may use at all; it can never be admitted as it is.
-    ExceedsCapability,
-    /// Its queue, or one above, is used up by others.
-    QueueFull,
-    /// Others go before it in its strict queue.
-    BehindInQueue,
-    /// Its owner suspended it.
-    Suspended,
-    /// Its owner waits for something else first.
-    WaitingForDependency,
-    /// It had no place in time, went back to its queue, and is tried again later.
-    BackedOff,
-    /// No node matches the selector of one of its tasks.
-    NoEligibleNodes,
-    /// The nodes that match have not enough room.
-    InsufficientCapacity,
-    /// Its place is being reserved, in several transactions.
-    Reserving,
-    /// A node that it was allocated had no room after all, and the whole place is being given back.
-    ReservationFailed,
-    /// Its place is being given back, in several transactions.
-    Releasing,
-    /// Members have lost their place while others run.
-    MembersLost,
-}
-
-impl PodGroupReason {
-    /// Whether its queue takes no work, of whatever group.
-    #[must_use]
-    pub fn is_of_queue(self) -> bool {
-        use PodGroupReason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};
-        matches!(self, QueueMissing | QueueClosed | QueueInvalid | QueueHasChildren)
-    }
-}
-
-impl std::fmt::Display for PodGroupReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
 
 /// How far the reservation of a place has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -4,6 +4,5 @@
 //! Keys read and written: none here. `rcfarm/queues/<name>` is written by people and the command line,
 //! `rcfarm/queue_status/<name>` by the owner of the scheduler.
 
-pub mod amounts;
 pub mod spec;
 pub mod status;

@@ -9,12 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::amounts::Amounts;
+use crate::amounts::Amounts;
+pub use crate::ids::DEFAULT_QUEUE;
 use crate::ids::{ObjectName, QueueName};
 use crate::{FieldError, Stored};
 
-/// The queue of whatever names none; the farm makes it when it is missing.
-pub const DEFAULT_QUEUE: &str = "default";
 /// The scheduler of queues that name none.
 pub const DEFAULT_SCHEDULER: &str = "default";
 /// What Volcano calls the queue above all queues. Here it is nobody's name: leave `parent` out instead.

@@ -5,10 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::amounts::Amounts;
 use crate::Index;
 use crate::Stored;
 use crate::Timestamp;
+use crate::amounts::Amounts;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
 

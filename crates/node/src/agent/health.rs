@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::spec::expand;
+use crate::command_line::expand;
 use rcfarm_api::node::Health;
 
 /// A health check of one process.

@@ -2,23 +2,9 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::driver::ProcessExit;
 use rcfarm_api::backoff;
-
-/// Which exits lead to a restart.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RestartWhen {
-    /// Every exit.
-    #[default]
-    Always,
-    /// Every exit but code 0.
-    OnFailure,
-    /// No exit.
-    Never,
-}
+use rcfarm_api::manifest::RestartWhen;
 
 /// When a process is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

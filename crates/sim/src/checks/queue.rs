@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::facts::{CheckFacts, Report, VIEW};
 use crate::model::{AppliedWrite, JobModel, ModelEvent};
 use crate::reached::{Occasion, met_if};
+use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
-use rcfarm_api::queue::amounts::Amounts;
 use rcfarm_api::queue::spec::{Desired, QueueSpec, QueueStrategy};
 use rcfarm_api::queue::status::Counters;
 

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::rng::SimRng;
 use rcfarm::job::manifest::PodIdentity;
+use rcfarm_api::content_hash;
 use rcfarm_api::Timestamp;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
@@ -54,9 +55,7 @@ impl Fate {
     pub fn of(seed: u64, identity: &PodIdentity, calm: bool) -> Fate {
         let text =
             format!("{}/{}/{}/{}", identity.job, identity.slot, identity.version, identity.attempt);
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = content_hash(text.as_bytes());
         let mut rng = SimRng::new(seed ^ hash);
         let runs = rng.between(Duration::from_millis(300), Duration::from_secs(6));
         let name = identity.job.name.as_str();

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::document::{FieldIssues, field_of, queue_field};
+use super::fields::{FieldIssues, queue_field};
+use super::kubeflow::field_of;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
@@ -228,7 +229,7 @@ fn frameworks(job: &JobSpec, remarks: &mut FieldIssues) {
         Framework::Pod => {}
         Framework::Volcano => {
             let Some(arguments) = job.plugins.get(&Plugin::Mpi) else { return };
-            let master = super::operator::argument(arguments, "master").unwrap_or("master");
+            let master = crate::job::frameworks::argument(arguments, "master").unwrap_or("master");
             if job.task(master).is_none() {
                 let why = format!("specified mpi master task {master:?} was not found");
                 remarks.problem("spec.plugins.mpi", why);

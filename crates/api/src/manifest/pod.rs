@@ -1,0 +1,249 @@
+//! The fields of a manifest that our agents act upon, as they are written and read.
+//!
+//! `resources`, `resource_limits`, `launchables`, `config` and `run_as` are p2's names. Fields that are not listed here
+//! are ignored. Texts such as durations are checked by the agent, which knows what it can run.
+
+use std::collections::BTreeMap;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::Manifest;
+use crate::FieldError;
+
+/// The fields of a pod manifest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodManifest {
+    /// The pod's id.
+    #[serde(skip_deserializing)]
+    pub id: String,
+    /// What the farm notes about a member of a job; agents ignore it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Value>,
+    /// What the pod starts, by name.
+    #[serde(deserialize_with = "or_empty")]
+    pub launchables: BTreeMap<String, LaunchableStanza>,
+    /// Written to the file that the processes find as `CONFIG_PATH`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<Value>,
+    /// User that the processes run as.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_as: Option<Value>,
+    /// What a scheduler reserves: amounts by resource.
+    #[serde(deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: BTreeMap<String, Value>,
+    /// What the node enforces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_limits: Option<LimitsStanza>,
+    /// Whether at most one such pod may be alive.
+    #[serde(deserialize_with = "flag", skip_serializing_if = "std::ops::Not::not")]
+    pub single_instance: bool,
+}
+
+/// `resource_limits`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitsStanza {
+    /// `cpus` and `memory`; other names are ignored.
+    #[serde(deserialize_with = "or_empty")]
+    pub cgroup: BTreeMap<String, Value>,
+}
+
+/// One entry of `launchables`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Value", into = "Value")]
+pub enum LaunchableStanza {
+    /// A process.
+    Process(Box<ProcessStanza>),
+    /// Anything else, as it was written, and why our agents cannot run it. It does not keep the others from running.
+    Unfit(Value, String),
+}
+
+/// A launchable of the type `process`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessStanza {
+    /// [`PROCESS`].
+    pub launchable_type: String,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Value>,
+    /// The program, and the first of its arguments.
+    pub command: CommandStanza,
+    /// More arguments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<Value>,
+    /// Variables besides those that every pod gets.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Value>,
+    /// Working directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// Signal that asks the process to stop, such as `TERM`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// Time from the stop signal to `KILL`, such as `10s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace: Option<String>,
+    /// Whether it is started again when it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartStanza>,
+    /// Its health check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthStanza>,
+}
+
+/// The `launchable_type` that our agents run.
+pub const PROCESS: &str = "process";
+
+/// A command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum CommandStanza {
+    /// A line, split into words as a shell splits it.
+    Line(String),
+    /// Words.
+    Words(Vec<String>),
+}
+
+impl Default for CommandStanza {
+    fn default() -> Self {
+        CommandStanza::Words(Vec::new())
+    }
+}
+
+/// `restart`: a word, or a policy with its pauses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RestartStanza {
+    /// The policy with the usual pauses.
+    Word(RestartWhen),
+    /// The policy and its pauses.
+    Whole {
+        /// Which exits lead to a restart.
+        #[serde(default)]
+        policy: RestartWhen,
+        /// The first pause, such as `1s`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backoff: Option<String>,
+        /// Upper bound of the pauses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_backoff: Option<String>,
+    },
+}
+
+/// Which exits of a process lead to a restart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartWhen {
+    /// Every exit.
+    #[default]
+    Always,
+    /// Every exit but code 0.
+    OnFailure,
+    /// No exit.
+    Never,
+}
+
+/// A health check: one of `http`, `tcp` and `exec`, and its times.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HealthStanza {
+    /// URL to `GET`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http: Option<String>,
+    /// Address to connect to, as `host:port`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<String>,
+    /// Command to run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exec: Option<CommandStanza>,
+    /// Pause between two checks, such as `5s`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interval: Option<String>,
+    /// Limit of one check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// Good results in a row until the process is healthy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passing_after: Option<u32>,
+    /// Bad results in a row until it is critical.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critical_after: Option<u32>,
+}
+
+impl PodManifest {
+    /// Reads the fields of a manifest.
+    ///
+    /// # Errors
+    /// [`FieldError`] with the path of the field that has the wrong shape.
+    pub fn read(manifest: &Manifest) -> Result<PodManifest, FieldError> {
+        let fields = manifest.fields()?;
+        let pod: PodManifest = serde_path_to_error::deserialize(fields).map_err(|error| {
+            let path = match error.path().to_string() {
+                path if path == "." => FieldError::WHOLE.to_owned(),
+                path => path,
+            };
+            FieldError::new(
+                path,
+                error.into_inner().to_string(),
+                "compare with docs/guide/nodes.md",
+            )
+        })?;
+        Ok(PodManifest { id: manifest.id().to_string(), ..pod })
+    }
+
+    /// The manifest as text: JSON, which is YAML too. Keys are sorted, so that equal manifests have equal texts.
+    ///
+    /// # Panics
+    /// Never: all keys are strings.
+    #[must_use]
+    pub fn text(&self) -> String {
+        serde_json::to_value(self).expect("a manifest has a JSON form").to_string()
+    }
+}
+
+impl From<Value> for LaunchableStanza {
+    fn from(stanza: Value) -> LaunchableStanza {
+        let why = match stanza.get("launchable_type").and_then(Value::as_str) {
+            Some(PROCESS) => match serde_json::from_value(stanza.clone()) {
+                Ok(process) => return LaunchableStanza::Process(process),
+                Err(error) => error.to_string(),
+            },
+            Some(other) => format!(
+                "launchable_type {other:?} cannot be run by this agent; it runs {PROCESS:?}"
+            ),
+            None => format!("there is no launchable_type; this agent runs {PROCESS:?}"),
+        };
+        LaunchableStanza::Unfit(stanza, why)
+    }
+}
+
+impl From<LaunchableStanza> for Value {
+    fn from(stanza: LaunchableStanza) -> Value {
+        match stanza {
+            LaunchableStanza::Process(process) => {
+                serde_json::to_value(process).expect("a stanza has a JSON form")
+            }
+            LaunchableStanza::Unfit(value, _) => value,
+        }
+    }
+}
+
+/// A mapping; `null` is an empty one.
+fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, T>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// `true` or `false`; `null` is false.
+fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(false),
+        Value::Bool(yes) => Ok(yes),
+        _ => Err(D::Error::custom("write true or false")),
+    }
+}
