@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::rng::SimRng;
 use rcfarm::job::manifest::PodIdentity;
-use rcfarm_api::content_hash;
 use rcfarm_api::Timestamp;
+use rcfarm_api::content_hash;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
