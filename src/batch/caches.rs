@@ -1,15 +1,13 @@
 //! What the owner of a scheduler looks at: queues and groups, each tree read once for all, and the nodes that the
 //! farm watches anyway.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::placement::capacity::Fleet;
 use crate::placement::{NodeLabels, NodeSource};
-use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_store::cache::Cache;
@@ -27,8 +25,6 @@ pub struct SchedulerCaches {
     pub commands: Arc<Cache<Commands>>,
     /// The nodes.
     pub view: Arc<ClusterView>,
-    /// Schedulers that this farm has a task for, to be woken.
-    pub(super) tasks: Mutex<BTreeSet<RecordId>>,
 }
 
 impl SchedulerCaches {
@@ -47,13 +43,7 @@ impl SchedulerCaches {
             commands,
             reader,
             view,
-            tasks: Mutex::default(),
         })
-    }
-
-    /// The tasks to wake when something changes.
-    pub(super) fn tasks(&self) -> BTreeSet<RecordId> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Reads queues, groups and promises now.

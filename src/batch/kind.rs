@@ -1,20 +1,18 @@
 //! Schedulers as a kind of record: data, subscriptions and hooks.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::future::BoxFuture;
 
 use super::caches::SchedulerCaches;
 use super::controller::OrderingController;
-use crate::cluster::commands::Commands;
+use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
-use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use crate::farm::subscriptions::Subscriber;
 use rcfarm_api::Stored;
-use rcfarm_api::ids::{Namespaced, ObjectName, QueueName, RecordId};
+use rcfarm_api::ids::{Namespaced, ObjectName, QueueName};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
@@ -92,7 +90,7 @@ pub struct OrderingKind {
 }
 
 impl OrderingKind {
-    /// The kind, over queues and groups that it watches.
+    /// The kind on the caches of its farm.
     #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<SchedulerCaches>) -> Self {
         OrderingKind { ctx, caches }
@@ -101,59 +99,25 @@ impl OrderingKind {
 
 #[async_trait]
 impl Kind for OrderingKind {
-    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        let wake = || {
-            let (wake_queue, caches) = (wake_queue.clone(), self.caches.clone());
-            move || {
-                let tasks: BTreeSet<RecordId> = caches.tasks();
-                if !tasks.is_empty() {
-                    wake_queue.push(FarmEvent::Changed(tasks));
-                }
+    fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
+        on_node_changes(subscriber, &self.caches.view);
+        subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
+        subscriber.on(&self.caches.groups, |wake, _, _| wake.all());
+        subscriber.on(&self.caches.commands, |wake, old, new| {
+            if old.value.queues != new.value.queues {
+                wake.all();
             }
-        };
-        let (queues, groups, commands) = (wake(), wake(), wake());
-        let (ids, wake_queue) = (|| self.ctx.ids.fork(), wake_queue.clone());
-        vec![
-            Box::pin(self.caches.queues.clone().watch(ids(), move |_, _| queues())),
-            Box::pin(self.caches.groups.clone().watch(ids(), move |_, _| groups())),
-            // For jobs, too.
-            Box::pin(self.caches.commands.clone().watch(ids(), move |old, new| {
-                if old.value.queues != new.value.queues {
-                    commands();
-                }
-                let jobs = Commands::jobs_touched(&old.value, &new.value);
-                let jobs = jobs.iter().map(|job| RecordId::from(job.to_string().as_str()));
-                wake_queue.push(FarmEvent::Changed(jobs.collect()));
-            })),
-        ]
+        });
     }
 
     async fn prepare(&self, _oldest: Index) -> Result<(), StoreError> {
-        // Unread, these would show no node and no promise; the controllers read what is theirs.
+        // Before its first read a cache shows no node. Controllers read queues, groups and allocations themselves.
         self.caches.view.nodes.first_read().await;
         self.caches.view.records.first_read().await;
         Ok(())
     }
 
-    fn confirm(&self) {
-        self.caches.queues.confirm();
-        self.caches.groups.confirm();
-    }
-
-    fn untrusted_caches(&self) -> Vec<String> {
-        let (queues, groups) = (self.caches.queues.snapshot(), self.caches.groups.snapshot());
-        let seen = [
-            (self.caches.queues.prefix(), queues.untrusted),
-            (self.caches.groups.prefix(), groups.untrusted),
-        ];
-        let told = seen.into_iter().filter_map(|(tree, why)| Some(format!("{tree}: {}", why?)));
-        told.collect()
-    }
-
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
-        let mut tasks = self.caches.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.insert(claimed.id.clone());
-        drop(tasks);
         let name = claimed.id.as_str().parse().expect("the farm claims legal names only");
         let controller =
             OrderingController::new(self.ctx.clone(), claimed, name, self.caches.clone());

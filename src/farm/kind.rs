@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 
 use super::records::{Locks, RecordLabels, Records};
 use super::settings::FarmSettings;
-use super::wake_queue::WakeQueue;
+use super::subscriptions::Subscriber;
 use rcfarm_api::ids::{FarmName, RecordId};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::time::{Clock, IdSource};
@@ -176,15 +175,8 @@ pub trait Kind: Send + Sync + 'static {
     /// Makes the controller of a claimed record.
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller>;
 
-    /// The watches of the trees that its controllers look at, to be run beside the farm.
-    fn watches(&self, _wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        Vec::new()
-    }
-
-    /// The watches that nobody needs before there has been a record. Until then they cost nothing.
-    fn watches_of_records(&self, _wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        Vec::new()
-    }
+    /// Subscribes to the caches that controllers read: which records to wake when one of them changes.
+    fn subscribe(&self, _subscriber: &mut Subscriber<'_>) {}
 
     /// Names without a record of which something is left to clean up. Each is claimed like a record, and its
     /// controller finds no record.
@@ -209,14 +201,6 @@ pub trait Kind: Send + Sync + 'static {
 
     /// Called when the doorbell of an owned record was rung, before its controller is woken.
     fn rung(&self, _id: &RecordId) {}
-
-    /// An operator confirmed that prefixes which became suspiciously small are meant to be so.
-    fn confirm(&self) {}
-
-    /// What holds destructive plans back, for people; empty when nothing does.
-    fn untrusted_caches(&self) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 /// A kind as a farm runs it: its data and its behaviour.

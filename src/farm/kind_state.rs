@@ -13,12 +13,13 @@ use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
 use super::kind::{Kind, KindSpec, RegisteredKind};
 use super::record_task::TaskHandle;
 use super::records::{Locks, RecordLabels, Records};
+use super::subscriptions::Subscriptions;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_store::cache::{Cache, Snapshot};
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Claim, Index, Op, Reader};
+use rcfarm_store::{Claim, Index, Op, Reader, VersionedIndex};
 
 /// A kind with its trees and its tasks.
 pub(super) struct KindState {
@@ -92,6 +93,34 @@ impl KindState {
             stock: None,
             spec,
         }
+    }
+
+    /// Subscribes to what the claims of the kind depend on, and to what its controllers read.
+    pub(super) fn subscribe(&self, all: &mut Subscriptions) {
+        let mut of_kind = all.of_kind(self.spec.name, self.begun.clone());
+        of_kind.on(&self.records, |wake, old, new| {
+            let changed = Records::touched_keys(&old.value, &new.value);
+            // A changed record wakes its own task only; claims depend on which records there are.
+            let moved = old.value.0.len() != new.value.0.len()
+                || changed.iter().any(|id| !old.value.0.contains_key(id));
+            wake.records(changed);
+            if moved || !new.is_trusted_as(old) {
+                wake.plan_claims();
+            }
+        });
+        of_kind.on_from(&self.labels, self.labelled.clone(), |wake, old, new| {
+            wake.records(VersionedIndex::touched_keys(&old.value.0, &new.value.0));
+            wake.plan_claims();
+        });
+        of_kind.on_with_records(&self.locks, |wake, old, new| {
+            let others = |locks: &Locks, id| locks.0.get(id).map(|of| of.others.clone());
+            let others = |locks: &Locks, id| others(locks, id).unwrap_or_default();
+            let ids = old.value.0.keys().chain(new.value.0.keys());
+            let changed = ids.filter(|id| others(&old.value, id) != others(&new.value, id));
+            wake.records(changed.cloned());
+            wake.plan_claims();
+        });
+        self.kind.subscribe(&mut of_kind);
     }
 
     /// Whether everything that planning claims needs has been read.

@@ -9,8 +9,10 @@
 pub mod claims;
 mod context;
 mod doorbells;
+mod farm_loop;
 pub mod kind;
 mod kind_state;
+mod ownership;
 pub mod plan;
 pub mod preflight;
 mod presence;
@@ -21,7 +23,8 @@ mod run;
 mod session_loop;
 mod settings;
 pub mod status_chain;
-pub mod wake_queue;
+pub mod subscriptions;
+mod wake_queue;
 
 pub use context::{FarmReport, PlacementReport, ReportPlacement};
 pub use preflight::{LAYOUT, PreflightError};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
+use super::farm_loop::{Announced, Done, FarmLoop, SessionState};
 use super::records::FarmPresence;
-use super::session_loop::{Done, FarmLoop, SessionState};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::key;
@@ -14,14 +14,6 @@ use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
 /// A presence says something new at most this often.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
-/// What a farm has said of itself.
-#[derive(Default)]
-pub(super) struct Announced {
-    /// As far as is known; while it is being said, too.
-    pub(super) said: Option<FarmPresence>,
-    /// When it was tried last; `None`: the farm has no name yet.
-    at: Option<Instant>,
-}
 
 impl FarmLoop<'_> {
     /// Puts the farm's presence into its place; while another live farm has the name, waits.
@@ -71,12 +63,9 @@ impl FarmLoop<'_> {
         }
     }
 
+    /// Caches that the mass deletion guard holds back, or that rights hide in part, each with the reason.
     pub(super) fn untrusted_caches(&self) -> Vec<String> {
-        let records = self.states.iter().filter_map(|state| {
-            let why = state.records.snapshot().untrusted?;
-            Some(format!("{}: {why}", state.spec.records))
-        });
-        records.chain(self.states.iter().flat_map(|state| state.kind.untrusted_caches())).collect()
+        self.caches.iter().filter_map(|cache| cache.untrusted()).collect()
     }
 
     /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not

@@ -5,24 +5,23 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
 use super::context::{FarmContext, FarmReport, PlacementReport, ReportPlacement};
+use super::farm_loop::FarmLoop;
 use super::kind::RegisteredKind;
 use super::kind_state::KindState;
 use super::preflight::{self, PreflightError};
-use super::records::{Doorbells, Locks, Peers, Records};
-use super::session_loop::FarmLoop;
+use super::records::{Doorbells, Peers};
 use super::settings::FarmSettings;
+use super::subscriptions::{Subscriptions, started};
 use super::wake_queue::{FarmEvent, WakeQueue};
 use rcfarm_api::backoff;
 use rcfarm_api::key;
 use rcfarm_store::Env;
-use rcfarm_store::VersionedIndex;
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints;
 use rcfarm_store::session::{FarmMember, Keeper};
@@ -90,7 +89,9 @@ impl Farm {
         let states: Vec<KindState> =
             self.kinds.iter().map(|kind| KindState::new(kind, &reader)).collect();
         let mut watches = JoinSet::new();
-        for watch in self.watches(&wake_queue, &peers, &doorbells, &states) {
+        let subscriptions = self.subscribe(&wake_queue, &peers, &doorbells, &states);
+        let (caches, tasks) = subscriptions.into_parts();
+        for watch in tasks {
             watches.spawn(failpoints::task(watch.instrument(tracing::Span::current())));
         }
         let mut farm_loop = FarmLoop {
@@ -99,6 +100,7 @@ impl Farm {
             peers,
             doorbells,
             states,
+            caches,
             peers_since: BTreeMap::new(),
         };
         let stop = shutdown.child_token();
@@ -178,76 +180,23 @@ impl Farm {
         }
     }
 
-    fn watches(
+    fn subscribe(
         &self,
         wake_queue: &Arc<WakeQueue>,
         peers: &Arc<Cache<Peers>>,
         doorbells: &Arc<Cache<Doorbells>>,
         states: &[KindState],
-    ) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.context.env.ids.fork();
-        let push = |event: FarmEvent| {
-            let wake_queue = wake_queue.clone();
-            move || wake_queue.push(event.clone())
-        };
-        let (claims, rung) = (push(FarmEvent::Claims), push(FarmEvent::Doorbells));
-        let mut all: Vec<BoxFuture<'static, ()>> = vec![
-            Box::pin(peers.clone().watch(ids(), move |old, new| {
-                if old.value != new.value {
-                    claims();
-                }
-            })),
-            Box::pin(doorbells.clone().watch(ids(), move |_, _| rung())),
-        ];
-        for state in states {
-            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
-            all.push(Box::pin(state.records.clone().watch(ids(), move |old, new| {
-                let (old_len, changed) =
-                    (old.value.0.len(), Records::touched_keys(&old.value, &new.value));
-                // A record that came or went; a mere edit wakes its own task alone.
-                let moved = old_len != new.value.0.len()
-                    || changed.iter().any(|id| !old.value.0.contains_key(id));
-                queue.push(FarmEvent::Changed(changed));
-                if moved || !new.is_trusted_as(old) {
-                    claims();
-                }
-            })));
-            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
-            let labels = state.labels.clone().watch(ids(), move |old, new| {
-                queue.push(FarmEvent::Changed(VersionedIndex::touched_keys(
-                    &old.value.0,
-                    &new.value.0,
-                )));
-                claims();
-            });
-            all.push(from(&state.labelled, labels));
-            let (claims, queue) = (push(FarmEvent::Claims), wake_queue.clone());
-            let locks = state.locks.clone().watch(ids(), move |old, new| {
-                let other = |locks: &Locks, id| {
-                    locks.0.get(id).map(|l| l.others.clone()).unwrap_or_default()
-                };
-                let ids = old.value.0.keys().chain(new.value.0.keys());
-                let touched = ids.filter(|id| other(&old.value, id) != other(&new.value, id));
-                queue.push(FarmEvent::Changed(touched.cloned().collect()));
-                claims();
-            });
-            all.extend(state.kind.watches(wake_queue));
-            all.push(from(&state.begun, locks));
-            let of_records = state.kind.watches_of_records(wake_queue).into_iter();
-            all.extend(of_records.map(|watch| from(&state.begun, watch)));
-        }
+    ) -> Subscriptions {
+        let mut all = Subscriptions::new(wake_queue.clone(), self.context.env.ids.clone());
+        let queue = wake_queue.clone();
+        all.on(peers, started(), move |old, new| {
+            if old.value != new.value {
+                queue.push(FarmEvent::Claims);
+            }
+        });
+        let queue = wake_queue.clone();
+        all.on(doorbells, started(), move |_, _| queue.push(FarmEvent::Doorbells));
+        states.iter().for_each(|state| state.subscribe(&mut all));
         all
     }
-}
-
-/// A watch that begins when it is told to.
-fn from(
-    begin: &CancellationToken,
-    watch: impl Future<Output = ()> + Send + 'static,
-) -> BoxFuture<'static, ()> {
-    let begin = begin.clone();
-    Box::pin(async move {
-        begin.cancelled().await;
-        watch.await;
-    })
 }

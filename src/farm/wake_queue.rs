@@ -6,15 +6,23 @@ use std::sync::{Mutex, PoisonError};
 use rcfarm_api::ids::RecordId;
 use tokio::sync::Notify;
 
-/// Events that caches push to the farm.
+/// Events that wake the farm loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FarmEvent {
-    /// Records, their labels or their locks changed: claims may have to be planned anew.
+    /// Records, their labels or their locks changed: claims are planned again.
     Claims,
-    /// Caches that these records depend on changed.
-    Changed(BTreeSet<RecordId>),
-    /// Something that concerns every record changed.
-    All,
+    /// Something changed that these records depend on.
+    Changed {
+        /// Name of their kind.
+        kind: &'static str,
+        /// The records.
+        ids: BTreeSet<RecordId>,
+    },
+    /// Something changed that every record of a kind depends on.
+    AllChanged {
+        /// Name of the kind.
+        kind: &'static str,
+    },
     /// A doorbell rang.
     Doorbells,
 }

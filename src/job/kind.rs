@@ -5,27 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::BoxFuture;
 use tracing::debug;
 
 use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
 use super::document;
 use super::labelled::JobPods;
+use crate::cluster::commands::Commands;
 use crate::cluster::queues::GroupStatusIndex;
+use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::records::Records;
-use crate::farm::wake_queue::{FarmEvent, WakeQueue};
+use crate::farm::subscriptions::{Subscriber, Waker};
 use rcfarm_api::ids::{BadName, Namespaced, PodRef, RecordId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Index, StoreError};
 
-/// What is left of jobs whose records are gone is looked for this often, besides what the watched trees show of it.
+/// Leftovers of deleted jobs are looked for this often, besides what the watched caches show of them.
 const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
-/// The same when something may be left, at most.
+/// The same while something may be left.
 const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Jobs as a kind of record.
@@ -84,95 +86,81 @@ pub struct JobKind {
 }
 
 impl JobKind {
-    /// The kind, over a world that it watches.
+    /// The kind on the caches of its farm.
     #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<JobCaches>) -> Self {
         JobKind { ctx, caches }
     }
 }
 
-fn touched(ids: BTreeSet<Namespaced>) -> FarmEvent {
-    FarmEvent::Changed(ids.iter().map(record_id).collect())
+fn record_ids(ids: BTreeSet<Namespaced>) -> impl Iterator<Item = RecordId> {
+    ids.into_iter().map(|id| record_id(&id))
+}
+
+/// Looks now and then for what is left of jobs without records.
+async fn look_for_leftovers(caches: Arc<JobCaches>, wake: Waker, ids: IdSource) {
+    loop {
+        match caches.look_for_leftovers().await {
+            Ok(()) => wake.plan_claims(),
+            Err(error) => debug!(%error, "orphans of deleted jobs cannot be listed"),
+        }
+        tokio::time::sleep(ids.jitter(LEFTOVERS_PAUSE, 0.5)).await;
+        let enough = tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5));
+        tokio::select! {
+            biased;
+            () = caches.doubted() => {}
+            () = enough => {}
+        }
+    }
 }
 
 #[async_trait]
 impl Kind for JobKind {
-    fn watches(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        // Commands are watched for schedulers, too, and there.
-        let (caches, ids) = (self.caches.clone(), self.ctx.ids.fork());
-        let leftovers = {
-            let wake_queue = wake_queue.clone();
-            async move {
-                loop {
-                    match caches.look_for_leftovers().await {
-                        Ok(()) => wake_queue.push(FarmEvent::Claims),
-                        Err(error) => debug!(%error, "orphans of deleted jobs cannot be listed"),
-                    }
-                    tokio::time::sleep(ids.jitter(LEFTOVERS_PAUSE, 0.5)).await;
-                    let enough = tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5));
-                    tokio::select! {
-                        biased;
-                        () = caches.doubted() => {}
-                        () = enough => {}
-                    }
-                }
+    fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
+        let view = &self.caches.nodes;
+        on_node_changes(subscriber, view);
+        // Pods of jobs without any record are leftovers.
+        subscriber.on(&view.pods, |wake, old, new| {
+            if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
+                wake.plan_claims();
             }
-        };
-        vec![Box::pin(leftovers)]
+        });
+        let caches = self.caches.clone();
+        subscriber.run(|wake, ids| look_for_leftovers(caches, wake, ids));
+        subscriber.on_with_records(&self.caches.commands, |wake, old, new| {
+            wake.records(record_ids(Commands::jobs_touched(&old.value, &new.value)));
+        });
+        let caches = self.caches.clone();
+        subscriber.on_with_records(&self.caches.pods, move |wake, old, new| {
+            let jobs = JobPods::touched(&old.value, &new.value);
+            jobs.iter().filter(|job| new.value.has(job)).for_each(|job| caches.note_job(job));
+            wake.records(record_ids(jobs));
+            // There may be pods of jobs that are gone.
+            wake.plan_claims();
+        });
+        let caches = self.caches.clone();
+        subscriber.on_with_records(&self.caches.realities, move |wake, old, new| {
+            let places: Vec<&PodRef> = Realities::touched(&old.value, &new.value).collect();
+            let mut jobs = caches.owners(&old.value, places.iter().copied());
+            jobs.extend(caches.owners(&new.value, places.into_iter()));
+            wake.records(record_ids(jobs));
+        });
+        let caches = self.caches.clone();
+        subscriber.on_with_records(&self.caches.pod_states, move |wake, old, new| {
+            let places = PodStates::touched(&old.value, &new.value);
+            wake.records(record_ids(caches.owners(&caches.realities.snapshot().value, places)));
+        });
+        subscriber.on_with_records(&self.caches.groups, |wake, old, new| {
+            wake.records(record_ids(GroupStatusIndex::touched_keys(&old.value, &new.value)));
+        });
+        let caches = self.caches.clone();
+        subscriber.on_with_records(&view.intents, move |wake, old, new| {
+            wake.records(record_ids(caches.bereft(&old.value, &new.value)));
+        });
     }
 
     fn has_leftovers(&self) -> bool {
         self.caches.has_something()
-    }
-
-    fn watches_of_records(&self, wake_queue: &Arc<WakeQueue>) -> Vec<BoxFuture<'static, ()>> {
-        let ids = || self.ctx.ids.fork();
-        let caches = self.caches.clone();
-        let pods = {
-            let (wake_queue, caches) = (wake_queue.clone(), caches.clone());
-            caches.pods.clone().watch(ids(), move |old, new| {
-                let jobs = JobPods::touched(&old.value, &new.value);
-                jobs.iter().filter(|job| new.value.has(job)).for_each(|job| caches.note_job(job));
-                wake_queue.push(touched(jobs));
-                // There may be pods of jobs that are gone.
-                wake_queue.push(FarmEvent::Claims);
-            })
-        };
-        let realities = {
-            let wake_queue = wake_queue.clone();
-            let world_ = caches.clone();
-            caches.realities.clone().watch(ids(), move |old, new| {
-                let places: Vec<&PodRef> = Realities::touched(&old.value, &new.value).collect();
-                let mut jobs = world_.owners(&old.value, places.iter().copied());
-                jobs.extend(world_.owners(&new.value, places.into_iter()));
-                wake_queue.push(touched(jobs));
-            })
-        };
-        let pod_states = {
-            let (wake_queue, caches) = (wake_queue.clone(), caches.clone());
-            caches.pod_states.clone().watch(ids(), move |old, new| {
-                let places = PodStates::touched(&old.value, &new.value);
-                wake_queue.push(touched(caches.owners(&caches.realities.snapshot().value, places)));
-            })
-        };
-        let groups = {
-            let wake_queue = wake_queue.clone();
-            caches.groups.clone().watch(ids(), move |old, new| {
-                wake_queue.push(touched(GroupStatusIndex::touched_keys(&old.value, &new.value)));
-            })
-        };
-        {
-            // Intents are watched for replication controllers, too, and there.
-            let wake_queue = wake_queue.clone();
-            let world_ = caches.clone();
-            caches.nodes.intents.listen(move |old, new| {
-                let jobs = world_.bereft(&old.value, &new.value);
-                if !jobs.is_empty() {
-                    wake_queue.push(touched(jobs));
-                }
-            });
-        }
-        vec![Box::pin(pods), Box::pin(realities), Box::pin(pod_states), Box::pin(groups)]
     }
 
     fn rung(&self, id: &RecordId) {
@@ -186,14 +174,6 @@ impl Kind for JobKind {
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
         self.caches.first_read().await;
         self.caches.prepare(oldest).await
-    }
-
-    fn confirm(&self) {
-        self.caches.pods.confirm();
-    }
-
-    fn untrusted_caches(&self) -> Vec<String> {
-        self.caches.blind().into_iter().collect()
     }
 
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {

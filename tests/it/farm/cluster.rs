@@ -102,6 +102,22 @@ impl Cluster {
     }
 
     pub fn start_on(&self, name: &str, selector: &str, store: Arc<dyn Store>) -> RunningFarm {
+        let (settings, env) = self.settings(name, selector, store);
+        let scheduler = self.scheduler.clone();
+        let scheduler: MakeScheduler = match scheduler {
+            Some(scheduler) => Box::new(move |_| scheduler),
+            None => by_labels(),
+        };
+        run(Farm::of_all_kinds(settings, env, scheduler, self.discovery.clone()))
+    }
+
+    /// What a farm of any kinds is built with.
+    pub fn settings(
+        &self,
+        name: &str,
+        selector: &str,
+        store: Arc<dyn Store>,
+    ) -> (FarmSettings, Env) {
         let settings = FarmSettings {
             name: name.parse::<FarmName>().unwrap(),
             selector: selector.parse().unwrap(),
@@ -109,18 +125,14 @@ impl Cluster {
             limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let env =
-            Env { store: store.clone(), clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) };
-        let scheduler = self.scheduler.clone();
-        let scheduler: MakeScheduler = match scheduler {
-            Some(scheduler) => Box::new(move |_| scheduler),
-            None => by_labels(),
-        };
-        let farm = Farm::of_all_kinds(settings, env, scheduler, self.discovery.clone());
-        let report = farm.report();
-        let shutdown = CancellationToken::new();
-        let task = tokio::spawn(farm.run(shutdown.clone()));
-        RunningFarm { report, shutdown, task }
+        (settings, Env { store, clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) })
+    }
+
+    /// The value of a key; empty when there is none.
+    pub async fn text(&self, key: &str) -> String {
+        let key = rcfarm_store::Key::parse(key).unwrap();
+        let entry = self.store.get(&key, Query::PLAIN).await.unwrap().value;
+        entry.map(|e| String::from_utf8_lossy(&e.value).into_owned()).unwrap_or_default()
     }
 
     pub async fn put(&self, key: &str, value: impl Into<Bytes>) {
@@ -206,6 +218,14 @@ impl Cluster {
         let listed = self.store.list(&key::audit_logs(), Query::PLAIN).await.unwrap().value;
         listed.iter().map(|e| rcfarm_api::audit::AuditRecord::decode(&e.value).unwrap()).collect()
     }
+}
+
+/// Starts a farm.
+pub fn run(farm: Farm) -> RunningFarm {
+    let report = farm.report();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(farm.run(shutdown.clone()));
+    RunningFarm { report, shutdown, task }
 }
 
 pub fn rc_id(n: u128) -> RcId {

@@ -4,6 +4,7 @@ mod batched_starts;
 mod caches;
 mod capacity;
 pub(crate) mod cluster;
+mod dummy_kind;
 mod faults;
 mod jobs;
 mod nodes;

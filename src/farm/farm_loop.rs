@@ -1,0 +1,69 @@
+//! State of the farm loop. [`super::session_loop`], [`super::ownership`] and [`super::presence`] act on it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::claims::{Claims, ReleaseOutcome, Round};
+use super::context::FarmContext;
+use super::doorbells::{Answering, Rung};
+use super::kind_state::{KindState, LockRelease};
+use super::record_task::TaskExit;
+use super::records::{Doorbells, FarmPresence, Peers};
+use super::subscriptions::WatchedCache;
+use super::wake_queue::WakeQueue;
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{FarmName, RecordId};
+use rcfarm_store::cache::Cache;
+use rcfarm_store::{Epoch, Index};
+
+/// What finished beside the loop.
+pub(super) enum Done {
+    Claimed(usize, Round),
+    /// Locks were given up or handed over.
+    Parted(usize, ReleaseOutcome),
+    /// The locks and the labels of a kind were read anew.
+    Read(usize),
+    /// The farm has said this of itself; `None`: it could not be written.
+    Announced(Option<FarmPresence>),
+    /// Bells were taken down, but for these.
+    Quiet(Vec<Rung>),
+}
+
+/// State that survives a lost Consul session.
+pub(super) struct FarmLoop<'f> {
+    pub(super) farm: &'f FarmContext,
+    pub(super) wake_queue: Arc<WakeQueue>,
+    pub(super) peers: Arc<Cache<Peers>>,
+    pub(super) doorbells: Arc<Cache<Doorbells>>,
+    pub(super) states: Vec<KindState>,
+    /// All caches that are watched, for the mass deletion guard.
+    pub(super) caches: Vec<Arc<dyn WatchedCache>>,
+    /// Since when each farm has been seen, and the CreateIndex of its presence: a new one is a new farm.
+    pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
+}
+
+/// State of one Consul session.
+pub(super) struct SessionState {
+    pub(super) epoch: Epoch,
+    pub(super) claims: Claims,
+    pub(super) tasks: JoinSet<(usize, RecordId, TaskExit)>,
+    pub(super) beside: FuturesUnordered<BoxFuture<'static, Done>>,
+    pub(super) parted: Vec<(usize, RecordId, LockRelease)>,
+    pub(super) since: Timestamp,
+    pub(super) announced: Announced,
+    pub(super) answering: Answering,
+}
+
+/// What a farm's presence said last.
+#[derive(Default)]
+pub(super) struct Announced {
+    /// The presence, also while it is being written; `None`: not known.
+    pub(super) said: Option<FarmPresence>,
+    /// When it was last written or tried; `None`: the farm has no name yet.
+    pub(super) at: Option<Instant>,
+}
