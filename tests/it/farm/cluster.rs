@@ -220,7 +220,6 @@ impl Cluster {
     }
 }
 
-/// Starts a farm.
 pub fn run(farm: Farm) -> RunningFarm {
     let report = farm.report();
     let shutdown = CancellationToken::new();

@@ -1,5 +1,4 @@
-//! A whole kind and its tests, as `docs/contribute/adding-a-kind.md` describes it: `notes/<name>` is copied into
-//! `note_status/<name>`, with the number of reconciliations before it.
+//! A whole kind with its test (`docs/contribute/adding-a-kind.md`): copies `notes/<name>` into `note_status/<name>`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
