@@ -1,14 +1,17 @@
-//! Lives through simulated worlds, one per seed, and stops at the first in which something happens that must not.
+//! Runs simulated worlds, one per seed, and stops at the first in which an invariant is violated.
 //!
-//!     cargo run --features sim --example sim -- --seeds 0..1000
-//!     cargo run --features sim --example sim -- --seed 17 --trace
-//!     cargo run --features sim --example sim -- --scenario batch --seeds 0..1000
-//!     cargo run --features sim --example sim -- --mutations
+//!     cargo run -p rcfarm-sim --example sim -- --seeds 0..1000
+//!     cargo run -p rcfarm-sim --example sim -- --seed 17 --trace
+//!     cargo run -p rcfarm-sim --example sim -- --scenario batch --seeds 0..1000
+//!     cargo run -p rcfarm-sim --example sim -- --schedule violation.json --trace
+//!     cargo run -p rcfarm-sim --example sim -- --mutations
 //!
+//! A violation writes its schedule to a file, with fewer actions where these still violate the same invariant.
 //! Ends with 0 when nothing was found, with 1 when something was, with 2 when it was called wrongly.
 
 use std::io::Write as _;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,13 +19,14 @@ use std::time::Instant;
 
 use clap::Parser;
 use rcfarm_sim::mutation::catch_all;
+use rcfarm_sim::shrink::shrink;
 use rcfarm_sim::tally::Tally;
-use rcfarm_sim::{Options, Scenario, SimReport, run};
+use rcfarm_sim::{Options, Scenario, Schedule, SimReport, run, run_schedule, statement};
 
 /// Simulated worlds.
 #[derive(Parser)]
 struct Args {
-    /// Which world: `services` (replication controllers) or `batch` (jobs, queues, commands).
+    /// What worlds lean to: `services` (replication controllers), `batch` (jobs, queues, commands) or `mixed` (both).
     #[arg(long, value_parser = scenario)]
     scenario: Option<Scenario>,
     /// Which seeds, as `first..end`.
@@ -31,8 +35,17 @@ struct Args {
     /// One seed alone.
     #[arg(long)]
     seed: Option<u64>,
-    /// Print every operation; of one seed.
-    #[arg(long, requires = "seed")]
+    /// Play this schedule.
+    #[arg(long, conflicts_with_all = ["seeds", "seed", "scenario"])]
+    schedule: Option<PathBuf>,
+    /// Where the schedule of a violation is written.
+    #[arg(long, default_value = "violation.json")]
+    record: PathBuf,
+    /// Runs that may be spent on dropping actions from the schedule of a violation.
+    #[arg(long, default_value_t = 60)]
+    shrink: usize,
+    /// Print every operation; of one seed or schedule.
+    #[arg(long)]
     trace: bool,
     /// Go on after a violation, and list the seeds that had one.
     #[arg(long)]
@@ -61,35 +74,61 @@ fn scenario(text: &str) -> Result<Scenario, String> {
     }
 }
 
-fn word(scenario: Scenario) -> &'static str {
-    match scenario {
-        Scenario::Services => "services",
-        Scenario::Batch => "batch",
-        Scenario::Mixed => "mixed",
-    }
-}
-
-fn show(scenario: Scenario, report: &SimReport) {
+fn show(report: &SimReport) {
     let Some(violation) = &report.violation else { return };
     for line in &report.last {
         println!("{line}");
     }
-    println!("seed {}: invariant {}: {}", report.seed, violation.invariant, violation.what);
-    let (scenario, seed) = (word(scenario), report.seed);
-    println!(
-        "replay it: cargo run --features sim --example sim -- --scenario {scenario} --seed {seed} --trace"
-    );
+    let (seed, number, what) = (report.seed, violation.invariant, &violation.what);
+    println!("seed {seed}: invariant {number}: {what}");
+    println!("invariant {number}: {}", statement(number).unwrap_or("unknown"));
+}
+
+/// Writes the schedule of a violation, shrunk.
+fn keep(args: &Args, schedule: Schedule, report: &SimReport, options: &Options) {
+    let Some(violation) = &report.violation else { return };
+    let before = schedule.actions.len();
+    let mut shrunk = shrink(schedule, violation.invariant, options, args.shrink);
+    shrunk.found = format!("{}: {}", violation.invariant, violation.what);
+    let (file, after) = (args.record.display(), shrunk.actions.len());
+    match std::fs::write(&args.record, shrunk.to_json()) {
+        Ok(()) => println!("{file} has {after} of its {before} actions; play it with --schedule"),
+        Err(error) => eprintln!("{file}: {error}"),
+    }
+}
+
+fn one(args: &Args, seed: u64, schedule: Schedule) -> ExitCode {
+    let scenario = args.scenario.unwrap_or_default();
+    let options = Options { scenario, print: args.trace, ..Options::default() };
+    let report = SimReport { seed, ..run_schedule(schedule.clone(), &options) };
+    show(&report);
+    let (applied, lived, hash) = (report.applied, report.lived, report.hash);
+    println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
+    if args.schedule.is_none() {
+        keep(args, schedule, &report, &options);
+    }
+    ExitCode::from(u8::from(report.violation.is_some()))
+}
+
+fn read(file: &PathBuf) -> Result<Schedule, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+    text.and_then(|text| Schedule::from_json(&text))
+        .map_err(|error| format!("{}: {error}", file.display()))
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(file) = &args.schedule {
+        return match read(file) {
+            Ok(schedule) => one(&args, 0, schedule),
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::from(2)
+            }
+        };
+    }
     if let Some(seed) = args.seed {
-        let scenario = args.scenario.unwrap_or_default();
-        let report = run(seed, &Options { scenario, print: args.trace, ..Options::default() });
-        show(scenario, &report);
-        let (applied, lived, hash) = (report.applied, report.lived, report.hash);
-        println!("seed {seed}: {applied} writes in {lived:?}, trace {hash:016x}");
-        return ExitCode::from(u8::from(report.violation.is_some()));
+        return one(&args, seed, Schedule::draw(seed, args.scenario.unwrap_or_default()));
     }
     if args.mutations {
         return mutations(args.scenario);
@@ -140,7 +179,11 @@ fn many(args: &Args) -> bool {
                             true => {
                                 println!("seed {seed}: {} {}", violation.invariant, violation.what)
                             }
-                            false if first => show(scenario, &report),
+                            false if first => {
+                                show(&report);
+                                let schedule = Schedule::draw(seed, scenario);
+                                keep(args, schedule, &report, &options);
+                            }
                             false => {}
                         }
                     }

@@ -14,6 +14,7 @@
 //! | `checks/`, `liveness/` | the table of invariants: what must never happen, and what must have come about in the end |
 //! | `reached.rs` | how often each invariant was put to the test |
 //! | `mutation.rs` | safety layers that are switched off, to see that their absence is noticed |
+//! | `page.rs` | writes `docs/invariants.md` |
 //! | `shrink.rs` | fewer actions that still violate the same invariant |
 //!
 //! The same seed gives the same trace, in any build: everything random comes from forks of one ChaCha8 stream, time is
@@ -33,6 +34,7 @@ mod model;
 pub mod mutation;
 mod network;
 mod nodes;
+pub mod page;
 mod process;
 pub mod reached;
 mod report;
@@ -48,6 +50,7 @@ mod version_skew;
 mod workload;
 mod world;
 
+pub use checks::invariants::statement;
 pub use facts::Violation;
 pub use mix::{Mix, Scenario};
 pub use report::{Options, SimReport};

@@ -1,18 +1,21 @@
-//! The suite's share of the simulation. `SIM_SEEDS=0..5000` lives through others; the example shows one in detail.
+//! The suite's share of the simulation. `SIM_SEEDS=0..5000` runs others; the example shows one in detail.
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::mutation::{CASES, Case, catch_all, named};
-use super::tally::Tally;
-use super::{Options, Scenario, SimReport, run};
+use crate::mutation::{CASES, Case, catch_all, named};
+use crate::tally::Tally;
+use crate::{Options, Scenario, Schedule, SimReport, page, run, run_schedule};
 
-/// The suite's seeds.
+/// The suite's seeds of each scenario.
 const SEEDS: std::ops::Range<u64> = 0..1_000;
-/// Those of the world of jobs.
-const BATCH_SEEDS: std::ops::Range<u64> = 0..1_000;
 
-/// Lives through seeds on two threads; gives those in which something was found, in order, and what all have met.
+fn docs(page: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page)
+}
+
+/// Runs seeds on two threads. Gives those in which something was found, in order, and what all have met.
 fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<SimReport>, Tally) {
     let (next, found) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     let tally = Mutex::new(Tally::default());
@@ -47,28 +50,83 @@ fn asked_for() -> Option<std::ops::Range<u64>> {
     Some(first.parse().unwrap()..end.parse().unwrap())
 }
 
-/// The seeds in which something was found once, of each world.
-const KEPT: [(Scenario, &str); 2] = [
-    (Scenario::Services, include_str!("../seeds/found.txt")),
-    (Scenario::Batch, include_str!("../seeds/batch.txt")),
-];
+/// The recorded schedules, by file name.
+fn schedules() -> Vec<(String, Schedule)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("schedules");
+    let mut all: Vec<_> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ext| ext == "json"))
+        .map(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let schedule = Schedule::from_json(&text);
+            (name.clone(), schedule.unwrap_or_else(|error| panic!("{name}: {error}")))
+        })
+        .collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
 
 #[test]
-fn seeds_that_once_found_something_find_nothing() {
-    for (scenario, lines) in KEPT {
-        for line in lines.lines() {
-            let seed = line.split(' ').next().unwrap().parse().unwrap();
-            let report = run(seed, &Options { scenario, ..Options::default() });
-            let last = report.last.join("\n");
-            assert_eq!(report.violation, None, "seed {seed} of {scenario:?}:\n{last}");
+fn recorded_schedules_find_nothing() {
+    let all = schedules();
+    assert!(all.len() >= 30, "recorded schedules are gone: {}", all.len());
+    for (name, schedule) in all {
+        assert!(!schedule.found.is_empty(), "{name} does not say what it once found");
+        let report = run_schedule(schedule, &Options::default());
+        let last = report.last.join("\n");
+        assert_eq!(report.violation, None, "{name}:\n{last}");
+    }
+}
+
+#[test]
+fn schedules_survive_their_file() {
+    for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
+        for seed in 0..20 {
+            let schedule = Schedule::draw(seed, scenario);
+            assert_eq!(Schedule::from_json(&schedule.to_json()), Ok(schedule));
         }
     }
+}
+
+#[test]
+fn a_played_schedule_is_its_seed() {
+    let options = Options { scenario: Scenario::Mixed, ..Options::default() };
+    let text = Schedule::draw(1, Scenario::Mixed).to_json();
+    let played = run_schedule(Schedule::from_json(&text).unwrap(), &options);
+    assert_eq!(SimReport { seed: 1, ..played }, run(1, &options));
+}
+
+#[test]
+fn shrinking_keeps_the_violation() {
+    let case = CASES.iter().find(|case| case.name() == "NoFence").unwrap();
+    let options = Options { without: case.without.to_vec(), ..Options::default() };
+    let caught = case.catch().unwrap();
+    let schedule = Schedule::draw(caught.seed, Scenario::Services);
+    let invariant = caught.violation.invariant;
+    let shrunk = crate::shrink::shrink(schedule.clone(), invariant, &options, 12);
+    assert!(shrunk.actions.len() < schedule.actions.len());
+    let violation = run_schedule(shrunk, &options).violation.unwrap();
+    assert_eq!(violation.invariant, invariant);
+}
+
+/// `UPDATE_DOCS=1` writes the page anew.
+#[test]
+fn the_page_of_invariants_is_current() {
+    let failpoints = std::fs::read_to_string(docs("contribute/failpoints.md")).unwrap();
+    let page = page::invariants(&failpoints);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(docs("invariants.md"), &page).unwrap();
+    }
+    let stands = std::fs::read_to_string(docs("invariants.md")).unwrap();
+    assert_eq!(stands, page, "UPDATE_DOCS=1 cargo test -p rcfarm-sim the_page_of_invariants");
 }
 
 /// `UPDATE_DOCS=1` writes the page anew.
 #[test]
 fn without_a_safety_layer_an_invariant_is_violated() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/contribute/failpoints.md");
+    let path = docs("contribute/failpoints.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let all = [Scenario::Services, Scenario::Batch];
         let told = |case: &Case, caught: &_| println!("{}: {caught:?}", case.name());
@@ -88,14 +146,14 @@ fn without_a_safety_layer_an_invariant_is_violated() {
     let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
     assert_eq!(
         missed, [""; 0],
-        "no seed of the first 200 notices when these are switched off; docs/contribute/failpoints.md is written anew by \
-         UPDATE_DOCS=1 cargo test --lib sim::tests::without"
+        "no seed of the first 200 notices when these are switched off; docs/contribute/failpoints.md is written anew \
+         by UPDATE_DOCS=1 cargo test -p rcfarm-sim without_a_safety_layer"
     );
 }
 
 #[test]
 fn a_seed_repeats() {
-    for scenario in [Scenario::Services, Scenario::Batch] {
+    for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
         let options = Options { scenario, ..Options::default() };
         for seed in 0..3 {
             assert_eq!(run(seed, &options), run(seed, &options));
@@ -105,31 +163,40 @@ fn a_seed_repeats() {
 
 #[test]
 fn no_seed_finds_a_violation() {
-    live_through(Scenario::Services, SEEDS);
+    run_all(Scenario::Services, SEEDS);
 }
 
 #[test]
 fn no_seed_of_jobs_finds_a_violation() {
-    live_through(Scenario::Batch, BATCH_SEEDS);
+    run_all(Scenario::Batch, SEEDS);
 }
 
 /// No seed finds anything; and that is not for want of occasions.
-fn live_through(scenario: Scenario, suite: std::ops::Range<u64>) {
+fn run_all(scenario: Scenario, suite: std::ops::Range<u64>) {
     let (found, tally) = found(scenario, asked_for().unwrap_or(suite));
-    nothing_in(found);
+    nothing_in(found, scenario);
     let words = tally.in_words(scenario);
     println!("{words}");
     let lacking: Vec<&str> = tally.lacking(scenario).iter().map(|row| row.what).collect();
     let lacking = if asked_for().is_some() { Vec::new() } else { lacking };
-    assert_eq!(lacking, [""; 0], "these came about too seldom (src/sim/reached.rs):\n{words}");
+    assert_eq!(
+        lacking, [""; 0],
+        "these came about too seldom (crates/sim/src/reached.rs):\n{words}"
+    );
 }
 
-fn nothing_in(found: Vec<SimReport>) {
+fn nothing_in(found: Vec<SimReport>, scenario: Scenario) {
     let Some(first) = found.first() else { return };
     let all = found.iter().map(|report| {
         let violation = report.violation.as_ref().unwrap();
         format!("seed {}: invariant {}: {}", report.seed, violation.invariant, violation.what)
     });
     let all: Vec<String> = all.collect();
-    panic!("{}\n\nthe first:\n{}", all.join("\n"), first.last.join("\n"));
+    let file = std::env::temp_dir().join(format!("violation-{}.json", first.seed));
+    let schedule = Schedule::draw(first.seed, scenario);
+    let kept = match std::fs::write(&file, schedule.to_json()) {
+        Ok(()) => format!("its schedule is in {}", file.display()),
+        Err(error) => format!("its schedule cannot be kept: {error}"),
+    };
+    panic!("{}\n\nthe first ({kept}):\n{}", all.join("\n"), first.last.join("\n"));
 }

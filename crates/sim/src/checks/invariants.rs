@@ -1,1 +1,305 @@
-//! The table of invariants.
+//! The table of invariants: number and statement. `docs/invariants.md` is generated from it; its numbers do not change.
+
+/// One invariant.
+#[derive(Debug)]
+pub struct Invariant {
+    /// Its number. Tests, messages and documents cite it.
+    pub number: u32,
+    /// What must hold.
+    pub statement: &'static str,
+    /// Files of the simulator that check it besides those of the table of checks.
+    pub watched_in: &'static [&'static str],
+    /// What is not checked yet, or what else the reader must know. May be empty.
+    pub note: &'static str,
+    /// Tests outside the simulator, in Markdown. May be empty.
+    pub also: &'static str,
+}
+
+/// Invariants about the same thing.
+#[derive(Debug)]
+pub struct Group {
+    /// What they are about.
+    pub title: &'static str,
+    /// The invariants, by number.
+    pub invariants: &'static [Invariant],
+}
+
+/// The statement of an invariant. `None`: there is no such number.
+#[must_use]
+pub fn statement(number: u32) -> Option<&'static str> {
+    let mut all = GROUPS.iter().flat_map(|group| group.invariants);
+    all.find(|invariant| invariant.number == number).map(|invariant| invariant.statement)
+}
+
+/// All of them, in order.
+pub const GROUPS: &[Group] = &[
+    Group {
+        title: "Ownership",
+        invariants: &[
+            Invariant {
+                number: 1,
+                statement: "At any Consul index at most one session holds a record's lock. Every committed change by a controller was in a transaction whose fence names that holder.",
+                watched_in: &[],
+                note: "",
+                also: "contract case pW08; `tests/it/faults/`",
+            },
+            Invariant {
+                number: 2,
+                statement: "No write is started after the local deadline of the session. After a pause longer than the TTL the first write is refused, not applied.",
+                watched_in: &["checker.rs", "facts.rs"],
+                note: "",
+                also: "contract case pW06",
+            },
+            Invariant {
+                number: 3,
+                statement: "A farm never acts on a record outside its selector.",
+                watched_in: &[],
+                note: "",
+                also: "`tests/it/farm/ownership.rs`",
+            },
+            Invariant {
+                number: 4,
+                statement: "Destroying a session leaves no lock and no half-written state behind.",
+                watched_in: &[],
+                note: "",
+                also: "contract case L11",
+            },
+            Invariant {
+                number: 5,
+                statement: "Each safety layer holds alone: with the fence removed the deadline holds, with the deadline removed the fence holds.",
+                watched_in: &[],
+                note: "shown by the failpoints of 1 and 2",
+                also: "",
+            },
+        ],
+    },
+    Group {
+        title: "Replication",
+        invariants: &[
+            Invariant {
+                number: 6,
+                statement: "Pods labelled with an RC are at most desired + 1 per node transfer under way + the surge of a rolling update. At rest they equal desired.",
+                watched_in: &[],
+                note: "",
+                also: "properties of `src/replication/plan`",
+            },
+            Invariant {
+                number: 7,
+                statement: "At most `max_per_node` (1) pods of an RC stand on a node. None is placed on a node that was ineligible at the decision's index.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 8,
+                statement: "Intent, label and status of a pod change in one transaction: no intent without its label, and the reverse.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 9,
+                statement: "An RC removes only pods that carry its own id, checked in the transaction.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 10,
+                statement: "A disabled RC causes no write. An RC with pods is not deleted unless forced.",
+                watched_in: &[],
+                note: "",
+                also: "`tests/it/cli/rc.rs`",
+            },
+            Invariant {
+                number: 11,
+                statement: "Removal never takes healthy pods below the declared minimum. Order: ineligible, unhealthy, newest, name.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 12,
+                statement: "One bad record, label or key harms only itself.",
+                watched_in: &["world.rs", "version_skew.rs"],
+                note: "",
+                also: "`tests/it/admission.rs`",
+            },
+            Invariant {
+                number: 13,
+                statement: "Nothing is deleted because a read came back empty or short.",
+                watched_in: &[],
+                note: "",
+                also: "`tests/it/farm/trees.rs`",
+            },
+            Invariant {
+                number: 14,
+                statement: "The resources allocated on a node never exceed what it has, and no device is allocated twice.",
+                watched_in: &[],
+                note: "",
+                also: "`tests/it/farm/capacity.rs`, `tests/it/real_consul/controllers.rs`, properties of `src/placement/capacity`",
+            },
+        ],
+    },
+    Group {
+        title: "Audit",
+        invariants: &[Invariant {
+            number: 15,
+            statement: "Folding the audit log from empty gives the current state. Each transition has exactly one entry, at the same ModifyIndex. Entries are ordered, and an ambiguous write never yields two.",
+            watched_in: &[],
+            note: "",
+            also: "properties of the audit fold; `tests/it/faults/`",
+        }],
+    },
+    Group {
+        title: "Jobs, gangs, queues",
+        invariants: &[
+            Invariant {
+                number: 16,
+                statement: "No member of a gang starts unless the whole gang was placed. No partial gang outlives its timeout at any crash point.",
+                watched_in: &["liveness/jobs.rs"],
+                note: "",
+                also: "histories of `src/batch`; `tests/it/farm/queues.rs`",
+            },
+            Invariant {
+                number: 17,
+                statement: "Admitted requests of a queue stay within what it may use, own and borrowable; a parent's total within its capacity; lending limits hold, at every index.",
+                watched_in: &[],
+                note: "",
+                also: "histories of `src/batch`",
+            },
+            Invariant {
+                number: 18,
+                statement: "Nothing lower is admitted while something higher that fits waits in the same FIFO scope.",
+                watched_in: &[],
+                note: "",
+                also: "histories of `src/batch`",
+            },
+            Invariant {
+                number: 19,
+                statement: "Preemption ends, and freed capacity stays reserved for the preemptor. Today there is no preemption: an admitted group keeps its placement while it has pods.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 20,
+                statement: "Restarting one pod never resets its gang. A job that is created again under a name shares nothing with the old one.",
+                watched_in: &[],
+                note: "",
+                also: "`src/job` lives",
+            },
+            Invariant {
+                number: 21,
+                statement: "Only listed edges of a state machine are taken. Terminal phases are left only by an explicit restart. Exactly one of Succeeded and Failed is ever true; Running and Restarting are never both true.",
+                watched_in: &[],
+                note: "",
+                also: "generated [state machines](reference/state-machines/README.md)",
+            },
+            Invariant {
+                number: 22,
+                statement: "Attempt counters live in the record, grow with the restart, survive failover and never exceed their limit. No infrastructure error terminates a user's job. A command is carried out once.",
+                watched_in: &["liveness/jobs.rs"],
+                note: "",
+                also: "`tests/it/real_consul/jobs.rs`",
+            },
+            Invariant {
+                number: 23,
+                statement: "A dependent starts only after its dependencies' condition held. Each flow step runs once per attempt. Cycles are refused on write.",
+                watched_in: &[],
+                note: "flows: not yet",
+                also: "`tests/it/admission.rs` J26",
+            },
+            Invariant {
+                number: 24,
+                statement: "Timers (deadline, TTL, delayed policies, schedules) derive from persisted times and survive failover.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+            Invariant {
+                number: 25,
+                statement: "TTL and garbage collection delete only finished records and their children, never a newer uid.",
+                watched_in: &[],
+                note: "",
+                also: "",
+            },
+        ],
+    },
+    Group {
+        title: "Cells",
+        invariants: &[Invariant {
+            number: 26,
+            statement: "A cell is owned once. A virtual cluster that has a free cell of a level gets it without waiting for another's guaranteed work. Releasing everything restores the initial tree.",
+            watched_in: &[],
+            note: "not yet: there are no cells",
+            also: "",
+        }],
+    },
+    Group {
+        title: "Liveness",
+        invariants: &[
+            Invariant {
+                number: 27,
+                statement: "Each enabled record reaches its desired state if enough nodes are eligible.",
+                watched_in: &["liveness/services.rs", "liveness/jobs.rs"],
+                note: "",
+                also: "`tests/it/faults/`",
+            },
+            Invariant {
+                number: 28,
+                statement: "A dead farm's records are claimed and acted on within check TTL + 1 s, with a plain TTL session within 2 × TTL + 1 s, after SIGTERM within 1 s. No other write is needed to trigger it.",
+                watched_in: &["world.rs"],
+                note: "",
+                also: "[benchmarks](operate/benchmarks.md)",
+            },
+            Invariant {
+                number: 29,
+                statement: "No loop retries without backoff. The idle request rate does not grow with the number of records. Memory stays flat.",
+                watched_in: &["world.rs"],
+                note: "memory: not yet",
+                also: "[benchmarks](operate/benchmarks.md)",
+            },
+        ],
+    },
+    Group {
+        title: "Bulkheads",
+        invariants: &[
+            Invariant {
+                number: 30,
+                statement: "What a record contains changes nothing for records that do not depend on it, beyond a stated delay. No value that a tenant can write stops a farm, an agent, a pass or another tenant's record.",
+                watched_in: &[],
+                note: "not yet",
+                also: "`tests/it/admission.rs`, fuzz targets",
+            },
+            Invariant {
+                number: 31,
+                statement: "A removal or a move is decided on a view of pods at least as new as the record and on health read at the decision, or the transaction checks what was counted.",
+                watched_in: &[],
+                note: "not yet as such: 6, 9, 11 and 13 cover parts",
+                also: "",
+            },
+            Invariant {
+                number: 32,
+                statement: "An agent stops a process only on proof that its intent is gone, never because a store is empty, new, restored or out of reach. A pod's identity is unique across namespaces, and an agent touches no process of another owner.",
+                watched_in: &[],
+                note: "not yet",
+                also: "`tests/it/node/trust.rs`",
+            },
+            Invariant {
+                number: 33,
+                statement: "A session's heartbeat does not wait for any work of the farm or the agent.",
+                watched_in: &[],
+                note: "not yet",
+                also: "",
+            },
+            Invariant {
+                number: 34,
+                statement: "What a pod may do, see and run as is what its manifest and the node's policy allow: no token of the agent, no other user, no other pod's files.",
+                watched_in: &[],
+                note: "not yet",
+                also: "`tests/it/node/pods.rs`",
+            },
+        ],
+    },
+];
