@@ -170,9 +170,9 @@ impl<S: Revisioned> Machine<S> {
     /// Otherwise the owner stays behind: its plan was not carried out, or by an earlier transaction that was thought
     /// lost, or somebody else wrote the status.
     pub fn read_back(&mut self, index: Index, status: &S) -> bool {
-        let Some((last, earlier)) = self.lost.split_last() else { return false };
-        // Two attempts may have written the same status with different operations.
-        if index == self.index || status != last || earlier.contains(last) {
+        // Of several attempts any may have been applied: they may write the same status with different operations.
+        let [only] = &self.lost[..] else { return false };
+        if index == self.index || status != only {
             return false;
         }
         let own = status.clone();

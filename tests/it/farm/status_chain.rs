@@ -166,7 +166,7 @@ async fn plans_are_carried_out_once_although_answers_are_lost() {
     let counts = [&lost.request, &lost.answer, &lost.late].map(|n| n.load(Ordering::SeqCst));
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
     // Of the 1,200 plans about 650 are answered; the others count once their statuses are recognised.
-    assert!(reported > 800, "{reported}");
+    assert!(reported > 750, "{reported}");
 }
 
 #[tokio::test(start_paused = true)]
