@@ -130,7 +130,7 @@ pub const GROUPS: &[Group] = &[
                 statement: "Nothing is deleted because a read came back empty or short.",
                 watched_in: &[],
                 note: "",
-                also: "`tests/it/farm/trees.rs`",
+                also: "`tests/it/farm/caches.rs`",
             },
             Invariant {
                 number: 14,
