@@ -8,6 +8,7 @@ pub mod commands;
 mod failure_tracker;
 pub mod health;
 pub mod intents;
+pub mod job_pods;
 pub mod nodes;
 
 pub mod pods;

@@ -1,33 +1,54 @@
 //! `labels/pod/`: the pods of the cluster, by place and by the record that owns them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
+use super::job_pods::{JobPod, JobPods, job_pod};
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::cache::CacheIndex;
-use rcfarm_store::{Entry, Index, Prefix};
+use rcfarm_store::{Decoder, Entry, Index, Prefix, Versioned, VersionedIndex};
 
-/// A pod's labels as stored.
+/// A pod's labels and what they say of its owner.
 #[derive(Debug, PartialEq)]
-pub struct LabelledPod {
-    /// ModifyIndex.
-    pub index: Index,
-    /// CreateIndex: the pod's age.
-    pub created: Index,
+pub struct PodRecord {
     /// `None`: the value is no label set. The place is taken all the same.
     pub labels: Option<Labels>,
     /// The replication controller that the labels name.
     pub rc: Option<RcId>,
+    job: Option<JobPod>,
 }
 
-/// `labels/pod/`, by place and by owner.
+/// A pod's labels as stored. CreateIndex is the pod's age.
+pub type LabelledPod = Versioned<PodRecord>;
+
+/// Decodes `labels/pod/<node>/<pod>`. Other keys below it (`labels/pod/<uuid>`) are pods without a node.
+pub struct PodDecoder;
+
+impl Decoder for PodDecoder {
+    type Key = PodRef;
+    type Value = PodRecord;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
+        let (node, pod) = key::node_and_pod(prefix, key)?;
+        Some(PodRef { node, pod })
+    }
+
+    fn decode(place: &PodRef, entry: &Entry) -> Option<PodRecord> {
+        let labels = decode_labels(&entry.value).ok();
+        let rc = labels.as_ref().and_then(|labels| labels.get(RC_ID)?.parse().ok());
+        let job = labels.as_ref().and_then(|labels| job_pod(place, entry.modify_index, labels));
+        Some(PodRecord { labels, rc, job })
+    }
+}
+
+/// `labels/pod/`, by place and by owner: one cache for replication controllers and jobs.
 #[derive(Debug, Default)]
 pub struct PodLabels {
-    places: BTreeMap<PodRef, Arc<LabelledPod>>,
+    places: VersionedIndex<PodDecoder>,
     by_rc: BTreeMap<RcId, BTreeSet<PodRef>>,
+    jobs: JobPods,
     has_pods_of_jobs: bool,
 }
 
@@ -35,21 +56,20 @@ impl PodLabels {
     /// RCs of which a pod differs between the two.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
-        let one_way = |a: &Self, b: &Self| -> Vec<RcId> {
-            let other = |place: &PodRef| b.places.get(place).map(|seen| seen.index);
-            a.places
-                .iter()
-                .filter(|(place, seen)| other(place) != Some(seen.index))
-                .filter_map(|(_, seen)| seen.rc)
-                .collect()
-        };
-        one_way(old, new).into_iter().chain(one_way(new, old)).collect()
+        let places = VersionedIndex::touched(&old.places, &new.places);
+        places.flat_map(|place| [old.owner(place), new.owner(place)]).flatten().collect()
     }
 
     /// Whether a pod is gone from its place.
     #[must_use]
     pub fn has_lost_pods(old: &Self, new: &Self) -> bool {
-        old.places.keys().any(|place| !new.places.contains_key(place))
+        VersionedIndex::has_lost_keys(&old.places, &new.places)
+    }
+
+    /// The pods of jobs.
+    #[must_use]
+    pub fn jobs(&self) -> &JobPods {
+        &self.jobs
     }
 
     /// Whether some of them are not an RC's, but a job's.
@@ -61,56 +81,48 @@ impl PodLabels {
     /// The labels of the pod at a place.
     #[must_use]
     pub fn get(&self, place: &PodRef) -> Option<&LabelledPod> {
-        self.places.get(place).map(|seen| &**seen)
+        self.places.get(place)
     }
 
     /// The pods that carry an RC's id.
     pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = (&PodRef, &LabelledPod)> {
         let places = self.by_rc.get(&rc).into_iter().flatten();
-        places.map(|place| (place, &*self.places[place]))
+        places.filter_map(|place| Some((place, self.places.get(place)?)))
     }
 
     /// The owner of the pod at a place.
     #[must_use]
     pub fn owner(&self, place: &PodRef) -> Option<RcId> {
-        self.places.get(place).and_then(|seen| seen.rc)
+        self.places.value(place).and_then(|pod| pod.rc)
     }
 
     /// What names the record, of whatever kind, that the pod at a place belongs to.
     pub(super) fn record(&self, place: &PodRef) -> Option<&str> {
-        let labels = self.places.get(place)?.labels.as_ref()?;
+        let labels = self.places.value(place)?.labels.as_ref()?;
         labels.get(RC_ID).or_else(|| labels.get(key::JOB_UID_LABEL)).map(|name| name.as_ref())
     }
 
     /// ModifyIndex of the labels at a place, and the owner that they name.
     #[must_use]
     pub fn at(&self, place: &PodRef) -> Option<(Index, Option<RcId>)> {
-        self.places.get(place).map(|seen| (seen.index, seen.rc))
+        self.places.get(place).map(|pod| (pod.index, pod.value.rc))
     }
 }
 
 impl CacheIndex for PodLabels {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let mut new = PodLabels::default();
-        for entry in entries {
-            // Pods of other kinds (`labels/pod/<uuid>`) are not an RC's.
-            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
-            let place = PodRef { node, pod };
-            let seen = match old.places.get(&place) {
-                Some(seen) if seen.index == entry.modify_index => seen.clone(),
-                _ => {
-                    let labels = decode_labels(&entry.value).ok();
-                    let rc = labels.as_ref().and_then(|l| l.get(RC_ID)?.parse().ok());
-                    let (index, created) = (entry.modify_index, entry.create_index);
-                    Arc::new(LabelledPod { index, created, labels, rc })
-                }
-            };
+        let places = VersionedIndex::build(&old.places, prefix, entries);
+        let mut new = PodLabels { places, ..PodLabels::default() };
+        for (place, pod) in &new.places.0 {
+            let PodRecord { labels, rc, job } = &pod.value;
             let is_jobs = |labels: &Labels| labels.contains_key(key::JOB_UID_LABEL);
-            new.has_pods_of_jobs |= seen.labels.as_ref().is_some_and(is_jobs);
-            if let Some(rc) = seen.rc {
-                new.by_rc.entry(rc).or_default().insert(place.clone());
+            new.has_pods_of_jobs |= labels.as_ref().is_some_and(is_jobs);
+            if let Some(rc) = rc {
+                new.by_rc.entry(*rc).or_default().insert(place.clone());
             }
-            new.places.insert(place, seen);
+            if let Some(job) = job {
+                new.jobs.insert(place.clone(), job.clone());
+            }
         }
         new
     }

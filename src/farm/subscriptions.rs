@@ -99,7 +99,7 @@ impl Subscriptions {
         start: CancellationToken,
         changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static,
     ) {
-        cache.listen(changed);
+        cache.subscribe(changed);
         let cache: Arc<dyn WatchedCache> = cache.clone();
         let is_same = |other: &&mut Subscribed| {
             std::ptr::addr_eq(Arc::as_ptr(&other.cache), Arc::as_ptr(&cache))

@@ -15,7 +15,6 @@ use tokio::time::Instant;
 
 use super::doorbells::{self, FreshStatus, JobDoorbells};
 use super::frameworks;
-use super::labelled::{JobPods, LabelledMember};
 use super::manifest::PodIdentity;
 use super::members::MemberPod;
 use super::pod_status::{PodState as PodStanding, stands};
@@ -23,6 +22,7 @@ pub use super::pods::{Intended, Pods, record_id};
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::cluster::intents::IntentIndex;
+use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::queues::GroupStatusIndex;
 use crate::farm::records::Records;
@@ -31,7 +31,7 @@ use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{Namespaced, NodeName, PodRef};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::JobStatus;
-use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -188,8 +188,6 @@ pub struct JobCaches {
     reader: Arc<dyn Reader>,
     /// Nodes and intents, which replication controllers look at, too.
     pub nodes: Arc<ClusterView>,
-    /// `labels/pod/`
-    pub pods: Arc<Cache<JobPods>>,
     /// `reality/`
     pub realities: Arc<Cache<Realities>>,
     /// `status/pods/`
@@ -218,8 +216,6 @@ impl JobCaches {
     ) -> Arc<Self> {
         Arc::new(JobCaches {
             nodes,
-            // Not guarded: a job that goes takes its pods with it, and all of them may be one job's.
-            pods: Cache::new(reader.clone(), key::labels(LabelKind::Pod), PollPolicy::PODS),
             realities: Cache::new(reader.clone(), key::realities(), PollPolicy::BULK),
             pod_states: Cache::new(reader.clone(), key::pod_statuses(), PollPolicy::BULK),
             groups: Cache::new(reader.clone(), key::pod_group_statuses(), PollPolicy::BULK),
@@ -299,8 +295,7 @@ impl JobCaches {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
-        let pods = async { self.pods.read_now().await.map(drop) };
-        futures_util::future::try_join(pods, self.nodes.catch_up()).await.map(drop)
+        self.nodes.catch_up().await
     }
 
     /// Waits until the trees have been read once.
@@ -323,7 +318,7 @@ impl JobCaches {
     #[must_use]
     pub fn blind(&self) -> Option<String> {
         let of = |tree: &Prefix, why: Option<UntrustedReason>| Some(format!("{tree}: {}", why?));
-        of(self.pods.prefix(), self.pods.snapshot().untrusted)
+        of(self.nodes.pods.prefix(), self.nodes.pods.snapshot().untrusted)
             .or_else(|| of(self.realities.prefix(), self.realities.snapshot().untrusted))
             .or_else(|| of(self.pod_states.prefix(), self.pod_states.snapshot().untrusted))
     }
@@ -337,7 +332,7 @@ impl JobCaches {
         known: &JobPendingWrites,
         job: Option<&JobSpec>,
     ) -> Pods {
-        let labels = self.pods.snapshot();
+        let labels = self.nodes.pods.snapshot();
         let intents = self.nodes.intents.snapshot();
         let realities = self.realities.snapshot();
         let mut all: BTreeMap<PodRef, (LabelledMember, Intended)> = BTreeMap::new();
@@ -349,13 +344,13 @@ impl JobCaches {
             _ => intents.value.get(place).map(|intent| (intent.index, intent.value)),
         };
         if labels.shows(known.labels, known.at) {
-            for (place, labelled) in labels.value.of(id) {
+            for (place, labelled) in labels.value.jobs().of(id) {
                 all.insert(place.clone(), ((**labelled).clone(), intent(place)));
             }
-            let unowned = labels.value.unowned(id);
+            let unowned = labels.value.jobs().unowned(id);
             let unowned = unowned.map(|(at, unowned)| (at.clone(), (unowned.clone(), intent(at))));
             pods.unowned = unowned.collect();
-            let mismatched = labels.value.mismatched(uid);
+            let mismatched = labels.value.jobs().mismatched(uid);
             pods.mismatched = mismatched.map(|(place, one)| (place.clone(), one.clone())).collect();
         } else {
             let own = known.pods.iter();
@@ -489,8 +484,9 @@ impl JobCaches {
         let has_ended = |place: &PodRef| {
             pod_states.value.value(place).is_some_and(|told| told.phase.has_ended())
         };
-        let pods = self.pods.snapshot();
-        let alive = pods.value.of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
+        let pods = self.nodes.pods.snapshot();
+        let alive =
+            pods.value.jobs().of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
         let alive: Vec<PodRef> = alive.cloned().collect();
         if !self.doorbells().answer(id, alive.len(), Instant::now()) {
             return Ok(None);
@@ -503,7 +499,11 @@ impl JobCaches {
     pub fn bereft(&self, old: &IntentIndex, new: &IntentIndex) -> BTreeSet<Namespaced> {
         let gone = IntentIndex::touched(old, new).filter(|place| old.get(place).is_some());
         let gone: BTreeSet<&PodRef> = gone.collect();
-        if gone.is_empty() { BTreeSet::new() } else { self.pods.snapshot().value.owners(&gone) }
+        if gone.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.nodes.pods.snapshot().value.jobs().owners(&gone)
+        }
     }
 
     /// Jobs that own the pods at `places`, and those that adopted any.
@@ -578,11 +578,11 @@ impl JobCaches {
             }
         }
         statuses.difference(&records).for_each(|id| self.note_job(id));
-        let pods = self.pods.snapshot();
+        let pods = self.nodes.pods.snapshot();
         if pods.is_read() {
             let is_there = |id: &Namespaced| {
                 [&statuses, &groups, &records].iter().any(|names| names.contains(id))
-                    || pods.value.has(id)
+                    || pods.value.jobs().has(id)
             };
             let is_gone = |id: &RecordId| !id.as_str().parse().is_ok_and(|id| is_there(&id));
             // Not those of which it was heard while this was read.

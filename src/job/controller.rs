@@ -17,12 +17,12 @@ use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
 use super::collect_orphans::{self, collect_orphans};
 use super::document::{self, Read};
 use super::events;
-use super::labelled::LabelledMember;
 use super::members::FreePod;
 use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
 use super::waiting::why_waits;
 use super::writes::{self, Made};
 use crate::cluster::commands::Pending;
+use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
@@ -253,7 +253,7 @@ impl JobController {
             match answer {
                 Ok(answer) if answer.value.is_none() => {}
                 Ok(_) | Err(StoreError::Forbidden { .. }) => {
-                    self.caches.pods.refresh_soon();
+                    self.caches.nodes.pods.refresh_soon();
                     self.caches.nodes.intents.refresh_soon();
                     let why = format!("{key} is there, and what was read does not show it");
                     return Err(ReconcileError::Elsewhere(why));

@@ -10,8 +10,8 @@ use tracing::debug;
 use super::caches::{JobCaches, PodStates, Realities, record_id};
 use super::controller::JobController;
 use super::document;
-use super::labelled::JobPods;
 use crate::cluster::commands::Commands;
+use crate::cluster::job_pods::JobPods;
 use crate::cluster::queues::GroupStatusIndex;
 use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
@@ -131,9 +131,13 @@ impl Kind for JobKind {
             wake.records(record_ids(Commands::jobs_touched(&old.value, &new.value)));
         });
         let caches = self.caches.clone();
-        subscriber.on_with_records(&self.caches.pods, move |wake, old, new| {
-            let jobs = JobPods::touched(&old.value, &new.value);
-            jobs.iter().filter(|job| new.value.has(job)).for_each(|job| caches.note_job(job));
+        subscriber.on_with_records(&view.pods, move |wake, old, new| {
+            let (old, new) = (old.value.jobs(), new.value.jobs());
+            let jobs = JobPods::touched(old, new);
+            if jobs.is_empty() {
+                return;
+            }
+            jobs.iter().filter(|job| new.has(job)).for_each(|job| caches.note_job(job));
             wake.records(record_ids(jobs));
             // There may be pods of jobs that are gone.
             wake.plan_claims();

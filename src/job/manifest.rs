@@ -5,34 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::frameworks::{self, Cluster, ClusterPeer, mpi};
 use super::plan::Create;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
+pub use rcfarm_api::job::identity::PodIdentity;
 use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
 use rcfarm_api::manifest::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
     ProcessStanza, Resources, RestartStanza, RestartWhen,
 };
-
-/// Which pod of which job: `job` of the manifest, and what its labels say.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodIdentity {
-    /// The job.
-    #[serde(rename = "id")]
-    pub job: Namespaced,
-    /// Which of its name.
-    pub uid: JobUid,
-    /// Which member.
-    #[serde(flatten)]
-    pub slot: Slot,
-    /// The attempt of the whole job.
-    pub version: u64,
-    /// Which try at the member.
-    pub attempt: u32,
-}
 
 /// A job whose members have their places.
 pub struct Placed<'a> {

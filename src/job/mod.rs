@@ -22,7 +22,7 @@
 //! | `waiting` | why it is not yet where it should be |
 //! | `batched_start` | members that are started by several transactions |
 //! | `collect_orphans` | deletes the pods, status and group of a job whose record is gone |
-//! | [`caches`], [`labelled`], [`doorbells`] | the trees that it watches, and who is told of an end at once |
+//! | [`caches`], [`doorbells`] | the prefixes that it watches, and who is told of an end at once |
 
 pub mod adoption;
 mod batched_start;
@@ -34,7 +34,6 @@ pub mod doorbells;
 mod events;
 pub mod frameworks;
 pub mod kind;
-pub mod labelled;
 pub mod machine;
 #[cfg(test)]
 mod machine_tests;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::labelled::{LabelledMember, Mismatched, Unowned};
 use super::members::MemberPod;
+use crate::cluster::job_pods::{LabelledMember, Mismatched, Unowned};
 use rcfarm_api::Index;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;

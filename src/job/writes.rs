@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::frameworks::{self, ClusterPeer};
-use super::labelled::{Mismatched, Unowned};
 use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
 use super::plan::{Create, JobPlan};
+use crate::cluster::job_pods::{Mismatched, Unowned};
 use rcfarm_api::amounts::{Amounts, CPU, MEMORY};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
+use rcfarm_api::job::identity::{JOB_NAME, JOB_NAMESPACE, TASK, TASK_INDEX, VERSION};
+pub use rcfarm_api::job::identity::{mark_of, name_of, uid_of};
 use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
 use rcfarm_api::job::status::JobMembers;
 use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
@@ -18,41 +20,7 @@ use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
 use rcfarm_store::{Index, Op};
 
-const JOB_NAME: &str = "volcano.sh/job-name";
-const JOB_NAMESPACE: &str = "volcano.sh/job-namespace";
-const TASK: &str = "volcano.sh/task-spec";
-const TASK_INDEX: &str = "volcano.sh/task-index";
-const VERSION: &str = "volcano.sh/job-version";
 const QUEUE: &str = "volcano.sh/queue-name";
-
-/// Which pod of which job these labels are of; `None`: it is no job's.
-#[must_use]
-pub fn mark_of(labels: &Labels) -> Option<PodIdentity> {
-    let of = |name: &str| labels.get(name);
-    let (job, slot) = name_of(labels)?;
-    Some(PodIdentity {
-        job,
-        uid: uid_of(labels)?,
-        slot,
-        version: of(VERSION)?.parse().ok()?,
-        attempt: of(ATTEMPT)?.parse().ok()?,
-    })
-}
-
-/// The job and the member that these labels name, whosever the pod is.
-#[must_use]
-pub fn name_of(labels: &Labels) -> Option<(Namespaced, Slot)> {
-    let of = |name: &str| labels.get(name);
-    let (namespace, name) = (of(JOB_NAMESPACE)?.parse().ok()?, of(JOB_NAME)?.parse().ok()?);
-    let slot = Slot::new(of(TASK)?, of(TASK_INDEX)?.parse().ok()?);
-    Some((Namespaced { namespace, name }, slot))
-}
-
-/// The uid that these labels carry.
-#[must_use]
-pub fn uid_of(labels: &Labels) -> Option<JobUid> {
-    labels.get(UID)?.parse().ok()
-}
 
 /// Whether a pod of this name can be a member of the job.
 #[must_use]

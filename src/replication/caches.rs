@@ -143,7 +143,7 @@ impl RcCaches {
             let pod = RcPod {
                 label_index: seen.index,
                 created: seen.created,
-                labels: seen.labels.clone().unwrap_or_default(),
+                labels: seen.value.labels.clone().unwrap_or_default(),
                 intent: intent(place),
                 health: health(place),
             };

@@ -41,7 +41,7 @@ mod timer;
 mod txn;
 mod watchers;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -231,6 +231,12 @@ impl Embedded {
     /// Makes every blocked read answer with the current state, as Consul sometimes does without cause.
     pub fn wake_all(&self) {
         self.with(|state, _| state.watchers.dismiss_all(&Dismissal::Spurious));
+    }
+
+    /// Number of blocked reads, by prefix.
+    #[must_use]
+    pub fn blocked_by_prefix(&self) -> BTreeMap<String, usize> {
+        self.with(|state, _| state.watchers.by_prefix())
     }
 
     /// Number of blocked reads.

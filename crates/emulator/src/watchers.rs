@@ -63,6 +63,11 @@ impl Watchers {
         }
     }
 
+    /// Number of blocked reads, by prefix.
+    pub(super) fn by_prefix(&self) -> BTreeMap<String, usize> {
+        self.prefixes.iter().map(|(prefix, ids)| (prefix.clone(), ids.len())).collect()
+    }
+
     /// Number of blocked reads.
     pub(super) fn len(&self) -> usize {
         self.all.len()

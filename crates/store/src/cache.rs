@@ -127,7 +127,7 @@ pub struct Cache<T> {
     listeners: Mutex<Vec<Listener<T>>>,
 }
 
-/// Is told what the watch of a tree is told: what was told last, and what is.
+/// Called with the snapshot that was reported last and the new one.
 type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
 
 /// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
@@ -234,9 +234,15 @@ impl<T: CacheIndex> Cache<T> {
         self.read_at_once.notify_one();
     }
 
-    /// Has `listener` told what changes, besides whoever watches: a tree is watched once, and may concern several kinds.
-    pub fn listen(&self, listener: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static) {
+    /// Calls `listener` with the last snapshot and the new one at each change, besides the callback of
+    /// [`Cache::watch`]. A prefix is watched once, and may concern several kinds of records. A listener that comes
+    /// after the first read begins with what has been read: the snapshot before it is an empty one.
+    pub fn subscribe(&self, listener: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static) {
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.snapshot();
+        if seen.is_read() {
+            listener(&Snapshot::default(), &seen);
+        }
         listeners.push(Box::new(listener));
     }
 

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{JobController, JobView};
+use crate::cluster::job_pods::LabelledMember;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::{Committed, RecordGuard};
 use crate::job::caches::JobPendingWrites;
 use crate::job::events;
-use crate::job::labelled::LabelledMember;
 use crate::job::manifest::Placed;
 use crate::job::plan::Create;
 use crate::job::writes::{self, Made};

@@ -51,6 +51,32 @@ async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     farm.stop().await;
 }
 
+/// However many kinds look at a prefix, one blocking query serves them all.
+#[tokio::test(start_paused = true)]
+async fn one_blocking_query_per_prefix() {
+    let cluster = Cluster::new(3).await;
+    for n in 0..5 {
+        cluster.create_rc(n, 1).await;
+    }
+    let task = json!({"name": "t", "replicas": 2, "template": {"id": "x", "launchables": {}}});
+    cluster.put("rcfarm/jobs/default/j", json!({"spec": {"tasks": [task]}}).to_string()).await;
+    let farm = cluster.start("a");
+    scheduled(&cluster, 7).await;
+    let mut seen = std::collections::BTreeMap::new();
+    for _ in 0..30 {
+        tokio::time::sleep(SECOND).await;
+        for (prefix, blocked) in cluster.store.blocked_by_prefix() {
+            let most: &mut usize = seen.entry(prefix).or_default();
+            *most = blocked.max(*most);
+        }
+    }
+    for prefix in ["labels/pod/", "intent/", "reality/", "status/pods/", "rcfarm/jobs/"] {
+        assert_eq!(seen.get(prefix), Some(&1), "{prefix}: {seen:?}");
+    }
+    assert!(seen.values().all(|blocked| *blocked <= 1), "{seen:?}");
+    farm.stop().await;
+}
+
 /// A farm that comes later and selects by labels makes the others look at them.
 #[tokio::test(start_paused = true)]
 async fn labels_are_watched_when_a_farm_selects_by_them() {

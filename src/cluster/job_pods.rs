@@ -1,4 +1,4 @@
-//! `labels/pod/`, as far as jobs care: whose each pod is, and whose it could be.
+//! Pods of jobs in `labels/pod/`: which job each belongs to, and which job could adopt it.
 //!
 //! A pod belongs to a job when its labels name the job and carry the job's uid (Kubernetes' selector and controller
 //! reference). The other cases are those of the reference's claim table (`kubeflow.md` §1.12).
@@ -6,15 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::manifest::PodIdentity;
-use super::writes::{mark_of, name_of, uid_of};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
+use rcfarm_api::job::identity::{PodIdentity, mark_of, name_of, uid_of};
 use rcfarm_api::job::spec::{JobUid, Slot};
-use rcfarm_api::key;
-use rcfarm_api::labels::{Labels, decode_labels};
-use rcfarm_store::cache::CacheIndex;
-use rcfarm_store::{Entry, Index, Prefix};
+use rcfarm_api::labels::Labels;
+use rcfarm_store::Index;
 
 /// A pod of a job by its labels.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,7 +22,7 @@ pub struct LabelledMember {
     pub identity: PodIdentity,
 }
 
-/// A pod whose labels name a job and no uid: nobody's yet.
+/// A pod whose labels name a job and carry no uid: the job may adopt it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unowned {
     /// ModifyIndex.
@@ -45,10 +42,10 @@ pub struct Mismatched {
     pub labels: Labels,
 }
 
-/// What a pod's labels make of it.
+/// A pod whose labels name a job or carry a job's uid.
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
-    Of(Arc<LabelledMember>),
+pub(super) enum JobPod {
+    Member(Arc<LabelledMember>),
     Unowned(Namespaced, Arc<Unowned>),
     Mismatched(JobUid, Arc<Mismatched>),
 }
@@ -59,7 +56,6 @@ pub struct JobPods {
     by_job: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<LabelledMember>>>,
     unowned: BTreeMap<Namespaced, BTreeMap<PodRef, Arc<Unowned>>>,
     mismatched: BTreeMap<JobUid, BTreeMap<PodRef, Arc<Mismatched>>>,
-    entries: usize,
 }
 
 impl JobPods {
@@ -92,7 +88,7 @@ impl JobPods {
         self.by_job.contains_key(job)
     }
 
-    /// Jobs of which a pod differs between the two. What is astray is found when its job looks at itself.
+    /// Jobs of which a pod differs between the two. A [`Mismatched`] pod is found when its job is reconciled.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
         let jobs = old.by_job.keys().chain(new.by_job.keys());
@@ -101,72 +97,53 @@ impl JobPods {
         own.chain(unowned).cloned().collect()
     }
 
-    fn insert(&mut self, place: PodRef, kind: Kind) {
-        match kind {
-            Kind::Of(labelled) => {
+    pub(super) fn insert(&mut self, place: PodRef, pod: JobPod) {
+        match pod {
+            JobPod::Member(labelled) => {
                 self.by_job
                     .entry(labelled.identity.job.clone())
                     .or_default()
                     .insert(place, labelled);
             }
-            Kind::Unowned(job, unowned) => {
+            JobPod::Unowned(job, unowned) => {
                 drop(self.unowned.entry(job).or_default().insert(place, unowned))
             }
-            Kind::Mismatched(uid, mismatched) => {
+            JobPod::Mismatched(uid, mismatched) => {
                 self.mismatched.entry(uid).or_default().insert(place, mismatched);
             }
         }
     }
 }
 
-/// What the labels of the pod at a place make of it; `None`: it is no job's.
-fn kind_of(place: &PodRef, index: Index, labels: Labels) -> Option<Kind> {
-    let uid = uid_of(&labels);
-    match (mark_of(&labels), uid) {
+/// Which job a pod belongs to, by its labels; `None`: it is no job's.
+pub(super) fn job_pod(place: &PodRef, index: Index, labels: &Labels) -> Option<JobPod> {
+    let uid = uid_of(labels);
+    match (mark_of(labels), uid) {
         (Some(identity), _)
             if identity.slot.pod_id(&identity.job).is_ok_and(|id| id == place.pod) =>
         {
-            Some(Kind::Of(Arc::new(LabelledMember { index, identity })))
+            Some(JobPod::Member(Arc::new(LabelledMember { index, identity })))
         }
-        (_, Some(uid)) => Some(Kind::Mismatched(uid, Arc::new(Mismatched { index, labels }))),
+        (_, Some(uid)) => {
+            Some(JobPod::Mismatched(uid, Arc::new(Mismatched { index, labels: labels.clone() })))
+        }
         (_, None) => {
-            let (job, slot) = name_of(&labels)?;
+            let (job, slot) = name_of(labels)?;
             let is_so_called = slot.pod_id(&job).is_ok_and(|id| id == place.pod);
-            is_so_called.then(|| Kind::Unowned(job, Arc::new(Unowned { index, slot, labels })))
+            is_so_called.then(|| {
+                JobPod::Unowned(job, Arc::new(Unowned { index, slot, labels: labels.clone() }))
+            })
         }
-    }
-}
-
-impl CacheIndex for JobPods {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let mut new = JobPods { entries: entries.len(), ..JobPods::default() };
-        let known: BTreeMap<&PodRef, &Arc<LabelledMember>> =
-            old.by_job.values().flatten().collect();
-        for entry in entries {
-            let Some((node, pod)) = key::node_and_pod(prefix, &entry.key) else { continue };
-            let place = PodRef { node, pod };
-            let same = known.get(&place).filter(|seen| seen.index == entry.modify_index);
-            let kind = match same {
-                Some(same) => Some(Kind::Of((*same).clone())),
-                None => {
-                    let labels = decode_labels(&entry.value).ok();
-                    labels.and_then(|labels| kind_of(&place, entry.modify_index, labels))
-                }
-            };
-            if let Some(kind) = kind {
-                new.insert(place, kind);
-            }
-        }
-        new
-    }
-
-    fn len(&self) -> usize {
-        self.entries
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::cluster::pods::PodLabels;
+    use rcfarm_api::key;
+    use rcfarm_store::Entry;
+    use rcfarm_store::cache::CacheIndex;
+
     use super::*;
 
     fn entry(key: &str, value: &str) -> Entry {
@@ -197,7 +174,9 @@ mod tests {
             entry("n5/web", &of("a", "w", "")),
             entry("n6/web", r#"{"role":"web"}"#),
         ];
-        let pods = JobPods::build(&JobPods::default(), &key::labels(key::LabelKind::Pod), entries);
+        let prefix = key::labels(key::LabelKind::Pod);
+        let all = PodLabels::build(&PodLabels::default(), &prefix, entries);
+        let pods = all.jobs();
         let (a, b) = ("default/a".parse().unwrap(), "default/b".parse().unwrap());
         let nodes = |places: Vec<&PodRef>| {
             places.iter().map(|place| place.node.to_string()).collect::<Vec<_>>()
@@ -207,6 +186,6 @@ mod tests {
         assert_eq!(pods.of(&b).count(), 0, "a pod relabelled to another job is not that one's");
         let mismatched = pods.mismatched(JobUid(Index(7))).map(|(place, _)| place).collect();
         assert_eq!(nodes(mismatched), ["n3", "n4"]);
-        assert_eq!(pods.len(), 6);
+        assert_eq!(all.len(), 6);
     }
 }
