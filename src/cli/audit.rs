@@ -13,7 +13,8 @@ use uuid::Uuid;
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{duration, or_dash, table};
-use super::rc::{allocations, find, snapshot};
+use super::rc::{allocations, find};
+use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{
@@ -388,9 +389,9 @@ fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
         let desired = RcRecord::decode(&entry.value).ok().map(|record| record.replicas_desired);
         actual.entry(id).or_default().desired = desired;
     }
-    for (place, pod) in snapshot::places(pods) {
-        if let Some(rc) = pod.rc {
-            actual.entry(rc).or_default().nodes.insert(place.node);
+    for (place, pod) in ClusterSnapshot::of(pods).pods.iter() {
+        if let Some(rc) = pod.value.rc {
+            actual.entry(rc).or_default().nodes.insert(place.node.clone());
         }
     }
     actual

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
-use super::node::snapshot::fitness;
 use super::output::{age, fields, or_dash, table};
 use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
@@ -139,12 +139,13 @@ pub(super) async fn run(context: &CommandContext, command: PodCommand) -> anyhow
 async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
     let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
-    let readiness_by_node = fitness(context).await?.readiness_by_node;
+    let store = context.store.as_ref();
+    let cluster = ClusterSnapshot::read_once(store, [key::nodes()]).await?;
     let row = |entry: &rcfarm_store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
-        let node_down = readiness_by_node.get(&node) == Some(&NodeReadiness::Down);
+        let node_down = cluster.readiness(&node) == NodeReadiness::Down;
         Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())

@@ -95,6 +95,12 @@ impl AllocationIndex {
         touched
     }
 
+    /// What the nodes have, and what of it is allocated.
+    #[must_use]
+    pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
+        View::default().put_together(self, capacities)
+    }
+
     /// Where a controller was allocated something, as node and pod.
     pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = &(NodeName, PodId)> {
         self.by_rc.get(&rc).into_iter().flatten()

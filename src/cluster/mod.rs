@@ -13,6 +13,7 @@ pub mod nodes;
 
 pub mod pods;
 pub mod queues;
+pub mod snapshot;
 pub mod view;
 pub mod wake;
 

@@ -95,6 +95,15 @@ pub struct NodeRecords {
 }
 
 impl NodeRecords {
+    /// Readiness of a node if an agent that is gone counts as down at once.
+    pub(super) fn readiness_without_grace(&self, node: &NodeName) -> NodeReadiness {
+        match self.nodes.get(node) {
+            Some(info) if info.gone_since.is_some() => NodeReadiness::Down,
+            Some(NodeInfo { draining: true, .. }) => NodeReadiness::Draining,
+            _ => NodeReadiness::Ready,
+        }
+    }
+
     pub(super) fn readiness(
         &self,
         node: &NodeName,

@@ -84,6 +84,11 @@ impl PodLabels {
         self.places.get(place)
     }
 
+    /// All pods.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodRef, &LabelledPod)> {
+        self.places.0.iter().map(|(place, pod)| (place, &**pod))
+    }
+
     /// The pods that carry an RC's id.
     pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = (&PodRef, &LabelledPod)> {
         let places = self.by_rc.get(&rc).into_iter().flatten();

@@ -8,8 +8,8 @@ use super::snapshot::NodeSnapshot;
 use crate::cli::context::CommandContext;
 use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
-use crate::cli::rc::snapshot::places;
 use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
@@ -62,14 +62,17 @@ pub(super) async fn pods(
     let store = &context.store;
     let name = &node.name;
     // Label and intent go in one transaction: of a pod that goes meanwhile it must still be known whose it was.
-    let labelled = places(&store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value);
+    let entries = store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value;
+    let labelled = ClusterSnapshot::of(&entries).pods;
     let intended = pod_ids(context, &key::node_intents(name)).await?;
     // What a node said last before its agent went is no news.
     let is_told = node.readiness() != NodeReadiness::Down;
     let real = pod_ids(context, &key::node_realities(name)).await?;
-    let owners: BTreeMap<PodId, RcId> =
-        labelled.iter().filter_map(|(place, pod)| Some((place.pod.clone(), pod.rc?))).collect();
-    let labelled: BTreeSet<PodId> = labelled.into_keys().map(|place| place.pod).collect();
+    let owners: BTreeMap<PodId, RcId> = labelled
+        .iter()
+        .filter_map(|(place, pod)| Some((place.pod.clone(), pod.value.rc?)))
+        .collect();
+    let labelled: BTreeSet<PodId> = labelled.iter().map(|(place, _)| place.pod.clone()).collect();
     let mut all = &intended | &labelled;
     if is_told {
         all.extend(real.iter().cloned());

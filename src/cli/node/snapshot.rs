@@ -1,23 +1,20 @@
 //! Reads what is known of nodes: `rcfarm/nodes/` and `labels/node/`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cluster::nodes::NodeReadiness;
-use crate::placement::capacity::{NodeCapacities, NodeCapacity};
-use rcfarm_api::allocation::Allocations;
+use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::ids::{NodeName, SessionId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::{FieldError, Stored};
-use rcfarm_store::{Entry, Index, Key, Prefix, Query};
+use rcfarm_store::{Entry, Key, Prefix, Query};
 
 /// A node's state in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -99,10 +96,8 @@ impl NodeSnapshot {
     }
 
     pub(super) fn readiness(&self) -> NodeReadiness {
-        match (&self.record, &self.entry) {
-            (Ok(record), Some(entry)) => readiness_of(record, entry),
-            _ => NodeReadiness::Ready,
-        }
+        let entry = self.entry.as_ref().map(std::slice::from_ref);
+        ClusterSnapshot::of(entry.unwrap_or_default()).readiness(&self.name)
     }
 
     pub(super) fn state(&self) -> NodeListState {
@@ -138,64 +133,6 @@ impl NodeSnapshot {
     }
 }
 
-/// What a node is fit for. An agent that is gone counts as down at once here: how long it has been gone, only a farm
-/// that watched it knows.
-fn readiness_of(record: &NodeRecord, entry: &Entry) -> NodeReadiness {
-    match (record.session.is_some() && entry.session.is_none(), record.state) {
-        (true, _) => NodeReadiness::Down,
-        (false, NodeState::Draining) => NodeReadiness::Draining,
-        (false, NodeState::Ready) => NodeReadiness::Ready,
-    }
-}
-
-/// What nodes are fit for, besides their labels.
-pub(in crate::cli) struct Fitness {
-    /// Those that are not ready.
-    pub(in crate::cli) readiness_by_node: BTreeMap<NodeName, NodeReadiness>,
-    /// What they have, and what of it is allocated.
-    pub(in crate::cli) rooms: NodeCapacities,
-}
-
-/// Reads `rcfarm/nodes/` and `rcfarm/allocations/`.
-pub(in crate::cli) async fn fitness(context: &CommandContext) -> anyhow::Result<Fitness> {
-    let (nodes, allocations) = (key::nodes(), key::allocations());
-    let records = by_node(&nodes, context.store.list(&nodes, Query::PLAIN).await?.value);
-    let allocations =
-        by_node(&allocations, context.store.list(&allocations, Query::PLAIN).await?.value);
-    Ok(fitness_of(&records, &allocations))
-}
-
-/// The same of what was read.
-pub(in crate::cli) fn fitness_of(
-    records: &BTreeMap<NodeName, Entry>,
-    allocations: &BTreeMap<NodeName, Entry>,
-) -> Fitness {
-    let mut readiness_by_node = BTreeMap::new();
-    let mut capacities: BTreeMap<NodeName, Resources> = BTreeMap::new();
-    for (name, entry) in records {
-        let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
-        let readiness = readiness_of(&record, entry);
-        if readiness != NodeReadiness::Ready {
-            readiness_by_node.insert(name.clone(), readiness);
-        }
-        capacities.insert(name.clone(), record.capacity);
-    }
-    let names: BTreeSet<&NodeName> = capacities.keys().chain(allocations.keys()).collect();
-    let room = |name: &NodeName| {
-        let entry = allocations.get(name);
-        let record =
-            entry.map_or_else(|| Ok(Allocations::default()), |e| Allocations::decode(&e.value));
-        Arc::new(NodeCapacity {
-            capacity: capacities.get(name).cloned().unwrap_or_default(),
-            is_unreadable: record.is_err(),
-            allocated: record.unwrap_or_default(),
-            index: entry.map_or(Index::ZERO, |entry| entry.modify_index),
-        })
-    };
-    let rooms = names.into_iter().map(|name| (name.clone(), room(name))).collect();
-    Fitness { readiness_by_node, rooms }
-}
-
 /// Every node that has a record or labels.
 pub(super) async fn all(
     context: &CommandContext,
@@ -217,7 +154,7 @@ pub(super) async fn all(
     Ok(nodes)
 }
 
-pub(in crate::cli) fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
+fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
     let named = |entry: Entry| Some((prefix.tail(&entry.key)?.parse().ok()?, entry));
     entries.into_iter().filter_map(named).collect()
 }

@@ -1,8 +1,7 @@
 //! Allocations of all nodes at one index, and those whose pod is gone. Keys read: allocations, labels of pods, nodes.
 
-use super::snapshot::places;
 use crate::cli::context::CommandContext;
-use crate::cli::node::snapshot::{by_node, fitness_of};
+use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::{NodeCapacities, OrphanedAllocation, orphaned_allocations};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key::{self, LabelKind};
@@ -29,17 +28,10 @@ pub(in crate::cli) async fn allocations(
 
 /// The report of entries that were read in one transaction. Entries of other trees are ignored.
 pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
-    let under = |prefix: &Prefix| -> Vec<Entry> {
-        let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
-        entries.cloned().collect()
-    };
-    let [allocations, pods, nodes] = trees();
-    let records = by_node(&nodes, under(&nodes));
-    let rooms = fitness_of(&records, &by_node(&allocations, under(&allocations))).rooms;
-    let pods = places(&under(&pods));
+    let cluster = ClusterSnapshot::of(entries);
+    let rooms = cluster.rooms();
     let orphaned_allocations = orphaned_allocations(rooms.iter(), |node, pod| {
-        let pod = pods.get(&PodRef { node: node.clone(), pod: pod.clone() })?;
-        Some((pod.entry.modify_index, pod.rc))
+        cluster.pods.at(&PodRef { node: node.clone(), pod: pod.clone() })
     });
     AllocationReport { rooms, orphaned_allocations }
 }

@@ -10,14 +10,15 @@ use tokio::time::Instant;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
-use super::snapshot::places;
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
+use crate::cluster::pods::PodLabels;
 use rcfarm_api::audit::{ControllerChange, Details};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::cache::read_once;
 use rcfarm_store::{Op, Query, StoreError};
 
 /// Arguments of `rc delete`.
@@ -63,9 +64,8 @@ pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow
 }
 
 async fn pods_of(context: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRef>> {
-    let labelled = context.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
-    let places = places(&labelled);
-    Ok(places.into_iter().filter(|(_, pod)| pod.rc == Some(id)).map(|(place, _)| place).collect())
+    let pods: PodLabels = read_once(context.store.as_ref(), &key::labels(LabelKind::Pod)).await?;
+    Ok(pods.of_rc(id).map(|(place, _)| place.clone()).collect())
 }
 
 /// Makes the owner farm remove all pods. Returns the record as it is then.

@@ -8,18 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::allocations::allocations;
-use super::snapshot::{PodLabels, places};
 use crate::cli::context::{CommandContext, Committed};
 use crate::cli::failure::{CliExit, failure};
-use crate::cli::node::snapshot::fitness;
 use crate::cli::output::{or_dash, table};
-use crate::placement::capacity::{Booking, Ledger, OrphanedAllocation, freeing};
+use crate::cluster::pods::PodLabels;
+use crate::cluster::snapshot::ClusterSnapshot;
+use crate::placement::capacity::{Booking, Ledger, NodeCapacities, OrphanedAllocation, freeing};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::audit::{Details, OrphansRemoved, PROMISE_LEAKED};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
-use rcfarm_store::{Entry, Op, Query};
+use rcfarm_store::cache::read_once;
+use rcfarm_store::{Entry, Index, Op, Query, StoreError};
 
 /// Arguments of `rc orphans`.
 #[derive(clap::Args)]
@@ -55,15 +56,17 @@ enum What {
 const PODS_PER_TRANSACTION: usize = 20;
 
 pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow::Result<CliExit> {
-    let labelled = context.store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
+    let labelled: PodLabels =
+        read_once(context.store.as_ref(), &key::labels(LabelKind::Pod)).await?;
     // Read after the pods, so that a controller that was created meanwhile is seen.
     let records = context.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
     let records: BTreeSet<RcId> =
         records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
-    let mut orphans: BTreeMap<(RcId, PodId), Vec<(PodRef, PodLabels)>> = BTreeMap::new();
-    for (place, pod) in places(&labelled) {
-        if let Some(rc) = pod.rc.filter(|rc| !records.contains(rc)) {
-            orphans.entry((rc, place.pod.clone())).or_default().push((place, pod));
+    let mut orphans: BTreeMap<(RcId, PodId), Vec<(PodRef, Index)>> = BTreeMap::new();
+    for (place, pod) in labelled.iter() {
+        if let Some(rc) = pod.value.rc.filter(|rc| !records.contains(rc)) {
+            let orphans = orphans.entry((rc, place.pod.clone())).or_default();
+            orphans.push((place.clone(), pod.index));
         }
     }
     let mut rows = Vec::new();
@@ -123,16 +126,16 @@ async fn remove(
     context: &CommandContext,
     rc: RcId,
     pod_id: &PodId,
-    pods: &[(PodRef, PodLabels)],
+    pods: &[(PodRef, Index)],
 ) -> anyhow::Result<bool> {
     let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
     let intents = context.get_many(keys).await?;
-    let rooms = fitness(context).await?.rooms;
+    let rooms = rooms(context).await?;
     let mut ledger = Ledger::on(&rooms);
     let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
-    for (place, pod) in pods {
+    for (place, label_index) in pods {
         let labels = key::pod_labels(&place.node, &place.pod);
-        ops.push(Op::DeleteCas { key: labels, index: pod.entry.modify_index });
+        ops.push(Op::DeleteCas { key: labels, index: *label_index });
         let intent = key::intent(&place.node, &place.pod);
         let seen: Option<&Entry> = intents.get(intent.as_str());
         ops.push(match seen {
@@ -158,7 +161,7 @@ async fn free(
     orphaned_allocations: &[OrphanedAllocation],
 ) -> anyhow::Result<bool> {
     // Read again: the previous chunk may have changed the same nodes.
-    let rooms = fitness(context).await?.rooms;
+    let rooms = rooms(context).await?;
     let (mut ops, bookings) = freeing(&rooms, orphaned_allocations);
     ops.extend(bookings.iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
@@ -169,4 +172,9 @@ async fn free(
         reason: PROMISE_LEAKED.to_owned(),
     });
     Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
+}
+
+async fn rooms(context: &CommandContext) -> Result<NodeCapacities, StoreError> {
+    let prefixes = [key::nodes(), key::allocations()];
+    Ok(ClusterSnapshot::read_once(context.store.as_ref(), prefixes).await?.rooms())
 }

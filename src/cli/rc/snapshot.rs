@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::find::Found;
 use crate::cli::context::CommandContext;
-use crate::cli::node::snapshot::{Fitness, fitness};
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::pods::LabelledPod;
+use crate::cluster::snapshot::ClusterSnapshot;
 use crate::cluster::view::AllowedActions;
 use crate::farm::records::FarmPresence;
 use crate::placement::capacity::NodeCapacities;
@@ -19,7 +20,7 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::node::{Health, HealthReport};
-use rcfarm_api::rc::spec::{RC_ID, RcSpec};
+use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::{Quarantine, RcStatus};
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Query};
@@ -45,8 +46,9 @@ pub(super) struct RcSnapshot {
     pub(super) quarantined: BTreeMap<NodeName, String>,
     /// Nodes that could not start pods of several records: the owner adds none there for a while.
     suspects: BTreeSet<NodeName>,
-    /// What nodes are fit for, besides their labels.
-    fitness: Fitness,
+    cluster: ClusterSnapshot,
+    /// What the nodes have, and what of it is allocated.
+    rooms: NodeCapacities,
     /// The controller's own labels, which declare its minimum health.
     labels: Option<Entry>,
 }
@@ -100,9 +102,14 @@ pub(super) async fn read_snapshot(
     found: &Found,
 ) -> anyhow::Result<RcSnapshot> {
     let store = &context.store;
-    let nodes = node_labels(&store.list(&key::labels(LabelKind::Node), Query::PLAIN).await?.value);
-    let labelled = store.list(&key::labels(LabelKind::Pod), Query::PLAIN).await?.value;
-    let places = places(&labelled);
+    let prefixes = [
+        key::labels(LabelKind::Node),
+        key::labels(LabelKind::Pod),
+        key::nodes(),
+        key::allocations(),
+    ];
+    let cluster = ClusterSnapshot::read_once(store.as_ref(), prefixes).await?;
+    let nodes = cluster.nodes.labels.nodes.clone();
     let spec = found.spec().ok();
     let selector = spec.as_ref().map(|spec| &spec.node_selector);
     let eligible: BTreeSet<NodeName> = nodes
@@ -114,8 +121,7 @@ pub(super) async fn read_snapshot(
     let (scheduler, suspects) =
         owner.map(|owner| (owner.scheduler, owner.suspect_nodes)).unwrap_or_default();
     let (eligible, asked) = self::eligible(scheduler, spec.as_ref(), eligible).await;
-    let own: BTreeMap<&PodRef, &PodLabels> =
-        places.iter().filter(|(_, pod)| pod.rc == Some(found.id)).collect();
+    let own: BTreeMap<&PodRef, &LabelledPod> = cluster.pods.of_rc(found.id).collect();
     let free: Vec<PodRef> = spec
         .iter()
         .flat_map(|spec| eligible.iter().map(|node| place(node, spec.manifest.id())))
@@ -132,19 +138,19 @@ pub(super) async fn read_snapshot(
         Some(entry) if Some(&*entry.value) == manifest => Intent::Same(entry.modify_index),
         Some(entry) => Intent::Differs(entry.modify_index),
     };
-    let pod = |(place, labelled): (&&PodRef, &&PodLabels)| {
+    let pod = |(place, labelled): (&&PodRef, &&LabelledPod)| {
         let health = healths.get(key::health(&place.pod, &place.node).as_str());
         let pod = RcPod {
-            label_index: labelled.entry.modify_index,
-            created: labelled.entry.create_index,
-            labels: labelled.labels.clone().unwrap_or_default(),
+            label_index: labelled.index,
+            created: labelled.created,
+            labels: labelled.value.labels.clone().unwrap_or_default(),
             intent: intent(place),
             health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
         };
         ((*place).clone(), pod)
     };
-    let slot = |place: &PodRef| match (places.get(place), intent(place)) {
-        (Some(pod), _) => (SlotState::Other, pod.rc),
+    let slot = |place: &PodRef| match (cluster.pods.get(place), intent(place)) {
+        (Some(pod), _) => (SlotState::Other, pod.value.rc),
         (None, Intent::Missing) => (SlotState::Nobody, None),
         (None, Intent::Same(index)) => (SlotState::Ours(index), None),
         (None, Intent::Differs(_)) => (SlotState::Other, None),
@@ -174,11 +180,12 @@ pub(super) async fn read_snapshot(
         quarantined,
         suspects,
         labels: context.get(&key::rc_labels(found.id)).await?,
-        fitness: fitness(context).await?,
         slots: free.iter().map(|place| (place.node.clone(), slot(place))).collect(),
         pods: own.iter().map(pod).collect(),
         status,
         lock_held,
+        rooms: cluster.rooms(),
+        cluster,
         nodes,
         eligible,
         asked,
@@ -188,17 +195,18 @@ pub(super) async fn read_snapshot(
 impl RcSnapshot {
     /// What a node is fit for, besides its labels.
     pub(super) fn readiness(&self, node: &NodeName) -> NodeReadiness {
-        match self.fitness.readiness_by_node.get(node) {
-            Some(readiness) => *readiness,
-            None if self.quarantined.contains_key(node) => NodeReadiness::Quarantined,
-            None if self.suspects.contains(node) => NodeReadiness::Suspect,
-            None => NodeReadiness::Ready,
+        match self.cluster.readiness(node) {
+            NodeReadiness::Ready if self.quarantined.contains_key(node) => {
+                NodeReadiness::Quarantined
+            }
+            NodeReadiness::Ready if self.suspects.contains(node) => NodeReadiness::Suspect,
+            readiness => readiness,
         }
     }
 
     /// What the nodes have, and what of it is allocated.
     pub(super) fn rooms(&self) -> &NodeCapacities {
-        &self.fitness.rooms
+        &self.rooms
     }
 
     /// `spec` with what the controller's own labels declare.
@@ -231,34 +239,6 @@ impl RcSnapshot {
             },
         })
     }
-}
-
-/// A pod's labels as stored.
-pub(in crate::cli) struct PodLabels {
-    pub(in crate::cli) entry: Entry,
-    pub(in crate::cli) labels: Option<Labels>,
-    pub(in crate::cli) rc: Option<RcId>,
-}
-
-/// The pods of `labels/pod/`, by place.
-pub(in crate::cli) fn places(labelled: &[Entry]) -> BTreeMap<PodRef, PodLabels> {
-    let prefix = key::labels(LabelKind::Pod);
-    let pod = |entry: &Entry| {
-        let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
-        let labels = decode_labels(&entry.value).ok();
-        let rc = labels.as_ref().and_then(|labels| labels.get(RC_ID)?.parse().ok());
-        Some((PodRef { node, pod }, PodLabels { entry: entry.clone(), labels, rc }))
-    };
-    labelled.iter().filter_map(pod).collect()
-}
-
-/// The nodes of `labels/node/`; one whose labels cannot be read matches nothing.
-fn node_labels(entries: &[Entry]) -> BTreeMap<NodeName, Labels> {
-    let prefix = key::labels(LabelKind::Node);
-    let node = |entry: &Entry| {
-        Some((prefix.tail(&entry.key)?.parse().ok()?, decode_labels(&entry.value).ok()?))
-    };
-    entries.iter().filter_map(node).collect()
 }
 
 fn place(node: &NodeName, pod: &PodId) -> PodRef {

@@ -121,7 +121,7 @@ async fn example_serves_pages_on_three_nodes_until_program_ends() {
     }
     let log = dev.program.log();
     for node in ["node-1", "node-2", "node-3"] {
-        let of_node = |line: &&str| line.contains(node) && line.contains("a process runs");
+        let of_node = |line: &&str| line.contains(node) && line.contains("process started");
         assert!(log.lines().any(|line| of_node(&line)), "no process of {node} in the log: {log}");
     }
     let status = dev.run(&["rc", "status", "web"]).await.ok();

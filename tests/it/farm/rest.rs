@@ -61,7 +61,7 @@ async fn one_blocking_query_per_prefix() {
     let task = json!({"name": "t", "replicas": 2, "template": {"id": "x", "launchables": {}}});
     cluster.put("rcfarm/jobs/default/j", json!({"spec": {"tasks": [task]}}).to_string()).await;
     let farm = cluster.start("a");
-    scheduled(&cluster, 7).await;
+    scheduled(&cluster, 5).await;
     let mut seen = std::collections::BTreeMap::new();
     for _ in 0..30 {
         tokio::time::sleep(SECOND).await;

@@ -1,0 +1,70 @@
+//! The cluster from one-shot reads, for commands: decoded by the same code as the caches of a farm.
+
+use super::allocations::AllocationIndex;
+use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
+use super::pods::PodLabels;
+use crate::placement::capacity::NodeCapacities;
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::cache::CacheIndex;
+use rcfarm_store::{Entry, Prefix, Query, Reader, StoreError};
+
+/// Nodes, pods and allocations. What was not read is empty.
+#[derive(Debug, Default)]
+pub struct ClusterSnapshot {
+    /// `labels/node/`
+    pub nodes: NodeIndex,
+    /// `rcfarm/nodes/`
+    pub records: NodeRecords,
+    /// `labels/pod/`
+    pub pods: PodLabels,
+    /// `rcfarm/allocations/`
+    pub allocations: AllocationIndex,
+}
+
+impl ClusterSnapshot {
+    /// Reads some prefixes, one after the other.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read_once(
+        reader: &dyn Reader,
+        prefixes: impl IntoIterator<Item = Prefix>,
+    ) -> Result<Self, StoreError> {
+        let mut entries = Vec::new();
+        for prefix in prefixes {
+            entries.extend(reader.list(&prefix, Query::PLAIN).await?.value);
+        }
+        Ok(Self::of(&entries))
+    }
+
+    /// What `entries` say. Those of other prefixes are passed over.
+    #[must_use]
+    pub fn of(entries: &[Entry]) -> Self {
+        ClusterSnapshot {
+            nodes: index(&key::labels(LabelKind::Node), entries),
+            records: index(&key::nodes(), entries),
+            pods: index(&key::labels(LabelKind::Pod), entries),
+            allocations: index(&key::allocations(), entries),
+        }
+    }
+
+    /// Whether a node may run pods. An agent whose session is gone counts as down at once: for how long it has been
+    /// gone, only a farm knows that watched it.
+    #[must_use]
+    pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
+        self.records.readiness_without_grace(node)
+    }
+
+    /// What the nodes have, and what of it is allocated.
+    #[must_use]
+    pub fn rooms(&self) -> NodeCapacities {
+        self.allocations.rooms(&self.records.capacities)
+    }
+}
+
+fn index<I: CacheIndex>(prefix: &Prefix, entries: &[Entry]) -> I {
+    let is_below =
+        |entry: &&Entry| prefix.tail(&entry.key).is_some() && !prefix.is_sentinel(&entry.key);
+    I::build(&I::default(), prefix, entries.iter().filter(is_below).cloned().collect())
+}
