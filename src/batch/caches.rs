@@ -14,7 +14,7 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Reader, StoreError};
 
-/// See the module.
+/// Caches of queues, PodGroups and nodes that all schedulers of a farm share.
 pub struct SchedulerCaches {
     pub(super) reader: Arc<dyn Reader>,
     /// `rcfarm/queues/`

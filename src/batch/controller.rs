@@ -44,7 +44,7 @@ const WORDS_EVERY: Duration = Duration::from_millis(250);
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// Promises without a group are looked for this often: nothing that is done here leaves any.
 const LEAKS_EVERY: Duration = Duration::from_secs(60);
-/// See the module.
+/// Controller of one claimed scheduler record.
 pub struct OrderingController {
     ctx: ControllerContext,
     claimed: ClaimedRecord,

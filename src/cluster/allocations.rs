@@ -158,7 +158,7 @@ struct View {
     reported: BTreeMap<NodeName, ReportedAllocations>,
 }
 
-/// See the module.
+/// Cache of `rcfarm/allocations/`, with the writes of this farm on top.
 pub struct AllocationCache {
     reader: Arc<dyn Reader>,
     /// `rcfarm/allocations/`

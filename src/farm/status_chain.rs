@@ -20,7 +20,7 @@ mod machine_tests;
 use tracing::{debug, info};
 
 use super::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
-use machine::{Answer, Machine, Next};
+use machine::{CommitAnswer, Machine, Next};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -198,18 +198,18 @@ impl<S: ChainedStatus> StatusChain<S> {
             Ok(Commit::Refused(refusals)) => {
                 debug!(record = %self.claimed.id, ?refusals, "refused: reconciling again");
                 let refused = layout.refused(&refusals);
-                self.machine.answered(sent, &Answer::Refused(refused.clone()));
+                self.machine.answered(sent, &CommitAnswer::Refused(refused.clone()));
                 self.refused(seen, &refused).await?;
                 return Ok(Committed::Refused(refused));
             }
             Ok(Commit::Applied(index)) => {
-                self.machine.answered(sent, &Answer::Applied(index));
+                self.machine.answered(sent, &CommitAnswer::Applied(index));
                 return Ok(Committed::Applied(index));
             }
             Err(error) => error,
         };
         let is_unknown = error.outcome_unknown() && !enabled(Failpoint::RepeatUnknown);
-        let answer = if is_unknown { Answer::Unknown } else { Answer::NotApplied };
+        let answer = if is_unknown { CommitAnswer::Unknown } else { CommitAnswer::NotApplied };
         if self.machine.answered(sent, &answer) == Next::ReadBack
             && let Ok((index, found)) = self.read().await
             && self.machine.read_back(index, &found)

@@ -17,7 +17,7 @@ use super::doorbells::{self, FreshStatus, JobDoorbells};
 use super::frameworks;
 use super::manifest::PodIdentity;
 use super::members::MemberPod;
-use super::pod_status::{PodState as PodStanding, stands};
+use super::pod_status::{PodState, stands};
 pub use super::pods::{Intended, Pods, record_id};
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
@@ -127,14 +127,14 @@ pub struct PodStateDecoder;
 
 impl Decoder for PodStateDecoder {
     type Key = PodRef;
-    type Value = PodStanding;
+    type Value = PodState;
 
     fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
         let (pod, node) = key::pod_and_node(prefix, key)?;
         Some(PodRef { node, pod })
     }
 
-    fn decode(_: &PodRef, entry: &Entry) -> Option<PodStanding> {
+    fn decode(_: &PodRef, entry: &Entry) -> Option<PodState> {
         Some(stands(&PodStatus::decode(&entry.value).ok()?))
     }
 }
@@ -431,7 +431,7 @@ impl JobCaches {
         let wanted = intent.map(|(_, hash)| hash);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
         let told = pod_states.value.get(place);
-        let is_older = |told: &Versioned<PodStanding>| {
+        let is_older = |told: &Versioned<PodState>| {
             let real = realities.places.get(place);
             fresh.is_none() && real.is_some_and(|real| told.index < real.index)
         };
@@ -440,9 +440,9 @@ impl JobCaches {
         let pod_state = match fresh.map(|fresh| &*fresh.pod_state).or(told) {
             Some(pod_state) if is_real && !is_older => pod_state.clone(),
             // A node without an agent of ours says no more than that it is there.
-            None if is_real => PodStanding::running(),
+            None if is_real => PodState::running(),
             Some(pod_state) if pod_state.is_unfit => pod_state.clone(),
-            _ => PodStanding::default(),
+            _ => PodState::default(),
         };
         let identity = &labelled.identity;
         let task = job.and_then(|job| Some((job, job.task(&identity.slot.task)?)));

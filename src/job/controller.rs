@@ -54,7 +54,7 @@ const FIXED_OPS: usize = ALWAYS + 4;
 /// Steps of the machine that change no pod go into one transaction, up to so many.
 const STEPS: usize = 8;
 
-/// See the module.
+/// Controller of one claimed job.
 pub struct JobController {
     ctx: ControllerContext,
     claimed: ClaimedRecord,

@@ -13,7 +13,7 @@ use super::capacity::{Decision, Gang};
 use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
 
-/// See the module.
+/// Client of a scheduler that is reached over HTTP.
 pub struct RemoteScheduler {
     base: reqwest::Url,
     client: reqwest::Client,

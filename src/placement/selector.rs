@@ -27,7 +27,7 @@ pub trait NodeSource: Send + Sync + 'static {
     fn fleet(&self) -> Fleet;
 }
 
-/// See the module.
+/// The built-in scheduler: eligible nodes match the label selector.
 pub struct SelectorScheduler<S> {
     source: S,
     cache: Mutex<Cache>,

@@ -52,7 +52,7 @@ pub struct PlacementSources {
     pub discovery: Arc<dyn Discovery>,
 }
 
-/// See the module.
+/// Controller of one claimed replication controller.
 pub struct RcController {
     pub(super) ctx: ControllerContext,
     pub(super) claimed: ClaimedRecord,

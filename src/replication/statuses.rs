@@ -75,7 +75,7 @@ impl Reliance {
     }
 }
 
-/// See the module.
+/// Statuses of replication controllers, read in bulk when records are claimed.
 pub struct RcStatuses {
     reader: Arc<dyn Reader>,
     book: Mutex<StatusReads>,

@@ -259,7 +259,7 @@ impl io::Write for Log {
 }
 
 #[tokio::test]
-async fn a_404_is_emptiness_only_if_it_has_an_index() {
+async fn a_404_without_an_index_is_an_error() {
     let server = Server::start(|_| indexed(404, "")).await;
     let consul = server.client();
     let nothing = Answer { value: vec![], index: Index(7), filtered: false };

@@ -15,7 +15,7 @@ use crate::facts::{
     CHECK_TTL, CheckFacts, SessionProof, SimActor, SimProcess, Violation, is_controllers,
 };
 use crate::mix::Mix;
-use crate::model::{Model, notes};
+use crate::model::{SimModel, notes};
 use crate::reached::{Occasion, met_if};
 use crate::version_skew;
 use rcfarm_api::Fnv1a;
@@ -36,7 +36,7 @@ pub struct Checker {
 struct Inner {
     start: Instant,
     actor: SimActor,
-    model: Model,
+    model: SimModel,
     facts: CheckFacts,
     proofs: BTreeMap<u32, SessionProof>,
     violation: Option<Violation>,
@@ -60,7 +60,7 @@ impl Checker {
         let inner = Inner {
             start: Instant::now(),
             actor: SimActor::Consul,
-            model: Model::new(mix),
+            model: SimModel::new(mix),
             facts: CheckFacts::default(),
             proofs: BTreeMap::new(),
             violation: None,
@@ -226,7 +226,7 @@ impl Checker {
     }
 
     /// A look at the store as it is.
-    pub fn look<T>(&self, look: impl FnOnce(&Model, &CheckFacts) -> T) -> T {
+    pub fn look<T>(&self, look: impl FnOnce(&SimModel, &CheckFacts) -> T) -> T {
         let inner = self.lock();
         look(&inner.model, &inner.facts)
     }

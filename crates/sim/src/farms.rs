@@ -21,7 +21,7 @@ use rcfarm_testing::clock::VirtualClock;
 /// A process that ended by itself is started again after this long, as a supervisor would.
 const RESTART: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The farms of a world.
 pub struct Farms {
     consul: Embedded,
     checker: Arc<Checker>,

@@ -82,7 +82,7 @@ impl Moods {
     }
 }
 
-/// See the module.
+/// A scheduler that panics, hangs or fails as its mood says.
 pub struct Odd<S> {
     inner: S,
     moods: Arc<Moods>,

@@ -13,7 +13,7 @@ use crate::nodes::{Nodes, node};
 use crate::reached::{self, Occasion, met_if};
 use crate::report::{Options, SimReport};
 use crate::rng::SimRng;
-use crate::schedule::action::{Action, JobAction, NodeAction, RcAction};
+use crate::schedule::action::{JobAction, NodeAction, RcAction, SimAction};
 use crate::schedule::{Schedule, Setup};
 use crate::scheduler::Mood;
 use crate::workload::Workload;
@@ -141,12 +141,12 @@ impl World {
 
     // ---- actions -----------------------------------------------------------------------------------------
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: SimAction) {
         match action {
-            Action::Fault(fault) => self.farms.inject(fault),
-            Action::Node(action) => self.act_on_node(&action),
-            Action::Rc(action) => self.act_on_rc(&action),
-            Action::Job(action) => self.act_on_job(&action),
+            SimAction::Fault(fault) => self.farms.inject(fault),
+            SimAction::Node(action) => self.act_on_node(&action),
+            SimAction::Rc(action) => self.act_on_rc(&action),
+            SimAction::Job(action) => self.act_on_job(&action),
         }
     }
 

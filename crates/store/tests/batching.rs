@@ -80,7 +80,7 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batcher_sends_alone_while_slots_are_free_and_batches_the_rest() {
+async fn batcher_sends_alone_while_slots_are_free_then_batches() {
     let fixture = Fixture::new(100).await;
     let answers = join_all((0..100).map(|n| fixture.make(n))).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Commit::Applied(_)))));
@@ -92,7 +92,7 @@ async fn batcher_sends_alone_while_slots_are_free_and_batches_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batcher_gives_a_refused_transaction_its_own_answer_and_sends_the_others_again() {
+async fn batcher_answers_a_refused_transaction_and_resends_others() {
     let fixture = Fixture::new(9).await;
     fixture.store.put(&key("data/6/3"), Bytes::new(), 0, PutMode::Set).await.unwrap();
     fixture.store.delete(&key("lock/7"), DeleteMode::Always).await.unwrap();

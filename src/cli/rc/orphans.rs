@@ -49,7 +49,8 @@ enum What {
     /// A pod without its controller. It keeps its allocation.
     Pod,
     /// An allocation without its pod.
-    Promise,
+    #[serde(rename = "promise")]
+    Allocation,
 }
 
 /// At three operations per pod and two more, 62: within the 64 of every version of Consul.
@@ -94,7 +95,7 @@ pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow:
             let removed =
                 if args.remove { Some(free(context, orphaned_allocations).await?) } else { None };
             rows.extend(orphaned_allocations.iter().map(|orphaned| Orphan {
-                what: What::Promise,
+                what: What::Allocation,
                 replication_controller_id: orphaned.owner,
                 node: orphaned.node.clone(),
                 pod_id: orphaned.pod.clone(),

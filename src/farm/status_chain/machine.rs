@@ -40,7 +40,7 @@ pub enum StatusWrite<S> {
 
 /// Consul's answer to a transaction of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum CommitAnswer {
     /// Applied at this index.
     Applied(Index),
     /// Not applied: these parts were refused.
@@ -140,18 +140,18 @@ impl<S: Revisioned> Machine<S> {
     }
 
     /// Takes the answer to a transaction with this write, as [`Machine::next`] gave it.
-    pub fn answered(&mut self, sent: StatusWrite<S>, answer: &Answer) -> Next {
+    pub fn answered(&mut self, sent: StatusWrite<S>, answer: &CommitAnswer) -> Next {
         match answer {
-            Answer::Applied(index) => {
+            CommitAnswer::Applied(index) => {
                 self.applied(sent, *index);
                 Next::Applied(*index)
             }
-            Answer::Refused(refused) => {
+            CommitAnswer::Refused(refused) => {
                 self.refuse(refused);
                 Next::NotApplied
             }
-            Answer::NotApplied => Next::NotApplied,
-            Answer::Unknown => {
+            CommitAnswer::NotApplied => Next::NotApplied,
+            CommitAnswer::Unknown => {
                 self.behind = true;
                 match sent {
                     StatusWrite::Replace(status) => {

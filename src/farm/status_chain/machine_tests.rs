@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::machine::{Answer, Machine, Next, Refused, Revisioned, StatusWrite};
+use super::machine::{CommitAnswer, Machine, Next, Refused, Revisioned, StatusWrite};
 use rcfarm_store::Index;
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -132,19 +132,19 @@ impl Consul {
         }
     }
 
-    fn send(&mut self, sent: &Sent, fate: Fate) -> Answer {
+    fn send(&mut self, sent: &Sent, fate: Fate) -> CommitAnswer {
         let handled = match fate {
-            Fate::NeverSent => return Answer::NotApplied,
+            Fate::NeverSent => return CommitAnswer::NotApplied,
             Fate::Late => {
                 self.late.push(sent.clone());
-                return Answer::Unknown;
+                return CommitAnswer::Unknown;
             }
             Fate::Answered | Fate::ReplyLost => self.handle(sent),
         };
         match (fate, handled) {
-            (Fate::ReplyLost, _) => Answer::Unknown,
-            (_, Some(index)) => Answer::Applied(index),
-            (_, None) => Answer::Refused(Refused { own: true, ..Refused::default() }),
+            (Fate::ReplyLost, _) => CommitAnswer::Unknown,
+            (_, Some(index)) => CommitAnswer::Applied(index),
+            (_, None) => CommitAnswer::Refused(Refused { own: true, ..Refused::default() }),
         }
     }
 }
@@ -244,10 +244,10 @@ fn run(moves: Vec<Move>) {
                     let answer = consul.send(&Sent { id, at, write: None, is_seal: false }, fate);
                     owner.dependents.insert(id);
                     match &answer {
-                        Answer::Applied(_) => {}
-                        Answer::Refused(refused) => owner.machine.refuse(refused),
-                        Answer::NotApplied => owner.machine.fall_behind(),
-                        Answer::Unknown => {
+                        CommitAnswer::Applied(_) => {}
+                        CommitAnswer::Refused(refused) => owner.machine.refuse(refused),
+                        CommitAnswer::NotApplied => owner.machine.fall_behind(),
+                        CommitAnswer::Unknown => {
                             unknown = true;
                             owner.machine.fall_behind();
                         }
@@ -310,17 +310,17 @@ fn replacement(write: &StatusWrite<Status>) -> Status {
 fn own_write_is_recognised_after_a_lost_answer() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
     let sent = planned(&machine);
-    assert_eq!(machine.answered(sent.clone(), &Answer::Unknown), Next::ReadBack);
+    assert_eq!(machine.answered(sent.clone(), &CommitAnswer::Unknown), Next::ReadBack);
     assert!(machine.is_behind());
     assert!(machine.read_back(Index(7), &replacement(&sent)));
     assert_eq!((machine.index(), machine.is_behind()), (Index(7), false));
 }
 
 #[test]
-fn unchanged_status_after_a_lost_answer_is_not_taken_for_applied() {
+fn unchanged_status_after_lost_answer_is_not_applied() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
     let sent = planned(&machine);
-    machine.answered(sent, &Answer::Unknown);
+    machine.answered(sent, &CommitAnswer::Unknown);
     assert!(!machine.read_back(Index(3), &Status::default()));
     assert!(machine.is_behind());
 }
@@ -329,12 +329,12 @@ fn unchanged_status_after_a_lost_answer_is_not_taken_for_applied() {
 fn second_attempt_with_the_same_status_is_ambiguous() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
     let first = planned(&machine);
-    machine.answered(first.clone(), &Answer::Unknown);
+    machine.answered(first.clone(), &CommitAnswer::Unknown);
     machine.refreshed(Index(3), Status::default());
     machine.caught_up();
     let second = planned(&machine);
     assert_eq!(first, second);
-    machine.answered(second.clone(), &Answer::Unknown);
+    machine.answered(second.clone(), &CommitAnswer::Unknown);
     assert!(!machine.read_back(Index(7), &replacement(&second)), "either may be applied");
     assert!(machine.is_behind());
 }
@@ -342,7 +342,7 @@ fn second_attempt_with_the_same_status_is_ambiguous() {
 #[test]
 fn refusals_double_the_pause_until_one_is_applied() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
-    let refused = Answer::Refused(Refused { record: true, ..Refused::default() });
+    let refused = CommitAnswer::Refused(Refused { record: true, ..Refused::default() });
     let pauses: Vec<u128> = (0..10)
         .map(|_| {
             machine.answered(planned(&machine), &refused);
@@ -352,13 +352,13 @@ fn refusals_double_the_pause_until_one_is_applied() {
     assert_eq!(pauses[..4], [50, 100, 200, 400]);
     assert_eq!(pauses[9], 10_000);
     assert!(!machine.is_behind(), "another record does not make the status old");
-    machine.answered(planned(&machine), &Answer::Applied(Index(9)));
+    machine.answered(planned(&machine), &CommitAnswer::Applied(Index(9)));
     machine.answered(planned(&machine), &refused);
     assert_eq!(machine.pause().as_millis(), 50);
 }
 
 #[test]
-fn only_a_refused_operation_of_its_own_makes_an_owner_read_again() {
+fn owner_reads_again_only_after_its_own_refused_operation() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
     machine.refuse(&Refused { shared: vec![0], ..Refused::default() });
     assert!(!machine.is_behind());

@@ -1,6 +1,6 @@
 //! What must never happen, checked after every applied write: the table of checks, and the table of invariants.
 //!
-//! A check is one function of an [`AppliedWrite`], the [`Model`] that it left, and the [`CheckFacts`]. It may report only
+//! A check is one function of an [`AppliedWrite`], the [`SimModel`] that it left, and the [`CheckFacts`]. It may report only
 //! the invariants of its row. Invariants 27 to 29 are checked once the faults have ended: `liveness/`, `world.rs`.
 
 mod audit;
@@ -16,7 +16,7 @@ mod view;
 
 use crate::facts::{CheckFacts, Report};
 use crate::mix::Mix;
-use crate::model::{AppliedWrite, Model};
+use crate::model::{AppliedWrite, SimModel};
 
 pub use audit::check_fold;
 
@@ -28,7 +28,7 @@ pub struct Check {
     pub invariants: &'static [u32],
     /// Worlds in which it runs.
     runs_in: fn(Mix) -> bool,
-    run: fn(&AppliedWrite<'_>, &Model, &CheckFacts, Report<'_>),
+    run: fn(&AppliedWrite<'_>, &SimModel, &CheckFacts, Report<'_>),
 }
 
 const SERVICES: fn(Mix) -> bool = |mix| mix.services;
@@ -94,7 +94,7 @@ pub const CHECKS: &[Check] = &[
 /// If a check reports an invariant that its row does not name.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
-    model: &Model,
+    model: &SimModel,
     facts: &CheckFacts,
     report: Report<'_>,
 ) {

@@ -7,14 +7,14 @@ mod services;
 use std::collections::BTreeSet;
 
 use crate::facts::CheckFacts;
-use crate::model::Model;
+use crate::model::SimModel;
 use rcfarm_api::ids::RcId;
 
 /// What is not yet as it shall be, and the invariant that this would break. `None`: everything is. `live` are the
 /// processes that run, `records` the replication controllers that must exist.
 #[must_use]
 pub fn unsettled(
-    model: &Model,
+    model: &SimModel,
     facts: &CheckFacts,
     live: &BTreeSet<u32>,
     records: &[RcId],

@@ -38,7 +38,7 @@ pub type Pair<T> = (Option<Arc<T>>, Option<Arc<T>>);
 
 /// A job's record.
 #[derive(Debug, PartialEq)]
-pub struct JobSeen {
+pub struct JobView {
     /// Which of the name.
     pub uid: JobUid,
     /// What it says; `None`: it breaks a rule.
@@ -49,7 +49,7 @@ pub struct JobSeen {
 
 /// A group's record.
 #[derive(Debug, PartialEq)]
-pub struct GroupSeen {
+pub struct GroupView {
     /// CreateIndex.
     pub created: Index,
     /// Since when it has been as it is.
@@ -60,7 +60,7 @@ pub struct GroupSeen {
 
 /// What a node says of itself.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct NodeSeen {
+pub struct NodeView {
     /// Its agent's session does not hold its record.
     pub gone: bool,
     /// Since when.
@@ -81,7 +81,7 @@ pub fn is_members(owner: &AllocationOwner) -> bool {
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum ModelEvent {
-    Job(Namespaced, Pair<JobSeen>),
+    Job(Namespaced, Pair<JobView>),
     JobStatus(Namespaced, Pair<JobStatus>),
     Group(GroupId),
     GroupStatus(GroupId, Pair<PodGroupStatus>),
@@ -114,13 +114,13 @@ impl ModelEvent {
 #[derive(Default)]
 pub struct JobModel {
     /// Jobs' records.
-    pub jobs: BTreeMap<Namespaced, Arc<JobSeen>>,
+    pub jobs: BTreeMap<Namespaced, Arc<JobView>>,
     /// And statuses.
     pub statuses: BTreeMap<Namespaced, Arc<JobStatus>>,
     /// Who owns each.
     pub job_owners: BTreeMap<Namespaced, SessionId>,
     /// Groups' records.
-    pub groups: BTreeMap<GroupId, Arc<GroupSeen>>,
+    pub groups: BTreeMap<GroupId, Arc<GroupView>>,
     /// And statuses.
     pub group_statuses: BTreeMap<GroupId, Arc<PodGroupStatus>>,
     /// Queues' records; `None`: unreadable.
@@ -140,7 +140,7 @@ pub struct JobModel {
     /// What nodes say of them.
     pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
     /// What nodes say of themselves.
-    pub nodes: BTreeMap<NodeName, NodeSeen>,
+    pub nodes: BTreeMap<NodeName, NodeView>,
     /// What they have allocated.
     pub allocations: BTreeMap<NodeName, Allocations>,
     /// Commands that were not carried out.
@@ -223,7 +223,7 @@ impl JobModel {
                     Some(spec) => spec.deleting,
                     None => document::finalize(&entry.value).is_some(),
                 };
-                Arc::new(JobSeen { uid: JobUid(entry.create_index), spec, deleting })
+                Arc::new(JobView { uid: JobUid(entry.create_index), spec, deleting })
             });
             let pair = put(&mut self.jobs, &id, seen);
             return Some(ModelEvent::Job(id, pair));
@@ -305,7 +305,7 @@ impl JobModel {
                     spec(&old.record) == spec(&record) && old.created == entry.create_index
                 });
                 let since = same.map_or(at, |old| old.since);
-                Arc::new(GroupSeen { created: entry.create_index, since, record })
+                Arc::new(GroupView { created: entry.create_index, since, record })
             });
             put(&mut self.groups, &id, seen);
             return Some(ModelEvent::Group(id));
@@ -365,7 +365,7 @@ impl JobModel {
         }
         let draining = record.as_ref().is_some_and(|record| record.state == NodeState::Draining);
         let capacity = record.map(|record| record.capacity);
-        self.nodes.insert(node.clone(), NodeSeen { gone, gone_since, draining, capacity });
+        self.nodes.insert(node.clone(), NodeView { gone, gone_since, draining, capacity });
     }
 
     /// Whether a node may have looked down within [`VIEW`].

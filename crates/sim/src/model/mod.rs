@@ -16,7 +16,7 @@ mod write;
 use std::time::Duration;
 
 pub use history::Try;
-pub use jobs::{JobModel, JobSeen, ModelEvent, Pair, is_members};
+pub use jobs::{JobModel, JobView, ModelEvent, Pair, is_members};
 pub use services::{Item, ServiceModel, ServicePod, Unfit, was_allocated};
 pub use write::AppliedWrite;
 
@@ -25,7 +25,7 @@ use crate::mix::Mix;
 use rcfarm_emulator::{KvChange, KvOp, Tables};
 
 /// The store, decoded. A part that the mix has no work for stays empty.
-pub struct Model {
+pub struct SimModel {
     mix: Mix,
     /// Replication controllers.
     pub services: ServiceModel,
@@ -33,11 +33,11 @@ pub struct Model {
     pub jobs: JobModel,
 }
 
-impl Model {
+impl SimModel {
     /// An empty store.
     #[must_use]
-    pub fn new(mix: Mix) -> Model {
-        Model { mix, services: ServiceModel::default(), jobs: JobModel::default() }
+    pub fn new(mix: Mix) -> SimModel {
+        SimModel { mix, services: ServiceModel::default(), jobs: JobModel::default() }
     }
 
     /// The kinds of work that it follows.

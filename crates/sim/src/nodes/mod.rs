@@ -19,7 +19,7 @@ use crate::checker::Checker;
 use crate::facts::SimActor;
 use crate::mix::Mix;
 use crate::rng::SimRng;
-use process::{Fate, Process, Run};
+use process::{NodeProcess, ProcessFate, Run};
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
@@ -65,7 +65,7 @@ struct Node {
     agent: Option<SessionId>,
     /// Its services fail their checks.
     ill: bool,
-    processes: BTreeMap<PodId, Process>,
+    processes: BTreeMap<PodId, NodeProcess>,
 }
 
 type JobPods = BTreeMap<PodId, (Arc<PodIdentity>, Bytes)>;
@@ -349,12 +349,12 @@ impl Nodes {
             if node.processes.contains_key(pod) {
                 continue;
             }
-            let fate = Fate::of(self.seed, identity, calm);
+            let fate = ProcessFate::of(self.seed, identity, calm);
             let until = fate.runs.map(|runs| now + runs);
             let state = Run::Running { until, then: fate.code };
             let manifest = manifest.clone();
             node.processes
-                .insert(pod.clone(), Process { manifest, state, restarts: 0, told: false });
+                .insert(pod.clone(), NodeProcess { manifest, state, restarts: 0, told: false });
         }
     }
 

@@ -14,7 +14,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
 /// A pod's process.
-pub struct Process {
+pub struct NodeProcess {
     /// What it was started from.
     pub manifest: Bytes,
     /// How it stands.
@@ -42,17 +42,17 @@ pub enum Run {
 }
 
 /// What becomes of one try.
-pub struct Fate {
+pub struct ProcessFate {
     /// How long it runs. `None`: until it is stopped.
     pub runs: Option<Duration>,
     /// Its exit code.
     pub code: i32,
 }
 
-impl Fate {
+impl ProcessFate {
     /// What becomes of a try: always the same of the same one. When `calm`, only doomed jobs fail.
     #[must_use]
-    pub fn of(seed: u64, identity: &PodIdentity, calm: bool) -> Fate {
+    pub fn of(seed: u64, identity: &PodIdentity, calm: bool) -> ProcessFate {
         let text =
             format!("{}/{}/{}/{}", identity.job, identity.slot, identity.version, identity.attempt);
         let hash = content_hash(text.as_bytes());
@@ -61,20 +61,20 @@ impl Fate {
         let name = identity.job.name.as_str();
         let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
         if endless || name.starts_with("mpi") && identity.slot.task == "Worker" {
-            return Fate { runs: None, code: 0 };
+            return ProcessFate { runs: None, code: 0 };
         }
         let fails =
             rng.permille(if identity.version + u64::from(identity.attempt) < 3 { 300 } else { 50 });
         let code = if rng.permille(500) { 1 + rng.below(3) } else { 137 };
         let code = i32::try_from(code).unwrap_or(1);
         match doomed || fails && !calm {
-            true => Fate { runs: Some(runs), code },
-            false => Fate { runs: Some(runs), code: 0 },
+            true => ProcessFate { runs: Some(runs), code },
+            false => ProcessFate { runs: Some(runs), code: 0 },
         }
     }
 }
 
-impl Process {
+impl NodeProcess {
     /// It ends with `code`, and is started again where its manifest says so.
     pub fn end(&mut self, code: i32, now: Instant) {
         let manifest: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();

@@ -11,7 +11,7 @@ use rcfarm_api::command::CommandAction;
 /// One thing that happens. Nodes, farms, replication controllers and jobs are numbered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
-pub enum Action {
+pub enum SimAction {
     Fault(Fault),
     Node(NodeAction),
     Rc(RcAction),
@@ -109,26 +109,26 @@ pub enum JobAction {
     Litter,
 }
 
-impl From<Fault> for Action {
-    fn from(fault: Fault) -> Action {
-        Action::Fault(fault)
+impl From<Fault> for SimAction {
+    fn from(fault: Fault) -> SimAction {
+        SimAction::Fault(fault)
     }
 }
 
-impl From<NodeAction> for Action {
-    fn from(action: NodeAction) -> Action {
-        Action::Node(action)
+impl From<NodeAction> for SimAction {
+    fn from(action: NodeAction) -> SimAction {
+        SimAction::Node(action)
     }
 }
 
-impl From<RcAction> for Action {
-    fn from(action: RcAction) -> Action {
-        Action::Rc(action)
+impl From<RcAction> for SimAction {
+    fn from(action: RcAction) -> SimAction {
+        SimAction::Rc(action)
     }
 }
 
-impl From<JobAction> for Action {
-    fn from(action: JobAction) -> Action {
-        Action::Job(action)
+impl From<JobAction> for SimAction {
+    fn from(action: JobAction) -> SimAction {
+        SimAction::Job(action)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Fault};
+use super::action::{Fault, SimAction};
 use crate::faults::NetworkFaults;
 use crate::rng::SimRng;
 use rcfarm_store::Prefix;
@@ -25,20 +25,20 @@ pub struct ScheduleBuilder {
     /// Trees of which a farm may lose sight.
     pub hideable: Vec<Prefix>,
     /// Actions so far, and when.
-    pub actions: Vec<(Duration, Action)>,
+    pub actions: Vec<(Duration, SimAction)>,
 }
 
 impl ScheduleBuilder {
     /// The actions, in order of time.
     #[must_use]
-    pub fn build(self) -> Vec<(Duration, Action)> {
+    pub fn build(self) -> Vec<(Duration, SimAction)> {
         let mut actions = self.actions;
         actions.sort_by_key(|(at, _)| *at);
         actions
     }
 
     /// Adds an action.
-    pub fn at(&mut self, at: Duration, action: impl Into<Action>) {
+    pub fn at(&mut self, at: Duration, action: impl Into<SimAction>) {
         self.actions.push((at.min(self.healed_at), action.into()));
     }
 
@@ -48,8 +48,8 @@ impl ScheduleBuilder {
         at: Duration,
         least: u64,
         most: u64,
-        begin: impl Into<Action>,
-        end: impl Into<Action>,
+        begin: impl Into<SimAction>,
+        end: impl Into<SimAction>,
     ) {
         let length = self.rng.between(Duration::from_secs(least), Duration::from_secs(most));
         self.at(at, begin);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::Action;
+use super::action::SimAction;
 use super::builder::ScheduleBuilder;
 use super::recorded::{FarmDesign, Schedule, Setup, Timed};
 use super::{jobs, services};
@@ -57,7 +57,7 @@ impl Schedule {
         }
         let kinds = if mix.jobs { builder.jobs(!mix.services) } else { Vec::new() };
         let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
-        let timed = |(at, act): (Duration, Action)| Timed { at, act };
+        let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();
         let agents = Vec::new();
         let setup =

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::action::Action;
+use super::action::SimAction;
 use crate::facts::CHECK_TTL;
 use crate::faults::{NetworkFaults, millis};
 use crate::mix::Mix;
@@ -99,7 +99,7 @@ pub struct Timed {
     #[serde(with = "millis")]
     pub at: Duration,
     /// What happens.
-    pub act: Action,
+    pub act: SimAction,
 }
 
 impl Schedule {
