@@ -1,12 +1,14 @@
 //! `intent/`: what nodes are asked to run.
 
+use serde::{Deserialize, Serialize};
+
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::{Decoder, Entry, Index, Prefix, VersionedIndex};
 
 /// What stands at `intent/<node>/<pod>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
     /// Nothing.
     Missing,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -17,7 +18,7 @@ use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Entry, Index, Prefix};
 
 /// Whether a node may run pods, besides its labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NodeReadiness {
     /// Pods may be added; also of a node that says nothing of itself, as p2's do.
     Ready,

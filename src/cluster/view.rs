@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -25,7 +26,7 @@ use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
 
 /// Which changes are allowed, given what the mass deletion guard holds back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AllowedActions {
     /// Nothing suspicious.
     Full,

@@ -4,13 +4,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
 use super::controller::{RcController, RcView};
-use super::plan::{PodStep, ReplicationPlan};
-use super::writes;
-use crate::cluster::ClusterView;
+use super::plan::ReplicationPlan;
 use crate::cluster::view::AllowedActions;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
@@ -22,24 +19,12 @@ use rcfarm_api::rc::status::{RcConditionType, RcReason};
 const LEAKS_PER_TRANSACTION: usize = 20;
 
 impl RcController {
-    /// The farm's right to promise, if the steps promise or release something. Whoever has waited for it plans anew.
-    pub(super) async fn turn<'w>(
-        view: &'w ClusterView,
-        look: &RcView,
-        steps: &[PodStep],
-    ) -> Option<MutexGuard<'w, ()>> {
-        let bookings = writes::bookings(&look.spec, steps, &view.rooms());
-        match bookings.is_ok_and(|bookings| bookings.is_empty()) {
-            true => None,
-            false => Some(view.ledger.turn().await),
-        }
-    }
-
-    /// Eligible nodes without room for a pod: no scheduler is to give them.
+    /// Eligible nodes without capacity for a pod: the scheduler must not allocate them.
     pub(super) fn without_room(&self, look: &RcView) -> BTreeSet<NodeName> {
-        let (want, rooms) = (look.spec.resources(), self.view.rooms());
-        let lacks =
-            |node: &&NodeName| rooms.of(node).insufficient(look.spec.manifest.id(), want).is_some();
+        let (want, capacities) = (look.spec.resources(), self.view.rooms());
+        let lacks = |node: &&NodeName| {
+            capacities.of(node).insufficient(look.spec.manifest.id(), want).is_some()
+        };
         look.eligible.iter().filter(lacks).cloned().collect()
     }
 
@@ -49,6 +34,7 @@ impl RcController {
         &mut self,
         look: &RcView,
         plan: &ReplicationPlan,
+        has_turn: bool,
     ) -> Result<Option<Action>, ReconcileError> {
         let is_short = plan.is_short_of_room();
         let waits = is_short || plan.is_short_of_places();
@@ -70,7 +56,10 @@ impl RcController {
             return Ok(None);
         }
         let view = self.view.clone();
-        let _turn = view.ledger.turn().await;
+        let _turn = match has_turn {
+            true => None,
+            false => Some(view.ledger.turn().await),
+        };
         let (mut ops, bookings) = freeing(&view.rooms(), &orphaned_allocations);
         if bookings.is_empty() {
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));

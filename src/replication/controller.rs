@@ -9,15 +9,17 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
+use super::Pods;
 use super::caches::{PendingWrites, RcCaches};
 use super::events;
+use super::failpoints;
 use super::health_write_limiter::HealthWriteLimiter;
 use super::plan::{
     PlannedCondition, PodStep, ReplicationObserved, ReplicationPlan, TransferConditions,
-    TransferPlan, has_room, plan,
+    TransferPlan, may_change_allocations, plan,
 };
 use super::statuses::Reliance;
-use super::{Pods, writes};
+use super::writes::{self, BatchError};
 use crate::cluster::ClusterView;
 use crate::cluster::allocations::booked_node;
 use crate::cluster::health::FreshHealth;
@@ -26,7 +28,6 @@ use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
-use crate::placement::capacity::Booking;
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::PodRef;
@@ -81,9 +82,9 @@ pub struct RcController {
 
 /// Everything that one look found.
 pub(super) struct RcView {
-    pub(super) spec: RcSpec,
+    pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
-    pub(super) pods: Pods,
+    pub(super) pods: Arc<Pods>,
     pub(super) eligible: Nodes,
     /// Nodes that cannot start their pod, and why.
     pub(super) failing: BTreeMap<NodeName, Arc<str>>,
@@ -124,7 +125,8 @@ impl RcController {
         }
     }
 
-    async fn look(&mut self) -> Result<Option<RcView>, ReconcileError> {
+    /// The checked record and its ModifyIndex; `None` when it is gone or breaks a rule.
+    async fn current_record(&mut self) -> Result<Option<(RcSpec, Index)>, ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
             // Deleted: its pods stay, and the farm will release the claim.
@@ -135,13 +137,26 @@ impl RcController {
         }
         let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
         let checked = self.decode(&record.value);
-        let spec = match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
-            Ok(spec) => spec,
+        match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
+            Ok(spec) => Ok(Some((spec, record.index))),
             Err(bad) => {
                 self.say_invalid(record.index, &bad).await?;
-                return Ok(None);
+                Ok(None)
             }
-        };
+        }
+    }
+
+    /// Reads the pods' health now if the doorbell was rung: the cache is refreshed less often.
+    async fn read_health_after_doorbell(&mut self, spec: &RcSpec) -> Result<(), ReconcileError> {
+        if self.caches.take_rung(self.id) {
+            let read = self.view.read_health(spec.manifest.id()).await;
+            // After a failed read the doorbell still counts as rung.
+            self.fresh = Some(read.inspect_err(|_| self.caches.note_rung(self.id))?);
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
         if self.known.as_ref().is_some_and(|known| self.caches.has_caught_up(known)) {
             self.known = None;
         }
@@ -152,12 +167,13 @@ impl RcController {
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
         let pods = self.caches.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
-        let failing = |place: &PodRef| {
-            let reported = self.view.reported(place, self.fresh.as_ref());
-            Some((place.node.clone(), reported.cannot_start?))
+        let failing = |pod_ref: &PodRef| {
+            let reported = self.view.reported(pod_ref, self.fresh.as_ref());
+            Some((pod_ref.node.clone(), reported.cannot_start?))
         };
         let failing = pods.keys().filter_map(failing).collect();
-        Ok(Some(RcView { spec, record_index: record.index, pods, eligible, failing }))
+        let (spec, pods) = (Arc::new(spec), Arc::new(pods));
+        Ok(RcView { spec, record_index: index, pods, eligible, failing })
     }
 
     /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
@@ -187,37 +203,54 @@ impl RcController {
         }
     }
 
-    async fn decide(&self, look: &RcView) -> Result<ReplicationPlan, ReconcileError> {
-        let spec = &look.spec;
-        let rooms = self.view.rooms();
-        let readiness = |node: &NodeName| self.readiness(look, node);
-        let misplaced = look.pods.keys().any(|place| {
-            !look.eligible.contains(&place.node)
-                || readiness(&place.node) > NodeReadiness::Suspect
-                || !has_room(spec, &rooms, place)
-        });
-        let discovery_synced = if misplaced {
-            let healthy = self.caches.healthy_nodes(&look.pods);
-            self.placement.discovery.synced(spec.manifest.id(), &healthy).await?
-        } else {
-            true
-        };
-        let slot = |node: &NodeName| self.caches.slot(spec, self.known.as_ref(), node);
-        Ok(plan(&ReplicationObserved {
-            spec,
-            pods: &look.pods,
-            eligible: &look.eligible,
-            readiness: &readiness,
-            slot: &slot,
-            rooms: &rooms,
+    /// The plan's input. Slots are looked up apart ([`RcController::look_up_slots`]).
+    async fn observe(&self, look: &RcView) -> Result<ReplicationObserved, ReconcileError> {
+        let mut observed = ReplicationObserved {
+            spec: look.spec.clone(),
+            pods: look.pods.clone(),
+            eligible: look.eligible.clone(),
+            not_ready: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            capacities: self.view.rooms(),
             allowed_actions: self.view.allowed_actions(),
             transfer: TransferConditions {
-                under_way: self.chain.status().transfer.as_ref(),
+                under_way: self.chain.status().transfer.clone(),
                 lock_held: self.lock_held_elsewhere(),
-                discovery_synced,
+                discovery_synced: true,
                 only_eligible: self.placement.scheduler.gives_only_eligible(),
             },
-        }))
+        };
+        self.look_up_readiness(look, &mut observed);
+        failpoints::change_observed(&mut observed);
+        if observed.has_misplaced_pod() {
+            let healthy = self.caches.healthy_nodes(&look.pods);
+            let synced = self.placement.discovery.synced(look.spec.manifest.id(), &healthy);
+            observed.transfer.discovery_synced = synced.await?;
+        }
+        Ok(observed)
+    }
+
+    /// Readiness of the nodes that have a pod, and if nodes are wanted, of the eligible nodes that are not ready. Only
+    /// the latter costs a pass over the nodes' records.
+    fn look_up_readiness(&self, look: &RcView, observed: &mut ReplicationObserved) {
+        let not_ready = |node: &NodeName| {
+            let readiness = self.readiness(look, node);
+            (readiness != NodeReadiness::Ready).then(|| (node.clone(), readiness))
+        };
+        let of_pods = look.pods.keys().map(|pod_ref| &pod_ref.node);
+        observed.not_ready = of_pods.filter_map(not_ready).collect();
+        if observed.nodes_wanted() > 0 {
+            let unfit = self.view.unfit_nodes();
+            let others = unfit.iter().chain(self.chain.status().quarantined_nodes.keys());
+            let others = others.filter(|node| look.eligible.contains(*node));
+            observed.not_ready.extend(others.filter_map(not_ready));
+        }
+    }
+
+    /// Looks up the slots that the plan needs; returns how many nodes are free for it.
+    fn look_up_slots(&self, look: &RcView, observed: &mut ReplicationObserved) -> usize {
+        let known = self.known.as_ref();
+        observed.look_up_slots(|node| self.caches.slot(&look.spec, known, node))
     }
 
     /// Whether somebody else holds the record's mutation lock, or forbids transfers.
@@ -236,34 +269,30 @@ impl RcController {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
-            let rooms = self.view.rooms();
-            let count = writes::fitting(&look.spec, rest, self.ctx.limits, &rooms);
-            if count == 0 {
-                let why = "field manifest: it is too large for a Consul transaction; shorten it";
-                return Err(ReconcileError::Record(why.to_owned()));
-            }
-            let (batch, after) = rest.split_at(count);
-            let last = after.is_empty();
-            let next = self.status_after(&look, batch, last.then_some(&plan));
-            let mut pods = look.pods.clone();
-            for step in batch {
-                writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
-            }
-            let record = events::retarget(&self.ctx, &look.spec, batch, &pods, before);
-            let bookings = match writes::bookings(&look.spec, batch, &rooms) {
-                Ok(bookings) => bookings,
-                Err((node, insufficient)) => {
+            let limits = self.ctx.limits;
+            let batch = match writes::next_batch(&look.spec, rest, limits, &self.view.rooms()) {
+                Ok(batch) => batch,
+                Err(BatchError::TooLarge) => {
+                    let why =
+                        "field manifest: it is too large for a Consul transaction; shorten it";
+                    return Err(ReconcileError::Record(why.to_owned()));
+                }
+                Err(BatchError::Insufficient(node, insufficient)) => {
                     debug!(record = %self.id, %node, %insufficient, "the capacity was taken: reconciling again");
                     return Ok(Action::RequeueAfter(Duration::ZERO));
                 }
             };
-            let mut ops: Vec<Op> =
-                batch.iter().flat_map(|step| writes::ops(&look.spec, step)).collect();
-            ops.extend(bookings.iter().map(Booking::op));
-            match self.commit(look.record_index, ops, next, vec![record]).await? {
+            let (steps, after) = rest.split_at(batch.steps);
+            let mut pods = (*look.pods).clone();
+            for step in steps {
+                writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
+            }
+            let next = self.status_after(&look, &pods, after.is_empty().then_some(&plan));
+            let record = events::retarget(&self.ctx, &look.spec, steps, &pods, before);
+            match self.commit(look.record_index, batch.ops, next, vec![record]).await? {
                 Committed::Applied(index) => {
-                    self.view.ledger.wrote(&bookings, index);
-                    self.learn(&mut look, batch, index);
+                    self.view.ledger.wrote(&batch.bookings, index);
+                    self.learn(&mut look, steps, index);
                     rest = after;
                 }
                 Committed::Refused(_) => return Ok(self.chain.after_refusal()),
@@ -274,12 +303,7 @@ impl RcController {
         Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
-    fn status_after(
-        &self,
-        look: &RcView,
-        batch: &[PodStep],
-        done: Option<&ReplicationPlan>,
-    ) -> RcStatus {
+    fn status_after(&self, look: &RcView, pods: &Pods, done: Option<&ReplicationPlan>) -> RcStatus {
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         match done {
@@ -290,11 +314,7 @@ impl RcController {
                 status.set_condition(kind, false, RcReason::Scaling, message, now);
             }
         }
-        let mut pods = look.pods.clone();
-        for step in batch {
-            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
-        }
-        status.replicas = self.replicas(look, &pods);
+        status.replicas = self.replicas(look, pods);
         status.observed_index = look.record_index;
         status.last_error = None;
         status.quarantined_until = None;
@@ -321,15 +341,16 @@ impl RcController {
     /// What a committed batch did to the pods, known before any tree shows it.
     pub(super) fn learn(&mut self, look: &mut RcView, batch: &[PodStep], index: Index) {
         let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
+        let pods = Arc::make_mut(&mut look.pods);
         for step in batch {
-            writes::apply(&mut look.pods, &look.spec, step, index);
-            removed.extend(writes::left(&look.spec, step));
+            writes::apply(pods, &look.spec, step, index);
+            removed.extend(writes::removed(&look.spec, step));
         }
         removed.retain(|place| !look.pods.contains_key(place));
         self.known = Some(PendingWrites {
             index,
             at: Instant::now(),
-            pods: look.pods.clone(),
+            pods: (*look.pods).clone(),
             removed,
             manifest: writes::manifest_hash(&look.spec),
         });
@@ -488,23 +509,27 @@ pub(super) fn no_answer() -> ScheduleError {
 #[async_trait]
 impl Controller for RcController {
     async fn reconcile(&mut self) -> ReconcileResult {
-        let Some(mut look) = self.look().await? else { return Ok(Action::AwaitChange) };
-        let mut plan = self.decide(&look).await?;
-        if plan.steps.is_empty() && self.caches.take_rung(self.id) {
-            let read = self.view.read_health(look.spec.manifest.id()).await;
-            // The doorbell is answered by an answer only.
-            self.fresh = Some(read.inspect_err(|_| self.caches.note_rung(self.id))?);
-            let Some(again) = self.look().await? else { return Ok(Action::AwaitChange) };
-            (plan, look) = (self.decide(&again).await?, again);
-        }
-        self.alert(&plan);
-        if let Some(next) = self.free_orphaned(&look, &plan).await? {
-            return Ok(next);
-        }
+        let Some((spec, index)) = self.current_record().await? else {
+            return Ok(Action::AwaitChange);
+        };
+        self.read_health_after_doorbell(&spec).await?;
+        let look = self.look(spec, index).await?;
+        let mut observed = self.observe(&look).await?;
+        let free_nodes = self.look_up_slots(&look, &mut observed);
         let view = self.view.clone();
-        let turn = Self::turn(&view, &look, &plan.steps).await;
-        if turn.is_some() {
-            plan = self.decide(&look).await?;
+        let mut turn = None;
+        if may_change_allocations(&observed, free_nodes) {
+            turn = Some(view.ledger.turn().await);
+            // Another task of this farm may have allocated something meanwhile.
+            observed.capacities = view.rooms();
+            self.look_up_slots(&look, &mut observed);
+        }
+        let mut plan = plan(&observed);
+        failpoints::change_plan(&observed, &mut plan);
+        drop(observed);
+        self.alert(&plan);
+        if let Some(next) = self.free_orphaned(&look, &plan, turn.is_some()).await? {
+            return Ok(next);
         }
         if !plan.steps.is_empty() {
             return self.carry_out(look, plan).await;

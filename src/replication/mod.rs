@@ -12,14 +12,12 @@
 
 mod allocations;
 pub mod caches;
-mod conditions;
 mod controller;
 mod events;
+mod failpoints;
 mod health_write_limiter;
 pub mod kind;
 pub mod plan;
-#[cfg(test)]
-mod plan_tests;
 mod statuses;
 mod transfer;
 pub mod writes;

@@ -16,12 +16,11 @@ use tracing::{info, warn};
 
 use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
 use super::events;
-use super::plan::{PodRemoveReason, PodStep, SlotState, has_room};
-use super::writes;
+use super::plan::{PodRemoveReason, PodStep, SlotState, has_capacity};
+use super::writes::{self, BatchError};
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
-use crate::placement::capacity::Booking;
 use crate::placement::{ScheduleError, ScheduleRequest};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
@@ -100,7 +99,7 @@ impl RcController {
             return self.undo_transfer(look, "the pod is gone from the old node").await;
         };
         let ready = self.readiness(&look, &transfer.old_node) <= NodeReadiness::Suspect;
-        let has_room = has_room(&look.spec, &self.view.rooms(), &old);
+        let has_room = has_capacity(&look.spec, &self.view.rooms(), &old);
         if ready && has_room && look.eligible.contains(&transfer.old_node) {
             return self.undo_transfer(look, "the old node is fit again").await;
         }
@@ -188,23 +187,30 @@ impl RcController {
             return self.undo_transfer(look, &why).await;
         }
         let pod = look.pods[&old].clone();
-        let place = PodRef { node: new.clone(), pod: look.spec.manifest.id().clone() };
+        let pod_ref = PodRef { node: new.clone(), pod: look.spec.manifest.id().clone() };
         let steps = [
-            PodStep::Remove { place: old, pod, why: PodRemoveReason::Ineligible },
-            PodStep::Add { place, intent },
+            PodStep::Remove { pod_ref: old, pod, why: PodRemoveReason::Ineligible },
+            PodStep::Add { pod_ref, intent },
         ];
         let view = self.view.clone();
-        let turn = Self::turn(&view, &look, &steps).await;
-        let bookings = match writes::bookings(&look.spec, &steps, &view.rooms()) {
-            Ok(bookings) => bookings,
-            Err((node, insufficient)) => {
+        let turn = match look.spec.resources().is_zero() {
+            true => None,
+            false => Some(view.ledger.turn().await),
+        };
+        let batch = match writes::next_batch(&look.spec, &steps, self.ctx.limits, &view.rooms()) {
+            Ok(batch) if batch.steps == steps.len() => batch,
+            Ok(_) | Err(BatchError::TooLarge) => {
+                drop(turn);
+                let why = "the swap is too large for one transaction";
+                return self.undo_transfer(look, why).await;
+            }
+            Err(BatchError::Insufficient(node, insufficient)) => {
                 drop(turn);
                 let why = format!("on {node} the room is gone: {insufficient}");
                 return self.undo_transfer(look, &why).await;
             }
         };
-        let mut ops: Vec<Op> = steps.iter().flat_map(|s| writes::ops(&look.spec, s)).collect();
-        ops.extend(bookings.iter().map(Booking::op));
+        let mut ops = batch.ops;
         ops.extend(self.unlock_ops());
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
@@ -215,7 +221,7 @@ impl RcController {
         if let Some(why) = look.failing.get(&transfer.old_node) {
             status.set_quarantine(&transfer.old_node, look.record_index, why, now);
         }
-        let mut pods = look.pods.clone();
+        let mut pods = (*look.pods).clone();
         for step in &steps {
             writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
         }
@@ -226,7 +232,7 @@ impl RcController {
         ];
         match self.commit(look.record_index, ops, status, records).await? {
             Committed::Applied(index) => {
-                view.ledger.wrote(&bookings, index);
+                view.ledger.wrote(&batch.bookings, index);
                 self.learn(&mut look, &steps, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);

@@ -1,4 +1,4 @@
-//! Turns the steps of a plan into transactions, as full as they may be, and says what is known afterwards. Pure.
+//! Turns the steps of a plan into transactions, each as full as its limits allow. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,35 +15,36 @@ use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Index, Op, TxnLimits};
 
-/// Operations that every transaction of an owner has besides its pods': fence, record guard, status, audit.
+/// Operations of every transaction besides those of the pods: fence, record guard, status, audit record.
 pub const FIXED_OPS: usize = 4;
-/// Bytes set aside for these four. The audit record alone may list 128 nodes and name 60 more, 200 bytes each, in base64.
+/// Bytes set aside for these four. The audit record alone may list 128 nodes and name 60 more, 200 bytes each, in
+/// base64.
 const FIXED_BYTES: usize = 64 * 1024;
 
-/// The labels that a repaired pod gets: the RC's over what is there.
+/// Labels of a repaired pod: those that it has, overwritten by the RC's.
 fn merged(spec: &RcSpec, labels: &Labels) -> Labels {
     let mut merged = labels.clone();
     merged.extend(spec.labels_of_pod());
     merged
 }
 
-/// Writes or keeps an intent, guarded by what was seen.
-fn intent_op(spec: &RcSpec, place: &PodRef, seen: Intent) -> Op {
-    let key = key::intent(&place.node, &place.pod);
-    match seen {
+/// Writes an intent, or checks that the right one is unchanged; guarded by the observed index.
+fn intent_op(spec: &RcSpec, pod_ref: &PodRef, observed: Intent) -> Op {
+    let key = key::intent(&pod_ref.node, &pod_ref.pod);
+    match observed {
         Intent::Same(index) => Op::CheckIndex { key, index },
         Intent::Missing | Intent::Differs(_) => {
             let value = bytes::Bytes::copy_from_slice(spec.manifest.text().as_bytes());
             if enabled(Failpoint::NoIntentGuard) {
                 return Op::Set { key, value, flags: 0 };
             }
-            Op::Cas { key, value, flags: 0, index: seen.index() }
+            Op::Cas { key, value, flags: 0, index: observed.index() }
         }
     }
 }
 
-fn label_op(place: &PodRef, labels: &Labels, index: Index) -> Op {
-    let key = key::pod_labels(&place.node, &place.pod);
+fn label_op(pod_ref: &PodRef, labels: &Labels, index: Index) -> Op {
+    let key = key::pod_labels(&pod_ref.node, &pod_ref.pod);
     let (value, flags) = (encode_labels(labels), 0);
     if enabled(Failpoint::NoLabelGuard) {
         return Op::Set { key, value, flags };
@@ -51,10 +52,10 @@ fn label_op(place: &PodRef, labels: &Labels, index: Index) -> Op {
     Op::Cas { key, value, flags, index }
 }
 
-fn removal_ops(place: &PodRef, pod: &RcPod) -> Vec<Op> {
-    let label = key::pod_labels(&place.node, &place.pod);
-    let intent = key::intent(&place.node, &place.pod);
-    // Alone, `delete-cas` passes when the labels are gone: then the pod is not ours any more, but its owner's.
+fn removal_ops(pod_ref: &PodRef, pod: &RcPod) -> Vec<Op> {
+    let label = key::pod_labels(&pod_ref.node, &pod_ref.pod);
+    let intent = key::intent(&pod_ref.node, &pod_ref.pod);
+    // `delete-cas` alone would pass where the labels are gone: then the pod is no longer this RC's.
     let mut ops = vec![
         Op::CheckIndex { key: label.clone(), index: pod.label_index },
         Op::Delete { key: label },
@@ -62,7 +63,7 @@ fn removal_ops(place: &PodRef, pod: &RcPod) -> Vec<Op> {
     if enabled(Failpoint::NoOwnIdCheck) {
         ops.remove(0);
     }
-    // One that was not seen may be there all the same, and would be left behind.
+    // An intent that was written since it was observed as missing would be left behind.
     ops.push(match pod.intent {
         Intent::Missing => Op::CheckNotExists { key: intent },
         Intent::Same(index) | Intent::Differs(index) => Op::DeleteCas { key: intent, index },
@@ -74,109 +75,135 @@ fn adopted(intent: Index) -> Intent {
     if intent == Index::ZERO { Intent::Missing } else { Intent::Same(intent) }
 }
 
-/// The place of a pod under the manifest's present id.
-fn renamed(spec: &RcSpec, place: &PodRef) -> PodRef {
-    PodRef { node: place.node.clone(), pod: spec.manifest.id().clone() }
+/// A pod under the manifest's present id, on the same node.
+fn renamed(spec: &RcSpec, pod_ref: &PodRef) -> PodRef {
+    PodRef { node: pod_ref.node.clone(), pod: spec.manifest.id().clone() }
 }
 
-/// The operations of one step, each guarded by what the plan saw.
+/// Operations of one step, each guarded by an observed index.
 #[must_use]
 pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
     match step {
-        PodStep::Add { place, intent } => vec![
-            label_op(place, &spec.labels_of_pod(), Index::ZERO),
-            intent_op(spec, place, adopted(*intent)),
+        PodStep::Add { pod_ref, intent } => vec![
+            label_op(pod_ref, &spec.labels_of_pod(), Index::ZERO),
+            intent_op(spec, pod_ref, adopted(*intent)),
         ],
-        PodStep::Remove { place, pod, .. } => removal_ops(place, pod),
-        PodStep::Repair { place, pod, why: Drift::PodIdChanged } => {
-            let new = renamed(spec, place);
-            let mut ops = removal_ops(place, pod);
+        PodStep::Remove { pod_ref, pod, .. } => removal_ops(pod_ref, pod),
+        PodStep::Repair { pod_ref, pod, why: Drift::PodIdChanged } => {
+            let new = renamed(spec, pod_ref);
+            let mut ops = removal_ops(pod_ref, pod);
             ops.push(label_op(&new, &merged(spec, &pod.labels), Index::ZERO));
             ops.push(intent_op(spec, &new, Intent::Missing));
             ops
         }
-        PodStep::Repair { place, pod, .. } => {
+        PodStep::Repair { pod_ref, pod, .. } => {
             let labels = merged(spec, &pod.labels);
             let label = if labels == pod.labels {
-                let key = key::pod_labels(&place.node, &place.pod);
+                let key = key::pod_labels(&pod_ref.node, &pod_ref.pod);
                 Op::CheckIndex { key, index: pod.label_index }
             } else {
-                label_op(place, &labels, pod.label_index)
+                label_op(pod_ref, &labels, pod.label_index)
             };
-            vec![label, intent_op(spec, place, pod.intent)]
+            vec![label, intent_op(spec, pod_ref, pod.intent)]
         }
     }
 }
 
-/// What one step changes of what its node has allocated. Where the record cannot be read, a pod that is there is left
+/// Changes what the step's node has allocated. Where the record cannot be read, an existing pod's allocation is left
 /// as it is.
-fn book(ledger: &mut Ledger<'_>, spec: &RcSpec, step: &PodStep) -> Result<(), Insufficient> {
+fn change_allocation(
+    ledger: &mut Ledger<'_>,
+    spec: &RcSpec,
+    step: &PodStep,
+) -> Result<(), Insufficient> {
     let (owner, want) = (spec.owner(), spec.resources());
     match step {
-        PodStep::Add { place, .. } => ledger.allocate(&place.node, &place.pod, &owner, want),
-        PodStep::Remove { place, .. } => {
-            ledger.release(&place.node, &place.pod, &owner);
+        PodStep::Add { pod_ref, .. } => ledger.allocate(&pod_ref.node, &pod_ref.pod, &owner, want),
+        PodStep::Remove { pod_ref, .. } => {
+            ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
             Ok(())
         }
-        PodStep::Repair { place, .. } if ledger.room(&place.node).is_unreadable => Ok(()),
-        PodStep::Repair { place, why, .. } => {
+        PodStep::Repair { pod_ref, .. } if ledger.node(&pod_ref.node).is_unreadable => Ok(()),
+        PodStep::Repair { pod_ref, why, .. } => {
             if *why == Drift::PodIdChanged {
-                ledger.release(&place.node, &place.pod, &owner);
+                ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
             }
-            ledger.allocate(&place.node, spec.manifest.id(), &owner, want)
+            ledger.allocate(&pod_ref.node, spec.manifest.id(), &owner, want)
         }
     }
 }
 
-/// What the steps of one transaction change of what nodes have allocated. None, when the pods ask for nothing and were
-/// promised nothing.
-///
-/// # Errors
-/// The node that has no room for its pod any more.
-pub fn bookings(
-    spec: &RcSpec,
-    steps: &[PodStep],
-    rooms: &NodeCapacities,
-) -> Result<Vec<Booking>, (NodeName, Insufficient)> {
-    let mut ledger = Ledger::on(rooms);
-    for step in steps {
-        let booked = book(&mut ledger, spec, step);
-        booked.map_err(|insufficient| (step.place().node.clone(), insufficient))?;
-    }
-    Ok(ledger.bookings())
+/// The part of a plan that goes into the next transaction.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// How many of the steps.
+    pub steps: usize,
+    /// Their operations, those of `bookings` included.
+    pub ops: Vec<Op>,
+    /// Changes of what nodes have allocated. None when the pods ask for nothing and were allocated nothing.
+    pub bookings: Vec<Booking>,
 }
 
-/// How many of `steps` go into the next transaction; 0 when not even one fits.
-#[must_use]
-pub fn fitting(
+/// Why a transaction cannot be made.
+#[derive(Debug)]
+pub enum BatchError {
+    /// Not even one step fits into a transaction.
+    TooLarge,
+    /// The node has no capacity for its pod any more.
+    Insufficient(NodeName, Insufficient),
+}
+
+/// Fills the next transaction with the first of `steps`, as many as fit.
+///
+/// # Errors
+/// [`BatchError`].
+pub fn next_batch(
     spec: &RcSpec,
     steps: &[PodStep],
     limits: TxnLimits,
-    rooms: &NodeCapacities,
-) -> usize {
+    capacities: &NodeCapacities,
+) -> Result<Batch, BatchError> {
     let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
-    let mut ledger = Ledger::on(rooms);
-    let mut booked: BTreeMap<NodeName, usize> = BTreeMap::new();
-    let fits = |step: &&PodStep| {
+    let mut ledger = Ledger::on(capacities);
+    let mut batch = Batch::default();
+    // By node: a later step on the same node replaces the booking of an earlier one.
+    let mut bookings: BTreeMap<NodeName, (Booking, Op)> = BTreeMap::new();
+    for step in steps {
+        let node = &step.pod_ref().node;
         let ops = ops(spec, step);
-        count += ops.len();
-        bytes += ops.iter().map(Op::body_bytes).sum::<usize>();
-        let node = &step.place().node;
-        // What does not fit any more is found out when it is written.
-        if book(&mut ledger, spec, step).is_ok()
-            && let Some(booking) = ledger.booking(node)
-        {
-            booked.insert(node.clone(), booking.op().body_bytes());
+        change_allocation(&mut ledger, spec, step)
+            .map_err(|why| BatchError::Insufficient(node.clone(), why))?;
+        let booking = ledger.booking(node).map(|booking| {
+            let op = booking.op();
+            (booking, op)
+        });
+        let replaced = booking.as_ref().and(bookings.get(node));
+        count += ops.len() + usize::from(booking.is_some());
+        count -= usize::from(replaced.is_some());
+        bytes +=
+            ops.iter().chain(booking.iter().map(|(_, op)| op)).map(Op::body_bytes).sum::<usize>();
+        bytes -= replaced.map_or(0, |(_, op)| op.body_bytes());
+        if count > limits.ops || bytes > limits.bytes {
+            break;
         }
-        count + booked.len() <= limits.ops && bytes + booked.values().sum::<usize>() <= limits.bytes
-    };
-    steps.iter().take_while(fits).count()
+        batch.steps += 1;
+        batch.ops.extend(ops);
+        bookings.extend(booking.map(|booking| (node.clone(), booking)));
+    }
+    if batch.steps == 0 && !steps.is_empty() {
+        return Err(BatchError::TooLarge);
+    }
+    for (booking, op) in bookings.into_values() {
+        batch.ops.push(op);
+        batch.bookings.push(booking);
+    }
+    Ok(batch)
 }
 
 /// The pods after `step` was committed at `index`.
 pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, index: Index) {
     match step {
-        PodStep::Add { place, intent } => {
+        PodStep::Add { pod_ref, intent } => {
             let intent = match adopted(*intent) {
                 Intent::Missing => Intent::Same(index),
                 kept => kept,
@@ -184,12 +211,12 @@ pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, 
             let labels = spec.labels_of_pod();
             let health = Health::Absent;
             let pod = RcPod { label_index: index, created: index, labels, intent, health };
-            pods.insert(place.clone(), pod);
+            pods.insert(pod_ref.clone(), pod);
         }
-        PodStep::Remove { place, .. } => {
-            pods.remove(place);
+        PodStep::Remove { pod_ref, .. } => {
+            pods.remove(pod_ref);
         }
-        PodStep::Repair { place, pod, why } => {
+        PodStep::Repair { pod_ref, pod, why } => {
             let labels = merged(spec, &pod.labels);
             let moved = *why == Drift::PodIdChanged;
             let label_index = if labels == pod.labels && !moved { pod.label_index } else { index };
@@ -199,21 +226,21 @@ pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, 
             };
             let created = if moved { index } else { pod.created };
             let new = RcPod { label_index, created, labels, intent, health: pod.health };
-            pods.remove(place);
-            pods.insert(renamed(spec, place), new);
+            pods.remove(pod_ref);
+            pods.insert(renamed(spec, pod_ref), new);
         }
     }
 }
 
-/// Places that a committed step left.
+/// The pod that a committed step removed, if any.
 #[must_use]
-pub fn left(spec: &RcSpec, step: &PodStep) -> Option<PodRef> {
+pub fn removed(spec: &RcSpec, step: &PodStep) -> Option<PodRef> {
     match step {
-        PodStep::Remove { place, .. } => Some(place.clone()),
-        PodStep::Repair { place, why: Drift::PodIdChanged, .. }
-            if place.pod != *spec.manifest.id() =>
+        PodStep::Remove { pod_ref, .. } => Some(pod_ref.clone()),
+        PodStep::Repair { pod_ref, why: Drift::PodIdChanged, .. }
+            if pod_ref.pod != *spec.manifest.id() =>
         {
-            Some(place.clone())
+            Some(pod_ref.clone())
         }
         PodStep::Add { .. } | PodStep::Repair { .. } => None,
     }
@@ -224,7 +251,7 @@ pub fn left(spec: &RcSpec, step: &PodStep) -> Option<PodRef> {
 pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
     let (mut added, mut removed, mut repaired) = (Vec::new(), Vec::new(), Vec::new());
     for step in steps {
-        let node = step.place().node.clone();
+        let node = step.pod_ref().node.clone();
         match step {
             PodStep::Add { .. } => added.push(node),
             PodStep::Remove { .. } => removed.push(node),
@@ -234,13 +261,13 @@ pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>)
     (added, removed, repaired)
 }
 
-/// All nodes with a pod.
+/// Nodes that have a pod.
 #[must_use]
 pub fn node_set(pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
-    pods.keys().map(|place| place.node.clone()).collect()
+    pods.keys().map(|pod_ref| pod_ref.node.clone()).collect()
 }
 
-/// The hash that intents are compared by.
+/// Hash by which intents are compared with the manifest.
 #[must_use]
 pub fn manifest_hash(spec: &RcSpec) -> u64 {
     content_hash(spec.manifest.text().as_bytes())

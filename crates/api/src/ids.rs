@@ -226,12 +226,35 @@ impl fmt::Debug for RecordId {
 }
 
 /// Identity of a pod in the cluster: node and pod id. The keys of its labels and intent contain both.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// As text, `<node>/<pod>`; neither can contain a slash.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct PodRef {
     /// The machine.
     pub node: NodeName,
     /// The pod's id; one pod of an id runs per node.
     pub pod: PodId,
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.node, self.pod)
+    }
+}
+
+impl From<PodRef> for String {
+    fn from(pod_ref: PodRef) -> String {
+        pod_ref.to_string()
+    }
+}
+
+impl TryFrom<String> for PodRef {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Self, BadName> {
+        let (node, pod) = text.split_once('/').unwrap_or((&text, ""));
+        Ok(PodRef { node: node.parse()?, pod: pod.parse()? })
+    }
 }
 
 #[cfg(test)]

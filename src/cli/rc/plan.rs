@@ -1,6 +1,7 @@
 //! `rcfarm rc plan`, `explain`
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -13,7 +14,8 @@ use crate::cli::output::{age, fields};
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::records::FarmPresence;
 use crate::replication::plan::{
-    Drift, PodRemoveReason, PodStep, ReplicationPlan, SlotState, TransferPlan, has_room,
+    Drift, PodRemoveReason, PodStep, ReplicationObserved, ReplicationPlan, SlotState, TransferPlan,
+    has_capacity, plan as decide,
 };
 use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
@@ -35,6 +37,9 @@ pub struct PlanArgs {
     /// Suppose that the pods may run on these nodes
     #[arg(long, value_name = "SELECTOR")]
     node_selector: Option<Selector>,
+    /// Write what the plan depends on to a file, as JSON, for a bug report; it has no manifest text
+    #[arg(long, value_name = "FILE")]
+    dump: Option<PathBuf>,
 }
 
 /// A change that a farm would make.
@@ -71,7 +76,11 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
             bad.fix,
         )
     })?;
-    let plan = seen.plan(&spec);
+    let observed = seen.observed(&spec);
+    if let Some(file) = &args.dump {
+        dump(file, &observed)?;
+    }
+    let plan = decide(&observed);
     let changes = changes(&spec, &seen, &plan);
     let shown = json!({
         "id": found.id,
@@ -84,6 +93,14 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
     });
     context.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
     Ok(if changes.is_empty() { CliExit::Ok } else { CliExit::Changes })
+}
+
+fn dump(file: &Path, observed: &ReplicationObserved) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(observed)?;
+    text.push('\n');
+    std::fs::write(file, text).map_err(|error| {
+        failure(format!("--dump {}: {error}", file.display()), "name a file that can be written")
+    })
 }
 
 fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Change> {
@@ -99,8 +116,8 @@ fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Chan
     let step = |step: &PodStep| {
         let (action, reason) = match step {
             PodStep::Add { .. } => ("add", "wanted"),
-            PodStep::Remove { why: PodRemoveReason::Ineligible, place, .. } => {
-                ("remove", leaves(&place.node))
+            PodStep::Remove { why: PodRemoveReason::Ineligible, pod_ref, .. } => {
+                ("remove", leaves(&pod_ref.node))
             }
             PodStep::Remove { why: PodRemoveReason::Unhealthy, .. } => {
                 ("remove", "one too many, and not healthy")
@@ -110,8 +127,8 @@ fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Chan
             }
             PodStep::Repair { why, .. } => ("repair", repair_words(*why)),
         };
-        let place = step.place();
-        Change { action, node: place.node.clone(), pod_id: place.pod.clone(), reason }
+        let PodRef { node, pod } = step.pod_ref().clone();
+        Change { action, node, pod_id: pod, reason }
     };
     let mut changes: Vec<Change> = plan.steps.iter().map(step).collect();
     if let TransferPlan::Start(node) = &plan.transfer {
@@ -222,7 +239,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
     let found = find(context, rc).await?;
     let seen = read_snapshot(context, &found).await?;
     let spec = found.spec().and_then(|spec| seen.with_labels(spec));
-    let plan = spec.as_ref().ok().map(|spec| seen.plan(spec));
+    let plan = spec.as_ref().ok().map(|spec| decide(&seen.observed(spec)));
     let owner = owner(context, &found).await?;
     let unfit = spec.as_ref().map(|spec| unfit(&seen, spec)).unwrap_or_default();
     let verdict = match (&spec, &plan) {
@@ -392,7 +409,7 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         let place = own
             .clone()
             .unwrap_or_else(|| PodRef { node: node.clone(), pod: spec.manifest.id().clone() });
-        if has_room(spec, seen.rooms(), &place) {
+        if has_capacity(spec, seen.rooms(), &place) {
             return None;
         }
         let insufficient = seen.rooms().of(node).insufficient(&place.pod, spec.resources())?;

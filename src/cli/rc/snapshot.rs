@@ -1,6 +1,7 @@
 //! Reads what a farm would look at for one controller, for the same pure plan.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::find::Found;
 use crate::cli::context::CommandContext;
@@ -12,9 +13,7 @@ use crate::cluster::view::AllowedActions;
 use crate::farm::records::FarmPresence;
 use crate::placement::capacity::NodeCapacities;
 use crate::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
-use crate::replication::plan::{
-    RcPod, ReplicationObserved, ReplicationPlan, SlotState, TransferConditions, plan,
-};
+use crate::replication::plan::{RcPod, ReplicationObserved, SlotState, TransferConditions};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
@@ -219,25 +218,32 @@ impl RcSnapshot {
         spec.with_labels(labels.ok().as_ref())
     }
 
-    /// What the owner would do about `spec`, if it saw what was read here.
-    pub(super) fn plan(&self, spec: &RcSpec) -> ReplicationPlan {
-        let slot =
-            |node: &NodeName| self.slots.get(node).map_or(SlotState::Nobody, |(slot, _)| *slot);
-        plan(&ReplicationObserved {
-            spec,
-            pods: &self.pods,
-            eligible: &self.eligible,
-            readiness: &|node| self.readiness(node),
-            slot: &slot,
-            rooms: self.rooms(),
+    /// What the owner would plan from, if it saw what was read here and made `spec` of the record.
+    pub(super) fn observed(&self, spec: &RcSpec) -> ReplicationObserved {
+        let nodes = self.eligible.iter().chain(self.pods.keys().map(|pod_ref| &pod_ref.node));
+        let not_ready = |node: &NodeName| {
+            let readiness = self.readiness(node);
+            (readiness != NodeReadiness::Ready).then(|| (node.clone(), readiness))
+        };
+        let mut observed = ReplicationObserved {
+            spec: Arc::new(spec.clone()),
+            pods: Arc::new(self.pods.clone()),
+            eligible: Arc::new(self.eligible.clone()),
+            not_ready: nodes.filter_map(not_ready).collect(),
+            slots: BTreeMap::new(),
+            capacities: self.rooms().clone(),
             allowed_actions: AllowedActions::Full,
             transfer: TransferConditions {
-                under_way: self.status.as_ref().and_then(|status| status.transfer.as_ref()),
+                under_way: self.status.as_ref().and_then(|status| status.transfer.clone()),
                 lock_held: self.lock_held,
                 discovery_synced: true,
                 only_eligible: matches!(self.asked, AskedScheduler::Labels),
             },
-        })
+        };
+        let slot =
+            |node: &NodeName| self.slots.get(node).map_or(SlotState::Nobody, |(slot, _)| *slot);
+        observed.look_up_slots(slot);
+        observed
     }
 }
 

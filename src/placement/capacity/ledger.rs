@@ -65,7 +65,7 @@ impl<'a> Ledger<'a> {
 
     /// A node as it is after the changes so far.
     #[must_use]
-    pub fn room(&self, node: &NodeName) -> &NodeCapacity {
+    pub fn node(&self, node: &NodeName) -> &NodeCapacity {
         self.touched.get(node).unwrap_or_else(|| self.seen.of(node))
     }
 
@@ -80,7 +80,7 @@ impl<'a> Ledger<'a> {
         owner: &AllocationOwner,
         want: &Resources,
     ) -> Result<(), Insufficient> {
-        let room = self.room(node);
+        let room = self.node(node);
         if want.is_zero() && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl<'a> Ledger<'a> {
 
     /// [`NodeCapacity::release`]. Where nothing was allocated, no node is touched.
     pub fn release(&mut self, node: &NodeName, pod: &PodId, owner: &AllocationOwner) {
-        if self.room(node).allocated.pods.get(pod).is_some_and(|a| a.owner == *owner) {
+        if self.node(node).allocated.pods.get(pod).is_some_and(|a| a.owner == *owner) {
             self.touch(node).release(pod, owner);
         }
     }

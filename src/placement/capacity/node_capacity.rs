@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use rcfarm_api::Index;
 use rcfarm_api::allocation::{Allocation, AllocationOwner, Allocations};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::manifest::Resources;
 
 /// What a node has and what of it is allocated.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeCapacity {
     /// What it says that it has; all zero: it says nothing.
     pub capacity: Resources,

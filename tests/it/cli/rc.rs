@@ -226,6 +226,32 @@ async fn plan_shows_the_changes_and_exits_with_2_when_there_are_any() {
 }
 
 #[tokio::test]
+async fn plan_dump_gives_the_same_plan_and_has_no_manifest_text() {
+    use rcfarm::replication::plan::{PodStep, ReplicationObserved, plan};
+
+    let world = World::new().await;
+    world.nodes(3).await;
+    let id = world.create(&["--replicas", "2"]).await;
+    world.pod("n3", &id).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let ran = world.run(&["rc", "plan", "web", "--dump", file.to_str().unwrap()]).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+
+    let text = std::fs::read_to_string(&file).unwrap();
+    let observed: ReplicationObserved = serde_json::from_str(&text).unwrap();
+    let plan = plan(&observed);
+    let [PodStep::Add { pod_ref, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!(pod_ref.to_string(), "n1/web");
+    let dumped: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(dumped["record"]["manifest"], r#"{"id":"web"}"#);
+
+    let missing = folder.path().join("no/such/plan.json");
+    let ran = world.run(&["rc", "plan", "web", "--dump", missing.to_str().unwrap()]).await;
+    assert!(ran.plan_failed().contains("name a file that can be written"));
+}
+
+#[tokio::test]
 async fn plan_repairs_what_has_drifted() {
     let world = World::new().await;
     world.nodes(1).await;

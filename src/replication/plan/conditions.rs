@@ -1,8 +1,8 @@
-//! What a plan says of itself: its reasons, as conditions of the status. Pure.
+//! The reasons of a plan as conditions of the status.
 
 use std::collections::BTreeSet;
 
-use super::plan::{PlannedCondition, PodStep, ReplicationObserved, Shortage, TransferPlan};
+use super::{PlannedCondition, PodStep, ReplicationObserved, Shortage, TransferPlan};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::Insufficient;
@@ -10,7 +10,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
 
-/// The record can be worked on.
+/// The record breaks no rule.
 pub(super) fn valid() -> PlannedCondition {
     PlannedCondition {
         kind: RcConditionType::Valid,
@@ -20,63 +20,62 @@ pub(super) fn valid() -> PlannedCondition {
     }
 }
 
-/// Nodes that a message names.
+/// How many nodes a message names.
 const NODES_NAMED: usize = 3;
 
-/// Why there is no room, with the nodes that come nearest to mind.
-pub(super) fn room_words(
-    seen: &ReplicationObserved<'_>,
-    lacking: &[(&NodeName, Insufficient)],
+/// Message that names what the first few nodes lack.
+pub(super) fn capacity_shortage(
+    observed: &ReplicationObserved,
+    nodes: &[(&NodeName, Insufficient)],
 ) -> String {
-    let (count, want) = (lacking.len(), seen.spec.resources());
-    let named = lacking
-        .iter()
-        .take(NODES_NAMED)
-        .map(|(node, insufficient)| format!("{node}: {insufficient}"));
-    let named = named.collect::<Vec<_>>().join("; ");
+    let (count, want) = (nodes.len(), observed.spec.resources());
+    let named: Vec<String> =
+        nodes.iter().take(NODES_NAMED).map(|(node, why)| format!("{node}: {why}")).collect();
+    let named = named.join("; ");
     let more = if count > NODES_NAMED { "; …" } else { "" };
     format!("no room for {want} on {count} nodes that match ({named}{more})")
 }
 
-/// Whether as many pods are scheduled as are wanted.
+/// Whether as many pods are scheduled as are desired.
 pub(super) fn scheduled_condition(
-    seen: &ReplicationObserved<'_>,
+    observed: &ReplicationObserved,
     after: Replicas,
     shortage: Shortage,
 ) -> PlannedCondition {
     let Replicas { desired, current, eligible, .. } = after;
-    let selector = &seen.spec.node_selector;
+    let selector = &observed.spec.node_selector;
     let (reason, message) = if current == desired {
         (RcReason::AsDesired, String::new())
-    } else if seen.allowed_actions != AllowedActions::Full {
+    } else if observed.allowed_actions != AllowedActions::Full {
         (RcReason::SuspiciousTree, format!("{current} of {desired}; changes are paused"))
     } else if eligible == 0 {
         (RcReason::NoEligibleNodes, format!("{current} of {desired}: no node matches {selector}"))
     } else if let Shortage::Capacity(why) = shortage {
         (RcReason::InsufficientCapacity, format!("{current} of {desired}: {why}"))
-    } else if let Shortage::Places(n) = shortage {
-        let pod = seen.spec.manifest.id();
+    } else if let Shortage::Slots(n) = shortage {
+        let pod = observed.spec.manifest.id();
         let message = format!("{current} of {desired}: on {n} nodes {pod} is another record's pod");
         (RcReason::PlaceTaken, message)
     } else {
-        let of =
-            |readiness| seen.eligible.iter().filter(|n| (seen.readiness)(n) == readiness).count();
+        let of = |readiness| {
+            observed.eligible.iter().filter(|n| observed.readiness(n) == readiness).count()
+        };
         let unready = of(NodeReadiness::Draining) + of(NodeReadiness::Down);
-        let mut but = match unready {
+        let mut note = match unready {
             0 => String::new(),
             unready => format!(", {unready} of them draining or down"),
         };
         let quarantined = of(NodeReadiness::Quarantined);
         if quarantined > 0 {
-            but.push_str(&format!(", {quarantined} of them quarantined: they cannot start it"));
+            note.push_str(&format!(", {quarantined} of them quarantined: they cannot start it"));
         }
         let suspect = of(NodeReadiness::Suspect);
         if suspect > 0 {
-            but.push_str(&format!(
+            note.push_str(&format!(
                 ", {suspect} of them avoided: they could not start several pods"
             ));
         }
-        let message = format!("{current} of {desired}: {eligible} nodes match {selector}{but}");
+        let message = format!("{current} of {desired}: {eligible} nodes match {selector}{note}");
         (RcReason::InsufficientNodes, message)
     };
     PlannedCondition {
@@ -87,19 +86,19 @@ pub(super) fn scheduled_condition(
     }
 }
 
-/// Whether each pod is where it may stay.
+/// Whether each pod may stay where it is.
 pub(super) fn placed_condition(
-    seen: &ReplicationObserved<'_>,
+    observed: &ReplicationObserved,
     steps: &[PodStep],
     transfer: &TransferPlan,
 ) -> PlannedCondition {
     let kind = RcConditionType::Placed;
-    let going: BTreeSet<&PodRef> = steps.iter().map(PodStep::place).collect();
-    let misplaced: Vec<&str> = seen
+    let changed: BTreeSet<&PodRef> = steps.iter().map(PodStep::pod_ref).collect();
+    let misplaced: Vec<&str> = observed
         .pods
         .keys()
-        .filter(|place| !seen.may_stay(place) && !going.contains(place))
-        .map(|place| place.node.as_str())
+        .filter(|pod_ref| !observed.may_stay(pod_ref) && !changed.contains(pod_ref))
+        .map(|pod_ref| pod_ref.node.as_str())
         .collect();
     let reason = match transfer {
         TransferPlan::Start(_) | TransferPlan::Continue => RcReason::TransferUnderWay,

@@ -1,15 +1,13 @@
 //! Properties of the plan: whatever is seen, it stays within its bounds, and what it does leads to rest.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::plan::*;
-use super::writes;
-use crate::cluster::intents::Intent;
-use crate::cluster::nodes::NodeReadiness;
-use crate::cluster::view::AllowedActions;
+use super::*;
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
+use crate::replication::writes::{self, next_batch};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::key;
@@ -28,7 +26,7 @@ struct Fixture {
     pods: BTreeMap<PodRef, RcPod>,
     eligible: BTreeSet<NodeName>,
     occupied: BTreeMap<NodeName, SlotState>,
-    rooms: NodeCapacities,
+    capacities: NodeCapacities,
     allowed_actions: AllowedActions,
     readiness: BTreeMap<NodeName, NodeReadiness>,
     synced: bool,
@@ -40,7 +38,7 @@ fn node(n: usize) -> NodeName {
     format!("n{n}").parse().unwrap()
 }
 
-fn place(n: usize, pod: &str) -> PodRef {
+fn pod_ref(n: usize, pod: &str) -> PodRef {
     PodRef { node: node(n), pod: pod.parse().unwrap() }
 }
 
@@ -72,7 +70,7 @@ fn pod(spec: &RcSpec, n: u64) -> RcPod {
 fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
     let spec = spec(0);
     let pod = RcPod { intent: Intent::Missing, ..pod(&spec, 1) };
-    let step = PodStep::Remove { place: place(1, "web"), pod, why: PodRemoveReason::Surplus };
+    let step = PodStep::Remove { pod_ref: pod_ref(1, "web"), pod, why: PodRemoveReason::Surplus };
     let key = key::intent(&node(1), spec.manifest.id());
     assert!(writes::ops(&spec, &step).contains(&Op::CheckNotExists { key }));
 }
@@ -80,13 +78,13 @@ fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
 impl Fixture {
     fn resting(desired: u32, pods: usize, eligible: usize) -> Fixture {
         let spec = spec(desired);
-        let pods = (0..pods).map(|n| (place(n, "web"), pod(&spec, n as u64))).collect();
+        let pods = (0..pods).map(|n| (pod_ref(n, "web"), pod(&spec, n as u64))).collect();
         Fixture {
             spec,
             pods,
             eligible: (0..eligible).map(node).collect(),
             occupied: BTreeMap::new(),
-            rooms: NodeCapacities::default(),
+            capacities: NodeCapacities::default(),
             allowed_actions: AllowedActions::Full,
             readiness: BTreeMap::new(),
             synced: true,
@@ -100,19 +98,21 @@ impl Fixture {
     }
 
     fn healthy(&self) -> usize {
-        let up = |place: &PodRef| self.readiness(&place.node) != NodeReadiness::Down;
-        self.pods.iter().filter(|(place, pod)| pod.health == Health::Passing && up(place)).count()
+        let up = |pod_ref: &PodRef| self.readiness(&pod_ref.node) != NodeReadiness::Down;
+        self.pods
+            .iter()
+            .filter(|(pod_ref, pod)| pod.health == Health::Passing && up(pod_ref))
+            .count()
     }
 
-    fn plan(&self) -> ReplicationPlan {
-        let slot = |node: &NodeName| self.occupied.get(node).copied().unwrap_or(SlotState::Nobody);
-        plan(&ReplicationObserved {
-            spec: &self.spec,
-            pods: &self.pods,
-            eligible: &self.eligible,
-            readiness: &|node| self.readiness(node),
-            slot: &slot,
-            rooms: &self.rooms,
+    fn observed(&self) -> ReplicationObserved {
+        let mut observed = ReplicationObserved {
+            spec: Arc::new(self.spec.clone()),
+            pods: Arc::new(self.pods.clone()),
+            eligible: Arc::new(self.eligible.clone()),
+            not_ready: self.readiness.clone(),
+            slots: BTreeMap::new(),
+            capacities: self.capacities.clone(),
             allowed_actions: self.allowed_actions,
             transfer: TransferConditions {
                 under_way: None,
@@ -120,7 +120,17 @@ impl Fixture {
                 discovery_synced: self.synced,
                 only_eligible: self.only_eligible,
             },
-        })
+        };
+        observed.look_up_slots(|node| self.slot(node));
+        observed
+    }
+
+    fn slot(&self, node: &NodeName) -> SlotState {
+        self.occupied.get(node).copied().unwrap_or(SlotState::Nobody)
+    }
+
+    fn plan(&self) -> ReplicationPlan {
+        plan(&self.observed())
     }
 
     /// The world after the plan's steps.
@@ -129,9 +139,10 @@ impl Fixture {
         for (n, step) in plan.steps.iter().enumerate() {
             writes::apply(&mut after.pods, &self.spec, step, Index(1_000 + n as u64));
         }
-        let bookings = writes::bookings(&self.spec, &plan.steps, &self.rooms);
-        for booking in bookings.expect("what was planned can be promised") {
-            after.rooms.insert(booking.node.clone(), booking.applied(Index(2_000)));
+        let limits = TxnLimits { ops: usize::MAX, bytes: usize::MAX };
+        let batch = next_batch(&self.spec, &plan.steps, limits, &self.capacities);
+        for booking in batch.expect("what was planned can be allocated").bookings {
+            after.capacities.insert(booking.node.clone(), booking.applied(Index(2_000)));
         }
         after
     }
@@ -158,7 +169,7 @@ prop_compose! {
         }
         pod.health =
             [Health::Passing, Health::Critical, Health::Absent, Health::Unknown][health];
-        (place(n, if old_id { "old" } else { "web" }), pod)
+        (pod_ref(n, if old_id { "old" } else { "web" }), pod)
     }
 }
 
@@ -179,13 +190,13 @@ prop_compose! {
         cpus in prop::collection::vec((0u64..5, 0u64..4, 0u64..3), 10),
     ) -> Fixture {
         let mut fixture = Fixture::resting(desired, 0, 0);
-        for (place, pod) in pods {
+        for (pod_ref, pod) in pods {
             // One pod of an RC per node, as the layout has it.
-            if !fixture.pods.keys().any(|other| other.node == place.node) {
-                fixture.pods.insert(place, pod);
+            if !fixture.pods.keys().any(|other| other.node == pod_ref.node) {
+                fixture.pods.insert(pod_ref, pod);
             }
         }
-        let taken = |n: &usize| fixture.pods.contains_key(&place(*n, "web"));
+        let taken = |n: &usize| fixture.pods.contains_key(&pod_ref(*n, "web"));
         fixture.occupied = occupied
             .into_iter()
             .filter(|(n, _)| !taken(n))
@@ -209,16 +220,43 @@ prop_compose! {
             let cpu = |n: u64| format!("cpu={n}").parse().unwrap();
             let mut room = NodeCapacity { capacity: cpu(capacity), ..NodeCapacity::default() };
             let _ = room.allocate(&"other".parse().unwrap(), &AllocationOwner::Other("job/x".to_owned()), &cpu(others));
-            for place in fixture.pods.keys().filter(|place| place.node == node(n)) {
-                let _ = room.allocate(&place.pod, &fixture.spec.owner(), &cpu(own));
+            for pod_ref in fixture.pods.keys().filter(|pod_ref| pod_ref.node == node(n)) {
+                let _ = room.allocate(&pod_ref.pod, &fixture.spec.owner(), &cpu(own));
             }
-            fixture.rooms.insert(node(n), room);
+            fixture.capacities.insert(node(n), room);
         }
         fixture
     }
 }
 
 proptest! {
+    /// The plan looks at no slot that was not looked up, so the sparse input gives the plan of the whole one.
+    #[test]
+    fn slots_that_were_not_looked_up_make_no_difference(fixture in any_world()) {
+        let observed = fixture.observed();
+        let whole = ReplicationObserved { slots: fixture.occupied.clone(), ..observed.clone() };
+        prop_assert_eq!(plan(&observed), plan(&whole));
+    }
+
+    #[test]
+    fn a_dump_gives_the_same_plan(fixture in any_world()) {
+        let observed = fixture.observed();
+        let text = serde_json::to_string(&observed).unwrap();
+        let read: ReplicationObserved = serde_json::from_str(&text).unwrap();
+        prop_assert_eq!(plan(&observed), plan(&read));
+        prop_assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    #[test]
+    fn steps_that_change_allocations_are_foreseen(fixture in any_world()) {
+        let mut observed = fixture.observed();
+        let free_nodes = observed.look_up_slots(|node| fixture.slot(node));
+        let steps = plan(&observed).steps;
+        let limits = TxnLimits { ops: usize::MAX, bytes: usize::MAX };
+        let batch = next_batch(&fixture.spec, &steps, limits, &fixture.capacities).unwrap();
+        prop_assert!(batch.bookings.is_empty() || may_change_allocations(&observed, free_nodes));
+    }
+
     #[test]
     fn planning_again_after_the_steps_finds_no_more_steps(fixture in any_world()) {
         let after = fixture.after(&fixture.plan());
@@ -232,25 +270,25 @@ proptest! {
         let desired = fixture.spec.replicas_desired as usize;
         prop_assert!(after.pods.len() <= desired.max(fixture.pods.len()));
         for step in &plan.steps {
-            if let PodStep::Add { place, .. } = step {
-                prop_assert!(fixture.eligible.contains(&place.node));
-                prop_assert_eq!(fixture.readiness(&place.node), NodeReadiness::Ready);
-                prop_assert_ne!(fixture.occupied.get(&place.node), Some(&SlotState::Other));
-                prop_assert!(fixture.pods.keys().all(|other| other.node != place.node));
+            if let PodStep::Add { pod_ref, .. } = step {
+                prop_assert!(fixture.eligible.contains(&pod_ref.node));
+                prop_assert_eq!(fixture.readiness(&pod_ref.node), NodeReadiness::Ready);
+                prop_assert_ne!(fixture.occupied.get(&pod_ref.node), Some(&SlotState::Other));
+                prop_assert!(fixture.pods.keys().all(|other| other.node != pod_ref.node));
             }
         }
-        let nodes: BTreeSet<_> = after.pods.keys().map(|place| &place.node).collect();
+        let nodes: BTreeSet<_> = after.pods.keys().map(|pod_ref| &pod_ref.node).collect();
         prop_assert_eq!(nodes.len(), after.pods.len(), "one pod per node");
-        for (node, room) in after.rooms.iter() {
+        for (node, room) in after.capacities.iter() {
             prop_assert!(room.faults().is_empty(), "{node}: {:?}", room.faults());
         }
         for step in &plan.steps {
-            let (place, owner, want) = (step.place(), fixture.spec.owner(), fixture.spec.resources());
-            let room = after.rooms.of(&place.node);
+            let (pod_ref, owner, want) = (step.pod_ref(), fixture.spec.owner(), fixture.spec.resources());
+            let room = after.capacities.of(&pod_ref.node);
             match step {
-                PodStep::Add { .. } => prop_assert!(room.holds(&place.pod, &owner, want)),
+                PodStep::Add { .. } => prop_assert!(room.holds(&pod_ref.pod, &owner, want)),
                 PodStep::Repair { .. } => prop_assert!(room.holds(fixture.spec.manifest.id(), &owner, want)),
-                PodStep::Remove { .. } => prop_assert!(!room.allocated.pods.contains_key(&place.pod)),
+                PodStep::Remove { .. } => prop_assert!(!room.allocated.pods.contains_key(&pod_ref.pod)),
             }
         }
     }
@@ -278,7 +316,7 @@ proptest! {
         if let (TransferPlan::Start(leaving), Some(least)) = (&plan.transfer, fixture.spec.min_health) {
             let healthy_elsewhere = {
                 let mut without = fixture.clone();
-                without.pods.retain(|place, _| place.node != *leaving);
+                without.pods.retain(|pod_ref, _| pod_ref.node != *leaving);
                 without.healthy()
             };
             let bound = (least as usize).min(fixture.healthy());
@@ -290,10 +328,10 @@ proptest! {
     fn a_removed_pod_is_never_worse_off_than_one_that_stays(fixture in any_world()) {
         prop_assume!(fixture.spec.min_health.is_none());
         let plan = fixture.plan();
-        let rank = |place: &PodRef, pod: &RcPod| {
-            let ineligible = !fixture.eligible.contains(&place.node)
-                || fixture.readiness(&place.node) != NodeReadiness::Ready
-                || !has_room(&fixture.spec, &fixture.rooms, place);
+        let rank = |pod_ref: &PodRef, pod: &RcPod| {
+            let ineligible = !fixture.eligible.contains(&pod_ref.node)
+                || fixture.readiness(&pod_ref.node) != NodeReadiness::Ready
+                || !has_capacity(&fixture.spec, &fixture.capacities, pod_ref);
             let ailing = !matches!(pod.health, Health::Passing | Health::Absent);
             (!ineligible, ineligible || !ailing)
         };
@@ -301,11 +339,11 @@ proptest! {
             .steps
             .iter()
             .filter(|s| matches!(s, PodStep::Remove { .. }))
-            .map(PodStep::place)
+            .map(PodStep::pod_ref)
             .collect();
-        for (place, pod) in fixture.pods.iter().filter(|(place, _)| gone.contains(place)) {
-            for (other, stays) in fixture.pods.iter().filter(|(place, _)| !gone.contains(place)) {
-                prop_assert!(rank(place, pod) <= rank(other, stays));
+        for (pod_ref, pod) in fixture.pods.iter().filter(|(pod_ref, _)| gone.contains(pod_ref)) {
+            for (other, stays) in fixture.pods.iter().filter(|(pod_ref, _)| !gone.contains(pod_ref)) {
+                prop_assert!(rank(pod_ref, pod) <= rank(other, stays));
             }
         }
     }
@@ -321,16 +359,15 @@ proptest! {
         let mut rest = &plan.steps[..];
         let mut seen = 0;
         while !rest.is_empty() {
-            let count = writes::fitting(&fixture.spec, rest, limits, &fixture.rooms);
-            prop_assert!(count > 0);
-            let mut batch: Vec<Op> =
-                rest[..count].iter().flat_map(|step| writes::ops(&fixture.spec, step)).collect();
-            let bookings = writes::bookings(&fixture.spec, &rest[..count], &fixture.rooms).unwrap();
-            batch.extend(bookings.iter().map(Booking::op));
-            prop_assert!(batch.len() + writes::FIXED_OPS <= limits.ops);
-            prop_assert!(batch.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes);
-            seen += count;
-            rest = &rest[count..];
+            let batch = next_batch(&fixture.spec, rest, limits, &fixture.capacities).unwrap();
+            prop_assert!(batch.steps > 0);
+            let steps = rest[..batch.steps].iter().flat_map(|s| writes::ops(&fixture.spec, s));
+            let ops: Vec<Op> = steps.chain(batch.bookings.iter().map(Booking::op)).collect();
+            prop_assert_eq!(&batch.ops, &ops);
+            prop_assert!(ops.len() + writes::FIXED_OPS <= limits.ops);
+            prop_assert!(ops.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes);
+            seen += batch.steps;
+            rest = &rest[batch.steps..];
         }
         prop_assert_eq!(seen, plan.steps.len());
     }
@@ -351,11 +388,11 @@ fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
     assert_eq!(fixture.plan().transfer, TransferPlan::Wait(RcReason::IneligibleNodes));
     fixture.spec.strategy = Allocation::Dynamic;
     (fixture.synced, fixture.locked) = (false, true);
-    fixture.pods.get_mut(&place(1, "web")).unwrap().health = Health::Critical;
+    fixture.pods.get_mut(&pod_ref(1, "web")).unwrap().health = Health::Critical;
     for (reason, mend) in [
         (RcReason::DiscoveryNotSynced, (|w: &mut Fixture| w.synced = true) as fn(&mut Fixture)),
         (RcReason::PodsUnhealthy, |w| {
-            w.pods.get_mut(&place(1, "web")).unwrap().health = Health::Passing;
+            w.pods.get_mut(&pod_ref(1, "web")).unwrap().health = Health::Passing;
         }),
         (RcReason::LockHeld, |w| w.locked = false),
     ] {
@@ -390,8 +427,8 @@ fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
         fixture.readiness.insert(node(n), NodeReadiness::Suspect);
     }
     let plan = fixture.plan();
-    let [PodStep::Add { place, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
-    assert_eq!(place.node, node(2));
+    let [PodStep::Add { pod_ref, .. }] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!(pod_ref.node, node(2));
     fixture.spec.strategy = Allocation::Dynamic;
     fixture.spec.replicas_desired = 1;
     assert!(fixture.plan().is_idle());
@@ -400,10 +437,48 @@ fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
 #[test]
 fn packed_as_full_as_they_may_be() {
     let fixture = Fixture::resting(400, 0, 0);
-    let steps: Vec<PodStep> =
-        (0..400).map(|n| PodStep::Add { place: place(n, "web"), intent: Index::ZERO }).collect();
-    assert_eq!(
-        writes::fitting(&fixture.spec, &steps, TxnLimits::default(), &NodeCapacities::default()),
-        30
-    );
+    let steps: Vec<PodStep> = (0..400)
+        .map(|n| PodStep::Add { pod_ref: pod_ref(n, "web"), intent: Index::ZERO })
+        .collect();
+    let batch = next_batch(&fixture.spec, &steps, TxnLimits::default(), &NodeCapacities::default());
+    assert_eq!(batch.unwrap().steps, 30);
+}
+
+/// Replays each dump in `testdata/plan`. A dump from a bug report becomes a test by putting it there.
+#[test]
+fn dumps_give_the_recorded_plans() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/plan");
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let is_dump = |path: &std::path::PathBuf| !path.to_str().unwrap().ends_with(".plan.json");
+    let mut replayed = 0;
+    for dump in files.filter(is_dump) {
+        let text = std::fs::read_to_string(&dump).unwrap();
+        let observed: ReplicationObserved = serde_json::from_str(&text).unwrap();
+        let mut made = serde_json::to_string_pretty(&plan(&observed)).unwrap();
+        made.push('\n');
+        let recorded = dump.with_extension("plan.json");
+        if std::env::var_os("UPDATE_PLANS").is_some() {
+            std::fs::write(&recorded, &made).unwrap();
+        }
+        let recorded = std::fs::read_to_string(&recorded).unwrap();
+        assert_eq!(made, recorded, "{}: UPDATE_PLANS=1 records it", dump.display());
+        replayed += 1;
+    }
+    assert!(replayed >= 3);
+}
+
+#[test]
+fn a_dump_of_another_version_is_refused() {
+    let text = serde_json::to_string(&Fixture::resting(1, 1, 1).observed()).unwrap();
+    let newer = text.replacen("\"version\":1", "\"version\":2", 1);
+    let error = serde_json::from_str::<ReplicationObserved>(&newer).unwrap_err().to_string();
+    assert!(error.contains("version 2"), "{error}");
+}
+
+#[test]
+fn a_dump_has_no_manifest_text() {
+    let mut fixture = Fixture::resting(1, 1, 1);
+    let text = "id: web\nconfig: {password: hunter2}\n";
+    fixture.spec.manifest = Manifest::parse(text).unwrap();
+    assert!(!serde_json::to_string(&fixture.observed()).unwrap().contains("hunter2"));
 }

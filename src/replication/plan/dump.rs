@@ -1,0 +1,118 @@
+//! JSON form of the plan's input, for bug reports and tests.
+//!
+//! It contains no secrets: of the manifest only id and resources, which is all that the plan reads. Pods' labels,
+//! node names and allocations are included. Only nodes that the plan can look at are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::observed::{RcPod, ReplicationObserved, SlotState, TransferConditions};
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
+use crate::placement::capacity::NodeCapacity;
+use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::key;
+use rcfarm_api::labels::Labels;
+use rcfarm_api::manifest::Resources;
+use rcfarm_api::rc::spec::{RcRecord, RcSpec};
+
+/// Version of the form. A change that an older program would misread raises it.
+const VERSION: u32 = 1;
+
+/// The input as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    version: u32,
+    /// The record, with a manifest of id and resources only.
+    record: RcRecord,
+    /// The RC's own labels, as far as they declare something.
+    labels: Labels,
+    pods: BTreeMap<PodRef, RcPod>,
+    eligible_nodes: BTreeSet<NodeName>,
+    not_ready: BTreeMap<NodeName, NodeReadiness>,
+    slots: BTreeMap<NodeName, SlotState>,
+    capacities: BTreeMap<NodeName, Arc<NodeCapacity>>,
+    allowed_actions: AllowedActions,
+    transfer: TransferConditions,
+}
+
+/// Resources as a manifest has them.
+fn resources(want: &Resources) -> BTreeMap<&str, String> {
+    let mut amounts: BTreeMap<&str, String> =
+        want.devices.iter().map(|(kind, count)| (kind.as_str(), count.to_string())).collect();
+    amounts.insert("cpu", format!("{}m", want.cpu_milli));
+    amounts.insert("memory", want.memory_bytes.to_string());
+    amounts
+}
+
+fn record(spec: &RcSpec) -> RcRecord {
+    let id = spec.manifest.id();
+    // JSON is YAML.
+    let manifest = match spec.resources().is_zero() {
+        true => json!({"id": id}),
+        false => json!({"id": id, "resources": resources(spec.resources())}),
+    };
+    RcRecord {
+        id: spec.id,
+        manifest: manifest.to_string(),
+        node_selector: spec.node_selector.to_string(),
+        pod_labels: Some(spec.pod_labels.clone()),
+        replicas_desired: i64::from(spec.replicas_desired),
+        disabled: spec.disabled,
+        allocation_strategy: spec.strategy.as_str().to_owned(),
+        other: serde_json::Map::new(),
+    }
+}
+
+fn labels(spec: &RcSpec) -> Labels {
+    let mut labels = Labels::new();
+    labels.extend(spec.min_health.map(|n| (key::MIN_HEALTH_LABEL.to_owned(), n.to_string())));
+    labels.insert(key::PACKING_LABEL.to_owned(), spec.packing.to_string());
+    labels
+}
+
+impl From<ReplicationObserved> for Document {
+    fn from(observed: ReplicationObserved) -> Document {
+        let nodes = observed.pods.keys().map(|pod_ref| &pod_ref.node).chain(&*observed.eligible);
+        let capacity =
+            |node: &NodeName| Some((node.clone(), observed.capacities.get(node)?.clone()));
+        Document {
+            version: VERSION,
+            record: record(&observed.spec),
+            labels: labels(&observed.spec),
+            capacities: nodes.filter_map(capacity).collect(),
+            pods: Arc::unwrap_or_clone(observed.pods),
+            eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
+            not_ready: observed.not_ready,
+            slots: observed.slots,
+            allowed_actions: observed.allowed_actions,
+            transfer: observed.transfer,
+        }
+    }
+}
+
+impl TryFrom<Document> for ReplicationObserved {
+    type Error = String;
+
+    fn try_from(document: Document) -> Result<Self, String> {
+        if document.version != VERSION {
+            return Err(format!("version {}: this program reads {VERSION}", document.version));
+        }
+        let checked = RcSpec::check(document.record.id, &document.record);
+        let spec = checked.and_then(|spec| spec.with_labels(Some(&document.labels)));
+        Ok(ReplicationObserved {
+            spec: Arc::new(spec.map_err(|bad| bad.to_string())?),
+            pods: Arc::new(document.pods),
+            eligible: Arc::new(document.eligible_nodes),
+            not_ready: document.not_ready,
+            slots: document.slots,
+            capacities: document.capacities.into_iter().collect(),
+            allowed_actions: document.allowed_actions,
+            transfer: document.transfer,
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! Input of the plan of one replication controller: owned data, without caches, clocks or closures.
+//!
+//! It serialises (`rcfarm rc plan --dump FILE`), and the same file gives the same plan in a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::dump::Document;
+use crate::cluster::intents::Intent;
+use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::view::AllowedActions;
+use crate::placement::capacity::{Insufficient, NodeCapacities, ranked};
+use rcfarm_api::Index;
+use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::labels::Labels;
+use rcfarm_api::node::Health;
+use rcfarm_api::rc::spec::RcSpec;
+use rcfarm_api::rc::status::Transfer;
+
+/// A pod that carries the RC's id in its labels.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RcPod {
+    /// ModifyIndex of its labels.
+    pub label_index: Index,
+    /// CreateIndex of its labels; the pod with the greatest is the newest.
+    pub created: Index,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its intent.
+    pub intent: Intent,
+    /// Its health as last reported.
+    pub health: Health,
+}
+
+/// What stands on a node under the RC's pod id, where the RC has no pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SlotState {
+    /// Neither labels nor an intent.
+    Nobody,
+    /// An intent with the RC's manifest at this index, and no labels: it is adopted by labelling it.
+    Ours(Index),
+    /// A pod of another record, or of none.
+    Other,
+}
+
+/// What a node transfer depends on, besides the pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferConditions {
+    /// The transfer in the RC's status.
+    pub under_way: Option<Transfer>,
+    /// Another session holds the record's mutation or transfer lock.
+    pub lock_held: bool,
+    /// Service discovery shows the RC's healthy pods.
+    pub discovery_synced: bool,
+    /// The scheduler allocates eligible nodes only. Where none of them is free, it need not be asked.
+    pub only_eligible: bool,
+}
+
+/// Everything that the plan of one RC depends on.
+///
+/// Cost per reconcile: the specification, the pods, the eligible nodes and the capacities are shared (`Arc`), however
+/// many nodes there are. `not_ready` and `slots` hold exceptions only, of nodes that the plan can look at. While no
+/// node is wanted these are the nodes that have a pod of the RC. When `n` nodes are wanted, `not_ready` has each
+/// eligible node that is not ready, and `slots` the occupied ones among the nodes tried until `n` are found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Document", try_from = "Document")]
+pub struct ReplicationObserved {
+    /// The checked record, with what the RC's own labels declare.
+    pub spec: Arc<RcSpec>,
+    /// The RC's pods.
+    pub pods: Arc<BTreeMap<PodRef, RcPod>>,
+    /// Nodes that the scheduler calls eligible.
+    pub eligible: Arc<BTreeSet<NodeName>>,
+    /// Readiness of nodes that are not [`NodeReadiness::Ready`].
+    pub not_ready: BTreeMap<NodeName, NodeReadiness>,
+    /// Slots that are not [`SlotState::Nobody`]; see [`ReplicationObserved::look_up_slots`].
+    pub slots: BTreeMap<NodeName, SlotState>,
+    /// What each node has, and what of it is allocated.
+    pub capacities: NodeCapacities,
+    /// What the mass-deletion guard allows.
+    pub allowed_actions: AllowedActions,
+    /// What a node transfer depends on.
+    pub transfer: TransferConditions,
+}
+
+/// Whether a pod has, or can be allocated, what the record asks for on its node. Where the node's allocations cannot
+/// be read, this is unknown, and the pod may stay.
+#[must_use]
+pub fn has_capacity(spec: &RcSpec, capacities: &NodeCapacities, pod_ref: &PodRef) -> bool {
+    let (node, want) = (capacities.of(&pod_ref.node), spec.resources());
+    node.is_unreadable
+        || node.holds(&pod_ref.pod, &spec.owner(), want)
+        || node.insufficient(&pod_ref.pod, want).is_none()
+}
+
+/// Nodes that can take a pod of the RC, as far as labels, readiness and capacity go.
+pub(super) struct OpenNodes<'a> {
+    /// In the order in which the plan takes them: by name when the pods ask for no resources, else by the RC's
+    /// packing. Without resources it is lazy: thousands of nodes may be eligible for a few pods.
+    pub(super) nodes: Box<dyn Iterator<Item = &'a NodeName> + 'a>,
+    /// Those without enough capacity.
+    pub(super) insufficient: Vec<(&'a NodeName, Insufficient)>,
+}
+
+impl ReplicationObserved {
+    /// Readiness of a node.
+    #[must_use]
+    pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
+        self.not_ready.get(node).copied().unwrap_or(NodeReadiness::Ready)
+    }
+
+    pub(super) fn slot(&self, node: &NodeName) -> SlotState {
+        self.slots.get(node).copied().unwrap_or(SlotState::Nobody)
+    }
+
+    pub(super) fn has_capacity(&self, pod_ref: &PodRef) -> bool {
+        has_capacity(&self.spec, &self.capacities, pod_ref)
+    }
+
+    /// Whether a node may keep pods: it is eligible, and neither quarantined, drained nor down.
+    pub(super) fn may_keep_pods(&self, node: &NodeName) -> bool {
+        self.eligible.contains(node) && self.readiness(node) <= NodeReadiness::Suspect
+    }
+
+    /// Whether a pod may stay on its node.
+    pub(super) fn may_stay(&self, pod_ref: &PodRef) -> bool {
+        self.may_keep_pods(&pod_ref.node) && self.has_capacity(pod_ref)
+    }
+
+    /// Whether a pod should be moved.
+    #[must_use]
+    pub fn has_misplaced_pod(&self) -> bool {
+        self.pods.keys().any(|pod_ref| !self.may_stay(pod_ref))
+    }
+
+    /// Nodes that can take a pod: eligible, ready, without a pod of the RC, and not the target of a transfer.
+    pub(super) fn open_nodes(&self) -> OpenNodes<'_> {
+        let used: BTreeSet<&NodeName> = self.pods.keys().map(|pod_ref| &pod_ref.node).collect();
+        let target = self.transfer.under_way.as_ref().and_then(|t| t.new_node.as_ref());
+        let open = self.eligible.iter().filter(move |node| {
+            !used.contains(*node)
+                && target != Some(*node)
+                && self.readiness(node) == NodeReadiness::Ready
+        });
+        let (pod, want) = (self.spec.manifest.id(), self.spec.resources());
+        if want.is_zero() {
+            return OpenNodes { nodes: Box::new(open), insufficient: Vec::new() };
+        }
+        let (mut sufficient, mut insufficient) = (Vec::new(), Vec::new());
+        for node in open {
+            let capacity = self.capacities.of(node);
+            match capacity.insufficient(pod, want) {
+                None => sufficient.push((node, capacity)),
+                Some(why) => insufficient.push((node, why)),
+            }
+        }
+        let salt = self.spec.id.to_string();
+        let nodes = ranked(want, self.spec.packing, &salt, sufficient.into_iter());
+        OpenNodes { nodes: Box::new(nodes.into_iter()), insufficient }
+    }
+
+    /// How many nodes the plan looks for: one per missing pod, or one when a pod should be moved.
+    #[must_use]
+    pub fn nodes_wanted(&self) -> usize {
+        let missing = (self.spec.replicas_desired as usize).saturating_sub(self.pods.len());
+        match missing {
+            _ if self.spec.disabled => 0,
+            0 => usize::from(self.has_misplaced_pod()),
+            missing => missing,
+        }
+    }
+
+    /// Fills in `slots`, after everything else is there: of nodes whose pod has an old id, and of open nodes in the
+    /// plan's order until as many are free as are wanted. The plan looks at no others. Returns how many are free.
+    pub fn look_up_slots(&mut self, slot: impl Fn(&NodeName) -> SlotState) -> usize {
+        let mut slots = BTreeMap::new();
+        let mut look_up = |node: &NodeName| {
+            let state = slot(node);
+            if state != SlotState::Nobody {
+                slots.insert(node.clone(), state);
+            }
+            state
+        };
+        let id = self.spec.manifest.id();
+        for pod_ref in self.pods.keys().filter(|pod_ref| pod_ref.pod != *id) {
+            look_up(&pod_ref.node);
+        }
+        let (wanted, mut free) = (self.nodes_wanted(), 0);
+        if wanted > 0 {
+            for node in self.open_nodes().nodes {
+                free += usize::from(look_up(node) != SlotState::Other);
+                if free == wanted {
+                    break;
+                }
+            }
+        }
+        self.slots = slots;
+        free
+    }
+
+    /// Pods that pass their check. Those on a node that is down do not, whatever was last reported.
+    pub(super) fn is_passing(&self, pod_ref: &PodRef, pod: &RcPod) -> bool {
+        pod.health == Health::Passing && self.readiness(&pod_ref.node) != NodeReadiness::Down
+    }
+
+    pub(super) fn healthy(&self) -> usize {
+        self.pods.iter().filter(|(pod_ref, pod)| self.is_passing(pod_ref, pod)).count()
+    }
+}
