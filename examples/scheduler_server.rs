@@ -16,19 +16,12 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use rcfarm::placement::NodeLabels;
-use rcfarm::placement::capacity::{Decision, Fleet, Gang, NodeCapacity, place};
-use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::{Labels, Selector};
-use rcfarm_api::manifest::Resources;
 use serde::{Deserialize, Serialize};
 
 /// One machine in the file.
 #[derive(Deserialize)]
 struct Machine {
-    /// What gangs may have of it.
-    #[serde(default)]
-    capacity: Resources,
     #[serde(default)]
     labels: Labels,
     /// Takes no new pods; those that it has shall leave.
@@ -80,7 +73,6 @@ pub fn router(fleet: PathBuf) -> Router {
         .route("/eligible_nodes", post(eligible_nodes))
         .route("/allocate_nodes", post(allocate_nodes))
         .route("/deallocate_nodes", post(deallocate_nodes))
-        .route("/place", post(place_gang))
         .with_state(Scheduler { fleet, book: Arc::default() })
 }
 
@@ -139,28 +131,6 @@ async fn deallocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) ->
         }
     }
     StatusCode::NO_CONTENT
-}
-
-/// Room for all pods of a gang, or for none, by the machines of the file alone: one that matters knows what is promised
-/// (`rcfarm/allocations/` in Consul).
-async fn place_gang(
-    State(scheduler): State<Scheduler>,
-    gang: Json<Gang>,
-) -> Answer<Json<Decision>> {
-    let mut fleet = Fleet::default();
-    let mut labels = NodeLabels::default();
-    for (name, machine) in scheduler.machines()? {
-        let Ok(node) = name.parse::<NodeName>() else { continue };
-        if machine.cordoned {
-            fleet.unfit.insert(node.clone());
-        }
-        labels.nodes.insert(node.clone(), machine.labels);
-        fleet
-            .rooms
-            .insert(node, NodeCapacity { capacity: machine.capacity, ..NodeCapacity::default() });
-    }
-    fleet.labels = Arc::new(labels);
-    Ok(Json(place(&gang, &fleet)))
 }
 
 #[tokio::main]

@@ -24,7 +24,14 @@ pub type MakeScheduler = Box<dyn FnOnce(&Arc<ClusterView>) -> Arc<dyn Scheduler>
 /// Builds the built-in scheduler: by node labels and free capacity.
 #[must_use]
 pub fn by_labels() -> MakeScheduler {
-    Box::new(|view| Arc::new(SelectorScheduler::new(view.clone())))
+    Box::new(|view| Arc::new(selector_scheduler(view)))
+}
+
+/// The built-in scheduler over the caches of a farm.
+#[must_use]
+pub fn selector_scheduler(view: &Arc<ClusterView>) -> SelectorScheduler {
+    let (labels, capacities) = (view.clone(), view.clone());
+    SelectorScheduler::new(move || labels.node_labels(), move || capacities.rooms())
 }
 
 /// What kinds are built from, besides their [`ControllerContext`].

@@ -28,11 +28,12 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
+use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored};
+use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::list_surely;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
@@ -211,7 +212,15 @@ impl OrderingController {
         if !queues.is_read() || !groups.is_read() {
             return Ok(None);
         }
-        let queues_view = Queues::of(&queues.value.0);
+        let mut queues_view = Queues::of(&queues.value.0);
+        for queue in queues_view.0.values_mut() {
+            if enabled(Failpoint::LimitsIgnored) {
+                queue.spec.capability = QueueSpec::default().capability;
+            }
+            if enabled(Failpoint::OrderIgnored) {
+                queue.spec.dequeue_strategy = QueueStrategy::Traverse;
+            }
+        }
         let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.index());
         let plan = plan(&BatchObserved {

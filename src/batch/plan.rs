@@ -27,7 +27,6 @@ use rcfarm_api::pod_group::status::{
 use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::Waiting;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
-use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// The statuses of all groups.
 pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
@@ -261,7 +260,7 @@ impl<'a> Pass<'a> {
                 ));
             }
         }
-        let first = self.held_up.get(&c.queue).filter(|_| !enabled(Failpoint::OrderIgnored))?;
+        let first = self.held_up.get(&c.queue)?;
         Some((PodGroupReason::BehindInQueue, format!("{first} goes first")))
     }
 

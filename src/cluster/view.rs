@@ -15,8 +15,8 @@ use super::health::{FreshHealth, Healths};
 use super::intents::IntentIndex;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
 use super::pods::PodLabels;
+use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacities};
-use crate::placement::{NodeLabels, NodeSource};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::node::HealthReport;
@@ -34,18 +34,6 @@ pub enum AllowedActions {
     NoRemoval,
     /// The pods' own tree did: nothing is changed at all.
     Nothing,
-}
-
-/// The built-in scheduler's view of the nodes.
-impl NodeSource for Arc<ClusterView> {
-    fn node_labels(&self) -> Arc<NodeLabels> {
-        self.nodes.snapshot().value.labels.clone()
-    }
-
-    fn fleet(&self) -> Fleet {
-        let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
-        Fleet { labels, unfit, rooms: self.rooms() }
-    }
 }
 
 /// Caches of nodes, pods, intents and health, shared by all controllers of a farm.
@@ -227,6 +215,19 @@ impl ClusterView {
             seen.value.readiness(node, now, self.node_grace) == NodeReadiness::Down
         };
         seen.value.nodes.keys().filter(down).cloned().collect()
+    }
+
+    /// The labels of all nodes. The same `Arc` means that nothing has changed.
+    #[must_use]
+    pub fn node_labels(&self) -> Arc<NodeLabels> {
+        self.nodes.snapshot().value.labels.clone()
+    }
+
+    /// What gangs are placed on.
+    #[must_use]
+    pub fn fleet(&self) -> Fleet {
+        let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
+        Fleet { labels, unfit, rooms: self.rooms() }
     }
 
     /// What the nodes have, and what of it is allocated.

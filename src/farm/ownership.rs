@@ -19,7 +19,7 @@ use super::records::{Locks, RecordLabels, Records};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::{FarmName, RecordId, SessionId};
 use rcfarm_store::cache::Cache;
-use rcfarm_store::failpoints;
+use rcfarm_store::failpoints::{self, Failpoint, enabled};
 use rcfarm_store::{Claim, Index};
 
 /// Reading anew is tried again after pauses from the first to the second of these.
@@ -53,7 +53,7 @@ impl FarmLoop<'_> {
             }
             state.take_stock(&left_behind, now);
             let held = state.running.keys().chain(&state.claiming).cloned().collect();
-            let decided = plan(&ClaimsObserved {
+            let mut decided = plan(&ClaimsObserved {
                 records: &records.value,
                 left_behind: &left_behind,
                 labels: &labels.value,
@@ -70,6 +70,10 @@ impl FarmLoop<'_> {
                 suspicious: records.untrusted.is_some(),
                 now,
             });
+            if enabled(Failpoint::ClaimKept) {
+                let exists = |id: &RecordId| records.value.0.contains_key(id);
+                decided.release.retain(|id| !held.contains(id) || !exists(id));
+            }
             again_at = [again_at, decided.again_at].into_iter().flatten().min();
             self.carry_out(e, n, decided, &labels.value);
         }

@@ -10,7 +10,6 @@ use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::labels::Selector;
-use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// A record that its preferred farm has not claimed for this long is anybody's.
 pub const GRACE: Duration = Duration::from_millis(750);
@@ -154,9 +153,7 @@ fn not_shown(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan) {
 
 fn keep_or_part(seen: &ClaimsObserved<'_>, id: &RecordId, wanted: bool, plan: &mut ClaimPlan) {
     if !wanted {
-        if !enabled(Failpoint::ClaimKept) {
-            plan.release.push(id.clone());
-        }
+        plan.release.push(id.clone());
         return;
     }
     let Some((farm, session)) = preferred(seen, id) else { return };

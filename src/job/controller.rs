@@ -17,6 +17,7 @@ use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
 use super::collect_orphans::{self, collect_orphans};
 use super::document::{self, Read};
 use super::events;
+use super::failpoints;
 use super::members::FreePod;
 use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
 use super::waiting::why_waits;
@@ -314,12 +315,14 @@ impl JobController {
     }
 
     fn decide(&self, look: &JobView, status: &JobStatus, room: usize) -> JobPlan {
-        plan(&JobObserved {
+        let job = failpoints::change_job(&look.record.read.spec);
+        let observed = failpoints::change_status(status);
+        let mut plan = plan(&JobObserved {
             id: &self.id,
             uid: look.uid,
-            job: &look.record.read.spec,
+            job: &job,
             immutable_hash: look.record.immutable_hash,
-            status,
+            status: &observed,
             pods: &look.pods.own,
             leaving: &look.pods.leaving,
             orphans: look.pods.orphans.len(),
@@ -332,7 +335,9 @@ impl JobController {
             may_remove: self.caches.may_remove(),
             room,
             now: self.ctx.clock.wall(),
-        })
+        });
+        failpoints::change_plan(&observed, &mut plan);
+        plan
     }
 
     /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.

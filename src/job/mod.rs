@@ -32,6 +32,7 @@ mod controller;
 pub mod document;
 pub mod doorbells;
 mod events;
+mod failpoints;
 pub mod frameworks;
 pub mod kind;
 pub mod machine;

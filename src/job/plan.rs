@@ -20,7 +20,6 @@ use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{CleanPods, JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
-use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// The job's PodGroup, as far as the job cares.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -385,7 +384,7 @@ fn advance(
         *memory.attempts.entry(slot.index).or_default() += 1;
     }
     if step.counts {
-        plan.status.retry_count += if enabled(Failpoint::CountedTwice) { 2 } else { 1 };
+        plan.status.retry_count += 1;
     }
     if step.to == JobPhase::Restarting && matches!(trigger.ask, JobRequest::Do(_)) {
         after_restart(seen, plan, step.stop, trigger);
@@ -498,7 +497,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     if !starts || waits_for_old(seen, plan) {
         return;
     }
-    let is_early = |at: Timestamp| at > seen.now && !enabled(Failpoint::PausesIgnored);
+    let is_early = |at: Timestamp| at > seen.now;
     if plan.status.not_before.is_some_and(is_early) {
         return;
     }
@@ -512,8 +511,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
     let most = batched_start::most(seen, plan);
     for task in &seen.job.tasks {
-        let ready = enabled(Failpoint::DependenciesIgnored);
-        if !ready && !dependencies_ready(seen.job, task, members) {
+        if !dependencies_ready(seen.job, task, members) {
             continue;
         }
         for index in 0..task.replicas {

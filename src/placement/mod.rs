@@ -1,5 +1,5 @@
-//! The `Scheduler` trait, p2's three verbs and one for gangs, and its implementations: the built-in one, by label
-//! selector and room, and one over HTTP.
+//! The `Scheduler` trait with p2's three verbs, and its implementations: the built-in one, by label selector and
+//! capacity, and one over HTTP. Gangs are placed by whoever owns their scheduler record ([`capacity::place`]).
 //!
 //! A scheduler says *where* pods may run. It does not write: the controller does, under its fence, and promises in the
 //! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.
@@ -18,9 +18,8 @@ use uuid::Uuid;
 
 pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
 pub use remote::RemoteScheduler;
-pub use selector::{NodeLabels, NodeSource, SelectorScheduler};
+pub use selector::{NodeLabels, SelectorScheduler};
 
-use crate::placement::capacity::{Decision, Gang};
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Manifest;
@@ -68,9 +67,6 @@ pub enum ScheduleError {
     /// It has not enough nodes.
     #[error("the scheduler has no more nodes: {0}")]
     Exhausted(String),
-    /// It does not know this verb.
-    #[error("the scheduler does not do that: {0}")]
-    Unsupported(String),
 }
 
 /// Chooses nodes.
@@ -111,14 +107,5 @@ pub trait Scheduler: Send + Sync + 'static {
     /// Where it is asked, if that is elsewhere: commands ask it themselves when they explain.
     fn address(&self) -> Option<String> {
         None
-    }
-
-    /// Finds room for all pods of a gang, or says why there is none. Nothing is reserved: the caller promises what it
-    /// got in the transaction that writes the pods ([`capacity::Ledger`]), and asks again when that was refused.
-    ///
-    /// # Errors
-    /// [`ScheduleError`]; [`ScheduleError::Unsupported`] of a scheduler that places no gangs.
-    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
-        Err(ScheduleError::Unsupported(format!("it places no gangs such as {}", gang.name)))
     }
 }

@@ -9,7 +9,6 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::capacity::{Decision, Gang};
 use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
 
@@ -21,9 +20,6 @@ pub struct RemoteScheduler {
 
 /// No call takes longer than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The verb that a server may do without.
-const PLACE: &str = "place";
 
 #[derive(Serialize)]
 struct Ask<'a> {
@@ -91,9 +87,6 @@ impl RemoteScheduler {
         match status.as_u16() {
             200..=299 => Ok(body),
             409 => Err(ScheduleError::Exhausted(text())),
-            404 | 405 | 501 if verb == PLACE => {
-                Err(ScheduleError::Unsupported(format!("{verb} answered {status}")))
-            }
             _ => Err(ScheduleError::Unreachable(format!("{verb} answered {status}: {}", text()))),
         }
     }
@@ -154,15 +147,5 @@ impl Scheduler for RemoteScheduler {
         let mut base = self.base.clone();
         let _ = base.set_username("").and_then(|()| base.set_password(None));
         Some(base.to_string())
-    }
-
-    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
-        let body = self.call(PLACE, gang).await?;
-        let decision: Decision =
-            serde_json::from_slice(&body).map_err(|e| ScheduleError::BadAnswer(e.to_string()))?;
-        if let Decision::Bind(placement) = &decision {
-            placement.check(gang).map_err(ScheduleError::BadAnswer)?;
-        }
-        Ok(decision)
     }
 }

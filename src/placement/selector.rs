@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::capacity::{self, Decision, Fleet, Gang, ranked};
+use super::capacity::{NodeCapacities, ranked};
 use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Labels;
@@ -18,18 +18,11 @@ pub struct NodeLabels {
     pub nodes: BTreeMap<NodeName, Labels>,
 }
 
-/// Where what is known of the nodes comes from.
-pub trait NodeSource: Send + Sync + 'static {
-    /// The labels as last seen. The same `Arc` means that nothing has changed.
-    fn node_labels(&self) -> Arc<NodeLabels>;
-
-    /// Everything, as last seen.
-    fn fleet(&self) -> Fleet;
-}
-
-/// The built-in scheduler: eligible nodes match the label selector.
-pub struct SelectorScheduler<S> {
-    source: S,
+/// The built-in scheduler, over the nodes' labels and capacities as last seen.
+pub struct SelectorScheduler {
+    /// The same `Arc` means that nothing has changed.
+    labels: Box<dyn Fn() -> Arc<NodeLabels> + Send + Sync>,
+    capacities: Box<dyn Fn() -> NodeCapacities + Send + Sync>,
     cache: Mutex<Cache>,
 }
 
@@ -42,14 +35,18 @@ struct Cache {
     stale: BTreeMap<String, Nodes>,
 }
 
-impl<S: NodeSource> SelectorScheduler<S> {
-    /// A scheduler over `source`.
-    pub fn new(source: S) -> Self {
-        SelectorScheduler { source, cache: Mutex::default() }
+impl SelectorScheduler {
+    /// A scheduler that reads labels and capacities with these functions. The labels are read at each call.
+    pub fn new(
+        labels: impl Fn() -> Arc<NodeLabels> + Send + Sync + 'static,
+        capacities: impl Fn() -> NodeCapacities + Send + Sync + 'static,
+    ) -> Self {
+        let (labels, capacities) = (Box::new(labels), Box::new(capacities));
+        SelectorScheduler { labels, capacities, cache: Mutex::default() }
     }
 
     fn matching(&self, request: ScheduleRequest<'_>) -> Nodes {
-        let labels = self.source.node_labels();
+        let labels = (self.labels)();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&cache.of, &labels) {
             cache.stale = std::mem::take(&mut cache.fresh);
@@ -71,7 +68,7 @@ impl<S: NodeSource> SelectorScheduler<S> {
 }
 
 #[async_trait]
-impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
+impl Scheduler for SelectorScheduler {
     async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
         Ok(self.matching(request))
     }
@@ -92,12 +89,12 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
         let free: Vec<NodeName> = if want.is_zero() {
             free.take(count).cloned().collect()
         } else {
-            let rooms = self.source.fleet().rooms;
-            let with_room = free
-                .map(|node| (node, rooms.of(node)))
-                .filter(|(_, room)| room.insufficient(request.manifest.id(), want).is_none());
+            let capacities = (self.capacities)();
+            let sufficient = free
+                .map(|node| (node, capacities.of(node)))
+                .filter(|(_, node)| node.insufficient(request.manifest.id(), want).is_none());
             let salt = request.rc.to_string();
-            ranked(want, request.packing, &salt, with_room)
+            ranked(want, request.packing, &salt, sufficient)
                 .into_iter()
                 .take(count)
                 .cloned()
@@ -128,9 +125,5 @@ impl<S: NodeSource> Scheduler for SelectorScheduler<S> {
 
     fn gives_only_eligible(&self) -> bool {
         true
-    }
-
-    async fn place(&self, gang: &Gang) -> Result<Decision, ScheduleError> {
-        Ok(capacity::place(gang, &self.source.fleet()))
     }
 }

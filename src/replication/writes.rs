@@ -12,7 +12,6 @@ use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcSpec;
-use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Index, Op, TxnLimits};
 
 /// Operations of every transaction besides those of the pods: fence, record guard, status, audit record.
@@ -35,9 +34,6 @@ fn intent_op(spec: &RcSpec, pod_ref: &PodRef, observed: Intent) -> Op {
         Intent::Same(index) => Op::CheckIndex { key, index },
         Intent::Missing | Intent::Differs(_) => {
             let value = bytes::Bytes::copy_from_slice(spec.manifest.text().as_bytes());
-            if enabled(Failpoint::NoIntentGuard) {
-                return Op::Set { key, value, flags: 0 };
-            }
             Op::Cas { key, value, flags: 0, index: observed.index() }
         }
     }
@@ -46,9 +42,6 @@ fn intent_op(spec: &RcSpec, pod_ref: &PodRef, observed: Intent) -> Op {
 fn label_op(pod_ref: &PodRef, labels: &Labels, index: Index) -> Op {
     let key = key::pod_labels(&pod_ref.node, &pod_ref.pod);
     let (value, flags) = (encode_labels(labels), 0);
-    if enabled(Failpoint::NoLabelGuard) {
-        return Op::Set { key, value, flags };
-    }
     Op::Cas { key, value, flags, index }
 }
 
@@ -60,9 +53,6 @@ fn removal_ops(pod_ref: &PodRef, pod: &RcPod) -> Vec<Op> {
         Op::CheckIndex { key: label.clone(), index: pod.label_index },
         Op::Delete { key: label },
     ];
-    if enabled(Failpoint::NoOwnIdCheck) {
-        ops.remove(0);
-    }
     // An intent that was written since it was observed as missing would be left behind.
     ops.push(match pod.intent {
         Intent::Missing => Op::CheckNotExists { key: intent },

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcfarm::farm::{Farm, FarmSettings, NODE_GRACE};
-use rcfarm::placement::capacity::{Decision, Gang, GangTask, WaitReason};
 use rcfarm::placement::{NoDiscovery, RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
@@ -69,34 +68,6 @@ async fn a_repeated_call_gets_the_same_machines() {
     scheduler.deallocate_nodes(request, &once, first).await.unwrap();
     let many = scheduler.allocate_nodes(request, &none, 3, true, Uuid::from_u128(4)).await;
     assert!(matches!(many, Err(ScheduleError::Exhausted(_))), "{many:?}");
-}
-
-#[tokio::test]
-async fn remote_scheduler_places_gangs_whole_or_lacks_the_verb() {
-    let dir = tempfile::tempdir().unwrap();
-    let fleet = dir.path().join("fleet.json");
-    write(&fleet, &["n3"]);
-    let scheduler = serve(&fleet).await;
-    let task = |count| GangTask {
-        name: "w".to_owned(),
-        count,
-        resources: "cpu=1".parse().unwrap(),
-        selector: "role=web".parse().unwrap(),
-        max_per_node: None,
-    };
-    let gang = |count| Gang { name: "g".to_owned(), tasks: vec![task(count)], ..Gang::default() };
-    let Ok(Decision::Bind(placement)) = scheduler.place(&gang(4)).await else { panic!("no room") };
-    let nodes: Vec<&str> = placement.tasks["w"].iter().map(|node| node.as_str()).collect();
-    assert_eq!(nodes, ["n1", "n1", "n2", "n2"]);
-    let Ok(Decision::Wait(reasons)) = scheduler.place(&gang(5)).await else { panic!("room") };
-    assert_eq!((reasons[0].reason, reasons[0].fitting), (WaitReason::InsufficientCapacity, 4));
-
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
-    let old = RemoteScheduler::new(&format!("http://{address}")).unwrap();
-    let answer = old.place(&gang(1)).await;
-    assert!(matches!(answer, Err(ScheduleError::Unsupported(_))), "{answer:?}");
 }
 
 /// Nodes with an intent.

@@ -13,8 +13,9 @@ use crate::rng::SimRng;
 use crate::schedule::FarmDesign;
 use crate::scheduler::{Moods, Odd};
 use rcfarm::daemon::MakeScheduler;
+use rcfarm::daemon::selector_scheduler;
 use rcfarm::farm::{Farm, FarmError, FarmSettings, NODE_GRACE};
-use rcfarm::placement::{NoDiscovery, SelectorScheduler};
+use rcfarm::placement::NoDiscovery;
 use rcfarm_emulator::Embedded;
 use rcfarm_store::Env;
 use rcfarm_store::TxnLimits;
@@ -110,7 +111,7 @@ impl RunningFarm {
         let moods = env.moods.clone();
         let env = Env { store, clock, ids };
         let scheduler: MakeScheduler = Box::new(move |view| {
-            let by_labels = SelectorScheduler::new(view.clone());
+            let by_labels = selector_scheduler(view);
             Arc::new(Odd::new(by_labels, moods))
         });
         let farm = Farm::of_all_kinds(settings, env, scheduler, Arc::new(NoDiscovery));

@@ -8,7 +8,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::mass_deletion_guard::{UntrustedReason, emptied, judge};
+use super::failpoints::{Failpoint, enabled};
+use super::mass_deletion_guard::{self, UntrustedReason};
 use crate::rights::may_read;
 use crate::time::IdSource;
 use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
@@ -437,4 +438,17 @@ fn cost<T>(
     let by_size = Duration::from_micros(8) * times(transferred.entries) + names;
     let waited = woken.duration_since(asked);
     if before.is_read() { digestion + by_size } else { digestion + waited }
+}
+
+/// The mass-deletion guard, unless it is switched off.
+fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> {
+    if enabled(Failpoint::NoEmptinessGuard) {
+        return None;
+    }
+    mass_deletion_guard::judge(trusted, now, filtered)
+}
+
+/// Whether the tree has become empty, unless the guard is switched off.
+fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
+    !enabled(Failpoint::NoEmptinessGuard) && mass_deletion_guard::emptied(entries, untrusted)
 }

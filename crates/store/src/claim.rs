@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::batching::CommitBatcher;
 use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome};
-use crate::failpoints::{Failpoint, enabled};
+use crate::failpoints::{self, Failpoint, enabled};
 use rcfarm_api::ids::SessionId;
 
 /// The time in which this process may write under one session.
@@ -184,7 +184,8 @@ impl Writer {
     /// # Errors
     /// Any [`StoreError`]. If [`StoreError::outcome_unknown`], the transaction may have been applied or may still be.
     /// The caller must then read before it decides.
-    pub async fn commit(&self, txn: Txn<Fenced>) -> Result<Commit, StoreError> {
+    pub async fn commit(&self, mut txn: Txn<Fenced>) -> Result<Commit, StoreError> {
+        failpoints::drop_guards(&mut txn.ops);
         let claim = &txn.guard.claim;
         if !claim.is_live() {
             return Ok(Commit::ClaimLost);

@@ -4,6 +4,9 @@
 //! - [`task`]: tasks that the simulation can freeze, as SIGSTOP does.
 //! - [`sizes`]: thresholds of incremental reads, so that small trees are read as large ones are.
 
+use crate::Op;
+use rcfarm_api::key::{self, LabelKind};
+
 /// A safety layer that can be switched off. Each variant says what then happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failpoint {
@@ -73,6 +76,34 @@ pub enum Failpoint {
     LimitsIgnored,
     /// In a strict queue, a group that fits overtakes one that does not.
     OrderIgnored,
+}
+
+/// Replaces the guards that are switched off. Positions stay, because refusals name them.
+pub fn drop_guards(ops: &mut [Op]) {
+    let (pods, intents) = (key::labels(LabelKind::Pod), key::intents());
+    let unguarded = [
+        (Failpoint::NoLabelGuard, pods.clone()),
+        (Failpoint::NoIntentGuard, intents),
+        (Failpoint::PromiseUnguarded, key::allocations()),
+    ];
+    for (_, prefix) in unguarded.iter().filter(|(failpoint, _)| enabled(*failpoint)) {
+        for op in ops.iter_mut().filter(|op| prefix.tail(op.subject()).is_some()) {
+            if let Op::Cas { key, value, flags, .. } = op {
+                *op = Op::Set { key: key.clone(), value: value.clone(), flags: *flags };
+            }
+        }
+    }
+    if enabled(Failpoint::NoOwnIdCheck) {
+        for n in 1..ops.len() {
+            let (Op::CheckIndex { key, .. }, Op::Delete { key: deleted }) = (&ops[n - 1], &ops[n])
+            else {
+                continue;
+            };
+            if key == deleted && pods.tail(key.as_str()).is_some() {
+                ops[n - 1] = Op::GetTree { prefix: key::rc_locks() };
+            }
+        }
+    }
 }
 
 #[cfg(not(feature = "failpoints"))]

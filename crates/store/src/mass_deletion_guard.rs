@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-use crate::failpoints::{Failpoint, enabled};
-
 /// Why a tree is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UntrustedReason {
@@ -38,9 +36,6 @@ const SMALL_LOSS: usize = 4;
 /// Judges a tree of `now` entries that had `trusted` entries when last trusted. `None`: it is trusted.
 #[must_use]
 pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> {
-    if enabled(Failpoint::NoEmptinessGuard) {
-        return None;
-    }
     if filtered {
         return Some(UntrustedReason::Filtered);
     }
@@ -54,7 +49,7 @@ pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReas
 /// trusted. [`judge`] trusts the loss of a single entry, although lost rights may only hide it.
 #[must_use]
 pub fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
-    !enabled(Failpoint::NoEmptinessGuard) && (entries > 0 || untrusted.is_some())
+    entries > 0 || untrusted.is_some()
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
-use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Index, Op};
 
 /// What each node has and what of it is allocated. A node that is not there has nothing and promised nothing. Cheap to
@@ -131,9 +130,6 @@ impl Booking {
     pub fn op(&self) -> Op {
         let (key, index) = (key::allocation(&self.node), self.room.index);
         match self.is_change {
-            true if enabled(Failpoint::PromiseUnguarded) => {
-                Op::Set { key, value: self.room.allocated.encode(), flags: 0 }
-            }
             true => Op::Cas { key, value: self.room.allocated.encode(), flags: 0, index },
             false => Op::CheckIndex { key, index },
         }

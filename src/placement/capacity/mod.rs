@@ -36,7 +36,7 @@
 //!         max_per_node: None,
 //!     }],
 //! };
-//! // The fleet comes from the farm's cluster view; a farm asks its scheduler: `scheduler.place(&gang).await?`.
+//! // The fleet comes from the farm's cluster view.
 //! let Decision::Bind(placement) = place(&gang, &fleet) else { panic!("it waits") };
 //! assert_eq!(placement.tasks["worker"].len(), 4);
 //!
