@@ -12,7 +12,7 @@ use super::caches::SchedulerCaches;
 use super::placing::{PlacementChange, VersionedStatus};
 use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
 use super::queues::Queues;
-use super::writes::{Batch, QueueBook, audited, batch, nodes_per_change, revised};
+use super::writes::{PlacementBatch, QueueBook, audited, batch, nodes_per_change, revised};
 use crate::batch::queue_machine::{self, Wanted};
 use crate::cluster::allocations::booked_node;
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
@@ -269,7 +269,7 @@ impl OrderingController {
     }
 
     /// What a committed transaction did, known before any tree shows it.
-    fn learn(&mut self, changes: &[PlacementChange], batch: Batch, index: Index) {
+    fn learn(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
         for change in changes {
             match &change.after {
                 Some(_) if change.keeps_status() => {}

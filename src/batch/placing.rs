@@ -27,9 +27,9 @@ pub struct VersionedStatus {
 /// A pod of a group on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupMember {
-    /// Where.
+    /// Node that the pod is bound to.
     pub node: NodeName,
-    /// Which.
+    /// Id of the pod on that node.
     pub pod: PodId,
     /// What it asks for.
     pub want: Resources,
@@ -38,7 +38,7 @@ pub struct GroupMember {
 /// What a pass does to one group; whole in one transaction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlacementChange {
-    /// Which.
+    /// Namespace and name of the PodGroup.
     pub id: GroupId,
     /// Its status as it was seen.
     pub before: Option<VersionedStatus>,

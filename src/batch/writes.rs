@@ -33,7 +33,7 @@ pub type QueueBook = BTreeMap<QueueName, (Index, QueueStatus)>;
 
 /// The changes of one transaction.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct PlacementBatch {
     /// How many of the changes it holds.
     pub count: usize,
     /// Its operations, without the fixed ones.
@@ -54,7 +54,7 @@ pub fn batch(
     queues: &Queues,
     book: &QueueBook,
     limits: TxnLimits,
-) -> Batch {
+) -> PlacementBatch {
     let mut count = by_ops(changes, queues, limits);
     loop {
         let batch = build(&changes[..count], rooms, queues, book);
@@ -107,8 +107,8 @@ fn build(
     rooms: &NodeCapacities,
     queues: &Queues,
     book: &QueueBook,
-) -> Batch {
-    let mut batch = Batch { count: changes.len(), ..Batch::default() };
+) -> PlacementBatch {
+    let mut batch = PlacementBatch { count: changes.len(), ..PlacementBatch::default() };
     let (mut ledger, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
     for change in changes {
         let owner = owner_of(&change.id);

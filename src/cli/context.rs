@@ -33,7 +33,7 @@ pub(super) struct CommandContext {
 
 /// Result of a change.
 #[derive(Debug)]
-pub(super) enum Committed {
+pub(super) enum ChangeOutcome {
     /// Applied at this index.
     Applied(Index),
     /// Nothing was applied: a guard failed, because a key has changed meanwhile.
@@ -107,7 +107,7 @@ impl CommandContext {
         ops: impl IntoIterator<Item = Op>,
         details: &Details,
         bell: Option<RcId>,
-    ) -> anyhow::Result<Committed> {
+    ) -> anyhow::Result<ChangeOutcome> {
         let id = self.ids.ordered_uuid(self.now());
         let mut txn = Txn::by_user();
         txn.extend(ops);
@@ -119,18 +119,20 @@ impl CommandContext {
         self.send(id, txn.ops()).await
     }
 
-    async fn send(&self, id: Uuid, ops: &[Op]) -> anyhow::Result<Committed> {
+    async fn send(&self, id: Uuid, ops: &[Op]) -> anyhow::Result<ChangeOutcome> {
         let mut may_be_applied = false;
         for attempt in 0.. {
             match self.store.txn(ops).await {
-                Ok(TxnOutcome::Committed { index, .. }) => return Ok(Committed::Applied(index)),
+                Ok(TxnOutcome::Committed { index, .. }) => {
+                    return Ok(ChangeOutcome::Applied(index));
+                }
                 Ok(TxnOutcome::Refused(refusals)) => {
                     return Ok(match may_be_applied.then(|| self.applied_at(id)) {
                         Some(look) => match look.await? {
-                            Some(index) => Committed::Applied(index),
-                            None => Committed::Refused(refusals),
+                            Some(index) => ChangeOutcome::Applied(index),
+                            None => ChangeOutcome::Refused(refusals),
                         },
-                        None => Committed::Refused(refusals),
+                        None => ChangeOutcome::Refused(refusals),
                     });
                 }
                 Err(error) => {
@@ -191,7 +193,7 @@ pub(super) mod tests {
         CommandContext::new(store, Output { format: Format::Json, is_coloured: false })
     }
 
-    async fn commit(context: &CommandContext) -> anyhow::Result<Committed> {
+    async fn commit(context: &CommandContext) -> anyhow::Result<ChangeOutcome> {
         let details = Details::LabelsChanged(LabelsChange {
             kind: "node".to_owned(),
             id: "n1".to_owned(),
@@ -214,7 +216,7 @@ pub(super) mod tests {
         for lost in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
             let consul = Embedded::default();
             let context = context(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
-            let Committed::Applied(index) = commit(&context).await.unwrap() else {
+            let ChangeOutcome::Applied(index) = commit(&context).await.unwrap() else {
                 panic!("{lost:?}: refused");
             };
             let entry = context.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
@@ -237,7 +239,7 @@ pub(super) mod tests {
         let consul = Embedded::default();
         let no_leader = FaultOutcome::Fail(StoreError::NoLeader);
         let patient = context(&consul, vec![no_leader.clone(), no_leader.clone()]);
-        assert!(matches!(commit(&patient).await.unwrap(), Committed::Applied(_)));
+        assert!(matches!(commit(&patient).await.unwrap(), ChangeOutcome::Applied(_)));
 
         let consul = Embedded::default();
         let hopeless = context(&consul, vec![no_leader; 5]);

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::context::{CommandContext, Committed};
+use super::context::{ChangeOutcome, CommandContext};
 use super::failure::{CliExit, failure};
 use super::output::table;
 use super::rc::find;
@@ -285,8 +285,8 @@ async fn change(
                 .collect(),
         });
         match context.commit([op], &details, target.rc).await? {
-            Committed::Applied(_) => return Ok(after),
-            Committed::Refused(_) => {}
+            ChangeOutcome::Applied(_) => return Ok(after),
+            ChangeOutcome::Refused(_) => {}
         }
     }
     Err(failure(

@@ -31,7 +31,7 @@ pub enum PodCommand {
     Logs(PodLogsArgs),
 }
 
-/// Which.
+/// Arguments of `pod list`.
 #[derive(clap::Args)]
 pub struct PodListArgs {
     /// Only pods of this node
@@ -41,7 +41,7 @@ pub struct PodListArgs {
     pod: Option<PodId>,
 }
 
-/// Which.
+/// Selects one pod by id and node.
 #[derive(clap::Args)]
 pub struct WhichArgs {
     /// The pod's id

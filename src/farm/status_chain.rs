@@ -28,7 +28,7 @@ use rcfarm_store::{
     Commit, Fenced, Index, Key, Op, Query, Refusal, StoreError, Txn, audit_op, key,
 };
 
-pub use machine::{Refused, Revisioned, StatusWrite};
+pub use machine::{RefusedParts, Revisioned, StatusWrite};
 
 /// A status that is the chain of its record's transactions.
 pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
@@ -88,7 +88,7 @@ pub enum Committed {
     /// Applied at this index.
     Applied(Index),
     /// Not applied: something has changed. Plan again after [`StatusChain::after_refusal`].
-    Refused(Refused),
+    Refused(RefusedParts),
 }
 
 /// The chain of one claimed record, as its owner knows it.
@@ -107,8 +107,8 @@ struct Layout {
 }
 
 impl Layout {
-    fn refused(&self, refusals: &[Refusal]) -> Refused {
-        let mut refused = Refused::default();
+    fn refused(&self, refusals: &[Refusal]) -> RefusedParts {
+        let mut refused = RefusedParts::default();
         for Refusal { op, .. } in refusals {
             match op {
                 op if self.record == Some(*op) => refused.record = true,
@@ -250,7 +250,7 @@ impl<S: ChainedStatus> StatusChain<S> {
             Commit::ClaimLost => Err(ReconcileError::ClaimLost),
             Commit::Refused(refusals) => {
                 debug!(record = %self.claimed.id, ?refusals, "refused: reconciling again");
-                Ok(Committed::Refused(Refused { own: true, ..Refused::default() }))
+                Ok(Committed::Refused(RefusedParts { own: true, ..RefusedParts::default() }))
             }
         }
     }
@@ -315,7 +315,7 @@ impl<S: ChainedStatus> StatusChain<S> {
     async fn refused(
         &mut self,
         seen: RecordGuard,
-        refused: &Refused,
+        refused: &RefusedParts,
     ) -> Result<(), ReconcileError> {
         if !refused.record {
             return Ok(());

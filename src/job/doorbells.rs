@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::caches::PodStates;
 use super::pod_status::{PodState, stands};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
@@ -64,7 +63,7 @@ pub struct FreshStatus {
 impl FreshStatus {
     /// Whether it is newer than the tree.
     #[must_use]
-    pub fn counts(&self, tree: &Snapshot<PodStates>) -> bool {
+    pub fn counts<T>(&self, tree: &Snapshot<T>) -> bool {
         !tree.shows(self.index, Some(self.at))
     }
 }

@@ -128,7 +128,7 @@ pub struct Move {
     pub counts: bool,
 }
 
-/// Decides.
+/// Next phase of a job and its actions, for a request and the counted facts.
 pub fn step(phase: JobPhase, ask: JobRequest, facts: JobFacts) -> Move {
     use JobPhase as P;
     match phase {

@@ -83,7 +83,7 @@ pub struct JobObserved<'a> {
 pub struct Create {
     /// Which member.
     pub slot: Slot,
-    /// Where.
+    /// Node that the group was bound to for this member.
     pub node: NodeName,
     /// The attempt of the whole job.
     pub version: u64,
@@ -136,7 +136,7 @@ impl JobPlan {
     }
 }
 
-/// Decides.
+/// Plans one reconcile: the status to write, members to create, remove and adopt, with reasons.
 pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let mut status = present(seen);
     batched_start::reconcile_existing(&mut status, seen);

@@ -88,7 +88,7 @@ pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
 
 /// A pod that a transaction makes.
 pub struct Made {
-    /// Where.
+    /// Node and pod id.
     pub place: PodRef,
     /// What it is.
     pub identity: PodIdentity,

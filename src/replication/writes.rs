@@ -125,7 +125,7 @@ fn change_allocation(
 
 /// The part of a plan that goes into the next transaction.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct StepBatch {
     /// How many of the steps.
     pub steps: usize,
     /// Their operations, those of `bookings` included.
@@ -152,10 +152,10 @@ pub fn next_batch(
     steps: &[PodStep],
     limits: TxnLimits,
     capacities: &NodeCapacities,
-) -> Result<Batch, BatchError> {
+) -> Result<StepBatch, BatchError> {
     let (mut count, mut bytes) = (FIXED_OPS, FIXED_BYTES);
     let mut ledger = Ledger::on(capacities);
-    let mut batch = Batch::default();
+    let mut batch = StepBatch::default();
     // By node: a later step on the same node replaces the booking of an earlier one.
     let mut bookings: BTreeMap<NodeName, (Booking, Op)> = BTreeMap::new();
     for step in steps {

@@ -91,7 +91,7 @@ pub enum Target {
     },
     /// A queue.
     Queue {
-        /// Which.
+        /// Name of the queue.
         queue: QueueName,
     },
 }

@@ -15,7 +15,7 @@ use rcfarm_store::failpoints::Failpoint;
 pub struct Case {
     /// In which world.
     pub scenario: Scenario,
-    /// Which.
+    /// Failpoints that are enabled together.
     pub without: &'static [Failpoint],
     /// What is different then.
     pub what: &'static str,

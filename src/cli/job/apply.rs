@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::batch::queues::Queues;
-use crate::cli::context::{CommandContext, Committed};
-use crate::cli::dev;
+use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
@@ -118,7 +118,7 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
-        dev::check_not_described(&args.filename, text)?;
+        dev_document::check_not_described(&args.filename, text)?;
         let at = format!("{} (document {})", args.filename, n + 1);
         let wrong =
             |why: String| failure(format!("{at}: {why}"), "correct it; nothing was changed");
@@ -269,8 +269,8 @@ async fn write(context: &CommandContext, one: &Wanted, change: Change) -> anyhow
         command: None,
     };
     match context.commit([op], &Details::JobChanged(details), None).await? {
-        Committed::Applied(_) => Ok(()),
-        Committed::Refused(_) => Err(failure(
+        ChangeOutcome::Applied(_) => Ok(()),
+        ChangeOutcome::Refused(_) => Err(failure(
             format!("{}: somebody changed it meanwhile; it was left as it is", one.id),
             "look at it, then try again",
         )),

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::find::{FoundJob, find};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
@@ -119,8 +119,8 @@ async fn issue(
         Op::Cas { key: key::command(id), value: command.encode(), flags: 0, index: Index::ZERO };
     let guard = Op::CheckIndex { key: key::job(&found.id), index: found.entry.modify_index };
     match context.commit([guard, op], &Details::JobChanged(change), None).await? {
-        Committed::Applied(_) => {}
-        Committed::Refused(_) => return Err(changed_meanwhile(&found.id)),
+        ChangeOutcome::Applied(_) => {}
+        ChangeOutcome::Refused(_) => return Err(changed_meanwhile(&found.id)),
     }
     let shown = json!({"job": found.id, "command": id, "action": action});
     context.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
@@ -233,7 +233,7 @@ pub(super) async fn write(
         index: found.entry.modify_index,
     };
     match context.commit([op], &Details::JobChanged(change), None).await? {
-        Committed::Applied(_) => Ok(()),
-        Committed::Refused(_) => Err(changed_meanwhile(&found.id)),
+        ChangeOutcome::Applied(_) => Ok(()),
+        ChangeOutcome::Refused(_) => Err(changed_meanwhile(&found.id)),
     }
 }

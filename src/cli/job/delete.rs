@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::commands::write;
 use super::find::{FoundJob, FoundPod, find, pods};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::job::caches::made_for;
@@ -183,8 +183,8 @@ async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
         command: None,
     };
     match context.commit(ops, &Details::JobChanged(change), None).await? {
-        Committed::Applied(_) => Ok(()),
-        Committed::Refused(_) => Err(failure(
+        ChangeOutcome::Applied(_) => Ok(()),
+        ChangeOutcome::Refused(_) => Err(failure(
             format!("{id}: something changed meanwhile; not everything was removed"),
             "run the command again",
         )),

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::pods::{NodePod, pods, pods_table, pods_words, tally};
 use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use rcfarm_api::Stored;
@@ -35,7 +35,7 @@ pub struct DrainArgs {
     no_wait: bool,
 }
 
-/// Which.
+/// Arguments of `node undrain`.
 #[derive(clap::Args)]
 pub struct UndrainArgs {
     #[command(flatten)]
@@ -173,8 +173,8 @@ async fn change(
             pods: intended(context, &node.name).await?,
         });
         match context.commit([op], &details, None).await? {
-            Committed::Applied(_) => return Ok(true),
-            Committed::Refused(_) => {}
+            ChangeOutcome::Applied(_) => return Ok(true),
+            ChangeOutcome::Refused(_) => {}
         }
     }
     Err(failure(

@@ -15,7 +15,7 @@ use rcfarm_api::labels::{Labels, Selector};
 use rcfarm_api::manifest::Resources;
 use rcfarm_store::Query;
 
-/// Which.
+/// Arguments of `node list`.
 #[derive(clap::Args)]
 pub struct NodeListArgs {
     /// Only nodes whose labels match

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::drain::intended;
 use super::pods::{NodePod, pods, pods_table, pods_words};
 use super::snapshot::{NodeSnapshot, find};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};
@@ -153,8 +153,8 @@ async fn delete(
         pods: pods.iter().map(|pod| pod.pod_id.clone()).collect(),
     });
     match context.commit(ops, &details, None).await? {
-        Committed::Applied(_) => Ok(()),
-        Committed::Refused(_) => Err(failure(
+        ChangeOutcome::Applied(_) => Ok(()),
+        ChangeOutcome::Refused(_) => Err(failure(
             format!(
                 "{}: somebody changed its record or labels meanwhile; nothing was removed",
                 node.name

@@ -9,7 +9,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::snapshot::{QueueSnapshot, snapshot};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::FieldError;
 use rcfarm_api::Stored;
@@ -87,8 +87,8 @@ pub(super) async fn create(
     let key = key::queue(&name);
     let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
     match context.commit([op], &details, None).await? {
-        Committed::Applied(_) => {}
-        Committed::Refused(_) => {
+        ChangeOutcome::Applied(_) => {}
+        ChangeOutcome::Refused(_) => {
             return Err(failure(
                 format!("somebody else just made queue {name}"),
                 "look at it first",
@@ -235,7 +235,7 @@ async fn set_state(
             Details::QueueChanged(about(context, name, Some(&before), Some(&record.spec)));
         let (key, value) = (key::queue(name), record.encode());
         let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
-        if let Committed::Applied(_) = context.commit([op], &details, None).await? {
+        if let ChangeOutcome::Applied(_) = context.commit([op], &details, None).await? {
             done(true)?;
             return Ok(CliExit::Ok);
         }
@@ -282,7 +282,7 @@ pub(super) async fn delete(context: &CommandContext, name: &QueueName) -> anyhow
     let details = Details::QueueDeleted(about(context, name, before.as_ref(), None));
     let index = snapshot.entries[name].modify_index;
     let ops = vec![Op::DeleteCas { key: key::queue(name), index }];
-    if let Committed::Refused(_) = context.commit(ops, &details, None).await? {
+    if let ChangeOutcome::Refused(_) = context.commit(ops, &details, None).await? {
         let hint = "look at it, then try again".to_owned();
         return refuse("was changed by somebody meanwhile".to_owned(), hint);
     }

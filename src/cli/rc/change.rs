@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::find::{Found, find};
 use super::wait;
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
 use rcfarm_api::Stored;
@@ -154,8 +154,10 @@ async fn change(
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let op = Op::Cas { key: key::rc(found.id), value, flags, index };
         match context.commit([op], &details(&found), Some(found.id)).await? {
-            Committed::Applied(index) => return Ok(RcChange { before: found, index: Some(index) }),
-            Committed::Refused(_) => {}
+            ChangeOutcome::Applied(index) => {
+                return Ok(RcChange { before: found, index: Some(index) });
+            }
+            ChangeOutcome::Refused(_) => {}
         }
     }
     Err(failure(

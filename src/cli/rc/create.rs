@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::find::title;
 use super::wait;
-use crate::cli::context::{CommandContext, Committed};
-use crate::cli::dev;
+use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::label::pair;
 use crate::cli::output::duration;
@@ -98,7 +98,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
         std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the manifest {}", path.display()))?
     };
-    dev::check_not_described(&path.display().to_string(), &text)?;
+    dev_document::check_not_described(&path.display().to_string(), &text)?;
     Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 
@@ -175,8 +175,8 @@ pub(in crate::cli) async fn write(
         new(key::rc_labels(record.id), encode_labels(labels)),
     ];
     match context.commit(ops, &details, Some(record.id)).await? {
-        Committed::Applied(index) => Ok(index),
-        Committed::Refused(refusals) => {
+        ChangeOutcome::Applied(index) => Ok(index),
+        ChangeOutcome::Refused(refusals) => {
             let what: Vec<String> = refusals.into_iter().map(|refusal| refusal.what).collect();
             let title = title(Some(manifest.id()), record.id);
             Err(anyhow::anyhow!("Consul refused to create {title}: {}", what.join("; ")))

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::cluster::pods::PodLabels;
@@ -159,8 +159,8 @@ async fn delete_record(
         committed => committed?,
     };
     match committed {
-        Committed::Applied(_) => Ok(()),
-        Committed::Refused(_) => Err(failure(
+        ChangeOutcome::Applied(_) => Ok(()),
+        ChangeOutcome::Refused(_) => Err(failure(
             format!("{}: somebody changed the record meanwhile; it is not deleted", found.title()),
             "look at it, then try again",
         )),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::allocations::allocations;
-use crate::cli::context::{CommandContext, Committed};
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{or_dash, table};
 use crate::cluster::pods::PodLabels;
@@ -153,7 +153,7 @@ async fn remove(
         actor: context.actor(),
         reason: "Requested".to_owned(),
     });
-    Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
+    Ok(matches!(context.commit(ops, &details, None).await?, ChangeOutcome::Applied(_)))
 }
 
 /// Frees allocations of pods of one id and one controller. The transaction checks that the pods are absent.
@@ -172,7 +172,7 @@ async fn free(
         actor: context.actor(),
         reason: PROMISE_LEAKED.to_owned(),
     });
-    Ok(matches!(context.commit(ops, &details, None).await?, Committed::Applied(_)))
+    Ok(matches!(context.commit(ops, &details, None).await?, ChangeOutcome::Applied(_)))
 }
 
 async fn rooms(context: &CommandContext) -> Result<NodeCapacities, StoreError> {

@@ -44,7 +44,7 @@ pub enum CommitAnswer {
     /// Applied at this index.
     Applied(Index),
     /// Not applied: these parts were refused.
-    Refused(Refused),
+    Refused(RefusedParts),
     /// Not applied, and never will be.
     NotApplied,
     /// The answer was lost: it may be applied now, later, or never.
@@ -53,7 +53,7 @@ pub enum CommitAnswer {
 
 /// The parts of a transaction that Consul refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedParts {
     /// The record is another one than the plan saw.
     pub record: bool,
     /// The status, an operation on keys of this owner, or the audit record.
@@ -195,7 +195,7 @@ impl<S: Revisioned> Machine<S> {
     }
 
     /// Counts a refusal; anything but the record and shared operations means that this owner's own view is old.
-    pub fn refuse(&mut self, refused: &Refused) {
+    pub fn refuse(&mut self, refused: &RefusedParts) {
         self.refusals = self.refusals.saturating_add(1);
         self.behind |= refused.own;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::machine::{CommitAnswer, Machine, Next, Refused, Revisioned, StatusWrite};
+use super::machine::{CommitAnswer, Machine, Next, RefusedParts, Revisioned, StatusWrite};
 use rcfarm_store::Index;
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -144,7 +144,9 @@ impl Consul {
         match (fate, handled) {
             (Fate::ReplyLost, _) => CommitAnswer::Unknown,
             (_, Some(index)) => CommitAnswer::Applied(index),
-            (_, None) => CommitAnswer::Refused(Refused { own: true, ..Refused::default() }),
+            (_, None) => {
+                CommitAnswer::Refused(RefusedParts { own: true, ..RefusedParts::default() })
+            }
         }
     }
 }
@@ -342,7 +344,7 @@ fn second_attempt_with_the_same_status_is_ambiguous() {
 #[test]
 fn refusals_double_the_pause_until_one_is_applied() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
-    let refused = CommitAnswer::Refused(Refused { record: true, ..Refused::default() });
+    let refused = CommitAnswer::Refused(RefusedParts { record: true, ..RefusedParts::default() });
     let pauses: Vec<u128> = (0..10)
         .map(|_| {
             machine.answered(planned(&machine), &refused);
@@ -360,8 +362,8 @@ fn refusals_double_the_pause_until_one_is_applied() {
 #[test]
 fn owner_reads_again_only_after_its_own_refused_operation() {
     let mut machine = Machine::new(Some((Index(3), Status::default())));
-    machine.refuse(&Refused { shared: vec![0], ..Refused::default() });
+    machine.refuse(&RefusedParts { shared: vec![0], ..RefusedParts::default() });
     assert!(!machine.is_behind());
-    machine.refuse(&Refused { own: true, ..Refused::default() });
+    machine.refuse(&RefusedParts { own: true, ..RefusedParts::default() });
     assert!(machine.is_behind());
 }

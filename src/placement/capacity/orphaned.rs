@@ -15,7 +15,7 @@ use rcfarm_store::{Index, Op};
 /// A promise without its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OrphanedAllocation {
-    /// Where.
+    /// Node whose record holds the allocation.
     pub node: NodeName,
     /// Under which pod's id.
     pub pod: PodId,

@@ -71,7 +71,7 @@ pub enum PodStep {
         pod_ref: PodRef,
         /// The pod as observed.
         pod: RcPod,
-        /// Why.
+        /// Reason of the removal.
         why: PodRemoveReason,
     },
     /// Label and intent are written again.
@@ -80,7 +80,7 @@ pub enum PodStep {
         pod_ref: PodRef,
         /// The pod as observed.
         pod: RcPod,
-        /// Why.
+        /// What differs from the record.
         why: Drift,
     },
 }
@@ -117,7 +117,7 @@ pub struct PlannedCondition {
     pub kind: RcConditionType,
     /// Whether it holds.
     pub status: bool,
-    /// Why.
+    /// Fixed token, for programs.
     pub reason: RcReason,
     /// The reason in words, with numbers and names.
     pub message: String,

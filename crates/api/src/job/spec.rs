@@ -187,7 +187,7 @@ pub enum CleanPods {
 pub struct JobTask {
     /// Its name, as in the record: `worker`, `Worker`.
     pub name: String,
-    /// How many.
+    /// Number of members, 0 or more.
     pub replicas: u32,
     /// How many of them are needed for a start, and must succeed; `None`: all for a start.
     pub min_available: Option<u32>,

@@ -404,7 +404,7 @@ impl TryFrom<String> for Slots {
 pub struct Delayed {
     /// What will be done.
     pub action: CommandAction,
-    /// Why.
+    /// Event that triggered the policy.
     pub event: PolicyEvent,
     /// When.
     pub due: Timestamp,

@@ -107,7 +107,7 @@ impl Default for PodGroupSpec {
 pub struct GroupTask {
     /// Its name in the group.
     pub name: String,
-    /// How many.
+    /// Number of members of the task.
     pub replicas: u32,
     /// What each asks for.
     #[serde(default, skip_serializing_if = "Amounts::is_empty")]

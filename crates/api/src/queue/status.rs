@@ -76,7 +76,7 @@ pub struct QueueStatus {
 /// A group that waits, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Which.
+    /// Namespace and name of the PodGroup.
     pub group: GroupId,
     /// From 1, in the queue's order.
     pub position: usize,
