@@ -75,7 +75,9 @@ async fn a_file_is_planned_applied_changed_and_refused() {
         format!("{JOB}---\n{}", JOB.replace("mnist", "m2").replace("name: worker", "name: ps"));
     write(&world, "two.yaml", &two.replace("replicas: 1", "replicas: -1"));
     let refused = world.run(&["apply", "-f", "two.yaml"]).await.failed();
-    for words in ["default/mnist: spec.tasks[0].replicas", "default/m2: spec.tasks[1].name"] {
+    for words in
+        ["default/mnist: field spec.tasks[0].replicas", "default/m2: field spec.tasks[1].name"]
+    {
         assert!(refused.contains(words), "{refused}");
     }
     assert!(refused.contains("nothing was changed"), "{refused}");

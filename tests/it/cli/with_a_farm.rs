@@ -96,7 +96,7 @@ async fn farms_show_themselves_and_can_be_told() {
     assert_eq!((&list[0]["name"], &list[0]["selector"]), (&json!("f1"), &json!("team=a")));
     let why = world.run(&["rc", "explain", &id]).await.ok();
     assert!(why.contains("farm f1 does not want it: label team is \"b\""), "{why}");
-    assert!(world.run(&["farm", "confirm", "f1"]).await.ok().contains("told"));
+    assert!(world.run(&["farm", "confirm", "f1"]).await.ok().contains("confirmed"));
     let stderr = world.run(&["farm", "confirm", "f2"]).await.failed();
     assert!(stderr.contains("no farm f2 is running"), "{stderr}");
 }

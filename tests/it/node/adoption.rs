@@ -89,7 +89,7 @@ async fn a_pod_whose_shim_was_killed_runs_on_and_its_end_is_seen() {
     assert!(is_alive(status.processes[0].pid.unwrap()));
     kill(running.pid);
     let status = host.until("web", |status| status.phase == NodePodPhase::Ended).await;
-    assert!(status.message.contains("its shim was killed"), "{}", status.message);
+    assert!(status.message.contains("the shim was killed"), "{}", status.message);
     host.end().await;
 }
 
