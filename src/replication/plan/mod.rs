@@ -403,10 +403,10 @@ fn transfer_plan(observed: &ReplicationObserved) -> TransferPlan {
 
 /// The pod to move first: on a node that is down, then drained, then quarantined, then ineligible or short of
 /// capacity. A quarantined one is passed over while no node is free for it, or it would block the others.
-fn next_to_move<'a>(
-    observed: &'a ReplicationObserved,
+fn next_to_move(
+    observed: &ReplicationObserved,
     no_free_node: impl Fn() -> bool,
-) -> Option<(&'a PodRef, &'a RcPod)> {
+) -> Option<(&PodRef, &RcPod)> {
     let readiness = |pod_ref: &PodRef| observed.readiness(&pod_ref.node);
     observed
         .pods
