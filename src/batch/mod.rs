@@ -15,7 +15,7 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`spec`], [`status`] | the scheduler's own record and status |
+//! | `spec`, `status` | the scheduler's own record and status |
 //! | [`queues`] | which queues take work, and what each has left |
 //! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: what has become of the groups, and who goes next |
 //! | [`placing`] | a group's members as pods on nodes |

@@ -1,7 +1,7 @@
 //! The commands. Only this module prints.
 //!
 //! A command reads and writes Consul directly, without a server in between. Each change is one transaction with its audit
-//! record ([`context`]), guarded by the indexes of what the command has read. Each command's module names its keys. A
+//! record (`context`), guarded by the indexes of what the command has read. Each command's module names its keys. A
 //! command that was killed has applied a change completely or not at all.
 //!
 //! Results go to standard output in the format of `-o`, notes and progress to standard error.

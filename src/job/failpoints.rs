@@ -20,8 +20,10 @@ pub(super) fn change_job(job: &JobSpec) -> Cow<'_, JobSpec> {
 /// The status that a plan is made from.
 pub(super) fn change_status(status: &JobStatus) -> Cow<'_, JobStatus> {
     let mut status = Cow::Borrowed(status);
-    if enabled(Failpoint::PausesIgnored) && status.not_before.is_some() {
-        status.to_mut().not_before = None;
+    if enabled(Failpoint::PausesIgnored) {
+        let status = status.to_mut();
+        status.not_before = None;
+        status.tasks.values_mut().for_each(|memory| memory.not_before.clear());
     }
     status
 }

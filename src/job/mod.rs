@@ -14,8 +14,8 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`spec`], [`document`] | what is wanted, how it is written, and the rules |
-//! | [`status`], [`machine`] | what is said of it, and its ten phases |
+//! | `spec`, [`document`] | what is wanted, how it is written, and the rules |
+//! | `status`, [`machine`] | what is said of it, and its ten phases |
 //! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | what is done next, and why |
 //! | [`frameworks`] | what is particular to a framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as nodes know them |

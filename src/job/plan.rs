@@ -108,7 +108,7 @@ pub enum GroupStep {
 pub struct JobPlan {
     /// The status afterwards.
     pub status: JobStatus,
-    /// Pods to be made: as many as there is room for with the plan, and the others in a [`super::batched_start`].
+    /// Pods to be made: as many as there is room for with the plan, and the others in a `super::batched_start`.
     pub create: Vec<Create>,
     /// Pods to be removed.
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,

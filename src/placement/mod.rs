@@ -1,5 +1,5 @@
 //! The `Scheduler` trait with p2's three verbs, and its implementations: the built-in one, by label selector and
-//! capacity, and one over HTTP. Gangs are placed by whoever owns their scheduler record ([`capacity::place`]).
+//! capacity, and one over HTTP. Gangs are placed by whoever owns their scheduler record ([`capacity::place()`]).
 //!
 //! A scheduler says *where* pods may run. It does not write: the controller does, under its fence, and promises in the
 //! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.

@@ -8,7 +8,7 @@
 //! A controller does not hold a [`Store`] but a [`Writer`]. A `Writer` commits only transactions that begin with the
 //! fence of a claim ([`Txn::under`]).
 //!
-//! Keys: those that the caller passes. [`rights`] reads `<prefix>rcfarm-probe`, a key that does not exist. [`session`]
+//! Keys: those that the caller passes. `rights` reads `<prefix>rcfarm-probe`, a key that does not exist. [`session`]
 //! writes no keys, only sessions and checks.
 
 #![forbid(unsafe_code)]

@@ -2,10 +2,10 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`record`] | `rcfarm/allocations/<node>`: what is allocated on a node, and to whom |
+//! | `record` | `rcfarm/allocations/<node>`: what is allocated on a node, and to whom |
 //! | [`node_capacity`] | one node: what is free, why something does not fit, allocations and releases |
 //! | [`ledger`] | changes of several nodes that go into one transaction |
-//! | [`gang`], [`place`] | pods that are placed together or not at all |
+//! | [`gang`], [`mod@place`] | pods that are placed together or not at all |
 //! | [`orphaned`] | allocations that no pod has any more |
 //!
 //! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that

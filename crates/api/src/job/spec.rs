@@ -1,6 +1,6 @@
 //! A job as it is wanted: one record that is a superset of Volcano's Job and Kubeflow's training jobs. Pure.
 //!
-//! The stored record is the user's document itself ([`super::document`] reads it, [`super::validate`] judges it); this is
+//! The stored record is the user's document itself (`super::document` reads it, `super::validate` judges it); this is
 //! what it means, with all defaults filled in.
 
 use std::collections::{BTreeMap, BTreeSet};

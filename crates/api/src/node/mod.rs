@@ -1,6 +1,6 @@
 //! What the farm reads of nodes and of pods' health.
 //!
-//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by [`simulated`] nodes.
+//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by `simulated` nodes.
 
 pub mod record;
 pub mod status;

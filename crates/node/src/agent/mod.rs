@@ -17,10 +17,10 @@
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`health`] | health checks |
-//! | [`single_instance`] | check that no other node runs a single instance |
-//! | [`event`], [`intended`] | events of the loop, intended pods |
-//! | [`intents`], [`presence`] | watch of the intents, session and node record |
-//! | [`pods`], [`pod`], [`reporter`], [`run`] | the pods in memory, the writer of reports, the loop |
+//! | `single_instance` | check that no other node runs a single instance |
+//! | `event`, `intended` | events of the loop, intended pods |
+//! | `intents`, `presence` | watch of the intents, session and node record |
+//! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
 
 pub mod cgroup;
 pub mod driver;
