@@ -75,7 +75,7 @@ async fn single_instance_waits_for_lease_of_dead_agent() {
     let old = old.processes[0].pid.unwrap();
     first.kill().await;
     moved(&first, &first.node(), &second.node(), &manifest).await;
-    second.until("one", |status| status.message.contains("until it has ended on n1")).await;
+    second.until("one", |status| status.message.contains("until the pod has ended on n1")).await;
     second.until("one", |status| status.phase == NodePodPhase::Running).await;
     assert!(!is_alive(old));
     assert!(!shared.path().join("twice").exists());
