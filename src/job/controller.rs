@@ -52,6 +52,8 @@ const ASKED_AT_ONCE: usize = 8;
 const ALWAYS: usize = 4;
 /// These, group and its status, and a command (two): what pods leave free.
 const FIXED_OPS: usize = ALWAYS + 4;
+/// Operations that remove a pod (see [`writes::remove_ops`]). However low the limit is, one pod goes in each transaction.
+const POD_OPS: usize = 3;
 /// Steps of the machine that change no pod go into one transaction, up to so many.
 const STEPS: usize = 8;
 
@@ -371,7 +373,7 @@ impl JobController {
             let status = step.plan.status.encode().len() * 4 / 3;
             let limits = self.ctx.limits;
             // The audit record lists the pods once more.
-            let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + 3)
+            let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + POD_OPS)
                 && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
             match (fits, room) {
                 (true, _) => return Ok(step),
@@ -392,7 +394,7 @@ impl JobController {
         let status = self.chain.status().clone();
         let pods = self.caches.pods_of(&self.id, status.uid, &self.known, None);
         let commands = self.commands();
-        let room = self.ctx.limits.ops.saturating_sub(FIXED_OPS);
+        let room = self.ctx.limits.ops.saturating_sub(FIXED_OPS).max(POD_OPS);
         let collection = collect_orphans(&self.id, &self.group, &pods, &commands, room);
         let has_status = self.chain.index() > Index::ZERO;
         if collection.ops.is_empty() && !(collection.is_last && has_status) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALWAYS, FIXED_OPS, JobController, JobView};
+use super::{ALWAYS, FIXED_OPS, JobController, JobView, POD_OPS};
 use crate::job::caches::Intended;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
@@ -73,7 +73,9 @@ impl JobController {
             removed.push((place, pod.slot.clone()));
         }
         if plan.collect_orphans {
-            let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / 3;
+            let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / POD_OPS;
+            // At least one if nothing else changes: else the new job waits for ever.
+            let room = room.max(usize::from(ops.is_empty()));
             for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
                 let intent = intent.map(|(index, _)| index);
                 ops.extend(writes::remove_ops(place, labelled.index, intent));

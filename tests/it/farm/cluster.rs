@@ -59,6 +59,8 @@ pub struct Cluster {
     pub clock: Arc<VirtualClock>,
     pub scheduler: Option<Arc<dyn Scheduler>>,
     pub discovery: Arc<dyn Discovery>,
+    /// Of the farms that are started.
+    pub limits: TxnLimits,
 }
 
 impl Cluster {
@@ -70,6 +72,7 @@ impl Cluster {
             clock: VirtualClock::new(Instant::now()),
             scheduler: None,
             discovery: Arc::new(NoDiscovery),
+            limits: TxnLimits::default(),
         };
         for n in 0..nodes {
             cluster.label_node(&node(n), json!({"pool": "web"})).await;
@@ -122,7 +125,7 @@ impl Cluster {
             name: name.parse::<FarmName>().unwrap(),
             selector: selector.parse().unwrap(),
             session: SessionSettings::default(),
-            limits: TxnLimits::default(),
+            limits: self.limits,
             node_grace: rcfarm::farm::NODE_GRACE,
         };
         (settings, Env { store, clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) })

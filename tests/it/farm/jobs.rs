@@ -278,6 +278,29 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     farm.stop().await;
 }
 
+/// Below 11 operations there is no room for a pod beside a group and a command; one is removed all the same.
+#[tokio::test(start_paused = true)]
+async fn orphans_are_removed_under_a_low_limit_of_operations() {
+    let mut cluster = Cluster::new(4).await;
+    cluster.limits.ops = 9;
+    let _nodes = nodes(&cluster, |_, _| None);
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 3)]})).await;
+    let first = reaches(&cluster, "default/j", JobPhase::Running, 20 * SECOND).await;
+    cluster.delete("rcfarm/jobs/default/j").await;
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    within(20 * SECOND, "the new job runs alone", || async {
+        let status = status(&cluster, "default/j").await;
+        status.uid != first.uid
+            && status.state.phase == JobPhase::Running
+            && keys(&cluster, "intent/").await.len() == 1
+    })
+    .await;
+    cluster.delete("rcfarm/jobs/default/j").await;
+    nothing_is_left(&cluster).await;
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     use std::sync::atomic::{AtomicBool, Ordering};
