@@ -318,13 +318,12 @@ impl JobController {
 
     fn decide(&self, look: &JobView, status: &JobStatus, room: usize) -> JobPlan {
         let job = failpoints::change_job(&look.record.read.spec);
-        let observed = failpoints::change_status(status);
         let mut plan = plan(&JobObserved {
             id: &self.id,
             uid: look.uid,
             job: &job,
             immutable_hash: look.record.immutable_hash,
-            status: &observed,
+            status,
             pods: &look.pods.own,
             leaving: &look.pods.leaving,
             orphans: look.pods.orphans.len(),
@@ -336,9 +335,9 @@ impl JobController {
             commands: &look.commands,
             may_remove: self.caches.may_remove(),
             room,
-            now: self.ctx.clock.wall(),
+            now: failpoints::change_now(status, self.ctx.clock.wall()),
         });
-        failpoints::change_plan(&observed, &mut plan);
+        failpoints::change_plan(status, &mut plan);
         plan
     }
 

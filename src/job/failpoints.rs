@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use super::plan::JobPlan;
+use rcfarm_api::Timestamp;
 use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -17,15 +18,13 @@ pub(super) fn change_job(job: &JobSpec) -> Cow<'_, JobSpec> {
     job
 }
 
-/// The status that a plan is made from.
-pub(super) fn change_status(status: &JobStatus) -> Cow<'_, JobStatus> {
-    let mut status = Cow::Borrowed(status);
-    if enabled(Failpoint::PausesIgnored) {
-        let status = status.to_mut();
-        status.not_before = None;
-        status.tasks.values_mut().for_each(|memory| memory.not_before.clear());
+/// The time that a plan is made for: with [`Failpoint::PausesIgnored`] every pause before a start is over.
+pub(super) fn change_now(status: &JobStatus, now: Timestamp) -> Timestamp {
+    if !enabled(Failpoint::PausesIgnored) {
+        return now;
     }
-    status
+    let members = status.tasks.values().flat_map(|memory| memory.not_before.values());
+    members.chain(&status.not_before).copied().fold(now, Timestamp::max)
 }
 
 /// Changes a plan that was made from `status`.
