@@ -15,11 +15,10 @@
 //! Placing a gang, from the question to the transaction:
 //!
 //! ```
-//! use rcfarm::labels::Selector;
-//! use rcfarm::schedule::capacity::{
-//!     AllocationOwner, Decision, Fleet, Gang, GangTask, Ledger, NodeCapacity, place,
-//! };
-//! # use rcfarm::schedule::NodeLabels;
+//! use rcfarm::placement::NodeLabels;
+//! use rcfarm::placement::capacity::{Decision, Fleet, Gang, GangTask, Ledger, NodeCapacity, place};
+//! use rcfarm_api::allocation::AllocationOwner;
+//! use rcfarm_api::scheduler::Packing;
 //! # let mut fleet = Fleet::default();
 //! # let labels = [("pool".to_owned(), "gpu".to_owned())].into();
 //! # fleet.labels = std::sync::Arc::new(NodeLabels { nodes: [("n1".parse().unwrap(), labels)].into() });
