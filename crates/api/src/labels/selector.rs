@@ -14,7 +14,7 @@ use super::Labels;
 /// selector. In JSON and YAML a selector is its string.
 ///
 /// ```
-/// use rcfarm::labels::{Labels, Selector};
+/// use rcfarm_api::labels::{Labels, Selector};
 /// let selector: Selector = "tier notin (test, dev), role == web".parse().unwrap();
 /// assert_eq!(selector.to_string(), "role=web,tier notin (dev,test)");
 /// assert!(selector.matches(&Labels::from([("role".into(), "web".into())])));
