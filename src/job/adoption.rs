@@ -1,35 +1,34 @@
-//! Whose a pod is that carries a job's name: the reference's claim table (`kubeflow.md` §1.12). Pure.
+//! Decides which pods a job adopts or releases: the claim table of `kubeflow.md` §1.12. Pure.
 //!
-//! The selector is the labels that name the job and the member, the reference is the uid beside them. Whatever is decided
-//! is carried out by CAS of the labels in a transaction that is guarded by the job's record, so that nobody adopts for
-//! a job that is gone, and no pod is taken that changed hands meanwhile.
+//! A pod's labels name job and member (the selector) and the job's uid (the owner reference). Changes are a CAS of the
+//! labels in a transaction that checks the job's record: a deleted job adopts nothing, and a concurrent change wins.
 
-/// Whose uid a pod carries.
+/// Owner according to the uid label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reference {
-    /// This job's.
+    /// This job.
     Mine,
-    /// Another job's.
+    /// Another job.
     Other,
-    /// Nobody's.
+    /// No uid label.
     Nobody,
 }
 
-/// What becomes of a pod.
+/// Action for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdoptionVerdict {
-    /// It is a member.
+    /// It is a member already.
     Member,
-    /// It becomes one.
+    /// Add the job's uid to its labels.
     Adopt,
-    /// It is one no more.
+    /// Remove the job's uid from its labels.
     Release,
-    /// It is none of this job's business.
+    /// Leave it unchanged.
     Ignore,
 }
 
-/// Decides. `matches`: its labels name this job and its name is that of the member; `owner_deleting`: the job is being
-/// deleted; `pod_deleting`: the pod is not intended any more.
+/// `matches`: labels and pod name are those of a member of this job. `owner_deleting`: the job is being deleted.
+/// `pod_deleting`: the pod has no intent.
 #[must_use]
 pub fn verdict(
     reference: Reference,
@@ -51,7 +50,7 @@ mod tests {
     use AdoptionVerdict as V;
     use Reference as R;
 
-    /// `kubeflow.md` §1.12, line by line; `None`: whichever.
+    /// The lines of the table in `kubeflow.md` §1.12; `None`: both values.
     #[test]
     fn the_claim_table() {
         let any = None;

@@ -1,9 +1,9 @@
-//! Members whose pods do not fit into one transaction are started in a batched start of several. Pure.
+//! Batched start: several transactions create the members whose pods do not fit into one. Pure.
 //!
-//! The transaction that begins it says in the status which members are started, and which of them the others make
-//! (`starting`). The others do not touch the status: each is guarded by its ModifyIndex, so several are under way at once,
-//! and none of them comes through once the status has been written again. Whoever plans next, the owner or the one after
-//! it, first sees to that if any may be under way, and then looks which pods are there: what is not there was not started.
+//! The first transaction writes the status: it lists the members to start, and those that later transactions create
+//! (`starting`). The later ones check the status' ModifyIndex and do not write it, so several can be in flight. Any new
+//! write of the status invalidates the rest. Before the next plan the owner, or its successor, reads the pods again: a
+//! member in `starting` without a pod was not started.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use super::plan::{JobObserved, JobPlan};
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::job::status::JobStatus;
 
-/// No more pods than this are made in one batched start: the rest comes after it.
+/// Upper limit of pods per batched start.
 const MOST: usize = 4_096;
 
-/// Ends the batched start that the status tells of: members of which there is no pod were not started.
+/// Ends the batched start in the status: members of `starting` without a pod are no longer `started`.
 pub(super) fn reconcile_existing(status: &mut JobStatus, seen: &JobObserved<'_>) {
     if !status.is_starting() {
         return;
@@ -24,7 +24,7 @@ pub(super) fn reconcile_existing(status: &mut JobStatus, seen: &JobObserved<'_>)
         version == status.version && attempt == attempt_of(status, slot)
     };
     let there = seen.pods.iter().filter(|pod| current(&pod.slot, pod.version, pod.attempt));
-    // One that a node still runs was made, and taken away since.
+    // A pod that is real without an intent was created, and removed afterwards.
     let there = there.map(|pod| &pod.slot).chain(seen.leaving.keys());
     let there: BTreeSet<Slot> = there.cloned().collect();
     for (task, memory) in &mut status.tasks {
@@ -36,7 +36,7 @@ pub(super) fn reconcile_existing(status: &mut JobStatus, seen: &JobObserved<'_>)
     }
 }
 
-/// So many pods may be made by a plan. While others go or change hands, these come first.
+/// Limit of pods that a plan creates: one transaction's room while pods are removed, adopted or released.
 pub(super) fn most(seen: &JobObserved<'_>, plan: &JobPlan) -> usize {
     let alone =
         plan.remove.is_empty() && plan.adopt.is_empty() && !plan.release && !plan.collect_orphans;

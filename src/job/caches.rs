@@ -1,9 +1,9 @@
-//! Caches for all job controllers of a farm, one per Consul tree.
+//! Caches for all job controllers of a farm, one per Consul prefix.
 //!
-//! The owner of a job is the only one that changes its pods, so what it has just written counts more than a tree that
-//! was read before ([`JobPendingWrites`]). How a pod stands its node's agent says in `status/pods/`; that counts only when
-//! `reality/` shows the very manifest that is intended, and when it was not written before that (agents write both in
-//! one transaction, and each tree is read for itself): else it is about an older try at the same member.
+//! Only a job's owner changes its pods, so its own writes override a cache that is older ([`JobPendingWrites`]). A
+//! status in `status/pods/` counts only if `reality/` holds the intended manifest and is not newer than the status.
+//! Agents write both in one transaction, but the caches read them separately: an older status may be of an earlier
+//! attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,11 +43,11 @@ use rcfarm_store::{
     Decoder, Entry, Index, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
 };
 
-/// What is real on a node.
+/// Pod that a node agent reports as real.
 #[derive(Debug, PartialEq)]
 pub struct Real {
     hash: u64,
-    /// `None`: it was not made for a job. It may have been adopted by one.
+    /// `None`: its manifest was not made for a job. A job may have adopted it.
     identity: Option<PodIdentity>,
 }
 
@@ -69,7 +69,7 @@ impl Decoder for RealityDecoder {
     }
 }
 
-/// `reality/`, by place and by job.
+/// `reality/`, by node and pod, and by job.
 #[derive(Debug, Default)]
 pub struct Realities {
     places: VersionedIndex<RealityDecoder>,
@@ -81,25 +81,25 @@ struct WithIdentity {
     job: PodIdentity,
 }
 
-/// The job that a pod was made for, by its manifest.
+/// Job in the manifest, if it was made for one.
 #[must_use]
 pub fn made_for(manifest: &[u8]) -> Option<Namespaced> {
     identity_in(manifest).map(|identity| identity.job)
 }
 
-/// Manifests of jobs are JSON; others are not ours to understand.
+/// Manifests of jobs are JSON; other formats are not parsed.
 fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
     let made = manifest.starts_with(b"{").then_some(manifest)?;
     serde_json::from_slice(made).ok().map(|WithIdentity { job }| job)
 }
 
 impl Realities {
-    /// Places that differ between the two.
+    /// Pods that differ between two snapshots.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
         VersionedIndex::touched(&old.places, &new.places)
     }
 
-    /// The job that the pod at a place was made for.
+    /// Job that the pod was made for.
     fn job_at(&self, place: &PodRef) -> Option<&Namespaced> {
         Some(&self.places.value(place)?.identity.as_ref()?.job)
     }
@@ -139,75 +139,73 @@ impl Decoder for PodStateDecoder {
     }
 }
 
-/// `status/pods/`, by place.
+/// `status/pods/`, by node and pod.
 pub type PodStates = VersionedIndex<PodStateDecoder>;
 
 /// The owner's own writes that the caches do not show yet.
 #[derive(Debug, Clone, Default)]
 pub struct JobPendingWrites {
-    /// Index of the last transaction that changed pods, and so their labels. One that changed neither is none that
-    /// a tree will ever show.
+    /// Index of the last transaction that changed pod labels. Caches never show the index of one that changed none.
     pub labels: Index,
-    /// The same of intents.
+    /// Index of the last transaction that changed intents.
     pub intents: Index,
-    /// When the later of them was answered.
+    /// Time of the answer of the later one.
     pub at: Option<Instant>,
-    /// All pods then: their labels' and intents' indexes, and the hash of their manifests.
+    /// All pods after it: ModifyIndexes of labels and intents, hashes of manifests.
     pub pods: BTreeMap<PodRef, (LabelledMember, Option<(Index, u64)>)>,
-    /// Pods that were removed, and when.
+    /// Removed pods and the time of their removal.
     pub removed: BTreeMap<PodRef, (Slot, Instant)>,
-    /// Pods that were read one by one, because the job's doorbell was rung.
+    /// Pods that were read individually after the job's doorbell rang.
     pub fresh: BTreeMap<PodRef, FreshStatus>,
 }
 
-/// A pod that was removed before its node was seen to have it may just be starting there: for so long it counts as on
-/// its way out.
+/// A pod removed before its node reported it may still be starting there. It counts as leaving for this long.
 pub const UNSEEN: Duration = Duration::from_secs(2);
 
-/// Statuses and groups as read when jobs were last claimed.
+/// Statuses and groups read when jobs were last claimed.
 #[derive(Default)]
 struct Book {
     index: Index,
     statuses: BTreeMap<Namespaced, (Index, JobStatus)>,
     groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
-    /// Jobs whose status is there and cannot be understood.
+    /// Jobs whose status cannot be decoded.
     unreadable: BTreeSet<Namespaced>,
 }
 
-/// The status of a job and its group's record, each with its ModifyIndex.
+/// Status of a job and record of its PodGroup, each with its ModifyIndex.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
-    /// What was said last.
+    /// Status as last written.
     pub status: (Index, JobStatus),
-    /// The PodGroup; `None` with an index: it cannot be read.
+    /// PodGroup; `None` with an index: it cannot be decoded.
     pub group: (Index, Option<PodGroupRecord>),
 }
 
 /// Caches shared by all job controllers of a farm.
 pub struct JobCaches {
     reader: Arc<dyn Reader>,
-    /// Nodes and intents, which replication controllers look at, too.
+    /// Nodes, pod labels and intents, shared with replication controllers.
     pub nodes: Arc<ClusterView>,
-    /// `reality/`
+    /// Cache of `reality/`.
     pub realities: Arc<Cache<Realities>>,
-    /// `status/pods/`
+    /// Cache of `status/pods/`.
     pub pod_states: Arc<Cache<PodStates>>,
-    /// `rcfarm/pod_group_status/`
+    /// Cache of `rcfarm/pod_group_status/`.
     pub groups: Arc<Cache<GroupStatusIndex>>,
-    /// `rcfarm/commands/`
+    /// Cache of `rcfarm/commands/`.
     pub commands: Arc<Cache<Commands>>,
     book: Mutex<Book>,
-    /// Pods that were not made for the jobs that own them: their nodes' word does not say whose they are.
+    /// Owners of adopted pods: the manifests of these pods do not name them.
     adopted: Mutex<BTreeMap<PodRef, Namespaced>>,
-    /// Jobs of which something may be left: those that were claimed, and those that something was found of.
+    /// Jobs that may have keys besides their records: claimed ones, and those found by lists.
     known_jobs: Mutex<BTreeSet<RecordId>>,
-    /// Some of them have no record any more: whether anything is left of them is to be looked at.
+    /// Signalled when one of them has no record.
     doubts: Notify,
     doorbells: Mutex<JobDoorbells>,
 }
 
 impl JobCaches {
-    /// The trees, not yet read.
+    /// Creates the caches without reading.
     #[must_use]
     pub fn new(
         reader: Arc<dyn Reader>,
@@ -229,8 +227,8 @@ impl JobCaches {
         })
     }
 
-    /// Reads statuses, groups and pods, unless all jobs concerned were made after they were last read: no status means
-    /// no pods.
+    /// Reads statuses, groups and pods before jobs are claimed. Skipped if all of them were created after the last
+    /// read: they have neither a status nor pods.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -265,8 +263,8 @@ impl JobCaches {
         Ok(())
     }
 
-    /// What stands of a job since the last [`JobCaches::prepare`]; given out once. `None`: that failed, or it is to be
-    /// read again because it was not understood.
+    /// Status and group from the last [`JobCaches::prepare`], once. `None`: it failed, or the status cannot be decoded
+    /// and the caller reads it again.
     #[must_use]
     pub fn take_page(&self, id: &Namespaced) -> Option<Page> {
         let mut book = self.book();
@@ -276,7 +274,7 @@ impl JobCaches {
         })
     }
 
-    /// Reads the record of a job's group now, with its ModifyIndex.
+    /// Reads the PodGroup record of a job, with its ModifyIndex.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -290,7 +288,7 @@ impl JobCaches {
         Ok(group.map(decoded).unwrap_or_default())
     }
 
-    /// Reads pods and intents now.
+    /// Reads pods and intents up to the present index.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -298,7 +296,7 @@ impl JobCaches {
         self.nodes.catch_up().await
     }
 
-    /// Waits until the trees have been read once.
+    /// Waits for the first read of each cache.
     pub async fn first_read(&self) {
         self.realities.first_read().await;
         self.pod_states.first_read().await;
@@ -307,14 +305,14 @@ impl JobCaches {
         self.nodes.records.first_read().await;
     }
 
-    /// Whether what is gone from the trees can be believed to be gone. Intents that are few are no sign: jobs end.
+    /// Whether an absent key may be taken as deleted. A drop in the number of intents is no reason to doubt: jobs end.
     #[must_use]
     pub fn may_remove(&self) -> bool {
         self.blind().is_none()
     }
 
-    /// Why it cannot be told which pods there are and how they stand: rights hide them. What seems to be gone may still
-    /// run then, and what seems to run may have ended.
+    /// Why pods and their states are unknown: ACLs hide keys. A pod that seems gone may still run, and one that seems
+    /// to run may have ended.
     #[must_use]
     pub fn blind(&self) -> Option<String> {
         let of = |tree: &Prefix, why: Option<UntrustedReason>| Some(format!("{tree}: {}", why?));
@@ -323,7 +321,7 @@ impl JobCaches {
             .or_else(|| of(self.pod_states.prefix(), self.pod_states.snapshot().untrusted))
     }
 
-    /// The pods that carry a job's name, as they stand. `job`: what it says, if anybody knows.
+    /// Pods with the job's name, merged with pending writes. `job`: its spec, if known.
     #[must_use]
     pub fn pods_of(
         &self,
@@ -337,7 +335,7 @@ impl JobCaches {
         let realities = self.realities.snapshot();
         let mut all: BTreeMap<PodRef, (LabelledMember, Intended)> = BTreeMap::new();
         let mut pods = Pods::default();
-        // Each tree has an index of its own: what changes in one of them does not wait for the other.
+        // Each cache has its own index: a change in one does not wait for the other.
         let is_trusted = intents.shows(known.intents, known.at);
         let intent = |place: &PodRef| match known.pods.get(place) {
             Some((_, intent)) if !is_trusted => *intent,
@@ -394,7 +392,7 @@ impl JobCaches {
         pods
     }
 
-    /// Of the places of members those where something is intended that is not of `pods`, as far as is known.
+    /// Members whose bound node already has an intent of the same pod id that is not in `pods`.
     #[must_use]
     pub fn taken(
         &self,
@@ -439,7 +437,7 @@ impl JobCaches {
         let told = told.map(|told| &told.value);
         let pod_state = match fresh.map(|fresh| &*fresh.pod_state).or(told) {
             Some(pod_state) if is_real && !is_older => pod_state.clone(),
-            // A node without an agent of ours says no more than that it is there.
+            // A node without our agent reports no status.
             None if is_real => PodState::running(),
             Some(pod_state) if pod_state.is_unfit => pod_state.clone(),
             _ => PodState::default(),
@@ -464,15 +462,15 @@ impl JobCaches {
         }
     }
 
-    /// A job's doorbell was rung.
+    /// Records that a job's doorbell rang.
     pub fn note_rung(&self, id: &RecordId) {
         if let Ok(id) = id.as_str().parse() {
             self.doorbells().ring(id);
         }
     }
 
-    /// Reads the pods of a job that have yet to end as far as the tree shows, if its bell was rung; `None`: it was not,
-    /// or there is too much of that.
+    /// Reads the job's pods that have not ended in the cache, if its doorbell rang. `None`: it did not ring, or a limit
+    /// of [`JobDoorbells`] applies.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -494,7 +492,7 @@ impl JobCaches {
         doorbells::read(self.reader.as_ref(), alive).await.map(Some)
     }
 
-    /// Jobs of whose pods some lost their intents between the two, or got others: their own doing, or somebody's.
+    /// Jobs with pods whose intents were deleted or replaced between two snapshots.
     #[must_use]
     pub fn bereft(&self, old: &IntentIndex, new: &IntentIndex) -> BTreeSet<Namespaced> {
         let gone = IntentIndex::touched(old, new).filter(|place| old.get(place).is_some());
@@ -506,7 +504,7 @@ impl JobCaches {
         }
     }
 
-    /// Jobs that own the pods at `places`, and those that adopted any.
+    /// Jobs that own or adopted the pods at `places`.
     #[must_use]
     pub fn owners<'a>(
         &self,
@@ -521,17 +519,17 @@ impl JobCaches {
         places.filter_map(owner).collect()
     }
 
-    /// A job was claimed, or something of it was found: if its record goes, what is left is tidied up.
+    /// Registers a job: its orphans are collected once its record is gone.
     pub fn note_job(&self, id: &Namespaced) {
         self.known_jobs().insert(record_id(id));
     }
 
-    /// Nothing is left of a job.
+    /// Removes a job of which no key is left.
     pub fn forget_job(&self, id: &Namespaced) {
         self.known_jobs().remove(&record_id(id));
     }
 
-    /// Jobs of which something may be left and that have no record. Whoever acts on it has the store make sure of that.
+    /// Registered jobs without a record in the cache. A transaction on them must check that the record is absent.
     #[must_use]
     pub fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
         let known = self.known_jobs();
@@ -543,19 +541,19 @@ impl JobCaches {
         left
     }
 
-    /// Waits until there are jobs without records of which something may be left.
+    /// Waits until a registered job has no record.
     pub async fn doubted(&self) {
         self.doubts.notified().await;
     }
 
-    /// Whether there is anything of a job besides its record, as far as is known.
+    /// Whether any job may have keys besides its record.
     #[must_use]
     pub fn has_something(&self) -> bool {
         self.nodes.pods.snapshot().value.has_pods_of_jobs() || !self.known_jobs().is_empty()
     }
 
-    /// Looks what there is of jobs without records, by the names of the keys: after a time in which no farm ran, nothing
-    /// else would show it. Forgets those that another farm has tidied up.
+    /// Registers jobs with a status or group but no record, from lists of keys. Finds orphans of a time without any
+    /// farm. Removes jobs that another farm has cleaned up.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -585,13 +583,13 @@ impl JobCaches {
                     || pods.value.jobs().has(id)
             };
             let is_gone = |id: &RecordId| !id.as_str().parse().is_ok_and(|id| is_there(&id));
-            // Not those of which it was heard while this was read.
+            // Keeps jobs that were registered during these reads.
             self.known_jobs().retain(|id| !(known.contains(id) && is_gone(id)));
         }
         Ok(())
     }
 
-    /// Where pods of a node are reached.
+    /// Address of the pods of a node; without a known address, the node's name.
     #[must_use]
     pub fn address(&self, node: &NodeName) -> String {
         self.nodes.address(node).unwrap_or_else(|| node.to_string())

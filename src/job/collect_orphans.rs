@@ -1,8 +1,8 @@
-//! What is left of a job whose record is gone: deleted by hand, or while no farm ran. Pure.
+//! Deletes what is left of a job whose record is gone. Pure.
 //!
-//! First its pods go, then, when their nodes have stopped them, the group with its place, then the status and the
-//! commands that nobody carries out any more. Each transaction is guarded by the absence of the record: a look at a
-//! tree that was cut short removes nothing, and a job that is made meanwhile looks after its name itself.
+//! First the pods; once their nodes have stopped them, the group with its allocations, the status and pending commands.
+//! Each transaction checks that the record is absent. So an incomplete list removes nothing, and a job created
+//! meanwhile under the same name keeps its keys.
 
 use super::caches::Pods;
 use super::events;
@@ -18,21 +18,21 @@ use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::{Index, Op};
 
-/// The next thing to do.
+/// One transaction of the collection.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct OrphanCollection {
-    /// Operations, beside the fence, the guard, the status and the audit record.
+    /// Operations besides fence, guard, status and audit record.
     pub ops: Vec<Op>,
-    /// Pods that go.
+    /// Pods removed.
     pub pods: Vec<(PodRef, PodIdentity)>,
-    /// The group goes.
+    /// Whether the group is deleted.
     pub group: bool,
-    /// Nothing is left after it: the status goes, too.
+    /// Whether nothing is left afterwards; the status is deleted, too.
     pub is_last: bool,
 }
 
-/// Decides; `room`: so many operations fit.
+/// `room`: limit of operations.
 pub fn collect_orphans(
     id: &Namespaced,
     (group_index, group): &(Index, Option<PodGroupRecord>),
@@ -66,7 +66,7 @@ pub fn collect_orphans(
     collection
 }
 
-/// What the audit log says of it.
+/// Audit record of the transaction.
 pub fn audited(
     ctx: &ControllerContext,
     id: &Namespaced,

@@ -1,4 +1,4 @@
-//! The task of one claimed job: look, plan, commit.
+//! Controller of one claimed job: reads, plans, commits one transaction.
 
 mod batched_start;
 mod step;
@@ -44,17 +44,17 @@ use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::{Index, Key, Op, Query, StoreError};
 
-/// What a job left behind is looked at again after this long: its nodes stop what runs.
+/// Interval between attempts to collect orphans, while nodes stop the pods.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
-/// Of a gang that was interrupted many pods may be missing: so many are asked for at once.
+/// Concurrent reads of pods that the caches do not show.
 const ASKED_AT_ONCE: usize = 8;
-/// Operations of every transaction: fence, record, status, audit.
+/// Operations in every transaction: fence, record, status, audit.
 const ALWAYS: usize = 4;
-/// These, group and its status, and a command (two): what pods leave free.
+/// [`ALWAYS`], PodGroup and its status, and a command (two). Pods get the rest.
 const FIXED_OPS: usize = ALWAYS + 4;
-/// Operations that remove a pod (see [`writes::remove_ops`]). However low the limit is, one pod goes in each transaction.
+/// Operations that remove a pod ([`writes::remove_ops`]). At least one pod fits, however low the limit.
 const POD_OPS: usize = 3;
-/// Steps of the machine that change no pod go into one transaction, up to so many.
+/// Limit of state machine steps in one transaction, if they change no pods.
 const STEPS: usize = 8;
 
 /// Controller of one claimed job.
@@ -64,14 +64,14 @@ pub struct JobController {
     id: Namespaced,
     caches: Arc<JobCaches>,
     chain: StatusChain<JobStatus>,
-    /// The PodGroup's record as last written or read, and its ModifyIndex. `None` with an index: it cannot be decoded.
+    /// PodGroup record as last written or read, with its ModifyIndex. `None` with an index: it cannot be decoded.
     group: (Index, Option<PodGroupRecord>),
     known: JobPendingWrites,
     owner: JobOwner,
     warned: Option<String>,
-    /// Commands that were carried out and that the tree may still show.
+    /// Executed commands that the cache may still show.
     consumed: BTreeSet<Uuid>,
-    /// What the record meant when it was last read, and its ModifyIndex then.
+    /// Decoded record and its ModifyIndex.
     meaning: Option<(Index, Arc<Meaning>)>,
 }
 
@@ -82,27 +82,25 @@ impl Revisioned for JobStatus {
 }
 
 impl ChainedStatus for JobStatus {
-    /// It is not taken for none: what it counted would be forgotten, and a job that is done would run again.
+    /// Refuses to start from an empty status: counts would be lost, and a finished job would run again.
     fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
         Err(ReconcileError::Record(format!(
             "{key} cannot be understood ({error}): mend it, or delete it to have the job begin anew"
         )))
     }
 
-    /// Those of a batched start.
     fn has_dependents(&self) -> bool {
         self.is_starting()
     }
 }
 
-/// What a record says.
 struct Meaning {
     read: Read,
-    /// See [`document::immutable_hash`].
+    /// Hash of the fields that may not change: [`document::immutable_hash`].
     immutable_hash: u64,
 }
 
-/// What one look found.
+/// Input of one reconcile.
 struct JobView {
     record: Arc<Meaning>,
     record_index: Index,
@@ -112,12 +110,12 @@ struct JobView {
     taken: BTreeSet<Slot>,
     group: ObservedGroup,
     commands: Vec<Pending>,
-    /// ModifyIndex of the group's status.
+    /// ModifyIndex of the PodGroup's status.
     placed_at: Index,
 }
 
 impl JobController {
-    /// A controller for a claimed job.
+    /// Starts from the status and group that the caches read before the claim, if any.
     #[must_use]
     pub fn new(
         ctx: ControllerContext,
@@ -148,13 +146,13 @@ impl JobController {
         }
     }
 
-    /// What the record says; decoded when it has changed.
+    /// Decodes the record if its ModifyIndex has changed.
     fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldError>> {
         if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
         let (document, read) = match document::decode(&self.id, value) {
-            // A job that goes need not be understood: its pods and its group are known without it.
+            // A job that is being deleted needs no valid spec: its pods and group are found by name.
             Err(problems) => document::finalize(value).ok_or(problems)?,
             Ok(read) => read,
         };
@@ -164,7 +162,7 @@ impl JobController {
         Ok(meaning)
     }
 
-    /// Reads status and group, and then the pods.
+    /// Reads status and group, then the pods.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.chain.refresh().await?;
         self.group = self.caches.read_group(&self.id).await?;
@@ -219,8 +217,8 @@ impl JobController {
         }))
     }
 
-    /// Asks for each pod that the trees do not show although nobody here removed it: rights may hide a part of a tree, or
-    /// it is old. A single read is refused where a list is only short.
+    /// Reads each pod that the caches lack although this controller did not remove it. ACLs may hide keys from a list,
+    /// or the cache is old. A read of a single key is refused where a list omits the key.
     async fn doubt(
         &self,
         uid: JobUid,
@@ -267,7 +265,7 @@ impl JobController {
         Ok(())
     }
 
-    /// The PodGroup as the scheduler's owner sees it.
+    /// State of the PodGroup, from its record and the status that the batch controller wrote.
     fn observed_group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
         let (index, record) = &self.group;
         if *index == Index::ZERO {
@@ -309,7 +307,7 @@ impl JobController {
         })
     }
 
-    /// Commands that were not carried out.
+    /// Commands not yet executed, oldest first.
     fn commands(&self) -> Vec<Pending> {
         let seen = self.caches.commands.snapshot();
         let of_job = seen.value.jobs.get(&self.id).into_iter().flatten();
@@ -341,11 +339,11 @@ impl JobController {
         plan
     }
 
-    /// The next transaction: as many pods as fit into it. Steps that change no pod are taken together.
+    /// Plans the next transaction with as many pods as fit. Steps that change no pod are merged.
     fn step(&self, look: &JobView) -> Result<PlannedStep, ReconcileError> {
         let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
         let old = self.chain.status();
-        // That of an older job of the name is no phase of this one.
+        // The status may be that of an older job of this name.
         let before = if old.uid == look.uid { old.state.phase } else { JobPhase::Pending };
         loop {
             let mut plan = self.decide(look, self.chain.status(), room);
@@ -371,7 +369,7 @@ impl JobController {
             let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
             let status = step.plan.status.encode().len() * 4 / 3;
             let limits = self.ctx.limits;
-            // The audit record lists the pods once more.
+            // The audit record repeats the pods.
             let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + POD_OPS)
                 && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
             match (fits, room) {
@@ -385,7 +383,7 @@ impl JobController {
         }
     }
 
-    /// The record is gone: whatever is left of the job goes, too.
+    /// Deletes what is left of a job without a record.
     async fn tidy_up(&mut self) -> ReconcileResult {
         if !self.caches.may_remove() {
             return Ok(Action::RequeueAfter(TIDY_AGAIN));
@@ -412,7 +410,7 @@ impl JobController {
             Committed::Applied(_) => {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
                     "record deleted: collected its orphans");
-                // Nothing here is worth remembering: it is read again.
+                // Other state is read again.
                 let now = Instant::now();
                 let gone = collection.pods.into_iter().map(|(place, id)| (place, (id.slot, now)));
                 self.known.removed.extend(gone);
@@ -426,7 +424,7 @@ impl JobController {
         }
     }
 
-    /// Commits a step, unless it says and does nothing new.
+    /// Commits a step, unless it changes nothing.
     async fn carry_out(&mut self, look: &JobView, mut step: PlannedStep) -> ReconcileResult {
         let now = self.ctx.clock.wall();
         let old = self.chain.status();
@@ -462,7 +460,7 @@ impl JobController {
         }
     }
 
-    /// Plans again in a moment; what plans depend on besides the job is read soon.
+    /// Requeues after a refused transaction; refreshes the caches that the plan depends on.
     fn after_refusal(&mut self) -> Action {
         self.caches.commands.refresh_soon();
         self.caches.groups.refresh_soon();
@@ -490,7 +488,7 @@ impl JobController {
         }
     }
 
-    /// What is known of pods after a step. A transaction that changed none is one that no tree of them will ever show.
+    /// Records the pods after a step. Caches never show the index of a transaction that changed no pod.
     fn now_known(&mut self, look: &JobView, step: &PlannedStep, index: Index) {
         let PlannedStep { made, adopted, removed, released, .. } = step;
         let now = Instant::now();
@@ -528,10 +526,10 @@ impl JobController {
         }
     }
 
-    /// Until when nothing needs to be looked at.
+    /// Time of the next reconcile if nothing changes before.
     fn rest(&mut self, plan: &JobPlan, now: Timestamp) -> Action {
         if plan.status.state.phase.is_final() {
-            // Of ten thousand that have ended it would be kept for nothing.
+            // Saves memory: there may be 10,000 finished jobs.
             self.meaning = None;
         }
         let due = plan
@@ -571,7 +569,7 @@ impl JobController {
         self.say(record_index, status).await
     }
 
-    /// Writes the status alone.
+    /// Writes only the status.
     async fn say(
         &mut self,
         record_index: Index,

@@ -1,5 +1,5 @@
-//! Jobs' doorbells: at a pod's end its node rings, and the few pods of that job that have yet to end are read one by one,
-//! because the trees that show them are read the less often the more is under way.
+//! Doorbells of jobs: the node agent rings when a pod ends, and the job's few unfinished pods are read individually.
+//! The caches alone would be late: they read less often under load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::cache::Snapshot;
 use rcfarm_store::{Index, Query, Reader, StoreError};
 
-/// Pods are read so often in a second, and of jobs of which so few have yet to end; for the rest the trees do.
+/// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`PODS`] wait for the caches.
 const ANSWERED_PER_SECOND: u32 = 16;
 const PODS: usize = 8;
 
-/// Jobs whose doorbells were rung and not answered, and how many were in this second.
+/// Doorbells that rang and were not answered, and the count of answers in the current second.
 #[derive(Debug, Default)]
 pub struct JobDoorbells {
     rung: BTreeSet<Namespaced>,
@@ -30,12 +30,12 @@ pub struct JobDoorbells {
 }
 
 impl JobDoorbells {
-    /// A job's doorbell was rung.
+    /// Records that a job's doorbell rang.
     pub fn ring(&mut self, job: Namespaced) {
         self.rung.insert(job);
     }
 
-    /// Whether a job's doorbell is to be answered by reading its pods, of which so many have yet to end.
+    /// Whether to read the job's `pods` unfinished pods now. Removes the doorbell.
     pub fn answer(&mut self, job: &Namespaced, pods: usize, now: Instant) -> bool {
         if !self.rung.remove(job) || !(1..=PODS).contains(&pods) {
             return false;
@@ -48,27 +48,27 @@ impl JobDoorbells {
     }
 }
 
-/// What was read of one pod.
+/// Status of one pod, read individually.
 #[derive(Debug, Clone)]
 pub struct FreshStatus {
-    /// ModifyIndex of what its node says of it.
+    /// ModifyIndex of `status/pods/`.
     index: Index,
     at: Instant,
-    /// The hash of the manifest that was real then.
+    /// Hash of the manifest in `reality/`, read before the status.
     pub real: Option<u64>,
-    /// How it stands.
+    /// State derived from the status.
     pub pod_state: Arc<PodState>,
 }
 
 impl FreshStatus {
-    /// Whether it is newer than the tree.
+    /// Whether it is newer than the cache.
     #[must_use]
     pub fn counts<T>(&self, tree: &Snapshot<T>) -> bool {
         !tree.shows(self.index, Some(self.at))
     }
 }
 
-/// Reads what nodes say of some pods.
+/// Reads `reality/` and `status/pods/` of each pod.
 ///
 /// # Errors
 /// Any [`StoreError`].
@@ -78,7 +78,7 @@ pub async fn read(
 ) -> Result<BTreeMap<PodRef, FreshStatus>, StoreError> {
     let mut all = BTreeMap::new();
     for place in places {
-        // In this order: what is said after a try was seen to be real is said of that or of a later one.
+        // Reality first: a status read afterwards is of that attempt or of a later one.
         let real = reader.get(&key::reality(&place.node, &place.pod), Query::PLAIN).await?.value;
         let at = Instant::now();
         let said = reader.get(&key::pod_status(&place.pod, &place.node), Query::PLAIN).await?.value;

@@ -1,4 +1,4 @@
-//! The audit records of a job's owner.
+//! Audit records of jobs.
 
 use super::plan::{Create, JobPlan};
 use crate::farm::kind::ControllerContext;
@@ -9,10 +9,10 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::job::status::JobStatus;
 
-/// Pods listed in one record.
+/// Limit of pods listed in one record.
 const LISTED: usize = 64;
 
-/// What a transaction did; `None`: it only counted.
+/// Record of a transaction; `None` if it changed neither phase nor pods nor executed a command.
 pub fn step(
     ctx: &ControllerContext,
     id: &Namespaced,
@@ -59,7 +59,7 @@ pub fn step(
     Some(AuditRecord::new(&Details::JobStep(details), ctx.clock.wall()))
 }
 
-/// What a transaction of a batched start did.
+/// Record of a transaction of a batched start.
 pub fn batched_start(
     ctx: &ControllerContext,
     id: &Namespaced,
@@ -70,7 +70,7 @@ pub fn batched_start(
     AuditRecord::new(&Details::JobStep(details), ctx.clock.wall())
 }
 
-/// A step of the farm's own that changes neither phase nor pods.
+/// Record of a step by the farm itself, without change of phase or pods.
 pub(super) fn unasked(ctx: &ControllerContext, id: &Namespaced, status: &JobStatus) -> JobStep {
     JobStep {
         job: id.clone(),

@@ -1,5 +1,5 @@
-//! Failpoints of the plan: they change its input or its output, so that the plan itself has none.
-//! Without the feature `failpoints` these functions do nothing.
+//! Failpoints that change the input or output of the plan, so that the plan itself stays free of them. No-ops without
+//! the feature `failpoints`.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
-/// The job that a plan is made for.
+/// Changes the job before planning.
 pub(super) fn change_job(job: &JobSpec) -> Cow<'_, JobSpec> {
     let mut job = Cow::Borrowed(job);
     if enabled(Failpoint::DependenciesIgnored) {
@@ -18,7 +18,7 @@ pub(super) fn change_job(job: &JobSpec) -> Cow<'_, JobSpec> {
     job
 }
 
-/// The time that a plan is made for: with [`Failpoint::PausesIgnored`] every pause before a start is over.
+/// Time passed to the plan: with [`Failpoint::PausesIgnored`] every pause before a start is over.
 pub(super) fn change_now(status: &JobStatus, now: Timestamp) -> Timestamp {
     if !enabled(Failpoint::PausesIgnored) {
         return now;
@@ -27,7 +27,7 @@ pub(super) fn change_now(status: &JobStatus, now: Timestamp) -> Timestamp {
     members.chain(&status.not_before).copied().fold(now, Timestamp::max)
 }
 
-/// Changes a plan that was made from `status`.
+/// Changes a plan made from `status`.
 pub(super) fn change_plan(status: &JobStatus, plan: &mut JobPlan) {
     let is_counted = plan.status.retry_count > status.retry_count;
     if enabled(Failpoint::CountedTwice) && is_counted {

@@ -25,12 +25,12 @@ use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Index, StoreError};
 
-/// Leftovers of deleted jobs are looked for this often, besides what the watched caches show of them.
+/// Mean interval between lists of the keys of deleted jobs. Watched pods of such jobs are seen at once.
 const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
-/// The same while something may be left.
+/// Minimum mean interval between these lists while orphans are known.
 const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 
-/// Jobs as a kind of record.
+/// Prefixes, rights and checks of the kind `job`.
 #[must_use]
 pub fn spec() -> KindSpec {
     KindSpec {
@@ -79,14 +79,14 @@ fn check_record(tail: &str, value: &[u8]) -> Result<(), String> {
     problems.first().map_or(Ok(()), |problem| Err(problem.to_string()))
 }
 
-/// Controllers of jobs.
+/// Subscriptions and controllers of the kind `job`.
 pub struct JobKind {
     ctx: ControllerContext,
     caches: Arc<JobCaches>,
 }
 
 impl JobKind {
-    /// The kind on the caches of its farm.
+    /// Uses the caches that all jobs of the farm share.
     #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<JobCaches>) -> Self {
         JobKind { ctx, caches }
@@ -97,7 +97,7 @@ fn record_ids(ids: BTreeSet<Namespaced>) -> impl Iterator<Item = RecordId> {
     ids.into_iter().map(|id| record_id(&id))
 }
 
-/// Looks now and then for what is left of jobs without records.
+/// Lists keys of jobs without records, periodically and when a known job has lost its record.
 async fn look_for_leftovers(caches: Arc<JobCaches>, wake: Waker, ids: IdSource) {
     loop {
         match caches.look_for_leftovers().await {
@@ -119,7 +119,6 @@ impl Kind for JobKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
         let view = &self.caches.nodes;
         on_node_changes(subscriber, view);
-        // Pods of jobs without any record are leftovers.
         subscriber.on(&view.pods, |wake, old, new| {
             if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
                 wake.plan_claims();
@@ -139,7 +138,7 @@ impl Kind for JobKind {
             }
             jobs.iter().filter(|job| new.has(job)).for_each(|job| caches.note_job(job));
             wake.records(record_ids(jobs));
-            // There may be pods of jobs that are gone.
+            // A change may reveal pods of a job without a record.
             wake.plan_claims();
         });
         let caches = self.caches.clone();
@@ -181,7 +180,7 @@ impl Kind for JobKind {
     }
 
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
-        // Checked by `check_name` when it was claimed.
+        // `check_name` accepted it before the claim.
         let id = claimed.id.as_str().parse().expect("a job's name");
         Box::new(JobController::new(self.ctx.clone(), claimed, id, self.caches.clone()))
     }

@@ -1,28 +1,28 @@
-//! The job's state machine: a total function of the phase, what is asked, and what the counts say. Pure.
+//! The job's state machine: a total function of phase, request and counts. Pure.
 //!
-//! The table is `volcano.md` §2.1 without what it records as defects; `docs/reference/state-machines/job.md` shows all of it, and
-//! `docs/reference/differences-volcano.md` where it differs and why.
+//! It follows `volcano.md` §2.1 except for the defects listed there. `docs/reference/state-machines/job.md` shows the
+//! table, `docs/reference/differences-volcano.md` the differences and their reasons.
 
 use rcfarm_api::job::phase::JobPhase;
 use std::fmt;
 
 use rcfarm_api::command::CommandAction;
 
-/// What is asked of a job.
+/// Request to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobRequest {
-    /// Nothing: look how it stands.
+    /// No request: follow the counts.
     Sync,
-    /// Its record says that it shall not run now.
+    /// The record is suspended.
     Suspend,
-    /// A limit was passed, or a member failed in a way that is not tried again.
+    /// A limit was exceeded, or a member failed permanently.
     Fail,
-    /// A command or a policy.
+    /// Action of a command or policy.
     Do(CommandAction),
 }
 
 impl JobRequest {
-    /// All that there is.
+    /// All requests.
     pub const ALL: [JobRequest; 10] = [
         JobRequest::Sync,
         JobRequest::Suspend,
@@ -48,25 +48,25 @@ impl fmt::Display for JobRequest {
     }
 }
 
-/// What the counts of members say.
+/// Result of counting members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseDecision {
-    /// There are no members to count.
+    /// There are no members.
     Empty,
-    /// Fewer than needed have started.
+    /// Fewer than `minAvailable` have started.
     Short,
-    /// As many as needed have started.
+    /// At least `minAvailable` have started.
     Enough,
-    /// More are waiting than the job could do without.
+    /// More members are pending than `replicas - minAvailable`.
     TooManyPending,
-    /// It has succeeded.
+    /// The job has succeeded.
     Succeeded,
-    /// It has failed.
+    /// The job has failed.
     Failed,
 }
 
 impl PhaseDecision {
-    /// All that there are.
+    /// All results.
     pub const ALL: [PhaseDecision; 6] = [
         PhaseDecision::Empty,
         PhaseDecision::Short,
@@ -77,58 +77,58 @@ impl PhaseDecision {
     ];
 }
 
-/// Whether a restart may be made, and whether it counts.
+/// Whether a restart is allowed, and whether it counts towards `maxRetry`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryBudget {
-    /// A person asks: it is made, and not counted.
+    /// Allowed and not counted.
     Free,
-    /// It is made and counted.
+    /// Allowed and counted.
     Left,
-    /// `maxRetry` were made.
+    /// Refused: `maxRetry` is reached.
     Spent,
 }
 
-/// What the machine must know besides phase and ask.
+/// Input of the state machine besides phase and request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobFacts {
-    /// What the counts say.
+    /// Result of counting members.
     pub verdict: PhaseDecision,
-    /// Members are there that have not ended: waiting, running, or on their way out.
+    /// Whether any member is pending, running or leaving.
     pub alive: bool,
-    /// So few are still on their way out that enough could start again.
+    /// Whether enough members have left that `minAvailable` can start again.
     pub cleared: bool,
-    /// For restarts.
+    /// Applies to restarts.
     pub budget: RetryBudget,
 }
 
-/// Which members are removed.
+/// Members to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// None.
     Nobody,
-    /// The task or the pod that the ask is about.
+    /// The task or pod of the request.
     Target,
-    /// All.
+    /// All members.
     All,
-    /// Those that have not ended. What has ended stays, with its logs.
+    /// Members that have not ended. Ended ones keep their logs.
     Unfinished,
-    /// As the job's `cleanPodPolicy` says.
+    /// According to `cleanPodPolicy`.
     ByPolicy,
 }
 
-/// A step of the machine.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Move {
-    /// The phase after it.
+    /// Next phase.
     pub to: JobPhase,
-    /// Which members go.
+    /// Members to remove.
     pub stop: Stop,
-    /// Whether it counts as one of `maxRetry`.
+    /// Whether it counts towards `maxRetry`.
     pub counts: bool,
 }
 
-/// Next phase of a job and its actions, for a request and the counted facts.
+/// Next phase and actions for a request.
 pub fn step(phase: JobPhase, ask: JobRequest, facts: JobFacts) -> Move {
     use JobPhase as P;
     match phase {
@@ -153,7 +153,7 @@ fn stopping(phase: JobPhase, then: JobPhase, facts: JobFacts) -> Move {
     go(if facts.alive { phase } else { then }, Stop::Unfinished)
 }
 
-/// The asks that end a job, or stop it, in the same way wherever it stands.
+/// Requests that stop or end a job in the same way in every active phase.
 fn ending(ask: JobRequest) -> Option<Move> {
     Some(match ask {
         JobRequest::Suspend => go(JobPhase::Aborting, Stop::All),
@@ -197,7 +197,7 @@ fn restart(stop: Stop, facts: JobFacts) -> Move {
     }
 }
 
-/// A restart that is under way was counted when it began; another one on top of it is the same.
+/// A restart in progress is already counted; a further restart is not counted again.
 fn restarting(ask: JobRequest, facts: JobFacts) -> Move {
     if let Some(end) = ending(ask) {
         return end;
@@ -213,7 +213,7 @@ fn restarting(ask: JobRequest, facts: JobFacts) -> Move {
     }
 }
 
-/// The whole table as text: what `docs/reference/state-machines/job.md` shows.
+/// The whole table as text, shown in `docs/reference/state-machines/job.md`.
 #[must_use]
 pub fn table() -> String {
     let mut text = String::from(
@@ -266,7 +266,7 @@ fn yes(holds: bool, word: &str) -> String {
     if holds { word.to_owned() } else { format!("not-{word}") }
 }
 
-/// What all cases of a row have in common, and the rest as a choice.
+/// Common part of a row's cases; differing values as alternatives.
 fn shortened(cases: &[String]) -> String {
     let mut parts = Vec::new();
     let all: Vec<Vec<&str>> = cases.iter().map(|case| case.split(' ').collect()).collect();

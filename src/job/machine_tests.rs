@@ -1,5 +1,5 @@
-//! Volcano's measured facts about the job's states (`volcano.md` §5.4), one test each; the few that differ say so, and
-//! `docs/reference/differences-volcano.md` says why. F-J3, F-J4 and F-J6 to F-J13 are about what counts amount to: `operator/tests.rs`.
+//! Volcano's measured facts about job states (`volcano.md` §5.4), one test each. Differences are marked and explained
+//! in `docs/reference/differences-volcano.md`. F-J3, F-J4 and F-J6 to F-J13 concern counts: `frameworks/tests.rs`.
 
 use super::machine::*;
 use rcfarm_api::command::CommandAction::{
@@ -68,8 +68,7 @@ fn f_j6_to_f_j13_a_running_job_follows_its_counts() {
     assert_eq!(sync(P::Running, PhaseDecision::Failed), P::Failed);
 }
 
-/// Amended: Volcano fails a restart that has begun, so that N retries are N - 1 reruns; here the one too many never
-/// begins.
+/// Differs: Volcano fails a restart in progress, so `maxRetry: N` gives N - 1 restarts. Here restart N + 1 is refused.
 #[test]
 fn f_j14_a_restart_beyond_the_limit_fails_the_job() {
     let spent = JobFacts { budget: RetryBudget::Spent, ..CALM };
@@ -90,7 +89,7 @@ fn f_j15_a_restart_is_over_when_enough_are_out_of_the_way() {
     assert_eq!(to(P::Restarting, JobRequest::Sync, CALM), P::Restarting);
 }
 
-/// Amended: to go on is not a retry.
+/// Differs: a resume does not count as a retry.
 #[test]
 fn f_j16_an_aborted_job_is_resumed() {
     for phase in [P::Aborting, P::Aborted] {

@@ -1,7 +1,7 @@
 //! The manifest of a member's pod. Pure.
 //!
-//! It is JSON, which is YAML, too. Besides what the node's agent reads it says which try at which member of which job it
-//! is (`job`), so that no two tries have the same text.
+//! It is JSON, so it is YAML, too. Besides the agent's fields it names job, member and attempt (`job`), so no two
+//! attempts have the same text.
 
 use std::collections::BTreeMap;
 
@@ -17,23 +17,22 @@ use rcfarm_api::manifest::{
     ProcessStanza, Resources, RestartStanza, RestartWhen,
 };
 
-/// A job whose members have their places.
+/// Input of a manifest: a job with bound members.
 pub struct Placed<'a> {
-    /// Its name.
+    /// Namespace and name of the job.
     pub id: &'a Namespaced,
-    /// Which of the name.
+    /// CreateIndex of the record.
     pub uid: JobUid,
-    /// What it is.
+    /// Spec of the job.
     pub job: &'a JobSpec,
-    /// Where each member goes.
+    /// Nodes by member.
     pub places: &'a BTreeMap<Slot, NodeName>,
-    /// Where the pods of a node are reached.
+    /// Network address of a node's pods.
     pub address: &'a (dyn Fn(&NodeName) -> String + Sync),
 }
 
 impl Placed<'_> {
-    /// Where every member is reached. Those that share an address have ports of their own: the offset counts the members
-    /// before them, in the order of the tasks, that are there, too.
+    /// Address and port offset of each placed member. Members at the same address get offsets 0, 1, … in task order.
     #[must_use]
     pub fn peers(&self) -> BTreeMap<Slot, ClusterPeer> {
         let mut at: BTreeMap<String, u16> = BTreeMap::new();
@@ -51,7 +50,7 @@ impl Placed<'_> {
         peers
     }
 
-    /// What a pod is: its mark.
+    /// Identity of a pod, written to its manifest and labels.
     #[must_use]
     pub fn identity(&self, create: &Create) -> PodIdentity {
         PodIdentity {
@@ -63,7 +62,7 @@ impl Placed<'_> {
         }
     }
 
-    /// The manifest of a pod. `peers` are [`Placed::peers`].
+    /// Manifest of a pod. `peers`: from [`Placed::peers`].
     #[must_use]
     pub fn manifest(
         &self,
@@ -135,7 +134,7 @@ impl Placed<'_> {
     }
 }
 
-/// A check of the port that members are told to listen on asks where this one listens.
+/// Adds the member's port offset to a health check of the framework's port.
 fn moved(health: &HealthStanza, port: u16, offset: u16) -> HealthStanza {
     let mut health = health.clone();
     let targets =
@@ -153,7 +152,7 @@ fn moved(health: &HealthStanza, port: u16, offset: u16) -> HealthStanza {
     health
 }
 
-/// The restarts that the node makes by itself; the others are decided by the job's controller.
+/// Restart policy of the node agent; other restarts are decided by the job's controller.
 fn restart_of(restart: Restart) -> RestartWhen {
     match restart {
         Restart::Always => RestartWhen::Always,
@@ -176,7 +175,7 @@ fn amounts(resources: &Resources) -> BTreeMap<String, Value> {
     amounts
 }
 
-/// The limits of a pod: the sums over its containers. A resource is limited only where every container limits it.
+/// Limits of a pod: the sum over its containers. A resource is unlimited unless every container limits it.
 fn limits(containers: &[Container]) -> BTreeMap<String, Value> {
     let mut limits = BTreeMap::new();
     if containers.iter().all(|container| container.limits.cpu_milli > 0) {
@@ -258,7 +257,7 @@ mod tests {
         );
     }
 
-    /// The nodes of running pods restart what changes its text, so the text of a manifest must stay as it is.
+    /// Node agents restart a running pod whose manifest's text changes.
     #[test]
     fn manifests_of_the_sample_documents_keep_their_text() {
         let samples = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/fuzz/job_document");

@@ -1,4 +1,4 @@
-//! Which pods are which members: one for each place in the job, and the others on their way out. Pure.
+//! Assigns pods to members of a job: one pod per member, the rest is surplus. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,78 +9,78 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
 
-/// A pod of the job, as the store and its node show it.
+/// A pod of the job, from its keys in Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberPod {
-    /// Which member it is.
+    /// Member of the job.
     pub slot: Slot,
-    /// Where it is.
+    /// Node of the pod.
     pub node: NodeName,
-    /// The attempt of the whole job that it belongs to.
+    /// Attempt of the whole job.
     pub version: u64,
-    /// Which try at this member it is.
+    /// Attempt of the member.
     pub attempt: u32,
     /// ModifyIndex of its labels.
     pub label_index: Index,
-    /// ModifyIndex of its intent; `None`: somebody took it away.
+    /// ModifyIndex of its intent; `None`: it was deleted by others.
     pub intent: Option<Index>,
-    /// How far it has come.
+    /// Kubernetes-style phase.
     pub phase: PodPhase,
-    /// Whether it runs and its checks pass.
+    /// Whether it runs and its health checks pass.
     pub ready: bool,
-    /// How it ended.
+    /// Exit code of the container that decides.
     pub exit_code: Option<i32>,
-    /// How often its node started its processes again.
+    /// Number of restarts made by the node agent.
     pub restarts: u32,
-    /// Its node is down.
+    /// Whether its node went down before it ended.
     pub lost: bool,
-    /// Why it is as it is, for people.
+    /// Message of the node agent.
     pub message: String,
 }
 
-/// A pod that carries the job's name and nobody's uid.
+/// A pod with the job's labels and no uid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FreePod {
-    /// Which member it says to be.
+    /// Member according to its labels.
     pub slot: Slot,
-    /// Where it is.
+    /// Node of the pod.
     pub node: NodeName,
-    /// Whether it is intended; if not it is on its way out.
+    /// Whether it has an intent; without one it is being removed.
     pub is_intended: bool,
 }
 
-/// Why a pod is removed.
+/// Reason for the removal of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum MemberRemoveReason {
     /// It belongs to an older attempt.
     OldAttempt,
-    /// The job has no such member.
+    /// Its index is not below the task's `replicas`.
     OutOfRange,
-    /// Another pod is that member.
+    /// Another pod was chosen for the member.
     Duplicate,
-    /// Its node is down, or its intent was taken away.
+    /// Its node is down, or its intent was deleted by others.
     Lost,
-    /// The job, its task or the member itself is started again.
+    /// Restart of the job, the task or the member.
     Restart,
-    /// The job was stopped, or has ended.
+    /// The job was stopped or has ended.
     Stop,
-    /// The job's record goes.
+    /// The job's record is being deleted.
     Deleted,
-    /// Its job is gone, or is another one of that name.
+    /// Its job is gone, or is an older one of the name.
     Orphan,
 }
 
-/// The pods of a job, sorted.
+/// Pods of a job, assigned to members.
 #[derive(Debug, Default)]
 pub struct Sorted<'a> {
-    /// The pod of each member that has one.
+    /// The pod of each member.
     pub members: BTreeMap<Slot, &'a MemberPod>,
-    /// Pods that must go, whatever is asked.
+    /// Pods to remove whatever the request.
     pub surplus: Vec<(&'a MemberPod, MemberRemoveReason)>,
 }
 
-/// Finds the pod of each member: of several the one of the present try, then the one that has come furthest, then the
-/// oldest (`kubeflow.md` D2). What is left over, out of range or of an older attempt must go (D1).
+/// Chooses one pod per member: of the present attempt, then the furthest phase, then the oldest (`kubeflow.md` D2).
+/// Other pods, pods out of range and pods of older attempts are surplus (D1).
 #[must_use]
 pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [MemberPod]) -> Sorted<'a> {
     let mut sorted = Sorted::default();
@@ -121,8 +121,7 @@ fn rank(pod: &MemberPod) -> (u8, bool, std::cmp::Reverse<Index>) {
     (far, pod.ready, std::cmp::Reverse(pod.label_index))
 }
 
-/// What the pods tell of a status that somebody deleted: which attempt of the whole job is the present one, and which try
-/// at each member. What was counted is lost with it.
+/// Restores attempts from pods after the status was deleted. Counts of retries are lost.
 pub fn remember(status: &mut JobStatus, pods: &[MemberPod]) {
     status.version = pods.iter().map(|pod| pod.version).max().unwrap_or_default();
     let version = status.version;
@@ -136,15 +135,15 @@ pub fn remember(status: &mut JobStatus, pods: &[MemberPod]) {
     }
 }
 
-/// Which try at a member is the present one.
+/// Present attempt of a member.
 #[must_use]
 pub fn attempt_of(status: &JobStatus, slot: &Slot) -> u32 {
     let memory = status.tasks.get(&slot.task);
     memory.and_then(|memory| memory.attempts.get(&slot.index)).copied().unwrap_or(0)
 }
 
-/// How all members stand. One that failed and is about to be started again is waiting, not failed; in a job that is
-/// stopped or has ended (`phase`) none is.
+/// Counts members by phase. A failed member that will be restarted counts as pending, unless the job is stopped or has
+/// ended (`phase`).
 #[must_use]
 pub fn counts<'j>(
     job: &'j JobSpec,
@@ -176,8 +175,8 @@ fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
     if again { PodPhase::Pending } else { pod.phase }
 }
 
-/// Whether the members that a task waits for are there (`volcano.md` §2.1): `Succeeded` counts, and a dependency without
-/// a `minAvailable` holds nobody up.
+/// Whether a task's dependencies have enough ready members (`volcano.md` §2.1). Succeeded members count; dependencies
+/// without `minAvailable` are ready.
 #[must_use]
 pub fn dependencies_ready(
     job: &JobSpec,
@@ -198,8 +197,8 @@ pub fn dependencies_ready(
     if task.any_dependency { ready.any(|ready| ready) } else { ready.all(|ready| ready) }
 }
 
-/// Restarts by nodes that count towards Kubeflow's `backoffLimit` (`kubeflow.md` §1.7): of members that run and
-/// whose policy is not `Never`.
+/// Restarts by node agents that count towards `backoffLimit` (`kubeflow.md` §1.7): of running members whose restart
+/// policy is not `Never`.
 #[must_use]
 pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) -> u32 {
     let counted = members.values().filter(|pod| {
@@ -210,13 +209,13 @@ pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) ->
     counted.map(|pod| pod.restarts).fold(0, u32::saturating_add)
 }
 
-/// Whether a limit of restarts is reached: none at 0 means the first one is too many.
+/// Whether `backoffLimit` is reached. With a limit of 0 the first restart exceeds it.
 #[must_use]
 pub fn past_backoff_limit(limit: u32, restarts: u32) -> bool {
     if limit == 0 { restarts > 0 } else { restarts >= limit }
 }
 
-/// What the counts come to in the status.
+/// Writes the counts to the status.
 pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selector: &str) {
     let mut all = JobMembers::default();
     let (mut by_phase, mut replicas) = (BTreeMap::new(), BTreeMap::new());

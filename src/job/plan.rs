@@ -1,7 +1,7 @@
-//! What the owner of a job does next. Pure.
+//! Plans the next step of a job. Pure.
 //!
-//! One plan answers one thing that is asked ([`super::triggers`]), takes one step of the machine, and says which pods come
-//! and go, what becomes of the PodGroup, and what the status says afterwards. The owner then looks again.
+//! A plan handles one request ([`super::triggers`]) with one step of the state machine. It yields pods to create and
+//! remove, the change of the PodGroup and the next status. The controller commits it and plans again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,112 +21,112 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{CleanPods, JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
 
-/// The job's PodGroup, as far as the job cares.
+/// The job's PodGroup.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObservedGroup {
-    /// There is a record of this job.
+    /// Whether a record of this job exists.
     pub exists: bool,
-    /// There is a record of another owner under its name.
+    /// Whether a record of another owner has its name.
     pub is_foreign: bool,
-    /// Which round its record asks for.
+    /// Placement round that its record asks for.
     pub round: u64,
-    /// Its members may start, and where each goes.
+    /// Nodes by member, once members may start.
     pub places: Option<BTreeMap<Slot, NodeName>>,
-    /// It lost members and has no place for them.
+    /// Whether it lost members and cannot place them.
     pub unknown: bool,
-    /// All its members have ended, as far as it knows: in this round it starts no more.
+    /// Whether all its members have ended: no member starts in this round.
     pub is_over: bool,
-    /// Why it waits, as a fixed token, and for people.
+    /// Reason and message while it waits.
     pub waits: Option<(String, String)>,
 }
 
-/// Everything that a plan depends on.
+/// Input of a plan.
 pub struct JobObserved<'a> {
-    /// The job's name.
+    /// Namespace and name of the job.
     pub id: &'a Namespaced,
-    /// Which of the name.
+    /// CreateIndex of the record; tells jobs of the same name apart.
     pub uid: JobUid,
-    /// What is wanted.
+    /// Desired state.
     pub job: &'a JobSpec,
-    /// The number of what may not change.
+    /// Hash of the fields that may not change.
     pub immutable_hash: u64,
-    /// What was said and remembered last.
+    /// Status as last written.
     pub status: &'a JobStatus,
-    /// Its pods.
+    /// Pods of this job.
     pub pods: &'a [MemberPod],
-    /// Members whose pods are no longer wanted and still real on nodes that can be heard.
+    /// Pods by member that have no intent but still run, on nodes that are not down.
     pub leaving: &'a BTreeMap<Slot, u32>,
-    /// Pods of an older job of this name.
+    /// Number of pods of an older job of this name.
     pub orphans: usize,
-    /// Whether any such pod is still real on a node that can be heard.
+    /// Whether such a pod still runs, on a node that is not down.
     pub older: bool,
-    /// Pods of this name that are nobody's.
+    /// Pods with this job's labels but no uid.
     pub unowned: &'a [FreePod],
-    /// Whether pods of this job carry another name by now.
+    /// Whether pods with this job's uid have other labels by now.
     pub mismatched: bool,
-    /// Members whose places are taken by pods that are not theirs.
+    /// Members whose pod id is in use on their node by a pod of another owner.
     pub taken: &'a BTreeSet<Slot>,
-    /// Its PodGroup.
+    /// PodGroup of the job.
     pub group: &'a ObservedGroup,
-    /// Commands that were not carried out, oldest first.
+    /// Commands not yet executed, oldest first.
     pub commands: &'a [Pending],
-    /// Whether what was read can be believed enough to remove anything.
+    /// Whether the input is trusted enough to remove pods.
     pub may_remove: bool,
-    /// So many pods may come and go in one transaction.
+    /// Limit of pods created and removed in one transaction.
     pub room: usize,
-    /// Now.
+    /// Wall-clock time.
     pub now: Timestamp,
 }
 
-/// A pod to be made.
+/// A pod to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Create {
-    /// Which member.
+    /// Member of the job.
     pub slot: Slot,
-    /// Node that the group was bound to for this member.
+    /// Node that the group is bound to for this member.
     pub node: NodeName,
-    /// The attempt of the whole job.
+    /// Attempt of the whole job.
     pub version: u64,
-    /// Which try at the member.
+    /// Attempt of the member.
     pub attempt: u32,
 }
 
-/// What becomes of the PodGroup.
+/// Change of the PodGroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupStep {
-    /// It is as the job says, and it says what has become of its pods.
+    /// Write the spec and member counts that the job wants.
     Keep,
-    /// Whatever there is stays as it is, and none is made: the job goes, and its pods first, or its immutable fields have changed.
+    /// Neither create nor change it: the job is being deleted, or its immutable fields have changed.
     Leave,
-    /// It goes, and what was allocated to it with it.
+    /// Delete it; the batch controller then releases its allocations.
     Delete,
 }
 
-/// What is done next.
+/// Output of a plan.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct JobPlan {
-    /// The status afterwards.
+    /// Status after the step.
     pub status: JobStatus,
-    /// Pods to be made: as many as there is room for with the plan, and the others in a `super::batched_start`.
+    /// Pods to create: the first ones in this transaction, the rest in a `super::batched_start`.
     pub create: Vec<Create>,
-    /// Pods to be removed.
+    /// Pods to remove.
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,
-    /// Whether pods of an older job of the name are removed.
+    /// Whether to remove pods of an older job of the name.
     pub collect_orphans: bool,
-    /// Pods of the name that are nobody's and become members.
+    /// Pods without a uid that become members.
     pub adopt: Vec<Create>,
-    /// Whether pods that carry another name by now are let go.
+    /// Whether to release pods that carry other labels by now.
     pub release: bool,
-    /// What becomes of the PodGroup.
+    /// Change of the PodGroup.
     pub group: GroupStep,
-    /// The command that is consumed.
+    /// Command to delete as executed.
     pub consume: Option<Pending>,
-    /// What was asked, for the audit log; `None` when nothing was.
+    /// Request and reason for the audit log; `None` without a request.
     pub asked: Option<(JobRequest, JobReason)>,
-    /// Nothing is left: record and status go.
+    /// Whether nothing is left: record and status are deleted.
     pub finished: bool,
-    /// Look again then, even if nothing happens.
+    /// Time of the next reconcile if nothing changes before.
     pub wake_at: Option<Timestamp>,
 }
 
@@ -136,7 +136,7 @@ impl JobPlan {
     }
 }
 
-/// Plans one reconcile: the status to write, members to create, remove and adopt, with reasons.
+/// Plans one reconcile.
 pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let mut status = present(seen);
     batched_start::reconcile_existing(&mut status, seen);
@@ -149,7 +149,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         collect_orphans: seen.orphans > 0,
         adopt: Vec::new(),
         release: false,
-        // An older job's holds the places on which that one's pods may still run.
+        // The group of an older job keeps its allocations: pods of that job may still run there.
         group: if seen.group.is_foreign { GroupStep::Leave } else { GroupStep::Keep },
         consume: None,
         asked: None,
@@ -206,14 +206,14 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     plan
 }
 
-/// The status of this job of the name: another one's is no concern of it.
+/// Status of this job. The status of an older job of the name is replaced by a new one.
 fn present(seen: &JobObserved<'_>) -> JobStatus {
     let mut status = seen.status.clone();
     if status.uid != seen.uid || status.created.is_none() {
         let revision = status.revision;
         status = JobStatus { uid: seen.uid, revision, ..JobStatus::default() };
         status.created = Some(seen.now);
-        // Nothing of either is there, unless somebody deleted the status.
+        // Neither group nor pods exist yet, unless the status was deleted.
         status.round = seen.group.round;
         remember(&mut status, seen.pods);
         status.immutable_hash = immutable_hash_text(seen.immutable_hash);
@@ -235,19 +235,19 @@ fn immutable_hash_text(immutable_hash: u64) -> String {
     format!("{immutable_hash:016x}")
 }
 
-/// Something was changed that may not change: everything stays as it is until it is changed back.
+/// Changes nothing but the status until an immutable field is changed back.
 fn freeze(mut plan: JobPlan) -> JobPlan {
     let message = "spec: only counts, the priority and times may change once a job has begun; change it back, or \
          delete the job and make it anew";
     plan.status.say_meanwhile(JobReason::ShapeChanged, message);
     plan.remove.clear();
     plan.collect_orphans = false;
-    // What it says by now is of another job: its members would lose the places on which they run.
+    // A group written from the changed spec would give up allocations of running members.
     plan.group = GroupStep::Leave;
     plan
 }
 
-/// Members that were started and are no more, though nobody here removed them.
+/// Started members without a pod that this controller did not remove.
 fn note_lost(
     status: &mut JobStatus,
     seen: &JobObserved<'_>,
@@ -275,7 +275,7 @@ fn note_lost(
     lost
 }
 
-/// Members that the job has no more are forgotten with their pods: should it grow again, they are other tries.
+/// Forgets removed members beyond `replicas`: if the job grows again, they are new attempts.
 fn forget_surplus(plan: &mut JobPlan) {
     let surplus = plan.remove.iter().filter(|(_, why)| *why == MemberRemoveReason::OutOfRange);
     for (pod, _) in surplus {
@@ -286,7 +286,7 @@ fn forget_surplus(plan: &mut JobPlan) {
     }
 }
 
-/// Whether the record is to go: a person says so, or its time is up.
+/// Whether to delete the record: marked as deleting, or its TTL has expired.
 fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
     if seen.job.deleting {
         return true;
@@ -295,7 +295,7 @@ fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
     let status = &plan.status;
     let since = match status.state.phase {
         phase if phase.is_final() => status.completion_time,
-        // A suspended job is not done; an aborted one is left alone for as long as a finished one.
+        // A suspended job never expires; an aborted one expires like a finished one.
         JobPhase::Aborted if !seen.job.suspend => Some(status.state.last_transition_time),
         _ => None,
     };
@@ -308,13 +308,13 @@ fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
     false
 }
 
-/// When a job that ended at `since` goes (`kubeflow.md` §1.6).
+/// Time at which a job that ended at `since` is deleted (`kubeflow.md` §1.6).
 #[must_use]
 pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
     since.checked_add(ttl).unwrap_or(Timestamp::MAX)
 }
 
-/// Everything goes: pods, then the group, then the record.
+/// Deletes pods, then the group, then the record.
 fn finalize(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
     plan.remove = seen.pods.iter().map(|pod| (pod.clone(), MemberRemoveReason::Deleted)).collect();
     let nothing_left =
@@ -329,14 +329,14 @@ fn finalize(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
     plan.status.state.reason = JobReason::Deleting.to_string();
     if nothing_left {
         plan.group = GroupStep::Delete;
-        // Commands that come too late go with the job: the next one of its name is not to find them.
+        // Late commands are deleted with the job, so that a new job of its name does not execute them.
         plan.finished = !seen.group.exists && seen.commands.len() <= 1;
         plan.consume = seen.commands.first().cloned();
     }
     plan
 }
 
-/// One step of the machine. Returns the members that it removes.
+/// One step of the state machine. Returns the removed members.
 fn advance(
     seen: &JobObserved<'_>,
     plan: &mut JobPlan,
@@ -352,7 +352,7 @@ fn advance(
     let budget = match trigger.by_person || trigger.by_member {
         true => RetryBudget::Free,
         false if plan.status.retry_count < job.max_retry => RetryBudget::Left,
-        // A restart that has begun is within the limit unless the limit was lowered.
+        // The limit does not stop a restart in progress, unless it was lowered meanwhile.
         false if phase == JobPhase::Restarting && plan.status.retry_count == job.max_retry => {
             RetryBudget::Left
         }
@@ -414,7 +414,7 @@ fn advance(
             JobPhase::Running if plan.status.start_time.is_none() => {
                 plan.status.start_time = Some(seen.now);
             }
-            // The deadline begins anew when it goes on (`kubeflow.md` §4.4).
+            // The deadline starts anew on resume (`kubeflow.md` §4.4).
             JobPhase::Restarting if matches!(phase, JobPhase::Aborted | JobPhase::Aborting) => {
                 plan.status.start_time = None;
             }
@@ -438,7 +438,7 @@ fn is_stopped(stop: Stop, job: &JobSpec, trigger: &Trigger, slot: &Slot, pod: &M
     }
 }
 
-/// A restart of the whole begins a new attempt; one that a failure caused begins after a pause.
+/// A restart of the whole job begins a new attempt. After a failure it waits for the restart delay.
 fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger: &Trigger) {
     let status = &mut plan.status;
     let delay = seen.job.restart_delay;
@@ -471,7 +471,7 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger
     }
 }
 
-/// Takes in the pods that carry the job's name and are nobody's, and lets those go that do not carry it any more.
+/// Adopts pods with the job's labels and no uid; releases pods with its uid and other labels.
 fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let deleting = seen.job.deleting;
     plan.release = seen.mismatched
@@ -490,7 +490,7 @@ fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     }
 }
 
-/// Starts the members that have a place and nothing to wait for.
+/// Starts bound members whose pauses and dependencies are over.
 fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
     let Some(places) = &seen.group.places else { return };
     let starts = plan.status.state.phase.starts_members() && !seen.job.suspend;
@@ -542,7 +542,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     }
 }
 
-/// Whether members of an older attempt of the whole job are still there: until they are gone no new one starts.
+/// Whether members of an older attempt still exist; no new member starts before they are gone.
 pub(super) fn waits_for_old(seen: &JobObserved<'_>, plan: &JobPlan) -> bool {
     let version = plan.status.version;
     let new_attempt = !plan.status.tasks.values().any(|memory| !memory.started.is_empty());
@@ -550,7 +550,7 @@ pub(super) fn waits_for_old(seen: &JobObserved<'_>, plan: &JobPlan) -> bool {
     old || (new_attempt && version > 0 && !seen.leaving.is_empty())
 }
 
-/// A group whose members have all ended is not over when some of them are to be started again.
+/// Asks for a new placement round if the group has ended but members are to start again.
 fn next_round(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let missing = plan.status.members.succeeded + plan.status.members.failed < seen.job.replicas();
     let ready = plan.status.state.phase.starts_members() && plan.remove.is_empty();
@@ -577,7 +577,7 @@ fn say_counts(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slo
     publish(&mut plan.status, seen.job, &after, &selector);
 }
 
-/// When the next thing is due.
+/// Sets the time of the next reconcile.
 fn alarms(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let status = &plan.status;
     let mut due: Vec<Timestamp> = status.delayed.iter().map(|delayed| delayed.due).collect();

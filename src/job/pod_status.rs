@@ -1,35 +1,34 @@
-//! What a node's word about a pod means for its job. Pure.
+//! Converts a pod status reported by a node agent to the state of a job's member. Pure.
 
 use rcfarm_api::job::status::PodPhase;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 
-/// How a pod stands.
+/// State of a pod, from its agent's report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodState {
-    /// How far it has come.
+    /// Kubernetes-style phase.
     pub phase: PodPhase,
-    /// Whether it runs and its checks pass.
+    /// Whether it runs and its health checks pass.
     pub ready: bool,
-    /// How its processes ended, by container, when all have.
+    /// Exit codes by container name; empty until all processes have ended.
     pub exits: Vec<(String, Option<i32>)>,
-    /// How often its node started its processes again.
+    /// Number of restarts made by the node agent.
     pub restarts: u32,
-    /// It cannot be run as it is.
+    /// Whether the node cannot run it as specified.
     pub is_unfit: bool,
-    /// Why it is as it is, for people.
+    /// Message of the node agent.
     pub message: String,
 }
 
 impl PodState {
-    /// A pod of which only that is known.
+    /// State of a pod on a node that reports no pod statuses.
     #[must_use]
     pub fn running() -> PodState {
         PodState { phase: PodPhase::Running, ready: true, ..PodState::default() }
     }
 
-    /// How it ended: the code of the container that counts. Where that is not known, or has none of that name, the first
-    /// that did not end well tells.
+    /// Exit code of `container`. If unknown or absent: of the first container that failed, else of the first one.
     #[must_use]
     pub fn exit_code(&self, container: Option<&str>) -> Option<i32> {
         let named = self.exits.iter().find(|(name, _)| Some(name.as_str()) == container);
@@ -38,10 +37,10 @@ impl PodState {
     }
 }
 
-/// Signals count as a shell counts them: 128 and their number.
+/// Exit code of a process killed by a signal: 128 plus the signal's number, as shells report it.
 const SIGNALLED: i32 = 128;
 
-/// What became of a process; `None`: it has not ended.
+/// Exit code of an ended process, if known. Outer `None`: it has not ended.
 fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
     if process.phase != NodePodPhase::Ended {
         return None;
@@ -54,8 +53,8 @@ fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
     }))
 }
 
-/// A pod that cannot be run waits, as one whose image cannot be fetched does in Kubernetes; it has ended when all its
-/// processes have, and well when all of them have ended well.
+/// Derives the phase. A pod that the node cannot run is `Pending`, as with an image that cannot be pulled in
+/// Kubernetes. It ends when all processes have ended, and succeeds if all of them exited with 0.
 #[must_use]
 pub fn stands(status: &PodStatus) -> PodState {
     let ends: Option<Vec<Option<i32>>> = match status.processes.is_empty() {
@@ -123,7 +122,7 @@ mod tests {
         assert_eq!(half.phase, PodPhase::Running);
     }
 
-    /// `volcano.md` §2.2: the code is that of container[0], or of the framework's own, whatever stands beside it.
+    /// `volcano.md` §2.2: the exit code of container[0], or of the framework's own container, decides.
     #[test]
     fn the_exit_code_is_that_of_the_container_that_counts() {
         let named = |name: &str, code: i32| ProcessStatus {

@@ -1,4 +1,4 @@
-//! The pods that carry a job's name, as an owner sees them.
+//! Pods with a job's name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,36 +11,36 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::job::spec::Slot;
 
-/// The name under which farms know a job.
+/// Id of a job's record in the farm.
 #[must_use]
 pub fn record_id(id: &Namespaced) -> RecordId {
     RecordId::from(id.to_string().as_str())
 }
 
-/// An intent's ModifyIndex and the hash of its manifest.
+/// ModifyIndex of an intent and hash of its manifest.
 pub type Intended = Option<(Index, u64)>;
 
-/// The pods of a job, as they stand.
+/// Pods with a job's name, by owner and state.
 #[derive(Debug, Default)]
 pub struct Pods {
-    /// Those of this job.
+    /// Pods of this job.
     pub own: Vec<MemberPod>,
-    /// The manifests' hashes, for [`super::caches::JobPendingWrites`].
+    /// Labels and intents of `own`, for [`super::caches::JobPendingWrites`].
     pub intents: BTreeMap<PodRef, (LabelledMember, Intended)>,
-    /// Members that are real and no longer wanted, on nodes that can be heard.
+    /// Pods by member that have no intent but still run, on nodes that are not down.
     pub leaving: BTreeMap<Slot, u32>,
-    /// Whether pods of an older job of the name are still real there.
+    /// Whether a pod of an older job of the name still runs there.
     pub older: bool,
     /// Pods of an older job of the name.
     pub orphans: BTreeMap<PodRef, (LabelledMember, Intended)>,
-    /// Pods of the name that are nobody's, with what is intended there.
+    /// Pods with the job's labels and no uid, with their intents.
     pub unowned: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
-    /// Pods that carry the job's uid and are called otherwise; some may be of another job made at the same index.
+    /// Pods with the job's uid and other labels. Jobs created in one transaction share a uid.
     pub mismatched: BTreeMap<PodRef, Arc<Mismatched>>,
 }
 
 impl Pods {
-    /// The highest number among the members of each task that have a pod, or one on its way out.
+    /// Highest index per task among members with a pod, leaving ones included.
     #[must_use]
     pub fn highest(&self) -> BTreeMap<&str, u32> {
         let mut highest = BTreeMap::new();

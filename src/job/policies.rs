@@ -1,33 +1,33 @@
-//! What is done when something happens: Volcano's lifecycle policies (`volcano.md` §2.2). Pure.
+//! Volcano's lifecycle policies (`volcano.md` §2.2): maps an event of a job to an action. Pure.
 
 use std::time::Duration;
 
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::job::spec::{JobSpec, LifecyclePolicy, PolicyEvent};
 
-/// Something that happened to a job.
+/// An event of a job or of one of its tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobEvent {
-    /// What; `None`: nothing that policies name, such as a change of the record.
+    /// `None`: an event that no policy can name, such as a change of the record.
     pub event: Option<PolicyEvent>,
-    /// The exit code of a member that failed.
+    /// Exit code of a failed member; `None` if it was lost.
     pub exit_code: Option<i32>,
-    /// The task that it happened to; `None`: to the job as a whole.
+    /// Task of the event; `None`: the whole job.
     pub task: Option<String>,
 }
 
-/// What is to be done.
+/// Action that the policies of a job ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyDecision {
-    /// Nothing but looking how the job stands.
+    /// No action: recompute the phase from the counts.
     Sync,
-    /// This, now.
+    /// Act now.
     Now(CommandAction),
-    /// This, so much later, unless things have mended by then.
+    /// Act after the timeout, unless the cause has disappeared by then.
     Later(CommandAction, Duration),
 }
 
-/// Decides; the first rule that fits counts.
+/// Searches the task's policies, then the job's; the first match wins.
 #[must_use]
 pub fn answer(job: &JobSpec, what: &JobEvent) -> PolicyDecision {
     let Some(event) = what.event else { return PolicyDecision::Sync };
@@ -47,7 +47,7 @@ fn fits(policy: &LifecyclePolicy, event: PolicyEvent, exit_code: Option<i32>) ->
         return false;
     }
     let named = policy.events.contains(&event) || policy.events.contains(&PolicyEvent::Any);
-    // No exit code is no exit code: a member that was lost did not end with any.
+    // A member without an exit code matches no `exitCode` policy.
     named || (exit_code.is_some() && policy.exit_code == exit_code)
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of a job now: by a command, its record, its limits, something put off, or something that happened. Pure.
+//! Derives the request to a job: from a command, its record, a limit, a delayed action or an event. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use rcfarm_api::command::{CommandAction, Target};
 use rcfarm_api::job::spec::{JobSpec, JobUid, PolicyEvent, Slot};
 use rcfarm_api::job::status::{Delayed, JobReason, JobStatus, PodPhase};
 
-/// What is asked, why, and of which members.
+/// Request to a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trigger {
-    /// What.
+    /// Input of the state machine.
     pub ask: JobRequest,
-    /// Why, as a fixed token.
+    /// Reason, for status and audit log.
     pub reason: JobReason,
-    /// Why, for people.
+    /// Message for users.
     pub message: String,
-    /// The members that it is about; empty for the whole job.
+    /// Members concerned; empty for the whole job.
     pub targets: Vec<Slot>,
-    /// Whether a person asks: then it is neither counted nor delayed.
+    /// Whether a user asked: the restart is neither counted nor delayed.
     pub by_person: bool,
-    /// Whether it is a member's own restart, which counts towards `backoffLimit` and not towards `maxRetry`.
+    /// Whether it is a member's own restart: it counts towards `backoffLimit`, not `maxRetry`.
     pub by_member: bool,
-    /// The command that is consumed with it.
+    /// Command to delete with it.
     pub command: Option<Pending>,
 }
 
@@ -37,7 +37,7 @@ impl Trigger {
         Trigger { ask, reason, message, targets, by_person: false, by_member: false, command: None }
     }
 
-    /// Whether a person asks something of the whole job: what was put off is done with (`volcano.md` §2.2).
+    /// Whether a user's request for the whole job cancels delayed actions (`volcano.md` §2.2).
     #[must_use]
     pub fn is_of_the_whole(&self) -> bool {
         match self.ask {
@@ -49,25 +49,25 @@ impl Trigger {
     }
 }
 
-/// What there is to go by.
+/// Input of [`trigger`].
 pub struct TriggerInput<'a> {
-    /// The job.
+    /// Spec of the job.
     pub job: &'a JobSpec,
-    /// Which of its name.
+    /// CreateIndex of the record.
     pub uid: JobUid,
-    /// Its members' pods.
+    /// Pods by member.
     pub members: &'a BTreeMap<Slot, &'a MemberPod>,
-    /// Members whose pods were lost since the last look.
+    /// Members whose pods were lost since the last plan.
     pub lost: &'a [Slot],
-    /// Commands that were not carried out.
+    /// Commands not yet executed, oldest first.
     pub commands: &'a [Pending],
-    /// Whether the group lost members and has no place for them.
+    /// Whether the group lost members and cannot place them.
     pub group_unknown: bool,
-    /// Now.
+    /// Wall-clock time.
     pub now: Timestamp,
 }
 
-/// Finds what is asked. What was reacted to is noted in `status`, so that it is reacted to once.
+/// Finds the next request. Notes handled events in `status`, so that each is handled once.
 pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     if let Some(command) = seen.commands.first() {
         return by_command(seen, command);
@@ -130,7 +130,7 @@ fn by_command(seen: &TriggerInput<'_>, pending: &Pending) -> Trigger {
     trigger.by_person = true;
     trigger.command = Some(pending.clone());
     let Target::Job { uid, task, index, .. } = &command.target else { return trigger };
-    // One that was given before the job was there was meant for another, or for nobody.
+    // A command older than the job's record was given to another job of the name.
     let of_another = uid.is_some_and(|uid| JobUid(uid) != seen.uid) || pending.index < seen.uid.0;
     trigger.targets = match (task, index) {
         (Some(task), Some(index)) => vec![Slot::new(task, *index)],
@@ -141,7 +141,7 @@ fn by_command(seen: &TriggerInput<'_>, pending: &Pending) -> Trigger {
         && !trigger.targets.iter().any(|slot| exists(seen.job, slot));
     let no_action_of_jobs = !CommandAction::OF_JOBS.contains(&command.action);
     if of_another || nobody || no_action_of_jobs {
-        // Nothing, and no error (F-J23); it is consumed all the same.
+        // Consumed without effect or error (F-J23).
         trigger.ask = JobRequest::Sync;
     }
     trigger
@@ -164,7 +164,7 @@ fn targets(job: &JobSpec, action: CommandAction, slot: Option<&Slot>) -> Vec<Slo
     }
 }
 
-/// Drops what was put off about members that are well again, and about older attempts (`volcano.md` §2.2).
+/// Drops delayed actions whose cause is gone or of an older attempt (`volcano.md` §2.2).
 fn forget_what_mended(seen: &TriggerInput<'_>, status: &mut JobStatus) {
     let version = status.version;
     status.delayed.retain(|delayed| {
@@ -184,7 +184,7 @@ fn forget_what_mended(seen: &TriggerInput<'_>, status: &mut JobStatus) {
     }
 }
 
-/// The deadline, and Kubeflow's limit of restarts.
+/// The active deadline and Kubeflow's `backoffLimit`.
 fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
     if let (Some(limit), Some(start)) = (seen.job.active_deadline, status.start_time)
         && past_deadline(start, limit, seen.now)
@@ -206,7 +206,7 @@ fn is_stopping(status: &JobStatus) -> bool {
     matches!(status.state.phase, P::Aborting | P::Aborted | P::Completing | P::Terminating)
 }
 
-/// Whether a job that began at `start` has run too long (`kubeflow.md` §1.8).
+/// Whether a job that started at `start` has exceeded its limit (`kubeflow.md` §1.8).
 #[must_use]
 pub fn past_deadline(start: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
     now >= start.checked_add(limit).unwrap_or(Timestamp::MAX)
@@ -216,8 +216,7 @@ fn failures(status: &JobStatus) -> u32 {
     status.tasks.values().map(|memory| memory.failures).fold(0, u32::saturating_add)
 }
 
-/// What happened since the last look, and what policies say about it. The first that something is to be done about now
-/// is returned; the others are looked at again after it.
+/// Applies policies to new events. Returns the first immediate action; later events are handled by the next plan.
 fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger> {
     for (slot, happening) in found(seen, status) {
         let event = happening.event?;
@@ -257,7 +256,7 @@ fn put_off(
     slot: Option<Slot>,
     pause: std::time::Duration,
 ) {
-    // A second one of the same keeps the first one's time.
+    // The first of several equal actions keeps its time.
     if status.delayed.iter().any(|other| other.slot == slot && other.action == action) {
         return;
     }
@@ -266,7 +265,7 @@ fn put_off(
     status.delayed.push(Delayed { action, event, due, slot, version });
 }
 
-/// Everything that happened and was not reacted to, in a fixed order.
+/// Events not handled yet, in a fixed order.
 fn found(seen: &TriggerInput<'_>, status: &JobStatus) -> Vec<(Option<Slot>, JobEvent)> {
     let mut all = Vec::new();
     let happening = |event, task: &str, exit_code| JobEvent {
@@ -304,7 +303,7 @@ fn found(seen: &TriggerInput<'_>, status: &JobStatus) -> Vec<(Option<Slot>, JobE
         }
     }
     if seen.group_unknown && !status.group_unknown {
-        // It is of the present attempt, however many there were before.
+        // Without a version: it concerns the present attempt.
         let happening = JobEvent { event: Some(PolicyEvent::Unknown), ..JobEvent::default() };
         all.push((None, happening));
     }
@@ -322,7 +321,7 @@ fn note(status: &mut JobStatus, slot: Option<&Slot>, task: Option<&str>, event: 
     }
 }
 
-/// Members that failed and whose own policy starts them again, all in one go; or the failure of the job.
+/// Restarts failed members by their own restart policy, all at once, or fails the job.
 fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     let mut again = Vec::new();
     for (slot, pod) in seen.members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed) {

@@ -1,4 +1,4 @@
-//! Why a job is not yet where it should be. Pure.
+//! Reason and message of a job that waits. Pure.
 
 use super::document::queue_field;
 use super::frameworks::FrameworkOutcome;
@@ -8,7 +8,7 @@ use rcfarm_api::job::spec::{Framework, Slot};
 use rcfarm_api::job::status::JobReason;
 use rcfarm_api::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
-/// Why a group waits, as a fixed token, and for people: its field is the job's under another name.
+/// Reason and message of a waiting group, with the group's field name replaced by the job's.
 #[must_use]
 pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String, String)> {
     let message = match group.reason.is_of_queue() {
@@ -18,7 +18,7 @@ pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String
     (group.reason != GroupReason::AsDesired).then(|| (group.reason.to_string(), message))
 }
 
-/// While a job is not yet where it should be, its state says what it waits for.
+/// Sets reason and message in the state while members may start.
 pub(super) fn say_waiting(seen: &JobObserved<'_>, plan: &mut JobPlan, outcome: &FrameworkOutcome) {
     if !plan.status.state.phase.starts_members() {
         return;

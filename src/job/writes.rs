@@ -1,4 +1,4 @@
-//! Turns a plan into the operations of one transaction: labels of pods, their intents, the PodGroup. Pure.
+//! Operations of a plan's transaction: pod labels, intents, PodGroup. Pure.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use rcfarm_store::{Index, Op};
 
 const QUEUE: &str = "volcano.sh/queue-name";
 
-/// Whether a pod of this name can be a member of the job.
+/// Whether a pod id has the form `<job>-<task>-<index>` with a task of the job.
 #[must_use]
 pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
     let Some(rest) = pod.as_str().strip_prefix(id.name.as_str()) else { return false };
@@ -33,7 +33,7 @@ pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
     job.tasks.iter().any(|task| of_task(task).is_some())
 }
 
-/// The operation that makes a pod a member: its labels get the job's uid, unless they were changed meanwhile.
+/// Adopts a pod: CAS that adds the job's uid to its labels.
 #[must_use]
 pub fn adopt_op(identity: &PodIdentity, place: &PodRef, unowned: &Unowned) -> Op {
     let mut labels = unowned.labels.clone();
@@ -48,7 +48,7 @@ pub fn adopt_op(identity: &PodIdentity, place: &PodRef, unowned: &Unowned) -> Op
     Op::Cas { key, value: encode_labels(&labels), flags: 0, index: unowned.index }
 }
 
-/// The operation that lets a pod go: the uid leaves its labels, unless they were changed meanwhile.
+/// Releases a pod: CAS that removes the uid from its labels.
 #[must_use]
 pub fn release_op(place: &PodRef, mismatched: &Mismatched) -> Op {
     let mut labels = mismatched.labels.clone();
@@ -57,7 +57,7 @@ pub fn release_op(place: &PodRef, mismatched: &Mismatched) -> Op {
     Op::Cas { key, value: encode_labels(&labels), flags: 0, index: mismatched.index }
 }
 
-/// The labels of a pod: the template's, then Volcano's and, where they apply, Kubeflow's, which win.
+/// Labels of a pod: of the template, overridden by Volcano's and, where they apply, Kubeflow's.
 #[must_use]
 pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
     let mut labels = Labels::new();
@@ -86,17 +86,17 @@ pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
     labels
 }
 
-/// A pod that a transaction makes.
+/// A pod to create.
 pub struct Made {
     /// Node and pod id.
     pub place: PodRef,
-    /// What it is.
+    /// Job, member and attempt.
     pub identity: PodIdentity,
-    /// Its manifest.
+    /// Text of `intent/<node>/<pod>`.
     pub manifest: String,
 }
 
-/// The pods that a plan makes; those whose names are none are left out (validation has seen to it).
+/// Pods to create. Omits invalid pod ids, which validation has excluded.
 #[must_use]
 pub fn made(placed: &Placed<'_>, creates: &[Create]) -> Vec<Made> {
     if creates.is_empty() {
@@ -106,7 +106,7 @@ pub fn made(placed: &Placed<'_>, creates: &[Create]) -> Vec<Made> {
     creates.iter().filter_map(|create| made_one(placed, create, &peers)).collect()
 }
 
-/// The same of one; `peers` are [`Placed::peers`].
+/// One pod to create. `peers`: from [`Placed::peers`].
 #[must_use]
 pub fn made_one(
     placed: &Placed<'_>,
@@ -119,7 +119,7 @@ pub fn made_one(
     Some(Made { place, identity: placed.identity(create), manifest })
 }
 
-/// The operations that make a pod: refused when its place is taken.
+/// Operations that create a pod; refused if labels or intent exist.
 #[must_use]
 pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
     let PodRef { node, pod } = &made.place;
@@ -131,7 +131,7 @@ pub fn create_ops(job: &JobSpec, made: &Made) -> [Op; 2] {
     ]
 }
 
-/// The operations that remove a pod, guarded by what was seen of it.
+/// Operations that remove a pod; refused if labels or intent changed.
 #[must_use]
 pub fn remove_ops(place: &PodRef, label: Index, intent: Option<Index>) -> Vec<Op> {
     let labels = key::pod_labels(&place.node, &place.pod);
@@ -140,21 +140,21 @@ pub fn remove_ops(place: &PodRef, label: Index, intent: Option<Index>) -> Vec<Op
     let key = key::intent(&place.node, &place.pod);
     ops.push(match intent {
         Some(index) => Op::DeleteCas { key, index },
-        // One that came meanwhile would run without labels, and nobody would know whose it is.
+        // An intent created meanwhile would run without labels, so without a known owner.
         None => Op::CheckNotExists { key },
     });
     ops
 }
 
-/// The place of a pod of a job.
+/// Node and pod id of a member's pod.
 #[must_use]
 pub fn place_of(id: &Namespaced, pod: &MemberPod) -> Option<PodRef> {
     Some(PodRef { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
 }
 
-/// The PodGroup that a job wants, with what has become of its members. So many of them have their place (`placed`): those
-/// whose pods are yet to be made, again or for the first time, keep it. Those that the job wants no more keep it until
-/// their pods are gone: `there` is the highest number of each task of which there is one.
+/// PodGroup that a job wants, with counts of its members. `placed`: number of members with a node; members without a
+/// pod keep their node. `there`: highest index per task with a pod; surplus members keep their nodes until their pods
+/// are gone.
 #[must_use]
 pub fn group_of(
     id: &Namespaced,
@@ -201,7 +201,7 @@ pub fn group_of(
         plan.status.members;
     let all = pending + running + succeeded + failed + unknown;
     let missing = job.replicas().saturating_sub(all);
-    // Where too few have one, it is of no use to the others: the group is placed anew once all its pods are gone.
+    // With fewer than `minAvailable` placed, no node is kept: the group is placed again once its pods are gone.
     let placed = u32::try_from(placed).unwrap_or(u32::MAX);
     let kept = if placed < job.min_available { 0 } else { placed.saturating_sub(all).min(missing) };
     let members = group::MemberCounts {
@@ -219,7 +219,7 @@ fn default_queue() -> QueueName {
     rcfarm_api::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
 }
 
-/// A priority class that is a number is that priority; others are names for people.
+/// Numeric priority classes are priorities; others are only names.
 #[must_use]
 pub fn priority(job: &JobSpec) -> i64 {
     job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
@@ -239,7 +239,7 @@ fn amounts(resources: &Resources) -> Amounts {
     amounts
 }
 
-/// Where the members of a bound group go, but for nodes that are down: what was placed there waits for another place.
+/// Nodes of a bound group's members. Members on nodes that are down have none until they are placed again.
 #[must_use]
 pub fn places(
     job: &JobSpec,

@@ -1,4 +1,4 @@
-//! The transactions that make the pods of a batched start (see [`crate::job::batched_start`]).
+//! Transactions of a batched start (see [`crate::job::batched_start`]).
 
 use std::collections::VecDeque;
 
@@ -22,16 +22,15 @@ use rcfarm_api::manifest::content_hash;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Fenced, Index, Op, Txn, TxnLimits};
 
-/// So many of its transactions are under way at once.
+/// Limit of transactions in flight.
 const AT_ONCE: usize = 4;
-/// Left for the audit record, which lists the pods once more: at least, and for each pod.
+/// Bytes reserved for the audit record: fixed, and per pod.
 const AUDIT_BYTES: (usize, usize) = (4 * 1024, 200);
 
 type Answer = Result<Committed, ReconcileError>;
 
 impl JobController {
-    /// Makes the pods that the status says are being started. When not all of them come through, it is looked at anew
-    /// which have.
+    /// Creates the pods in `starting`. If a transaction fails, the next reconcile reads which pods exist.
     pub(super) async fn send(
         &mut self,
         look: &JobView,
@@ -60,7 +59,7 @@ impl JobController {
         }
     }
 
-    /// Sends them, a few at once, until all are answered; after one that is not applied no other is begun.
+    /// Sends the transactions and awaits all answers. After a failure no new one is sent.
     async fn send_all(
         &self,
         look: &JobView,
@@ -87,7 +86,7 @@ impl JobController {
         }
     }
 
-    /// As many pods as fit into one transaction, at least one.
+    /// Next transaction, with as many pods as fit, at least one.
     fn next_of(
         &self,
         look: &JobView,

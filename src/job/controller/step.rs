@@ -1,4 +1,4 @@
-//! A plan as one transaction.
+//! Builds the transaction of a plan.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::Op;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
-/// What goes into one transaction.
+/// Content of one transaction.
 pub(super) struct PlannedStep {
     pub(super) plan: JobPlan,
     pub(super) made: Vec<Made>,
-    /// Made by the transactions that follow.
+    /// Created by later transactions.
     pub(super) rest: Vec<Create>,
     pub(super) adopted: Vec<Adopted>,
     pub(super) removed: Vec<(PodRef, Slot)>,
@@ -31,11 +31,11 @@ pub(super) struct PlannedStep {
     pub(super) before: JobPhase,
 }
 
-/// A pod that becomes a member: where, as what, and what is intended there.
+/// An adopted pod, its identity and intent.
 pub(super) type Adopted = (PodRef, PodIdentity, Intended);
 
 impl JobController {
-    /// `room`: so many pods come and go in it.
+    /// Builds the transaction. `room`: limit of pods created and removed.
     pub(super) fn write_down(
         &self,
         look: &JobView,
@@ -48,13 +48,13 @@ impl JobController {
         let empty = BTreeMap::new();
         let places = look.group.places.as_ref().unwrap_or(&empty);
         let address = |node: &NodeName| self.caches.address(node);
-        // Also those whose nodes are down: the others' ports do not move for that.
+        // Includes nodes that are down, so that port offsets of other members stay the same.
         let homes = self.homes(look);
         let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
-            // They start where their group has its place now, not where it had one.
+            // Refused if the placement has changed.
             let key = key::pod_group_status(&self.id);
             ops.push(Op::CheckIndex { key, index: look.placed_at });
         }
@@ -74,7 +74,7 @@ impl JobController {
         }
         if plan.collect_orphans {
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / POD_OPS;
-            // At least one if nothing else changes: else the new job waits for ever.
+            // Removes at least one if nothing else changes; otherwise the new job would wait forever.
             let room = room.max(usize::from(ops.is_empty()));
             for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
                 let intent = intent.map(|(index, _)| index);
@@ -89,7 +89,7 @@ impl JobController {
             GroupStep::Delete if look.group.exists || look.group.is_foreign => {
                 ops.push(Op::DeleteCas { key: group_key, index: *index });
             }
-            // A list that was cut short does not show it.
+            // An incomplete list may lack the group.
             GroupStep::Delete if plan.finished => ops.push(Op::CheckNotExists { key: group_key }),
             GroupStep::Delete | GroupStep::Leave => {}
             GroupStep::Keep => {
@@ -107,7 +107,7 @@ impl JobController {
             }
         }
         if let Some(command) = &plan.consume {
-            // To delete what is gone succeeds in Consul: without the check it would be carried out twice.
+            // Consul's delete of an absent key succeeds; without the check a command could be executed twice.
             let (key, index) = (key::command(command.id), command.index);
             if !enabled(Failpoint::CommandRepeated) {
                 ops.push(Op::CheckIndex { key: key.clone(), index });
@@ -115,7 +115,7 @@ impl JobController {
             ops.push(Op::Delete { key });
         }
         if plan.finished {
-            // Nobody will carry these out.
+            // Commands that no job will execute.
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + ALWAYS);
             for command in look.commands.iter().skip(1).take(room) {
                 let (key, index) = (key::command(command.id), command.index);
@@ -125,7 +125,7 @@ impl JobController {
         PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
     }
 
-    /// Pods that become members, with what that takes.
+    /// Operations and identities of adopted pods.
     fn adopted(
         &self,
         look: &JobView,
@@ -145,7 +145,7 @@ impl JobController {
         adopted
     }
 
-    /// Where all members have their places, if any may start.
+    /// Bound nodes of all members, once they may start.
     pub(super) fn homes(&self, look: &JobView) -> BTreeMap<Slot, NodeName> {
         let statuses = self.caches.groups.snapshot();
         let status = statuses

@@ -1,4 +1,4 @@
-//! Walks a document with the path of each field at hand, so that nothing in it is passed over in silence.
+//! Reads a document field by field. Fields that no reader asked for are reported.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use serde_json::{Map, Value};
 use rcfarm_api::FieldError;
 use rcfarm_api::job::spec::Framework;
 
-/// What was found on the way through a document.
+/// Issues found in a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldIssues {
-    /// The record cannot be worked on.
+    /// Errors: the record is refused.
     pub problems: Vec<FieldError>,
-    /// It can, but not all of it is honoured.
+    /// Fields that have no effect here.
     pub warnings: Vec<FieldError>,
 }
 
 impl FieldIssues {
-    /// Notes what is wrong with a field.
+    /// Adds an error.
     pub fn problem(&mut self, field: impl Into<String>, why: impl Into<String>) {
         self.problems.push(FieldError::new(field, why, ""));
     }
 
-    /// Notes what of a field is not honoured.
+    /// Adds a warning.
     pub fn warning(&mut self, field: impl Into<String>, why: impl Into<String>) {
         self.warnings.push(FieldError::new(field, why, ""));
     }
 }
 
-/// Where a document of this kind names its queue.
+/// Path of the field that names the queue.
 #[must_use]
 pub fn queue_field(framework: Framework) -> &'static str {
     match framework {
@@ -39,7 +39,7 @@ pub fn queue_field(framework: Framework) -> &'static str {
     }
 }
 
-/// The fields of one object. Each is asked for once; [`FieldReader::finish`] reports those that nobody asked for.
+/// Fields of one object. [`FieldReader::finish`] reports those that were not read.
 pub struct FieldReader<'v> {
     path: String,
     map: Option<&'v Map<String, Value>>,
@@ -47,7 +47,7 @@ pub struct FieldReader<'v> {
 }
 
 impl<'v> FieldReader<'v> {
-    /// The fields of `value`, which stands at `path`; those of nothing when it is no object, which is a problem.
+    /// Reader of `value` at `path`. Anything but an object or null is an error and has no fields.
     pub fn of(
         path: impl Into<String>,
         value: &'v Value,
@@ -62,23 +62,23 @@ impl<'v> FieldReader<'v> {
         FieldReader { path, map, asked: BTreeSet::new() }
     }
 
-    /// The path of a field.
+    /// Path of a field.
     pub fn at(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// Whether nothing is there.
+    /// Whether there are no fields.
     pub fn is_empty(&self) -> bool {
         self.map.is_none_or(Map::is_empty)
     }
 
-    /// A field as it is; `None` when it is absent or null.
+    /// A field of any type; `None` if absent or null.
     pub fn take(&mut self, name: &'static str) -> Option<&'v Value> {
         self.asked.insert(name);
         self.map?.get(name).filter(|value| !value.is_null())
     }
 
-    /// A text.
+    /// A non-empty string.
     pub fn text(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<&'v str> {
         let value = self.take(name)?;
         let text = value.as_str();
@@ -88,7 +88,7 @@ impl<'v> FieldReader<'v> {
         text.filter(|text| !text.is_empty())
     }
 
-    /// One of a few words.
+    /// One of the words in `words`.
     pub fn word<T: Copy>(
         &mut self,
         name: &'static str,
@@ -105,7 +105,7 @@ impl<'v> FieldReader<'v> {
         found
     }
 
-    /// `true` or `false`.
+    /// A boolean.
     pub fn flag(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<bool> {
         let value = self.take(name)?;
         if !value.is_boolean() {
@@ -114,7 +114,7 @@ impl<'v> FieldReader<'v> {
         value.as_bool()
     }
 
-    /// A whole number from `least` up.
+    /// An integer from `least` to `i32::MAX`.
     pub fn number(
         &mut self,
         name: &'static str,
@@ -130,7 +130,7 @@ impl<'v> FieldReader<'v> {
         number
     }
 
-    /// A count: a whole number from 0 up.
+    /// A non-negative integer.
     pub fn count(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<u32> {
         self.number(name, 0, issues).and_then(|n| u32::try_from(n).ok())
     }
@@ -145,7 +145,7 @@ impl<'v> FieldReader<'v> {
         parsed.map_err(wrong).ok()
     }
 
-    /// The fields of an object; those of nothing when it is absent.
+    /// Reader of an object; without fields if absent.
     pub fn object(&mut self, name: &'static str, issues: &mut FieldIssues) -> FieldReader<'v> {
         let path = self.at(name);
         match self.take(name) {
@@ -154,7 +154,7 @@ impl<'v> FieldReader<'v> {
         }
     }
 
-    /// The members of a list with their paths.
+    /// Elements of a list with their paths.
     pub fn list(
         &mut self,
         name: &'static str,
@@ -169,7 +169,7 @@ impl<'v> FieldReader<'v> {
         members.iter().enumerate().map(|(n, member)| (format!("{path}[{n}]"), member)).collect()
     }
 
-    /// The members of a list of texts.
+    /// Elements of a list of strings.
     pub fn texts(&mut self, name: &'static str, issues: &mut FieldIssues) -> Vec<String> {
         let mut texts = Vec::new();
         for (path, value) in self.list(name, issues) {
@@ -181,7 +181,7 @@ impl<'v> FieldReader<'v> {
         texts
     }
 
-    /// A mapping whose names the user chooses, in name order.
+    /// Entries of a map with user-defined names, in name order: path, name, value.
     pub fn entries(
         &mut self,
         name: &'static str,
@@ -193,7 +193,7 @@ impl<'v> FieldReader<'v> {
         map.map(|(name, value)| (format!("{path}.{name}"), name.as_str(), value)).collect()
     }
 
-    /// Fields that are known and not honoured, though the program runs as well without.
+    /// Accepts fields that have no effect, with a warning.
     pub fn pass_over(&mut self, names: &[&'static str], why: &str, issues: &mut FieldIssues) {
         for name in names {
             if self.take(name).is_some() {
@@ -202,7 +202,7 @@ impl<'v> FieldReader<'v> {
         }
     }
 
-    /// Fields that are known and cannot be honoured: without them the program would not run as it is meant to.
+    /// Refuses known fields without which the program would not run as intended.
     pub fn refuse(&mut self, names: &[&'static str], why: &str, issues: &mut FieldIssues) {
         for name in names {
             if self.take(name).is_some() {
@@ -211,7 +211,7 @@ impl<'v> FieldReader<'v> {
         }
     }
 
-    /// Reports the fields that nobody asked for.
+    /// Reports fields that were not read.
     pub fn finish(self, issues: &mut FieldIssues) {
         for name in self.map.into_iter().flat_map(Map::keys) {
             if !self.asked.contains(name.as_str()) {

@@ -7,16 +7,16 @@ use super::template::template;
 use super::{Defaults, base, run_policy};
 use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Restart};
 
-/// What is fixed for a framework.
+/// Constants of a framework.
 struct Rules {
     framework: Framework,
-    /// The field with the members.
+    /// Field with the replica specs.
     field: &'static str,
-    /// The types of members that there are, in the order in which they are looked at.
+    /// Replica types, in the order of the job's tasks.
     types: &'static [&'static str],
-    /// The container that every member must have.
+    /// Container that every replica needs.
     container: &'static str,
-    /// The restart policy unless given.
+    /// Default restart policy.
     restart: Restart,
 }
 
@@ -49,7 +49,7 @@ const XGBOOST: Rules = Rules {
     restart: Restart::Never,
 };
 
-/// The field with the members of a framework.
+/// Field with the replica specs.
 #[must_use]
 pub fn field_of(framework: Framework) -> &'static str {
     match framework {
@@ -61,7 +61,7 @@ pub fn field_of(framework: Framework) -> &'static str {
     }
 }
 
-/// The container that the members of a framework run.
+/// Container that every replica needs; `None`: no fixed name.
 #[must_use]
 pub fn container_of(framework: Framework) -> Option<&'static str> {
     Some(match framework {
@@ -103,7 +103,7 @@ pub(super) fn job(
     job
 }
 
-/// The members in the order of the rules; a type in another case (`worker`, `WORKER`) is that type.
+/// Replica specs in the order of `types`; types are matched regardless of case.
 fn members(rules: &Rules, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<JobTask> {
     let mut tasks: Vec<(usize, JobTask)> = Vec::new();
     let entries = spec.entries(rules.field, issues);
@@ -139,7 +139,7 @@ fn member(
     let restart = fields.word("restartPolicy", &RESTARTS, issues);
     let (template, in_template) = template(fields.at("template"), fields.take("template"), issues);
     if in_template.is_some() {
-        // SettedPodTemplateRestartPolicy
+        // Kubeflow's event SettedPodTemplateRestartPolicy.
         let field = format!("{}.spec.restartPolicy", fields.at("template"));
         issues.warning(field, "the restartPolicy beside the template counts");
     }

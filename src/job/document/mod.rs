@@ -1,8 +1,7 @@
-//! Reads a job's document: Volcano's `Job`, Kubeflow's `TFJob`, `PyTorchJob`, `MPIJob` and `XGBoostJob`, or a `Pod` by
-//! itself, as they are.
+//! Decodes a job's document: Volcano's `Job`, Kubeflow's `TFJob`, `PyTorchJob`, `MPIJob`, `XGBoostJob`, or a `Pod`.
 //!
-//! Every field is honoured, passed over with a warning that names it, or refused with its path; none is ignored in
-//! silence. The same function serves the commands and the daemon, because nothing stands in front of Consul.
+//! Each field takes effect, is ignored with a warning, or is refused; warnings and errors name its path. The commands
+//! and the daemon use the same function, since anything can be written to Consul directly.
 
 mod fields;
 mod kubeflow;
@@ -27,24 +26,23 @@ use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 use validate::validate;
 
-/// What is said of a field that is known and acted upon by nobody.
+/// Warning for a known field without effect.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
 
-/// A document that was understood.
+/// A valid document.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Read {
-    /// What it means.
+    /// The job that it specifies.
     pub spec: JobSpec,
-    /// The job's labels, from its metadata.
+    /// Labels from the job's metadata.
     pub labels: BTreeMap<String, String>,
-    /// What of it is not honoured.
+    /// Fields without effect.
     pub warnings: Vec<FieldError>,
 }
 
-/// Which kind a document is of.
+/// Framework of a document.
 ///
-/// # Errors
-/// What is wrong with `kind` and `apiVersion`.
+/// # Errors Issues of `kind` or `apiVersion`.
 pub fn framework(document: &Value) -> Result<Framework, FieldError> {
     let of = |field: &str| document.get(field).and_then(Value::as_str);
     let wrong = |field: &str, why: String| FieldError::new(field, why, "");
@@ -77,10 +75,9 @@ pub fn framework(document: &Value) -> Result<Framework, FieldError> {
     }
 }
 
-/// The name that a document gives itself.
+/// Namespace and name in the document's metadata.
 ///
-/// # Errors
-/// What is wrong with its metadata.
+/// # Errors Issues of the metadata.
 pub fn name(document: &Value) -> Result<Namespaced, FieldError> {
     let of = |field: &str| document.get("metadata")?.get(field)?.as_str();
     let wrong = |field: &str, why: String| FieldError::new(format!("metadata.{field}"), why, "");
@@ -94,17 +91,16 @@ pub fn name(document: &Value) -> Result<Namespaced, FieldError> {
     })
 }
 
-/// Reads a document that stands, or is to stand, under the name `id`.
+/// Decodes a document that is stored as `id`.
 ///
-/// # Errors
-/// All that is wrong with it, by field.
+/// # Errors All issues, with their paths.
 pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldError>> {
     let mut issues = FieldIssues::default();
     let framework = framework(document).map_err(|issue| vec![issue])?;
     let mut top = FieldReader::of("", document, &mut issues);
     top.take("apiVersion");
     top.take("kind");
-    // What another cluster said of it.
+    // Status from another cluster.
     top.take("status");
     let (labels, deleting) = metadata(id, framework, &mut top, &mut issues);
     let mut spec = top.object("spec", &mut issues);
@@ -129,10 +125,9 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldError>> 
     }
 }
 
-/// Reads a stored record: the document, and what it means.
+/// Decodes a stored record.
 ///
-/// # Errors
-/// As [`read`].
+/// # Errors As [`read`].
 pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldError>> {
     let document: Value = serde_json::from_slice(value).map_err(|error| {
         vec![FieldError::new(FieldError::WHOLE, format!("it is no JSON: {error}"), "")]
@@ -141,7 +136,7 @@ pub fn decode(id: &Namespaced, value: &[u8]) -> Result<(Value, Read), Vec<FieldE
     Ok((document, read))
 }
 
-/// What a record means that breaks a rule and is being deleted: nothing but that. `None`: nobody deletes it.
+/// Minimal spec of an invalid record that is being deleted. `None`: it is not being deleted.
 #[must_use]
 pub fn finalize(value: &[u8]) -> Option<(Value, Read)> {
     let document: Value = serde_json::from_slice(value).ok()?;
@@ -152,10 +147,9 @@ pub fn finalize(value: &[u8]) -> Option<(Value, Read)> {
     Some((document, Read { spec, labels: BTreeMap::new(), warnings: Vec::new() }))
 }
 
-/// Turns YAML, or JSON, into a document.
+/// Parses YAML or JSON.
 ///
-/// # Errors
-/// The parser's words, with line and column.
+/// # Errors The parser's message, with line and column.
 pub fn from_yaml(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str::<Value>(text).map_err(|error| error.without_snippet().to_string())
 }
@@ -184,7 +178,7 @@ fn metadata(
     let deleting = metadata.text("deletionTimestamp", issues).is_some();
     let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
     annotations(&mut metadata, honoured, issues);
-    // Of another cluster.
+    // Set by another cluster.
     for passed in [
         "uid",
         "resourceVersion",
@@ -201,7 +195,7 @@ fn metadata(
     (labels, deleting)
 }
 
-/// Annotations are for other programs, but for those by which Volcano's parts are told something (`volcano.md` §1.7).
+/// Ignores annotations of other programs; warns of Volcano's that have no effect (`volcano.md` §1.7).
 fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut FieldIssues) {
     for (path, name, _) in metadata.entries("annotations", issues) {
         let is_volcanos = VOLCANOS.iter().any(|prefix| name.starts_with(prefix));
@@ -211,10 +205,10 @@ fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut F
     }
 }
 
-/// Beginnings of the annotations that Volcano's parts read.
+/// Prefixes of Volcano's annotations.
 const VOLCANOS: [&str; 3] = ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/"];
 
-/// How many members: more than a group may have are a slip of the hand.
+/// Number of replicas, up to the limit of a group.
 fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u32> {
     let count = fields.count("replicas", issues)?;
     if u64::from(count) > MOST_MEMBERS {
@@ -225,7 +219,7 @@ fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u3
     Some(count)
 }
 
-/// A priority class is honoured where it is a number: there is no list of classes here.
+/// Priority class; only numbers have an effect, since there is no list of classes.
 fn priority_class(
     fields: &mut FieldReader<'_>,
     name: &'static str,
@@ -240,7 +234,7 @@ fn priority_class(
     Some(class.to_owned())
 }
 
-/// Whose defaults hold.
+/// Defaults of Volcano or Kubeflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Defaults {
     Volcano,
@@ -278,7 +272,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
     }
 }
 
-/// Kubeflow's run policy, under `runPolicy`. Older records have its fields in the spec itself.
+/// Kubeflow's `runPolicy`. Older documents have its fields directly in the spec.
 fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     let mut policy = spec.object("runPolicy", issues);
     let own = policy.take("managedBy").and_then(Value::as_str).map(str::to_owned);
@@ -353,9 +347,8 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &m
     }
 }
 
-/// A number that changes when something of a document does that may not change once its job runs: only counts, the
-/// priority, and what says when it runs may (`volcano.md` §6). It is of the document, not of what this program
-/// makes of it, so that it stays the same in the next version.
+/// Hash of the fields that may not change while the job exists: all but counts, priority and timing (`volcano.md` §6).
+/// It is computed from the document, so that it does not change with the version of this program.
 #[must_use]
 pub fn immutable_hash(document: &Value) -> u64 {
     let mut spec = document.get("spec").cloned().unwrap_or_default();
@@ -407,7 +400,7 @@ pub fn immutable_hash(document: &Value) -> u64 {
     rcfarm_api::manifest::content_hash(immutable_hash.as_bytes())
 }
 
-/// Tasks in a list, or replica specs by type.
+/// Tasks of a list, or replica specs by type.
 fn members_of(value: &mut Value) -> Vec<&mut Map<String, Value>> {
     let all: Vec<&mut Value> = match value {
         Value::Array(list) => list.iter_mut().collect(),

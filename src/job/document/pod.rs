@@ -1,6 +1,5 @@
-//! A pod by itself, Kubernetes' `Pod`: a job of one member. So it waits in a queue and has its PodGroup, as Volcano's
-//! controller makes one for it (`volcano.md` §3.4): with one member, what the pod requests, the queue that an
-//! annotation names, and the pod's own priority class.
+//! Kubernetes' `Pod` as a job of one member, with a queue and a PodGroup as Volcano's controller creates one
+//! (`volcano.md` §3.4): one member, the pod's requests, the queue of an annotation, the pod's priority class.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,19 +11,19 @@ use super::template::template;
 use super::{Defaults, base, priority_class};
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart};
 
-/// The one task of such a job.
+/// Name of the only task.
 const TASK: &str = "pod";
 
 /// Annotations that name the queue.
 pub(super) const QUEUE: [&str; 2] = ["scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"];
 
-/// Annotations that make a pod one of several in a group that somebody else wrote.
+/// Annotations that assign the pod to an existing group.
 const GROUP: [&str; 2] = ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"];
 
-/// The annotation that says how many make a group.
+/// Annotation with the group's size.
 const GROUP_SIZE: &str = "scheduling.volcano.sh/group-min-member";
 
-/// The queue that a pod's annotations name.
+/// Queue in the annotations.
 pub(super) fn queue(document: &Value) -> Option<&str> {
     QUEUE.iter().find_map(|name| annotation(document, name)?.as_str())
 }

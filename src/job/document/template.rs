@@ -1,4 +1,4 @@
-//! Reads a Kubernetes pod template: what processes can serve of it, and a word about the rest.
+//! Decodes a Kubernetes pod template. Fields that do not apply to processes are reported.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::{CommandStanza, HealthStanza, Resources};
 
-/// Words of a pod template for a restart.
+/// Values of `restartPolicy`.
 pub const RESTARTS: [(&str, Restart); 3] =
     [("Always", Restart::Always), ("OnFailure", Restart::OnFailure), ("Never", Restart::Never)];
 
 const NOT_HERE: &str = "it means nothing to processes on a node; it is passed over";
 
-/// A template, and the restart policy that stands in it.
+/// Template and its restart policy.
 pub fn template(
     path: String,
     value: Option<&Value>,
@@ -160,8 +160,7 @@ fn run_as(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<String
     }
 }
 
-/// Of volumes, a path of the node that is mounted under its own name is there already; an empty directory is the
-/// program's to make. Anything else would be other data than is meant.
+/// Accepts `hostPath`, and `emptyDir` with a warning. Refuses other volumes: their data would be missing.
 fn volumes(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, value) in spec.list("volumes", issues) {
         let mut volume = FieldReader::of(path, value, issues);
@@ -249,7 +248,7 @@ fn security(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     }
 }
 
-/// A mount is honoured when it shows a path of the node under its own name; the volumes themselves are judged above.
+/// Warns that nothing is mounted: the program sees the node's files at `mountPath`. Refuses sub-paths.
 fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, value) in fields.list("volumeMounts", issues) {
         let mut mount = FieldReader::of(path, value, issues);
@@ -270,7 +269,7 @@ fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     }
 }
 
-/// Kubernetes writes `$(NAME)`, and `$$(NAME)` for the text itself; the node's agent writes `${NAME}`.
+/// Converts Kubernetes' `$(NAME)` to the agent's `${NAME}`, and the escape `$$(NAME)`.
 fn variables(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -321,7 +320,7 @@ fn env(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(String, S
     env
 }
 
-/// `valueFrom.fieldRef`, of the fields that a node knows.
+/// `valueFrom.fieldRef`, for fields that the node agent knows.
 fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
     let mut field = from.object("fieldRef", issues);
     field.take("apiVersion");
@@ -366,7 +365,7 @@ fn ports(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(Option<
     ports
 }
 
-/// What is reserved, and what is enforced. What is limited and not requested is requested, as Kubernetes has it.
+/// Requests and limits. A limit without a request is also the request, as in Kubernetes.
 fn resources(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> (Resources, Resources) {
     let mut both = fields.object("resources", issues);
     let limits = amounts(&mut both, "limits", issues);
@@ -377,7 +376,7 @@ fn resources(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> (Resourc
     let set = |amounts: BTreeMap<String, String>| {
         let mut resources = Resources::default();
         for (what, amount) in amounts {
-            // Checked when it was read.
+            // `amounts` has checked it.
             let _ = resources.set(&what, &amount);
         }
         resources
@@ -400,7 +399,7 @@ fn amounts(
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        // `nvidia.com/gpu` is a `gpu` of the node.
+        // `nvidia.com/gpu` is the node's `gpu`.
         let what = name.rsplit('/').next().unwrap_or(name);
         match Resources::default().set(what, &amount) {
             Ok(()) => drop(amounts.insert(what.to_owned(), amount)),
@@ -410,7 +409,7 @@ fn amounts(
     amounts
 }
 
-/// A readiness probe as a health check of the manifest.
+/// Health check from a readiness probe.
 fn health(
     fields: &mut FieldReader<'_>,
     ports: &[(Option<String>, u16)],
@@ -458,7 +457,7 @@ fn health(
     Some(check)
 }
 
-/// The port of a check: a number, or the name of one of the container's.
+/// Port of a probe: a number, or the name of a container port.
 fn probed(
     fields: &mut FieldReader<'_>,
     ports: &[(Option<String>, u16)],

@@ -1,4 +1,4 @@
-//! Documents as their systems' own examples have them, and each rule that one can break.
+//! Example documents of Volcano and Kubeflow, and a violation of each rule.
 
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ fn kubeflows_jobs_are_read_as_they_are() {
     assert_eq!(accepted(&xgboost).spec.replicas(), 3);
 }
 
-/// A good job, bent at one place.
+/// Decodes a valid job after one change.
 fn bent(change: impl FnOnce(&mut Value)) -> Result<Read, Vec<FieldError>> {
     let task = |name: &str| {
         json!({"name": name, "replicas": 2, "template": {"spec": {"containers": [
@@ -603,7 +603,7 @@ fn single_pod_is_a_job_of_one_member_in_its_queue() {
     }
 }
 
-/// The seeds of the fuzzer are one document of each kind, and what was accepted means the same when it is read back.
+/// The fuzzer's seeds cover each kind and decode to the same job after a round trip.
 #[test]
 fn each_seed_of_the_fuzzer_is_accepted_and_read_back_as_it_was() {
     let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/fuzz/job_document");

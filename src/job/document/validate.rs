@@ -1,5 +1,4 @@
-//! The rules that a job must keep beyond the form of its fields (`volcano.md` §6). Pure; used by the commands and by the
-//! daemon, because anything may be written by hand.
+//! Rules for a job beyond the types of its fields (`volcano.md` §6). Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +8,10 @@ use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 
-/// Names of machines end here.
+/// Limit of a DNS label.
 const LONGEST_NAME: usize = 63;
 
-/// Judges a job whose fields could all be read.
+/// Checks a decoded job.
 pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     name(id.name.as_str(), "metadata.name", remarks);
     if job.tasks.is_empty() {
@@ -49,7 +48,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     frameworks(job, remarks);
 }
 
-/// More members than a group may have: nobody could even count them.
+/// Whether there are more members than a group may have.
 fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     let mut all = 0;
     for (n, task) in job.tasks.iter().enumerate() {
@@ -63,7 +62,7 @@ fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     false
 }
 
-/// The path of a task.
+/// Path of a task.
 #[must_use]
 pub fn task_path(job: &JobSpec, n: usize) -> String {
     let field = field_of(job.framework);
@@ -110,7 +109,7 @@ fn tasks(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     two_names_for_one_pod(id, job, remarks);
 }
 
-/// `a` with 11 members and `a-1` would both have a pod `a-1-0`.
+/// Refuses names that give two members the same pod: `a` with 11 members and `a-1` both have `a-1-0`.
 fn two_names_for_one_pod(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     for (n, task) in job.tasks.iter().enumerate() {
         let prefix = format!("{}-", task.lower_name());
@@ -185,10 +184,9 @@ fn dependencies(job: &JobSpec, remarks: &mut FieldIssues) {
     }
 }
 
-/// Names so that each comes after those that it depends on; what is not defined is passed over.
+/// Tasks in dependency order; unknown dependencies are ignored.
 ///
-/// # Errors
-/// A circle, as in `a -> b -> a`.
+/// # Errors A cycle, as in `a -> b -> a`.
 pub fn start_order<'a>(
     depends_on: &BTreeMap<&'a str, &'a [String]>,
 ) -> Result<Vec<&'a str>, String> {

@@ -1,4 +1,4 @@
-//! Volcano's `Job`, with the fields of Kubeflow's run policy besides.
+//! Volcano's `Job`, extended by fields of Kubeflow's run policy.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const RESTARTS: [(&str, Restart); 4] = [
     ("ExitCode", Restart::ExitCode),
 ];
 
-/// The default of a job's and of a task's `maxRetry` (`volcano.md` §1.1).
+/// Default of `maxRetry` of jobs and tasks (`volcano.md` §1.1).
 pub const MAX_RETRY: u32 = 3;
 
 pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSpec {
@@ -30,7 +30,7 @@ pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSp
         .map(|(n, (path, value))| task(n, path, value, issues))
         .collect();
     let min_available = spec.count("minAvailable", issues);
-    // Kubernetes leaves out zeros when it writes a record down.
+    // Kubernetes omits zeros when it stores a record.
     let needed = tasks.iter().map(JobTask::needed).fold(0, u32::saturating_add);
     let mut job = base(Framework::Volcano, tasks, Defaults::Volcano);
     job.min_available = min_available.unwrap_or(needed);
@@ -72,7 +72,7 @@ fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssu
     }
 }
 
-/// The arguments of a plugin that are honoured, and those that mean nothing to processes.
+/// Supported arguments of a plugin, and ignored ones.
 fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'static str]) {
     match plugin {
         Plugin::Env => (&[], &[]),
@@ -162,7 +162,7 @@ fn task(n: usize, path: String, value: &Value, issues: &mut FieldIssues) -> JobT
     }
 }
 
-/// Policies as they stand; [`crate::job::validate`] judges them together.
+/// Policies without cross-checks; [`crate::job::document`] validates them.
 fn policies(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<LifecyclePolicy> {
     let listed = fields.list("policies", issues);
     listed.into_iter().filter_map(|(path, value)| policy(path, value, issues)).collect()

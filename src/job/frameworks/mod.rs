@@ -1,8 +1,7 @@
-//! What is particular to a framework: the hooks of Kubeflow's ControllerInterface that make sense here
-//! (`kubeflow.md` §5.1), and one implementation for each. Pure.
+//! Framework-specific rules: the applicable hooks of Kubeflow's ControllerInterface (`kubeflow.md` §5.1). Pure.
 //!
-//! A member is reached at its node's address. Members that share an address would share its ports, too, so each but the
-//! first has its ports moved up by one more ([`ClusterPeer::offset`]); with a node each, all have the ports of the reference.
+//! A member's address is that of its node. Members at the same address get different ports: [`ClusterPeer::offset`] is
+//! added to each port. With one member per node the ports are the framework's defaults.
 
 pub mod mpi;
 mod pytorch;
@@ -21,12 +20,12 @@ use rcfarm_api::job::status::{JobMembers, JobReason};
 
 pub use volcano::argument;
 
-/// Where a member is reached.
+/// Address of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterPeer {
-    /// A host name or an address; empty while it has no place.
+    /// Host name or IP address; empty without a node.
     pub host: String,
-    /// By how much its ports are moved up.
+    /// Added to each of its ports.
     pub offset: u16,
 }
 
@@ -40,13 +39,13 @@ impl ClusterPeer {
     }
 }
 
-/// A job whose members all have a place.
+/// A job with the addresses of its members.
 pub struct Cluster<'a> {
-    /// Its name.
+    /// Namespace and name of the job.
     pub id: &'a Namespaced,
-    /// What it is.
+    /// Spec of the job.
     pub job: &'a JobSpec,
-    /// Where each member is reached.
+    /// Address of each member.
     pub peer: &'a dyn Fn(&Slot) -> ClusterPeer,
 }
 
@@ -55,23 +54,23 @@ impl Cluster<'_> {
         (self.peer)(&Slot::new(task, index))
     }
 
-    /// Where the members of a task are reached that have a place.
+    /// Addresses of a task's placed members.
     fn peers<'t>(&'t self, task: &'t JobTask) -> impl Iterator<Item = ClusterPeer> + 't {
         let all = (0..task.replicas).map(|index| self.peer(&task.name, index));
         all.filter(|peer| !peer.host.is_empty())
     }
 }
 
-/// A variable that a member finds.
+/// An environment variable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
-    /// The container that gets it; `None`: every one.
+    /// Container that gets it; `None`: all containers.
     pub container: Option<&'static str>,
-    /// Whether what the user set goes before it.
+    /// Whether the user's value takes precedence.
     pub is_default: bool,
 }
 
@@ -83,19 +82,19 @@ fn unless_set(name: impl Into<String>, value: impl ToString) -> Variable {
     Variable { is_default: true, ..everywhere(name, value) }
 }
 
-/// How the members of a task stand. A member that failed and is about to be started again is not among the failed.
+/// Counts of a task's members. A failed member that will be restarted counts as pending.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskCount {
-    /// By phase.
+    /// Members by phase.
     pub members: JobMembers,
-    /// Whether the first of them has ended well.
+    /// Whether the member with index 0 has succeeded.
     pub first_succeeded: bool,
 }
 
-/// How all members stand, by task.
+/// Counts by task.
 pub type Counts<'a> = BTreeMap<&'a str, TaskCount>;
 
-/// All together.
+/// Sum over all tasks.
 #[must_use]
 pub fn total(counts: &Counts<'_>) -> JobMembers {
     counts.values().fold(JobMembers::default(), |sum, task| JobMembers {
@@ -108,14 +107,14 @@ pub fn total(counts: &Counts<'_>) -> JobMembers {
     })
 }
 
-/// What the counts amount to, and why.
+/// Result of the counts, with reason and message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameworkOutcome {
-    /// For the machine.
+    /// Input of the state machine.
     pub verdict: PhaseDecision,
-    /// Why, as a fixed token.
+    /// Reason for the status.
     pub reason: JobReason,
-    /// Why, for people.
+    /// Message for users.
     pub message: String,
 }
 
@@ -127,29 +126,29 @@ fn outcome(
     FrameworkOutcome { verdict, reason, message: message.into() }
 }
 
-/// What is particular to a framework.
+/// Framework-specific rules.
 pub trait Operator: Send + Sync {
-    /// The container whose exit code counts; `None`: the first.
+    /// Container whose exit code decides; `None`: the first.
     fn container(&self) -> Option<&'static str>;
 
-    /// Where its members listen: the port's name in that container, and its number unless the container says otherwise;
-    /// `None`: members are told of no port, or plugins say which.
+    /// Name of the container port that members listen on, and its default. `None`: members get no port, or plugins set
+    /// it.
     fn port(&self) -> Option<(&'static str, u16)>;
 
-    /// Whether a member is its job's master: the label `job-role`.
+    /// Whether the member gets the label `job-role: master`.
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool;
 
-    /// What a member finds in its environment.
+    /// Environment variables of a member.
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable>;
 
-    /// Members that all others are told where to find: none starts before these have their places.
+    /// Members whose addresses all others need: no member starts before they have nodes.
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot>;
 
-    /// Whether the job runs, has succeeded or has failed.
+    /// Result of the counts.
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome;
 }
 
-/// The operator of a framework.
+/// Rules of a framework.
 #[must_use]
 pub fn of(framework: Framework) -> &'static dyn Operator {
     match framework {
@@ -161,43 +160,43 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
     }
 }
 
-/// Where the members of a task are told to listen, before it is moved; `None`: nobody tells them.
+/// Port of a task's members, without offset; `None`: they get no port.
 pub(super) fn listens(operator: &dyn Operator, task: &JobTask) -> Option<u16> {
     let (name, number) = operator.port()?;
     Some(task.template.port(operator.container()?, name).unwrap_or(number))
 }
 
-/// The first member of a task, if it has any.
+/// Member with index 0, if the task has members.
 fn first_of(task: Option<&JobTask>) -> Option<Slot> {
     task.filter(|task| task.replicas > 0).map(|task| Slot::new(&task.name, 0))
 }
 
-/// The container of a member whose exit code is the member's.
+/// Container whose exit code is the member's.
 #[must_use]
 pub fn counting_container<'j>(job: &JobSpec, task: &'j JobTask) -> Option<&'j str> {
     let first = || task.template.containers.first().map(|container| container.name.as_str());
     of(job.framework).container().or_else(first)
 }
 
-/// What becomes of a member that failed.
+/// Action after the failure of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// It is started again; `counts`: as one of `backoffLimit`.
+    /// Restart it.
     Restart {
-        /// Whether it was its own fault.
+        /// Whether it counts towards `backoffLimit`.
         counts: bool,
     },
-    /// It stays, and the counts tell.
+    /// Leave it; the counts decide.
     Stay,
-    /// The job has failed.
+    /// Fail the job.
     FailJob,
 }
 
-/// Exit codes from here up mean that the program was ended from outside.
+/// Exit codes from here on mean a kill by a signal.
 const RETRYABLE: i32 = 128;
 
-/// The measured matrix of restarts (`kubeflow.md` §1.3). A member without an exit code was lost with its node or
-/// never ran: that is nobody's fault, so it does not count (D7). Volcano's jobs leave other failures to their policies.
+/// Restart matrix (`kubeflow.md` §1.3). A member without an exit code was lost with its node or never ran, so its
+/// restart does not count (D7). Other failures in Volcano jobs are left to their policies.
 #[must_use]
 pub fn after_failure(
     framework: Framework,
@@ -211,7 +210,7 @@ pub fn after_failure(
         (Restart::ExitCode, Some(0)) => AfterFailure::Stay,
         (Restart::ExitCode, Some(_)) => AfterFailure::FailJob,
         (Restart::ExitCode, None) => AfterFailure::Restart { counts: false },
-        // Nobody's fault, whoever's job it is; what its policies say of it goes before.
+        // Policies of the job take precedence.
         (_, None) if !framework.is_kubeflow() => AfterFailure::Restart { counts: false },
         _ if !framework.is_kubeflow() => AfterFailure::Stay,
         (Restart::Always | Restart::OnFailure, code) => {
@@ -221,7 +220,7 @@ pub fn after_failure(
     }
 }
 
-/// The rule that Kubeflow's operators share: one type of member leads, or all workers count.
+/// Rule of Kubeflow's operators: a leading replica type decides; without one, all workers.
 fn led(
     counts: &Counts<'_>,
     leader: Option<&str>,

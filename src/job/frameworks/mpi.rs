@@ -1,7 +1,7 @@
-//! MPI: the launcher finds its workers in a host file (`kubeflow.md` §6.3), and decides.
+//! MPI: the launcher gets a host file of its workers (`kubeflow.md` §6.3), and its exit decides.
 //!
-//! A launcher in Kubernetes reaches its workers through the API server; here it is the nodes' own `ssh`. The host file
-//! travels in a variable and is written beside the program when it starts ([`hostfile_command`]).
+//! The launcher reaches workers by the nodes' `ssh`, where Kubernetes uses the API server. A variable holds the host
+//! file; the launcher's command writes it to disk ([`hostfile_command`]).
 
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, led, outcome, unless_set,
@@ -11,9 +11,9 @@ use rcfarm_api::job::spec::{JobSpec, Slot};
 use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "mpi";
-/// Holds the host file's text.
+/// Variable with the text of the host file.
 const HOSTFILE: &str = "RCFARM_MPI_HOSTFILE";
-/// Where the host file is written.
+/// Path of the host file.
 const HOSTFILE_PATH: &str = "${POD_HOME}/hostfile";
 
 pub(super) struct Mpi;
@@ -48,7 +48,7 @@ impl Operator for Mpi {
         Vec::new()
     }
 
-    /// It runs when its launcher and all its workers do; whether it succeeds or fails only the launcher says.
+    /// Runs once launcher and all workers run; only the launcher's end decides.
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let workers = counts.get("Worker").copied().unwrap_or_default().members;
         let wanted = job.task("Worker").map_or(0, |task| task.replicas);
@@ -62,7 +62,7 @@ impl Operator for Mpi {
     }
 }
 
-/// One worker a line, with its slots.
+/// One line per worker with its slots.
 fn hostfile(cluster: &Cluster<'_>) -> String {
     let slots = cluster.job.slots_per_worker;
     let workers = cluster.job.task("Worker");
@@ -70,7 +70,7 @@ fn hostfile(cluster: &Cluster<'_>) -> String {
     lines.map(|peer| format!("{} slots={slots}\n", peer.host)).collect()
 }
 
-/// A launcher's command that writes the host file first.
+/// The launcher's command, preceded by writing the host file.
 #[must_use]
 pub fn hostfile_command(command: &[String]) -> Vec<String> {
     let script = format!(r#"printf %s "${HOSTFILE}" > "$POD_HOME/hostfile" && exec "$@""#);

@@ -1,4 +1,4 @@
-//! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow.md` §6.2), and the rule that the master or all workers decide.
+//! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow.md` §6.2). The master decides, or all workers.
 
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,
@@ -9,7 +9,7 @@ use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "pytorch";
 const PORT_NAME: &str = "pytorchjob-port";
-/// Where a member listens unless its container says otherwise.
+/// Default port of a member.
 pub(super) const PORT: u16 = 23456;
 
 pub(super) struct PyTorch;
@@ -83,7 +83,7 @@ impl Operator for PyTorch {
     }
 }
 
-/// What `torchrun` needs when members may come and go.
+/// Variables of `torchrun` for elastic jobs.
 fn meeting(cluster: &Cluster<'_>, elastic: &Elastic) -> Vec<Variable> {
     let worker = cluster.job.task("Worker");
     let replicas = worker.map_or(0, |worker| worker.replicas);

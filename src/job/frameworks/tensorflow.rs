@@ -1,4 +1,4 @@
-//! TensorFlow: `TF_CONFIG` (`kubeflow.md` §6.1), and the rule that the chief or the workers decide (§2.3).
+//! TensorFlow: `TF_CONFIG` (`kubeflow.md` §6.1). The chief or the workers decide (§2.3).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use rcfarm_api::job::status::JobReason;
 
 const CONTAINER: &str = "tensorflow";
 const PORT_NAME: &str = "tfjob-port";
-/// Where a member listens unless its container says otherwise.
+/// Default port of a member.
 pub(super) const PORT: u16 = 2222;
 
 pub(super) struct TensorFlow;
@@ -44,7 +44,7 @@ impl Operator for TensorFlow {
     }
 
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
-        // A job of one member is not distributed.
+        // A job with a single member is not distributed.
         if cluster.job.replicas() <= 1 {
             return Vec::new();
         }
@@ -78,7 +78,7 @@ fn endpoints(cluster: &Cluster<'_>, task: &JobTask) -> Vec<String> {
     cluster.peers(task).map(|peer| peer.at(port(task))).collect()
 }
 
-/// The keys stand in the order in which the operator writes them.
+/// Keys have the order of Kubeflow's operator.
 fn config(cluster: &Cluster<'_>, slot: &Slot, environment: &str) -> String {
     let members: BTreeMap<String, Vec<String>> = cluster
         .job
@@ -98,7 +98,7 @@ fn task_of(slot: &Slot) -> String {
     format!(r#"{{"type":{},"index":{}}}"#, json!(slot.task.to_ascii_lowercase()), slot.index)
 }
 
-/// A worker that may come and go knows itself and the parameter servers; a parameter server itself.
+/// With dynamic workers: a worker knows itself and all parameter servers, a parameter server only itself.
 fn sparse(cluster: &Cluster<'_>, slot: &Slot) -> String {
     let own = |task: &JobTask| cluster.peer(&task.name, slot.index).at(port(task));
     let (mut workers, mut servers) = (Value::Object(serde_json::Map::new()), Vec::new());

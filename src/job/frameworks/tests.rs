@@ -1,4 +1,4 @@
-//! The environment that training programs find, value for value as in the reference, and when a job is done.
+//! Compares environment variables with Kubeflow's and Volcano's, and tests when a job is done.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn member(replicas: u32, container: &str) -> Value {
     ]}}})
 }
 
-/// The names of the reference: what DNS would give.
+/// Addresses as DNS would give them in Kubernetes.
 fn by_name(domain: &'static str) -> impl Fn(&Slot) -> ClusterPeer {
     move |slot| ClusterPeer { host: format!("j-{slot}{domain}"), offset: 0 }
 }
@@ -239,7 +239,7 @@ fn volcanos_plugins_give_the_references_values() {
     assert!(!environment(&mpi, "worker", 0, "").iter().any(|(name, _)| name == "MPI_HOST"));
 }
 
-/// Waiting, running, succeeded, failed.
+/// Counts: pending, running, succeeded, failed.
 fn count(name: &str, [pending, running, succeeded, failed]: [u32; 4]) -> (&str, TaskCount) {
     let members = JobMembers { pending, running, succeeded, failed, ..JobMembers::default() };
     (name, TaskCount { members, first_succeeded: false })
@@ -301,7 +301,7 @@ fn tensorflows_chief_or_workers_decide() {
     assert_eq!(verdict(&led, &with([0, 1, 0, 0], [2, 0, 0, 0])), Enough);
     assert_eq!(verdict(&led, &with([0, 0, 1, 0], [0, 2, 0, 0])), Succeeded);
     assert_eq!(verdict(&led, &with([0, 1, 0, 0], [0, 1, 0, 1])), Failed);
-    // D9: what came first counts; the reference ends with both.
+    // D9: the first result stays; Kubeflow ends with both.
     assert_eq!(verdict(&led, &with([0, 0, 1, 0], [0, 0, 0, 2])), Succeeded);
     let alone = tf(&[("Worker", 3)], json!({}));
     assert_eq!(verdict(&alone, &[count("Worker", [0, 0, 3, 0])]), Succeeded);
@@ -349,7 +349,7 @@ fn the_restart_matrix_is_the_measured_one() {
         (Restart::Always, [lost, own, own, own, own, own]),
         (Restart::OnFailure, [lost, own, own, own, own, own]),
         (Restart::Never, [Stay; 6]),
-        // 1 to 127 fail the job at once, as the training operator has it.
+        // Exit codes 1 to 127 fail the job at once, as in Kubeflow's operator.
         (Restart::ExitCode, [lost, Stay, FailJob, FailJob, own, own]),
     ] {
         let codes = [None, Some(0), Some(1), Some(127), Some(128), Some(137)];

@@ -1,4 +1,4 @@
-//! Volcano's own jobs: its plugins' variables (`volcano.md` §3.8), and rule R of its state machine (§2.1).
+//! Volcano jobs: variables of the plugins (`volcano.md` §3.8), and rule R of the state machine (§2.1).
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use rcfarm_api::job::status::JobReason;
 
 pub(super) struct Volcano;
 
-/// The value of `--<name>=` in a plugin's arguments.
+/// Value of `--<name>=` in a plugin's arguments.
 #[must_use]
 pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
     arguments
@@ -66,7 +66,7 @@ impl Operator for Volcano {
         job.plugins.get(&Plugin::PyTorch).and_then(master).into_iter().collect()
     }
 
-    /// Rule R, in its order; a task that is to have `minAvailable` successes and has no member left counts, too.
+    /// Rule R. A task with `minAvailable` that has no members left to succeed counts, too.
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
         let members = total(counts);
         let replicas = job.replicas();

@@ -1,4 +1,4 @@
-//! XGBoost: where the master and the workers are (`kubeflow.md` §6.3); the master decides.
+//! XGBoost: addresses of master and workers (`kubeflow.md` §6.3). The master decides.
 
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,
@@ -41,7 +41,7 @@ impl Operator for XgBoost {
         ];
         if let Some(worker) = cluster.job.task("Worker").filter(|_| cluster.job.replicas() > 1) {
             let hosts: Vec<String> = cluster.peers(worker).map(|peer| peer.host).collect();
-            // There is one variable for all: a worker finds its own port in it, the master that of the first.
+            // One variable for all members: a worker's own port; for the master, that of worker 0.
             let own = if slot.task == worker.name { slot.index } else { 0 };
             let own = cluster.peer(&worker.name, own);
             env.push(everywhere("WORKER_PORT", own.port(port(worker))));

@@ -1,10 +1,9 @@
-//! Volcano's facts about counts, one test each, on whole lives (`volcano.md` §5.4, F-J3 to F-J13); and what Kubeflow calls
-//! its pods.
+//! Volcano's facts about counts, one scenario each (`volcano.md` §5.4, F-J3 to F-J13), and names of Kubeflow's pods.
 
 use super::*;
 use JobPhase as P;
 
-/// One task of `replicas`, of which so many wait, run, and have ended well and not well.
+/// A job of one task with the given numbers of pending, running, succeeded and failed members.
 fn stands(
     replicas: u32,
     more: Value,
@@ -109,7 +108,7 @@ fn f_j13_fewer_of_a_task_succeeded_than_its_minimum() {
     assert_eq!(life.status.state.reason, "TaskMinAvailableMissed");
 }
 
-/// `kubeflow.md` §1.4: names and labels of members.
+/// `kubeflow.md` §1.4.
 #[test]
 fn members_are_called_and_labelled_as_kubeflows_are() {
     let mut life = tf(&[("Chief", 1, "Never"), ("PS", 1, "Never")], json!({}));

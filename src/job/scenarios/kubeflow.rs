@@ -1,4 +1,4 @@
-//! What was measured of Kubeflow's engine (`kubeflow.md` §1), with its defects mended.
+//! Measured behaviour of Kubeflow's engine (`kubeflow.md` §1), with its defects fixed.
 
 use super::*;
 use JobPhase as P;
@@ -30,7 +30,7 @@ fn suspend_is_declared_and_takes_everything_back() {
     assert!(life.status.start_time > first_start, "its time begins anew");
 }
 
-/// They would find an empty `MASTER_ADDR`.
+/// Otherwise `MASTER_ADDR` would be empty.
 #[test]
 fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
     let member = |n: u32| {
@@ -51,7 +51,7 @@ fn nobody_starts_before_the_member_where_all_meet_has_a_place() {
     assert_eq!(life.status.state.phase, P::Completed);
 }
 
-/// `kubeflow.md` §1.5, by what the pods were when the job ended.
+/// `kubeflow.md` §1.5, by the phases of pods at the job's end.
 #[test]
 fn the_table_of_clean_pod_policies() {
     for (clean, left) in [
@@ -91,7 +91,7 @@ fn kubeflow_members_restart_by_restart_policy() {
     }
 }
 
-/// D6, D7: what is counted stands in the record, whatever becomes of the pods.
+/// D6, D7: the status keeps the count when pods are replaced.
 #[test]
 fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     let mut life = tf(&[("Worker", 2, "ExitCode")], json!({"runPolicy": {"backoffLimit": 3}}));
@@ -114,7 +114,6 @@ fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     assert_eq!(lost.run(), P::Running, "no fault of its own");
 }
 
-/// `kubeflow.md` §1.7
 #[test]
 fn the_table_of_backoff_limits() {
     use crate::job::members::{past_backoff_limit, restarts_in_place};
@@ -151,7 +150,7 @@ fn the_table_of_backoff_limits() {
     assert_eq!(life.reconcile(), P::Failed);
 }
 
-/// `kubeflow.md` §1.8 and §1.6; what is negative there cannot be written here.
+/// `kubeflow.md` §1.8 and §1.6; negative durations cannot be written here.
 #[test]
 fn the_tables_of_deadlines_and_times_to_live() {
     use crate::job::triggers::past_deadline;
@@ -193,7 +192,7 @@ fn the_tables_of_deadlines_and_times_to_live() {
     assert!(!life.finished, "a suspended one does not");
 }
 
-/// `kubeflow.md` §4.2: what becomes of pods that nobody made for the job.
+/// `kubeflow.md` §4.2.
 #[test]
 fn unowned_pods_of_the_name_are_adopted_as_members() {
     let free = |index: u32, node: &str, is_intended: bool| FreePod {
@@ -228,7 +227,7 @@ fn unowned_pods_of_the_name_are_adopted_as_members() {
     assert!(life.finished && life.free.len() == 1, "a job that goes adopts nobody");
 }
 
-/// `kubeflow.md` §1.3, as D1 to D3 require it: made is what is missing in the range, removed is everything else.
+/// `kubeflow.md` §1.3 with D1 to D3: creates missing members in range, removes all other pods.
 #[test]
 fn the_table_of_slots() {
     for (existing, replicas, made, removed) in [

@@ -1,4 +1,4 @@
-//! Whole histories of jobs, without a store: plans are carried out on pods in memory, and a clock is moved by hand.
+//! Runs whole lives of jobs without a store: applies plans to pods in memory, with a manual clock.
 
 mod facts;
 mod kubeflow;
@@ -25,33 +25,33 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase};
 
-/// A job, its pods and its nodes.
+/// A job with its pods and nodes.
 struct Scenario {
     id: Namespaced,
     document: Value,
     status: JobStatus,
     pods: Vec<MemberPod>,
-    /// Removed pods that their nodes are still stopping.
+    /// Removed pods that still run.
     leaving: Vec<MemberPod>,
     commands: Vec<Pending>,
-    /// Pods of the name that are nobody's.
+    /// Pods with the job's labels and no uid.
     free: Vec<FreePod>,
     group: ObservedGroup,
     admitted: bool,
     now: Timestamp,
-    /// Every phase that was entered.
+    /// All phases entered.
     phases: Vec<JobPhase>,
-    /// Every pod that was ever made: slot, version, attempt.
+    /// All pods created: slot, version, attempt.
     made: Vec<(Slot, u64, u32)>,
     finished: bool,
     room: usize,
-    /// Of pods that do not fit into a plan's transaction, every so-manieth is not made.
+    /// Of the pods of a batched start, every n-th is not created.
     missed: usize,
-    /// What became of the group last.
+    /// Group step of the last plan.
     step: GroupStep,
-    /// Pods of an older job of the name are still real.
+    /// Whether pods of an older job of the name still run.
     older: bool,
-    /// A member that has no place.
+    /// A member without a node.
     homeless: Option<Slot>,
     /// ModifyIndex of commands.
     given_at: Index,
@@ -88,7 +88,7 @@ impl Scenario {
             .spec
     }
 
-    /// One plan, carried out; `false`: there was nothing to do.
+    /// Applies one plan; `false` if it changes nothing.
     fn look(&mut self) -> bool {
         let job = self.job();
         let places = self.admitted.then(|| {
@@ -150,7 +150,7 @@ impl Scenario {
                 };
                 assert!(group.spec.tasks.iter().any(held), "{} has no place any more", pod.slot);
             }
-            // A group of nobody is none.
+            // A group without tasks is not checked.
             let is_bad = !group.spec.tasks.is_empty() && !group.spec.check(&self.id).is_empty();
             assert!(!is_bad, "{:?}", group.spec.check(&self.id));
         }
@@ -190,7 +190,7 @@ impl Scenario {
         busy
     }
 
-    /// What holds at every moment (invariants 20 to 22).
+    /// Checks invariants 20 to 22.
     fn check(&self) {
         let condition = |kind| rcfarm_api::job::status::holds(&self.status.conditions, kind);
         use JobConditionType as C;
@@ -202,7 +202,7 @@ impl Scenario {
         }
     }
 
-    /// Looks until nothing is left to do; nodes stop what is removed at once.
+    /// Applies plans until nothing changes; removed pods stop at once.
     fn reconcile(&mut self) -> JobPhase {
         for _ in 0..200 {
             let was_leaving = !self.leaving.is_empty();
@@ -215,13 +215,13 @@ impl Scenario {
         panic!("it never comes to rest: {:?}", self.status);
     }
 
-    /// Waits, and reconciles again.
+    /// Advances the clock and reconciles.
     fn wait(&mut self, seconds: u64) -> JobPhase {
         self.now = self.now.checked_add(Duration::from_secs(seconds)).unwrap();
         self.reconcile()
     }
 
-    /// Makes everything that waits run.
+    /// Sets all pending pods to running.
     fn run(&mut self) -> JobPhase {
         self.reconcile();
         for pod in &mut self.pods {

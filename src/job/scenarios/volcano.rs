@@ -1,4 +1,4 @@
-//! What Volcano's tests and facts say of a job's life (`volcano.md` §5.2, §5.4), and what must always hold.
+//! Behaviour of Volcano jobs (`volcano.md` §5.2, §5.4), and invariants under random events.
 
 use super::*;
 use JobPhase as P;
@@ -39,17 +39,17 @@ fn deleted_status_is_rebuilt_from_pods() {
     assert_eq!(life.pods, pods, "nothing is started again");
     assert_eq!((life.status.version, life.status.round), (1, 4));
     assert_eq!(life.status.tasks["a"].started, before.tasks["a"].started);
-    // Another try at a member is not called as one that there was: the checks see to it.
+    // A new attempt has a number of its own: `check` compares them.
     life.end("a", 1, 1);
     life.wait(10);
     assert_eq!(life.run(), P::Running);
     assert_eq!(life.status.version, 2);
 }
 
-/// Policies, what happens, and the phases that follow.
+/// Policies, event, and the phases expected afterwards.
 type Sequence<'a> = (Value, &'a dyn Fn(&mut Scenario), &'a [JobPhase]);
 
-/// `volcano.md` §5.2, job_error_handling: what was asserted of each policy.
+/// `volcano.md` §5.2, job_error_handling: assertions per policy.
 #[test]
 fn the_sequences_of_volcanos_error_handling() {
     let fails = |life: &mut Scenario| {
@@ -121,7 +121,7 @@ fn a_members_restart_is_not_taken_for_its_eviction() {
     assert_eq!(life.made.len(), 3, "the other member was left alone");
 }
 
-/// Amended: Volcano makes N - 1 reruns of N.
+/// Differs: Volcano makes N - 1 restarts for `maxRetry: N`.
 #[test]
 fn f_j21_job_fails_after_max_retry_and_keeps_the_failed_pod() {
     let mut more = policy("PodFailed", "RestartJob");
@@ -164,7 +164,7 @@ fn f_j23_a_restart_of_a_task_takes_its_members_and_no_other() {
     assert_eq!(life.made.len(), 5);
 }
 
-/// Amended: a job that is restarted as a whole keeps its place in the queue.
+/// Differs: a restart of the whole job keeps its group and nodes.
 #[test]
 fn f_j24_group_is_deleted_on_stop_and_kept_on_restart() {
     let mut life = volcano(&[task("a", 2)], json!({}));
@@ -293,7 +293,7 @@ fn a_job_is_scaled_up_and_down_from_its_end() {
     assert_eq!(life.status.state.phase, P::Running);
 }
 
-/// [`Scenario::look`] sees to it that the group's record is one that a scheduler can work on.
+/// [`Scenario::look`] checks the group's spec.
 #[test]
 fn a_task_of_nobody_holds_the_others_up_no_more() {
     let mut life = volcano(&[task("a", 0), task("b", 1)], json!({}));
@@ -301,7 +301,7 @@ fn a_task_of_nobody_holds_the_others_up_no_more() {
     assert_eq!(life.slots(), ["b-0"]);
 }
 
-/// [`Scenario::check`] sees to it that nothing is made twice.
+/// [`Scenario::check`] refuses an attempt that is created twice.
 #[test]
 fn scaled_up_members_return_as_new_attempts() {
     for at_once in [false, true] {
@@ -334,11 +334,11 @@ fn a_suspended_job_goes_on_whenever_its_record_says_so() {
     life.document["spec"]["suspend"] = json!(true);
     assert_eq!(life.reconcile(), P::Aborted);
     assert_eq!(life.status.state.reason, "Suspended");
-    // What is said meanwhile takes nothing away.
+    // A message written meanwhile does not end the suspension.
     life.status.say_meanwhile(JobReason::Quarantined, "the disk is full");
     life.document["spec"]["suspend"] = json!(false);
     assert_eq!(life.run(), P::Running);
-    // What a person aborted stays so.
+    // An abort by a user outlasts a suspension.
     life.command(CommandAction::AbortJob, None, None);
     for suspend in [true, false] {
         life.document["spec"]["suspend"] = json!(suspend);
@@ -485,7 +485,7 @@ fn a_job_that_is_deleted_leaves_nothing() {
     assert!(life.finished);
 }
 
-/// It holds the places on which the older job's pods may still run.
+/// The group keeps the nodes on which the older job's pods may still run.
 #[test]
 fn the_group_of_an_older_job_goes_when_its_pods_are_gone() {
     let mut life = volcano(&[task("a", 1)], json!({}));
@@ -590,7 +590,8 @@ fn batched_start_of_a_stopped_job_is_rolled_back() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    /// Whatever happens, in whatever pieces it is carried out: [`Scenario::check`] holds, no member runs twice, and it rests.
+    /// With random events and partial writes: [`Scenario::check`] holds, no member runs twice, and the job becomes
+    /// idle.
     #[test]
     fn no_life_breaks_a_rule(
         steps in prop::collection::vec((0u8..13, 0u32..3), 0..24),
@@ -613,7 +614,7 @@ proptest! {
                     (pod.phase, pod.exit_code) = (PodPhase::Failed, Some(1));
                 }
                 3..=4 if index < life.pods.len() => life.pods[index].phase = PodPhase::Succeeded,
-                // One that is taken away before its start is noted may be made again as the same try.
+                // Removed before its start was noted, it may be created again with the same attempt number.
                 5 if index < life.pods.len() && !life.status.is_starting() => drop(life.pods.remove(index)),
                 6 if index < life.pods.len() => life.pods[index].lost = true,
                 7 => { life.command(CommandAction::RestartPod, Some("a"), Some(n)); }
