@@ -1,4 +1,4 @@
-//! Takes, gives up and hands over locks, many in one transaction.
+//! Transactions that take, release and hand over ownership locks, many locks in each.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
 
-/// Claims, releases and hand-overs of one epoch.
+/// Takes, releases and hands over locks under one session.
 #[derive(Clone)]
 pub struct Claims {
     store: Arc<dyn Store>,
@@ -22,42 +22,42 @@ pub struct Claims {
     limits: TxnLimits,
 }
 
-/// So many transactions of claims are under way at once.
+/// Concurrent transactions of one round of claims.
 const PARALLEL: usize = 4;
 
-/// What became of a round of claims.
+/// Result of a round of claims.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Round {
-    /// Ours now.
+    /// Claimed.
     pub won: Vec<RecordId>,
-    /// Somebody else's, or closed for a while (lock-delay).
+    /// Held by another session, or under lock-delay.
     pub busy: Vec<RecordId>,
-    /// Not known: the store failed. The lock tree will tell.
+    /// The request failed or the session ended. The lock watch shows who owns them.
     pub unknown: Vec<RecordId>,
 }
 
-/// A record to part with, and what must hold for it.
+/// A record to release, and an operation that guards the release.
 pub type Guarded = (RecordId, Option<Op>);
 
-/// What became of giving locks up.
+/// Result of releases and hand-overs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]
 pub enum ReleaseOutcome {
-    /// Given up.
+    /// All were applied.
     AsPlanned,
-    /// The store failed, so some may be ours still.
+    /// A request failed: some locks may still be held.
     Unknown,
-    /// Consul refused some: what was seen of the locks or of the labels is not so.
+    /// Consul refused some: the cached locks or labels are out of date.
     Refused,
 }
 
 impl Claims {
-    /// Claims under `epoch`.
+    /// Claims under the session of `epoch`.
     pub fn new(store: Arc<dyn Store>, farm: FarmName, epoch: Epoch, limits: TxnLimits) -> Self {
         Claims { store, farm, epoch, limits }
     }
 
-    /// Takes the locks of `ids`, those that can be had.
+    /// Takes those locks of `ids` that are free.
     pub async fn take(&self, spec: Arc<KindSpec>, ids: Vec<RecordId>) -> Round {
         let batches: Vec<Vec<RecordId>> =
             ids.chunks(self.limits.ops).map(<[RecordId]>::to_vec).collect();
@@ -72,7 +72,7 @@ impl Claims {
         all
     }
 
-    /// One transaction for all; whoever is refused falls out, and the rest is tried again at once.
+    /// Takes all locks in one transaction. Refused ones are dropped, and the rest is sent again at once.
     async fn take_batch(&self, spec: &KindSpec, mut batch: Vec<RecordId>) -> Round {
         let mut round = Round::default();
         while !batch.is_empty() {
@@ -115,8 +115,8 @@ impl Claims {
         Some(Op::Unlock { key, value: Bytes::new(), session: self.epoch.session().clone() })
     }
 
-    /// Gives locks up, each under its guard: released and deleted in one step, so that whoever waits gets them at
-    /// once. A lock that is not ours any more makes its whole batch fall apart into single ones.
+    /// Unlocks and deletes locks, each under its guard, so that waiting farms see them free at once. If Consul refuses
+    /// a batch, each of its locks is released in a transaction of its own.
     pub async fn release(&self, spec: &KindSpec, parted: &[Guarded]) -> ReleaseOutcome {
         let ops = |(id, guard): &Guarded| {
             let key = spec.lock_key(id)?;
@@ -126,8 +126,8 @@ impl Claims {
         self.part(parted.iter().filter_map(ops).collect()).await
     }
 
-    /// Gives locks to another farm's session without a moment in which they are nobody's. Fails for all when that
-    /// session is gone; the locks then stay ours.
+    /// Transfers locks to another farm's session without a moment in which they are free. If that session is gone,
+    /// Consul refuses and the locks stay here.
     pub async fn hand_over(
         &self,
         spec: &KindSpec,
@@ -144,7 +144,7 @@ impl Claims {
         self.part(parted.iter().filter_map(ops).collect()).await
     }
 
-    /// Gives up another lock of a record than the one that says who owns it.
+    /// Releases a lock of a record other than its ownership lock.
     pub async fn release_stray(
         &self,
         spec: &KindSpec,
@@ -159,7 +159,7 @@ impl Claims {
         self.part(ops.into_iter().collect()).await
     }
 
-    /// Commits the operations of each lock together, those of many locks in one transaction where they fit.
+    /// Commits the operations of each lock together, and many locks in one transaction.
     async fn part(&self, locks: Vec<Vec<Op>>) -> ReleaseOutcome {
         let most = locks.iter().map(Vec::len).max().unwrap_or(1);
         let mut parted = ReleaseOutcome::AsPlanned;
@@ -193,8 +193,9 @@ impl Claims {
     }
 }
 
-/// How long a record that somebody else took is left alone.
+/// Pause before a record is claimed again after a refused claim or a release.
 pub const BUSY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The same when it is refused again and again though nobody is seen to hold it: a lock-delay, for the most part.
+/// Upper bound of that pause, which doubles with each refusal in a row. Repeated refusals of a record without an owner
+/// are mostly a lock-delay.
 pub const LONGEST_BUSY_PAUSE: Duration = Duration::from_secs(2);

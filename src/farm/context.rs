@@ -1,4 +1,4 @@
-//! What all parts of a running farm share: settings, environment, and what the farm reports about itself.
+//! Shared parts of a running farm: settings, environment, and the farm's own report.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,34 +9,34 @@ use super::settings::FarmSettings;
 use rcfarm_api::ids::NodeName;
 use rcfarm_store::Env;
 
-/// State of a farm, for its HTTP endpoint and for tests.
+/// State of a farm, for its HTTP endpoint and tests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FarmReport {
-    /// The session; `None` while the farm has none.
+    /// Id of the session; `None` while there is none.
     pub session: Option<String>,
     /// Records owned, by kind.
     pub claims: BTreeMap<String, usize>,
-    /// What holds destructive plans back.
+    /// Caches that the mass deletion guard holds back, each with the reason.
     pub suspicions: Vec<String>,
     /// Sessions lost since the start.
     pub epochs_lost: u64,
-    /// Claims lost since the start, other than with their session.
+    /// Claims lost since the start while their session was live.
     pub claims_lost: u64,
 }
 
-/// What a farm's presence says about the placement of pods.
+/// What the presence says about placement.
 #[derive(Debug, Clone, Default)]
 pub struct PlacementReport {
-    /// Address of a scheduler outside the farm.
+    /// Address of an HTTP scheduler; `None`: the built-in one.
     pub scheduler: Option<String>,
-    /// Nodes that could not start pods of several records, and until when none is added there.
+    /// Nodes that failed to start pods of several records, and until when no pod is added there.
     pub suspect_nodes: BTreeMap<NodeName, Instant>,
 }
 
 /// Reads the current [`PlacementReport`].
 pub type ReportPlacement = Arc<dyn Fn() -> PlacementReport + Send + Sync>;
 
-/// What all parts of a running farm share.
+/// Shared by all parts of a running farm.
 pub(super) struct FarmContext {
     pub(super) settings: FarmSettings,
     pub(super) env: Env,
@@ -45,7 +45,6 @@ pub(super) struct FarmContext {
 }
 
 impl FarmContext {
-    /// Changes the report.
     pub(super) fn note(&self, change: impl FnOnce(&mut FarmReport)) {
         change(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
     }

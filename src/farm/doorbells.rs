@@ -1,7 +1,7 @@
-//! Which doorbells were answered, and when they are taken down.
+//! Handled doorbells, and when their keys are deleted.
 //!
-//! Not at once: the answer is a transaction of the record's task, and the write that takes the doorbell down would stand
-//! before it in Consul's log, which on a server with a disk costs it a sync. And many are taken down in one go.
+//! Doorbell keys are deleted 250 ms after they were handled, so that the delete does not queue ahead of the controller's
+//! own transaction in the Raft log, and many deletes share one transaction.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,52 +15,52 @@ use rcfarm_api::ids::RecordId;
 /// A doorbell by kind and record, and the index at which it was rung.
 pub(super) type Rung = ((String, RecordId), Index);
 
-/// So long after its answer a doorbell is taken down.
+/// Time from handling a doorbell to deleting its key.
 const AFTER: Duration = Duration::from_millis(250);
 
-/// So long after it could not be, that is tried again.
+/// Pause before a failed delete is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// Handled doorbells and when to delete them.
 #[derive(Debug, Default)]
 pub(super) struct Answering {
     answered: BTreeMap<(String, RecordId), Index>,
-    /// Of these, those that still hang.
+    /// Those of `answered` whose keys are not deleted yet.
     hanging: Vec<Rung>,
     due: Option<Instant>,
 }
 
 impl Answering {
-    /// Whether this very ring was answered.
+    /// Whether the doorbell was handled at this index. A doorbell that is rung again has a higher index.
     pub(super) fn is_answered(&self, bell: &(String, RecordId), index: Index) -> bool {
         self.answered.get(bell) == Some(&index)
     }
 
-    /// A ring was answered.
+    /// Notes that a doorbell was handled.
     pub(super) fn answered(&mut self, bell: (String, RecordId), index: Index, now: Instant) {
         self.answered.insert(bell.clone(), index);
         self.hanging.push((bell, index));
         self.due.get_or_insert(now + AFTER);
     }
 
-    /// Bells that are gone need not be remembered.
+    /// Forgets doorbells whose keys are gone.
     pub(super) fn forget_all_but(&mut self, doorbells: &Doorbells) {
         self.answered.retain(|bell, _| doorbells.0.contains_key(bell));
     }
 
-    /// When doorbells are to be taken down next.
+    /// When the next delete is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The doorbells to be taken down, in groups of at most so many.
+    /// Takes the doorbells to delete, in groups of at most `at_most`.
     pub(super) fn take(&mut self, at_most: usize) -> Vec<Vec<Rung>> {
         self.due = None;
         let all = std::mem::take(&mut self.hanging);
         all.chunks(at_most.max(1)).map(<[Rung]>::to_vec).collect()
     }
 
-    /// These could not be taken down: that is tried again.
+    /// Schedules failed deletes again.
     pub(super) fn still_hang(&mut self, doorbells: Vec<Rung>, now: Instant) {
         if !doorbells.is_empty() {
             self.due.get_or_insert(now + AGAIN_AFTER);

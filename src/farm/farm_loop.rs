@@ -21,16 +21,16 @@ use rcfarm_api::ids::{FarmName, RecordId};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::{Epoch, Index};
 
-/// What finished beside the loop.
+/// Result of a request that ran beside the loop. Numbers are positions in [`FarmLoop::states`].
 pub(super) enum Done {
     Claimed(usize, Round),
-    /// Locks were given up or handed over.
+    /// Locks were released or handed over.
     Parted(usize, ReleaseOutcome),
-    /// The locks and the labels of a kind were read anew.
+    /// The locks and labels of a kind were read again.
     Read(usize),
-    /// The farm has said this of itself; `None`: it could not be written.
+    /// The presence as written; `None`: the write failed.
     Announced(Option<FarmPresence>),
-    /// Bells were taken down, but for these.
+    /// Doorbells were deleted, except these.
     Quiet(Vec<Rung>),
 }
 
@@ -43,7 +43,7 @@ pub(super) struct FarmLoop<'f> {
     pub(super) states: Vec<KindState>,
     /// All caches that are watched, for the mass deletion guard.
     pub(super) caches: Vec<Arc<dyn WatchedCache>>,
-    /// Since when each farm has been seen, and the CreateIndex of its presence: a new one is a new farm.
+    /// Since when each farm has been seen, and the CreateIndex of its presence. A new CreateIndex is a new session.
     pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
 }
 
@@ -59,10 +59,10 @@ pub(super) struct SessionState {
     pub(super) answering: Answering,
 }
 
-/// What a farm's presence said last.
+/// The farm's presence as last written.
 #[derive(Default)]
 pub(super) struct Announced {
-    /// The presence, also while it is being written; `None`: not known.
+    /// The presence, set already while it is being written; `None`: unknown.
     pub(super) said: Option<FarmPresence>,
     /// When it was last written or tried; `None`: the farm has no name yet.
     pub(super) at: Option<Instant>,

@@ -67,9 +67,9 @@ pub struct ClaimedRecord {
     pub locks: Arc<Cache<Locks>>,
 }
 
-/// What a kind says of itself as data: where its records stand, how they are claimed and watched, and which prefixes
-/// its controllers read and write. The rights check at start, `doctor`, sentinels, lock and doorbell names and metric
-/// labels are derived from it.
+/// A kind as data: prefixes of its records, how they are claimed and watched, and which prefixes its controllers read
+/// and write. The rights check at start, `doctor`, sentinels, lock and doorbell names and metric labels are derived
+/// from it.
 #[derive(Debug, Clone)]
 pub struct KindSpec {
     /// Name in logs, metric labels and doorbells (`rcfarm/bell/<name>/<id>`).
@@ -83,8 +83,8 @@ pub struct KindSpec {
     /// Checks that a key's tail below `records` names a record. The error is for people. Keys that name no record are
     /// reported and not claimed.
     pub check_name: fn(&str) -> Result<(), String>,
-    /// Whether the mass deletion guard holds for the records. Not for kinds whose records come and go by the
-    /// thousand; their controllers confirm with the store that a record is gone before they remove anything.
+    /// Whether the mass deletion guard applies to the records. Not for kinds whose records come and go by the thousand:
+    /// their controllers check in the store that a record is gone before they remove anything.
     pub is_guarded: bool,
     /// How records, labels and locks are watched.
     pub poll_policy: PollPolicy,
@@ -178,13 +178,13 @@ pub trait Kind: Send + Sync + 'static {
     /// Subscribes to the caches that controllers read: which records to wake when one of them changes.
     fn subscribe(&self, _subscriber: &mut Subscriber<'_>) {}
 
-    /// Names without a record of which something is left to clean up. Each is claimed like a record, and its
+    /// Names of deleted records of which something is left to clean up. Each is claimed like a record, and its
     /// controller finds no record.
     fn left_behind(&self, _records: &Records) -> BTreeSet<RecordId> {
         BTreeSet::new()
     }
 
-    /// Whether there is something of this kind although it has no record.
+    /// Whether anything of this kind exists although no record does.
     fn has_leftovers(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! One kind of record in a farm: its trees, its running tasks, and what the claim plan needs to know.
+//! One kind of record in a farm: its caches, its running tasks, and input of the claim plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,31 +21,32 @@ use rcfarm_store::cache::{Cache, Snapshot};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Claim, Index, Op, Reader, VersionedIndex};
 
-/// A kind with its trees and its tasks.
+/// State of one kind in a farm.
 pub(super) struct KindState {
     pub(super) spec: Arc<KindSpec>,
     pub(super) kind: Arc<dyn Kind>,
     pub(super) records: Arc<Cache<Records>>,
     pub(super) labels: Arc<Cache<RecordLabels>>,
     pub(super) locks: Arc<Cache<Locks>>,
-    /// Cancelled when there has been a record: then its locks are watched, and what else its controllers need.
+    /// Cancelled when the kind has its first record. Then its locks, and the caches that its controllers read, are
+    /// watched.
     pub(super) begun: CancellationToken,
-    /// Cancelled when somebody looks at the records' labels: then they are watched.
+    /// Cancelled when something needs the records' labels. Then they are watched.
     pub(super) labelled: CancellationToken,
     pub(super) running: BTreeMap<RecordId, RunningRecord>,
-    /// For [`super::record_task::RecordTask::turns`].
+    /// See [`super::record_task::RecordTask::turns`].
     pub(super) turns: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
     pub(super) barred: BTreeMap<RecordId, Instant>,
-    /// How often each record without an owner has been refused us in a row.
+    /// Refused claims in a row, by record without an owner.
     pub(super) refused: BTreeMap<RecordId, u32>,
-    /// Records that have been seen with an owner, so that something may be known of them in the store.
+    /// Records that have had an owner, so the store may hold more than the record.
     pub(super) had_owner: BTreeSet<RecordId>,
     pub(super) unowned_since: BTreeMap<RecordId, Instant>,
     pub(super) unusable: BTreeSet<RecordId>,
-    /// Its locks and labels are being read anew, because Consul refused what followed from them.
+    /// Its locks and labels are being read again, because Consul refused a transaction based on them.
     pub(super) is_doubted: bool,
-    /// What `count` last used.
+    /// Snapshots that `count` used last.
     stock: Option<Stock>,
 }
 
@@ -57,8 +58,8 @@ pub(super) struct RunningRecord {
     pub(super) parting: Option<LockRelease>,
 }
 
-/// What happens to the lock once the task has stopped. Where the record's labels are the reason, a guard comes with
-/// it: two farms that saw different ones would pass the record to and fro.
+/// What happens to the lock once the task has stopped. If labels are the reason, an [`Op`] guards them: otherwise two
+/// farms that saw different labels could pass the record to and fro.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LockRelease {
     Release(Option<Op>),
@@ -95,12 +96,12 @@ impl KindState {
         }
     }
 
-    /// Subscribes to what the claims of the kind depend on, and to what its controllers read.
+    /// Subscribes to the caches that claims depend on, and to those that controllers read.
     pub(super) fn subscribe(&self, all: &mut Subscriptions) {
         let mut of_kind = all.of_kind(self.spec.name, self.begun.clone());
         of_kind.on(&self.records, |wake, old, new| {
             let changed = Records::touched_keys(&old.value, &new.value);
-            // A changed record wakes its own task only; claims depend on which records there are.
+            // A changed record wakes only its own task. Claims depend on which records exist.
             let moved = old.value.0.len() != new.value.0.len()
                 || changed.iter().any(|id| !old.value.0.contains_key(id));
             wake.records(changed);
@@ -123,14 +124,14 @@ impl KindState {
         self.kind.subscribe(&mut of_kind);
     }
 
-    /// Whether everything that planning claims needs has been read.
+    /// Whether every cache that the claim plan needs has been read.
     pub(super) fn is_read(&self) -> bool {
         let locks = !self.begun.is_cancelled() || self.locks.snapshot().is_read();
         let labels = !self.labelled.is_cancelled() || self.labels.snapshot().is_read();
         self.records.snapshot().is_read() && locks && labels
     }
 
-    /// Begins to watch what is needed from now on. `by_labels`: some farm selects by them.
+    /// Starts watches that are needed from now on. `by_labels`: some farm selects records by labels.
     pub(super) fn wake_watches(&self, by_labels: bool) {
         if !self.records.snapshot().value.0.is_empty() || self.kind.has_leftovers() {
             self.begun.cancel();
@@ -140,7 +141,7 @@ impl KindState {
         }
     }
 
-    /// Bars a record that was refused us, for longer each time.
+    /// Bars a record whose claim was refused, for longer each time.
     pub(super) fn bar(&mut self, id: RecordId, now: Instant) {
         let times = self.refused.entry(id.clone()).or_default();
         let pause = backoff(BUSY_PAUSE, LONGEST_BUSY_PAUSE, *times);
@@ -148,8 +149,8 @@ impl KindState {
         self.barred.insert(id, now + pause);
     }
 
-    /// Keeps the books that a plan needs: who has been without an owner since when, and what is no record at all.
-    /// `left_behind` have no record, and are claimed all the same.
+    /// Updates what the claim plan reads: since when records have no owner, and which names are not valid.
+    /// `left_behind` are names without a record that are claimed all the same.
     pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Instant) {
         self.barred.retain(|_, until| *until > now);
         let seen = (self.records.snapshot(), self.locks.snapshot());
@@ -209,7 +210,7 @@ impl RunningRecord {
 }
 
 impl KindState {
-    /// Whether the doorbell is ours to answer, or nobody's any more.
+    /// Handles a doorbell. Returns whether it can be deleted: its record is owned here, or exists no more.
     pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
         if let Some(running) = self.running.get(id) {
             if self.records.snapshot().index < rung {

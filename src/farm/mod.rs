@@ -1,10 +1,10 @@
 //! The farm daemon: holds a session, claims records, runs one task per claimed record.
 //!
-//! Keys read: per kind the records, their labels and their locks; `rcfarm/farms/`, `rcfarm/bell/`, `rcfarm/layout`.
-//! Keys written: ownership locks, its own `rcfarm/farms/<farm>`, `rcfarm/layout` and the bell sentinel when they
-//! are missing; it deletes the doorbells it has answered. Everything else is written by controllers.
-//! Who else writes them: other farms their own locks and presence; users records, labels and doorbells.
-//! A crash between two writes leaves: locks and a presence that Consul deletes with the session.
+//! Keys read: records, labels and locks of each kind; `rcfarm/farms/`, `rcfarm/bell/`, `rcfarm/layout`.
+//! Keys written: ownership locks and its own `rcfarm/farms/<farm>`; at start, if missing, `rcfarm/layout`, sentinels and
+//! seed records. It deletes handled doorbells. Controllers write everything else.
+//! Who else writes them: other farms write their own locks and presence; users write records, labels and doorbells.
+//! A crash between two writes leaves: locks and a presence, which Consul deletes with the session.
 
 pub mod claims;
 mod context;

@@ -22,9 +22,9 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{self, Failpoint, enabled};
 use rcfarm_store::{Claim, Index};
 
-/// Reading anew is tried again after pauses from the first to the second of these.
+/// Shortest and longest pause between attempts to read locks and labels again.
 const READ_AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// While something is left of records that are gone, claims are planned this often.
+/// Claims are planned this often while something is left of deleted records.
 const TIDYING: Duration = Duration::from_secs(2);
 
 impl FarmLoop<'_> {
@@ -48,7 +48,7 @@ impl FarmLoop<'_> {
                 Some(_) => BTreeSet::new(),
             };
             if !left_behind.is_empty() {
-                // When nothing is left nobody says so.
+                // No event tells when nothing is left any more.
                 again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
             }
             state.take_stock(&left_behind, now);
@@ -87,7 +87,7 @@ impl FarmLoop<'_> {
         again_at
     }
 
-    /// `labels` are what the plan was made from.
+    /// Executes a claim plan that was made from `labels`.
     pub(super) fn carry_out(
         &mut self,
         e: &mut SessionState,
@@ -202,8 +202,8 @@ impl FarmLoop<'_> {
         let (n, id, exit) = match joined {
             Ok(ended) => ended,
             Err(error) => {
-                // A child contains its controller's panics, so this is a fault of the farm itself. The record
-                // stays claimed and idle until the next epoch; ending the epoch is the cure.
+                // A record task catches panics of its controller, so this is a defect of the farm. The record would
+                // stay claimed without a task; ending the epoch releases it.
                 error!(alert = true, %error, "a task panicked: closing the session");
                 e.epoch.end();
                 return;
@@ -217,26 +217,27 @@ impl FarmLoop<'_> {
                 warn!(kind = state.spec.name, record = %id, "the claim is lost");
                 state.barred.insert(id, Instant::now() + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
-                // Its tree may say for a long time that the lock is ours, and the record would be taken up again.
+                // The cache may show the lock as held by this session for long, and the plan would adopt the record
+                // again.
                 self.doubt(e, n);
             }
             _ => {}
         }
     }
 
-    /// Consul has refused what followed from the locks or the labels of a kind: they are read anew, once for all who
-    /// doubt.
+    /// Reads the locks and labels of a kind again, because Consul refused a transaction based on them. Does nothing if
+    /// that is under way.
     pub(super) fn doubt(&mut self, e: &mut SessionState, n: usize) {
         let state = &mut self.states[n];
         if std::mem::replace(&mut state.is_doubted, true) {
             return;
         }
-        // Labels that nobody has looked at stay unread: once read, they would count as up to date.
+        // Labels that are not watched stay unread: a cache that was read once counts as up to date.
         let labels = state.labelled.is_cancelled().then(|| state.labels.clone());
         e.beside.push(Box::pin(read_anew(n, state.locks.clone(), labels)));
     }
 
-    /// Gives up or hands over the locks of tasks that have stopped, once no more are about to.
+    /// Releases or hands over the locks of stopped tasks, once 30 have stopped or no other is stopping.
     pub(super) fn part(&mut self, e: &mut SessionState) {
         let stopping = self.states.iter().flat_map(|state| state.running.values());
         let stopping = stopping.filter(|running| running.parting.is_some()).count();
@@ -246,7 +247,7 @@ impl FarmLoop<'_> {
         let mut releases: BTreeMap<usize, Vec<Guarded>> = BTreeMap::new();
         let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
         for (n, id, parting) in e.parted.drain(..) {
-            // Until the lock tree shows the new owner, the record must not look like one to adopt.
+            // Until the lock cache shows the new owner, the plan must not adopt the record again.
             self.states[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
             match parting {
                 LockRelease::Release(guard) => releases.entry(n).or_default().push((id, guard)),
@@ -272,8 +273,8 @@ impl FarmLoop<'_> {
     }
 }
 
-/// Reads the locks and the labels of a kind until it succeeds. Their watches alone would not do: after a restored
-/// snapshot they wait for indexes that are far off.
+/// Reads the locks and labels of a kind, with retries. Their watches do not suffice: after a snapshot was restored they
+/// wait for indexes that are far off.
 async fn read_anew(
     n: usize,
     locks: Arc<Cache<Locks>>,
@@ -296,8 +297,8 @@ async fn read_anew(
     Done::Read(n)
 }
 
-/// Claims what is free, then brings the kind up to date once for all that are ours now. `new`: none of them was
-/// ever seen with an owner.
+/// Claims free records, then refreshes the kind's caches once for all claimed ones. `new`: none of them had an owner
+/// before.
 async fn claim_round(
     claims: Claims,
     n: usize,
@@ -310,7 +311,7 @@ async fn claim_round(
     let mut round = claims.take(spec, free).await;
     round.won.extend(adopted);
     let seen = records.snapshot();
-    // What has no record is claimed for what is left of it.
+    // A name without a record is claimed for its leftovers, which may have any index.
     let created = |id| seen.value.0.get(id).filter(|_| new).map(|record| record.created);
     let oldest = round.won.iter().map(|id| created(id).unwrap_or(Index::ZERO)).min();
     if let Some(oldest) = oldest

@@ -1,4 +1,4 @@
-//! Which records to claim, to hand over, to release: a pure function.
+//! Decides which records to claim, hand over and release. A pure function.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,33 +11,33 @@ use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::labels::Selector;
 
-/// A record that its preferred farm has not claimed for this long is anybody's.
+/// If its preferred farm has not claimed a record for this long, any farm may.
 pub const GRACE: Duration = Duration::from_millis(750);
 
-/// What is left of a record that is gone is anybody's after this long: most often the farm that tidied it up has just not
-/// been seen to, and the next look for leftovers says so.
+/// The same for what is left of a deleted record. It is longer, because mostly the leftovers are removed already and
+/// this farm's caches lag behind.
 pub const LEFT_GRACE: Duration = Duration::from_secs(30);
 
-/// A farm that has been there for this long is handed its share. Shorter, and farms that start one after the
-/// other would pass records round.
+/// A farm is handed its share after it was seen for this long. With less, farms that start one after another would pass
+/// records on several times.
 pub const SETTLED: Duration = Duration::from_secs(2);
 
-/// A lock that was taken this long ago is shown by its tree, whatever that costs to read: if not, it is gone.
+/// A lock that the cache does not show this long after it was taken is gone.
 pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
 
-/// Everything that claims depend on.
+/// Input of [`plan`].
 pub struct ClaimsObserved<'a> {
     /// All records.
     pub records: &'a Records,
-    /// Names without a record that are claimed all the same: something is left of them.
+    /// Names without a record that are claimed because something is left to clean up.
     pub left_behind: &'a BTreeSet<RecordId>,
     /// Their labels.
     pub labels: &'a RecordLabels,
     /// Their locks.
     pub locks: &'a Locks,
-    /// The live farms; may lack this one, shortly after its start.
+    /// The live farms. This one may be missing shortly after its start.
     pub peers: &'a Peers,
-    /// Since when each farm has been seen without a break.
+    /// Since when each farm has been seen without interruption.
     pub peers_since: &'a BTreeMap<FarmName, Instant>,
     /// This farm.
     pub me: &'a FarmName,
@@ -47,35 +47,35 @@ pub struct ClaimsObserved<'a> {
     pub selector: &'a Selector,
     /// Records whose tasks run here.
     pub held: &'a BTreeSet<RecordId>,
-    /// Records that it may not claim yet: not a record's name, or just refused.
+    /// Records that it must not claim before this time: the claim was just refused, or the name is not valid.
     pub barred: &'a BTreeMap<RecordId, Instant>,
-    /// Since when each record has been seen without an owner, or since it was claimed.
+    /// Since when each record has been seen without an owner, or when this farm claimed it.
     pub unowned_since: &'a BTreeMap<RecordId, Instant>,
-    /// The locks are being read anew: none is taken for ours because they say so.
+    /// The locks are being read again. Until then no lock is adopted.
     pub doubtful: bool,
-    /// A record tree that cannot be believed: nothing is released because it is not in it.
+    /// The records are untrusted (mass deletion guard): nothing is released because its record is missing.
     pub suspicious: bool,
     /// Now.
     pub now: Instant,
 }
 
-/// What to do about claims.
+/// Result of [`plan`].
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct ClaimPlan {
     /// Take these locks.
     pub claim: Vec<RecordId>,
-    /// These locks are ours already (handed over to us): run their tasks.
+    /// This session holds these locks already (handed over by another farm): run their tasks.
     pub adopt: Vec<RecordId>,
-    /// Stop these tasks and give their locks up.
+    /// Stop these tasks and release their locks.
     pub release: Vec<RecordId>,
-    /// Stop these tasks: their locks are not ours any more.
+    /// Stop these tasks: this session does not hold their locks any more.
     pub drop: Vec<RecordId>,
-    /// Stop these tasks and give their locks to the farm, in one transaction.
+    /// Stop these tasks and transfer their locks to the farm.
     pub hand_over: Vec<(RecordId, FarmName, SessionId)>,
-    /// Other locks of ours (a record's name, the lock's) on records that are not ours any more: give them up.
+    /// Other locks (record, name of the lock) that this session holds on records that it does not own: release them.
     pub stray: Vec<(RecordId, String)>,
-    /// Plan again then at the latest.
+    /// Plan again at this time at the latest.
     pub again_at: Option<Instant>,
 }
 
@@ -85,7 +85,7 @@ impl ClaimPlan {
     }
 }
 
-/// Decides about claims.
+/// Decides what to claim, adopt, release, drop and hand over.
 pub fn plan(seen: &ClaimsObserved<'_>) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
     for id in seen.records.0.keys().chain(seen.left_behind) {
@@ -98,7 +98,7 @@ pub fn plan(seen: &ClaimsObserved<'_>) -> ClaimPlan {
             (true, None) => not_shown(seen, id, &mut plan),
             (true, Some(_)) => plan.drop.push(id.clone()),
             (false, Some(owner)) if owner == seen.session => {
-                // Barred: just given away, and the lock tree is a moment behind.
+                // Barred: just released or handed over, and the lock cache may lag behind.
                 match seen.barred.get(id).filter(|until| **until > seen.now) {
                     Some(until) => plan.look_again(*until),
                     None if seen.doubtful => {}
@@ -123,8 +123,8 @@ fn is_gone(seen: &ClaimsObserved<'_>, id: &RecordId) -> bool {
     !seen.records.0.contains_key(id) && !seen.left_behind.contains(id)
 }
 
-/// Locks that our session still holds although no task of ours works on their record: a task was stopped in the
-/// middle of something, or giving up failed. Whoever owns the record now waits for them.
+/// Finds locks of this session without a running task: a task was stopped halfway, or a release failed. Whoever owns
+/// the record now waits for them.
 fn left_behind(seen: &ClaimsObserved<'_>, plan: &mut ClaimPlan) {
     for (id, locks) in seen.locks.0.iter().filter(|(id, _)| !seen.held.contains(id)) {
         let owned = locks.owner.as_ref() == Some(seen.session);
@@ -142,7 +142,7 @@ fn left_behind(seen: &ClaimsObserved<'_>, plan: &mut ClaimPlan) {
     }
 }
 
-/// The lock tree may be a moment behind our own claim. Later, a restored snapshot has taken the lock away.
+/// The task runs, but the cache shows no owner: it lags behind the claim, or a restored snapshot has removed the lock.
 fn not_shown(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan) {
     let Some(since) = seen.unowned_since.get(id) else { return };
     match seen.now >= *since + SURELY_SHOWN {
@@ -184,8 +184,8 @@ fn claim_or_wait(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan)
     }
 }
 
-/// The farm that a record belongs to: the one with the highest score among those whose selector matches it, so
-/// that a farm that comes or goes moves only its own share. `None` while no matching farm is known.
+/// The farm with the highest score among those whose selector matches (rendezvous hashing): a farm that joins or leaves
+/// moves only its own share. `None` if no live farm matches.
 fn preferred(seen: &ClaimsObserved<'_>, id: &RecordId) -> Option<(FarmName, SessionId)> {
     let candidates = seen.peers.0.iter().filter(|(_, peer)| !peer.leaving);
     candidates
@@ -194,7 +194,7 @@ fn preferred(seen: &ClaimsObserved<'_>, id: &RecordId) -> Option<(FarmName, Sess
         .map(|(farm, peer)| (farm.clone(), peer.session.clone()))
 }
 
-/// A hash of both names, mixed so that all bits count: the same on every farm and in every version.
+/// Hash of both names, mixed so that all bits count. It must be the same on every farm and in every version.
 fn score(farm: &FarmName, id: &RecordId) -> u64 {
     let mut names = Fnv1a::default();
     names.update(farm.as_str().as_bytes());

@@ -10,10 +10,10 @@ use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_store::{Key, PutMode, Query, Store, StoreError, may_read};
 
-/// The major version of the key layout that this program writes.
+/// Major version of the key layout that this program writes.
 pub const LAYOUT: u32 = 1;
 
-/// Why a farm does not start.
+/// A failed preflight check.
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
     /// The store failed.
@@ -25,7 +25,7 @@ pub enum PreflightError {
         .0.join(", ")
     )]
     Hidden(Vec<String>),
-    /// A newer version of the program has written here.
+    /// A newer version of the program has written to this tree.
     #[error(
         "{key} says layout {found}, this program knows {LAYOUT}: upgrade this farm, or use another --root"
     )]
@@ -75,11 +75,11 @@ pub(super) async fn check(
 /// Writes a key only if it does not exist.
 const NEW: PutMode = PutMode::Cas(Index::ZERO);
 
-/// Creates sentinels and seed records. A farm without the right to do so starts all the same.
+/// Creates sentinels and seed records. A farm starts without them if its token may not write them.
 async fn create_missing(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(), PreflightError> {
     for prefix in kinds.iter().flat_map(|kind| &kind.spec.sentinels) {
         match store.put(&prefix.sentinel(), Bytes::new(), 0, NEW).await {
-            // Without the sentinel there are more requests, nothing else.
+            // Without the sentinel the watch wakes more often.
             Ok(_) | Err(StoreError::Forbidden { .. }) => {}
             Err(error) => return Err(error.into()),
         }

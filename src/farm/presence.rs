@@ -1,4 +1,4 @@
-//! What the farm says of itself at `rcfarm/farms/<farm>`, and when it says it anew.
+//! The farm's presence at `rcfarm/farms/<farm>`, and when it is written again.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::key;
 use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
-/// A presence says something new at most this often.
+/// Minimum time between two writes of a presence.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
 
 impl FarmLoop<'_> {
-    /// Puts the farm's presence into its place; while another live farm has the name, waits.
+    /// Writes the farm's presence. Waits while another live farm has the name.
     pub(super) async fn take_name(&mut self, e: &mut SessionState) {
         let mut warned = false;
         loop {
@@ -63,13 +63,13 @@ impl FarmLoop<'_> {
         }
     }
 
-    /// Caches that the mass deletion guard holds back, or that rights hide in part, each with the reason.
+    /// Caches that are untrusted (mass deletion guard, or entries hidden by ACLs), each with the reason.
     pub(super) fn untrusted_caches(&self) -> Vec<String> {
         self.caches.iter().filter_map(|cache| cache.untrusted()).collect()
     }
 
-    /// Renews the presence if it has something new to say, or if somebody deleted it; when it will, if it may not
-    /// yet, or if it is known when there is something new.
+    /// Writes the presence again if it has changed or was deleted. Returns when to check again: when the next write is
+    /// allowed, or when a node stops being suspect.
     pub(super) fn announce_again(&mut self, e: &mut SessionState) -> Option<Instant> {
         let presence = self.presence(e);
         let at = e.announced.at?;

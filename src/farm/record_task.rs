@@ -1,7 +1,7 @@
 //! The task of one claimed record: calls its controller, waits, contains its failures.
 //!
-//! A failure of the store is nobody's fault and is waited out. A record that keeps failing, or a controller that
-//! panics, is quarantined: said so in its status, retried rarely, and no other record notices.
+//! Failures of the store are retried with backoff. A record that keeps failing, or whose controller panics, is quarantined:
+//! its status says so, it is retried rarely, and other records are not affected.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use rcfarm_api::backoff;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::IdSource;
 
-/// Every record is looked at again after this long (and up to half as much more), whatever the watches say.
+/// A record is reconciled again after this long, plus up to half as much jitter, whatever the watches report.
 const RESYNC: Duration = Duration::from_secs(300);
-/// So many failures in a row and the record is quarantined.
+/// The record is quarantined after this many failures in a row.
 const PATIENCE: u32 = 3;
 
 /// Why a record task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskExit {
-    /// It was told to.
+    /// The farm stopped it.
     Stopped,
-    /// Its claim does not hold any more.
+    /// Its claim is lost.
     ClaimLost,
 }
 
 /// Handle by which the farm wakes and stops a record task.
 pub struct TaskHandle {
-    /// Look again.
+    /// Makes the controller reconcile.
     pub wake: Arc<Notify>,
-    /// Stop.
+    /// Stops the task.
     pub stop: CancellationToken,
 }
 
@@ -44,18 +44,18 @@ pub struct TaskHandle {
 pub struct RecordTask {
     /// The record's kind.
     pub kind: Arc<dyn Kind>,
-    /// Its claim and its trees.
+    /// Its claim, and the caches of its kind.
     pub claimed: ClaimedRecord,
-    /// The farm's end.
+    /// Handle, of which the farm keeps a copy.
     pub handle: Arc<TaskHandle>,
-    /// The right to be at work, of which the tasks of a kind have a few together. Ten thousand at once would hold
-    /// up the heartbeats of the session that they all write under.
+    /// Limits the tasks of the kind that reconcile at the same time. Ten thousand at once would delay the session's
+    /// heartbeats.
     pub turns: Arc<Semaphore>,
-    /// Jitter.
+    /// Source of jitter.
     pub ids: IdSource,
 }
 
-/// How an attempt ended.
+/// Result of one call of the controller.
 enum Attempt {
     Done(Action),
     Failed(ReconcileError),
@@ -63,8 +63,8 @@ enum Attempt {
 }
 
 impl RecordTask {
-    /// Runs until it is told to stop or the claim is lost. Dropping an attempt in the middle is safe: whatever
-    /// it had sent stands under the fence.
+    /// Runs until stopped or until the claim is lost. A call of the controller may be dropped halfway: all that it sent
+    /// is fenced.
     pub async fn run(self) -> TaskExit {
         let mut controller = self.kind.controller(self.claimed.clone());
         let (mut failures, mut store_failures) = (0, 0);
@@ -120,7 +120,7 @@ impl RecordTask {
         }
     }
 
-    /// Waits `hold` in any case, and then `wait` or until woken.
+    /// Waits `hold`, whatever happens, then `wait` or until woken.
     async fn wait(&self, hold: Duration, wait: Duration) -> Option<TaskExit> {
         tokio::select! {
             biased;
@@ -137,7 +137,7 @@ impl RecordTask {
         }
     }
 
-    /// Backs off from a record that fails; from [`PATIENCE`] on, says so in its status.
+    /// Quarantines the record from [`PATIENCE`] failures in a row on. Returns the arguments of [`RecordTask::wait`].
     async fn contain(
         &self,
         controller: &mut dyn Controller,
@@ -161,7 +161,7 @@ impl RecordTask {
                 warn!(record = %self.claimed.id, %error, "the quarantine could not be reported");
             }
         }
-        // A change of the record may be the cure, so a wake ends the pause after a moment.
+        // A change of the record may fix it, so after 1 s a wake ends the pause.
         (Duration::from_secs(1), pause)
     }
 

@@ -1,4 +1,4 @@
-//! What a farm sees of the records of a kind, their locks and labels, of the other farms, and of doorbells.
+//! Cached views of a kind's records, locks and labels, of the other farms, and of doorbells.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use rcfarm_store::{Decoder, Entry, Index, Op, Prefix, Versioned, VersionedIndex}
 /// A record: its value as stored.
 pub type Record = Versioned<Bytes>;
 
-/// Keeps the values below a prefix as they are.
+/// Decodes each value as its bytes.
 pub struct RawDecoder;
 
 impl Decoder for RawDecoder {
@@ -37,7 +37,7 @@ impl Decoder for RawDecoder {
 /// All records of a kind.
 pub type Records = VersionedIndex<RawDecoder>;
 
-/// Who holds what of a record.
+/// Sessions that hold locks of a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordLocks {
     /// The ownership lock.
@@ -71,7 +71,7 @@ impl CacheIndex for Locks {
     }
 }
 
-/// Decodes label sets; `None`: the value is no label set.
+/// Decodes label sets; `None` if the value is no label set.
 pub struct LabelDecoder;
 
 impl Decoder for LabelDecoder {
@@ -99,8 +99,7 @@ impl RecordLabels {
         self.0.get(id).map_or_else(|| Some(Arc::default()), |labels| labels.value.clone())
     }
 
-    /// The operation that makes Consul refuse a transaction unless the labels of `id`, which stand below `prefix`, are
-    /// the ones seen here.
+    /// An operation that Consul refuses unless the labels of `id`, below `prefix`, are still the cached ones.
     #[must_use]
     pub fn guard(&self, prefix: &Prefix, id: &RecordId) -> Option<Op> {
         let key = prefix.key_of(id.as_str())?;
@@ -136,53 +135,53 @@ impl CacheIndex for RecordLabels {
 
 impl Stored for FarmPresence {}
 
-/// A live farm, as it says of itself at `rcfarm/farms/<farm>`.
+/// A live farm's own record at `rcfarm/farms/<farm>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarmPresence {
     /// Its session.
     pub session: SessionId,
     /// Which records it claims.
     pub selector: String,
-    /// Its program's version.
+    /// Version of its program.
     pub version: String,
-    /// When this epoch began.
+    /// When its session began.
     pub since: Timestamp,
-    /// Records that it owns, by kind; refreshed now and then.
+    /// Records that it owns, by kind; updated every 3 s at most.
     #[serde(default)]
     pub claims: BTreeMap<String, usize>,
-    /// Where its scheduler over HTTP is; `None`: it has the built-in one.
+    /// Address of its HTTP scheduler; `None`: the built-in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<String>,
-    /// What holds destructive plans back.
+    /// Caches that the mass deletion guard holds back, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suspicions: Vec<String>,
-    /// Nodes that could not start pods of several records: it adds none there for a while.
+    /// Nodes that failed to start pods of several records. It adds none there for a while.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub suspect_nodes: BTreeSet<NodeName>,
-    /// Keys that stand where records should and name none.
+    /// Keys below the prefixes of records whose names are not valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unusable_keys: Vec<String>,
-    /// Do not hand it anything: it is about to leave.
+    /// It is shutting down: other farms hand it no records.
     #[serde(default)]
     pub leaving: bool,
 }
 
-/// A live farm as the others see it.
+/// A live farm, read from its presence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFarm {
     /// Its session.
     pub session: SessionId,
     /// Which records it claims.
     pub selector: Selector,
-    /// Whether it may be handed records.
+    /// Whether it is shutting down. It is handed no records then.
     pub leaving: bool,
-    /// ModifyIndex of its record: changes when it says something new.
+    /// ModifyIndex of its presence.
     pub index: Index,
-    /// CreateIndex of its record: when this epoch of it began.
+    /// CreateIndex of its presence: a new one is a new session.
     pub created: Index,
 }
 
-/// The live farms: those whose presence is held by a session.
+/// The live farms: those whose presence key is locked by a session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Peers(pub BTreeMap<FarmName, PeerFarm>);
 

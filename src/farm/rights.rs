@@ -7,7 +7,7 @@ use super::kind::KindSpec;
 use rcfarm_api::key;
 use rcfarm_store::Prefix;
 
-/// Who writes a prefix; of several, the one with the fewest rights.
+/// Who writes a prefix. If several do, the one with the fewest rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WrittenBy {
     /// Users of the command line.
@@ -38,7 +38,7 @@ pub fn written_by(specs: &[KindSpec]) -> BTreeMap<Prefix, WrittenBy> {
     let mut all_of = |get: fn(&KindSpec) -> Vec<Prefix>, by: WrittenBy| {
         prefixes.extend(specs.iter().flat_map(get).map(|prefix| (prefix, by)));
     };
-    // Whoever has fewer rights comes later and counts.
+    // A later entry replaces an earlier one, so writers with fewer rights come later.
     all_of(|spec| spec.reads.clone(), WrittenBy::Agent);
     all_of(|spec| spec.writable().cloned().collect(), WrittenBy::Farm);
     all_of(|spec| spec.user_writes.clone(), WrittenBy::User);

@@ -1,4 +1,4 @@
-//! The farm itself: starts its watches, and lives one epoch after the other.
+//! Runs a farm: preflight checks, watches, then one Consul session after another.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -30,10 +30,10 @@ use rcfarm_store::watch::PollPolicy;
 /// Why a farm ended by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum FarmError {
-    /// It must not start.
+    /// The preflight checks failed.
     #[error(transparent)]
     Preflight(#[from] PreflightError),
-    /// A defect of the program: a task that reads a tree panicked. The log has its words.
+    /// A watch panicked, which is a defect of the program. The panic is in the log.
     #[error(
         "a watch of a tree ended, which is a defect: its panic is in the log; start the farm again"
     )]
@@ -54,7 +54,7 @@ impl Farm {
         Farm { context: FarmContext { settings, env, report: Arc::default(), placement }, kinds }
     }
 
-    /// Has the farm's presence say what `placement` reports.
+    /// Adds to the farm's presence what `placement` reports.
     #[must_use]
     pub fn reporting(self, placement: ReportPlacement) -> Self {
         Farm { context: FarmContext { placement, ..self.context }, ..self }
@@ -66,10 +66,11 @@ impl Farm {
         self.context.report.clone()
     }
 
-    /// Runs until `shutdown`; then stops every task, gives every lock up and returns.
+    /// Runs until `shutdown`, then stops every task, releases every lock and returns.
     ///
     /// # Errors
-    /// [`FarmError`] when it must not start (no rights, a newer layout) or go on. Failures of the store are waited out.
+    /// [`FarmError`] when it must not start (no rights, a newer layout) or a watch panicked. Failures of the store are
+    /// retried.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), FarmError> {
         let span = error_span!("farm", name = %self.context.settings.name);
         self.run_inner(shutdown).instrument(span).await
@@ -108,7 +109,7 @@ impl Farm {
         let ended = tokio::select! {
             biased;
             () = &mut living => Ok(()),
-            // A watch has no end. What it would have shown stays as it was, and nobody would know.
+            // A watch ends only by a panic. Its cache would silently become stale.
             Some(died) = watches.join_next() => {
                 error!(alert = true, ?died, "a watch ended: the farm stops rather than act on stale data");
                 stop.cancel();
@@ -121,7 +122,7 @@ impl Farm {
         ended
     }
 
-    /// One session after the other.
+    /// Opens one session after another until `shutdown`.
     async fn live(&self, farm_loop: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
             self.context.env.store.clone(),

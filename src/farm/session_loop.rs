@@ -1,4 +1,4 @@
-//! One Consul session of a farm, from its first claim to the end of its last task: the loop that receives every event.
+//! One Consul session of a farm: the loop that handles every event, from the first claim to the end of the last task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use rcfarm_store::failpoints;
 use rcfarm_store::session::{Keeper, KeptSession};
 use rcfarm_store::{DeleteMode, Epoch, Op, Store, TxnOutcome};
 
-/// A task that was told to stop is waited for this long.
+/// Tasks get this long to stop before they are aborted.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl FarmLoop<'_> {
-    /// One session from its first claim to its end; when it returns, no task runs any more.
+    /// Runs one session. When this returns, no record task runs any more.
     pub(super) async fn epoch(
         &mut self,
         keeper: &Arc<Keeper>,
@@ -33,8 +33,8 @@ impl FarmLoop<'_> {
         shutdown: &CancellationToken,
     ) {
         let span = error_span!("session", id = %kept.epoch().session());
-        // A task of its own: however busy the work is, the heart beats. When the keeper ends the epoch, the work
-        // sees it and stops its tasks before it returns.
+        // Heartbeats run in a task of their own, so that work never delays them. When the keeper ends the epoch, `work`
+        // stops the record tasks and returns.
         let keeping = {
             let (keeper, kept) = (keeper.clone(), kept.clone());
             async move { keeper.keep(&kept).await }.instrument(span.clone())
@@ -75,7 +75,6 @@ impl FarmLoop<'_> {
         });
     }
 
-    /// The loop.
     async fn serve(&mut self, e: &mut SessionState, shutdown: &CancellationToken) {
         let mut again_at = Some(Instant::now());
         loop {
@@ -106,7 +105,7 @@ impl FarmLoop<'_> {
                             self.states[n].is_doubted = false;
                             true
                         }
-                        // Whatever became of the locks, they are planned for anew.
+                        // The result is unknown, so claims are planned again.
                         Done::Parted(_, ReleaseOutcome::Unknown) => true,
                         Done::Parted(_, ReleaseOutcome::AsPlanned) => false,
                         Done::Announced(presence) => {
@@ -122,7 +121,7 @@ impl FarmLoop<'_> {
                 events = wake_queue.take() => self.heard(e, events),
                 () = wait_until(again_at) => true,
             };
-            // The first plan waits for every tree; a half-read world would look like unowned records.
+            // The first plan waits for every cache: with locks unread, owned records would look free.
             let by_labels = self.is_selected_by_labels();
             self.states.iter().for_each(|state| state.wake_watches(by_labels));
             replan &= self.states.iter().all(KindState::is_read) && self.peers.snapshot().is_read();
@@ -136,14 +135,14 @@ impl FarmLoop<'_> {
         }
     }
 
-    /// Whether any live farm claims some records only.
+    /// Whether any live farm has a label selector.
     fn is_selected_by_labels(&self) -> bool {
         let peers = self.peers.snapshot();
         let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
         !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
     }
 
-    /// Passes events on; whether claims are to be planned.
+    /// Handles events. Returns whether claims must be planned.
     fn heard(&mut self, e: &mut SessionState, events: Vec<FarmEvent>) -> bool {
         let mut replan = false;
         for event in events {
@@ -166,12 +165,11 @@ impl FarmLoop<'_> {
         replan
     }
 
-    /// The kind of this name.
     fn state(&self, kind: &str) -> Option<&KindState> {
         self.states.iter().find(|state| state.spec.name == kind)
     }
 
-    /// Answers the doorbells of our records: their trees are read at once, and their tasks look again.
+    /// Handles doorbells of this farm's records: refreshes the records and wakes their tasks.
     fn answer_bells(&self, e: &mut SessionState) {
         let doorbells = self.doorbells.snapshot();
         e.answering.forget_all_but(&doorbells.value);
@@ -191,7 +189,7 @@ impl FarmLoop<'_> {
         }
     }
 
-    /// Takes the answered doorbells down when their time has come, but for those that were rung anew; when it will.
+    /// Deletes handled doorbells that are due, except those rung again. Returns when the next delete is due.
     fn take_bells_down(&self, e: &mut SessionState) -> Option<Instant> {
         let now = Instant::now();
         if let Some(at) = e.answering.due().filter(|at| *at > now) {
@@ -203,7 +201,7 @@ impl FarmLoop<'_> {
         None
     }
 
-    /// A person says that the trees are meant to be as small as they are.
+    /// An operator confirmed that the caches are meant to be as small as they are.
     fn confirm(&self) {
         warn!("mass deletion confirmed by an operator");
         self.caches.iter().for_each(|cache| cache.confirm());
@@ -212,7 +210,7 @@ impl FarmLoop<'_> {
         self.wake_queue.push(FarmEvent::Claims);
     }
 
-    /// Stops every task and waits for it. The locks go with the session.
+    /// Stops every task and waits for it. The locks are deleted with the session.
     async fn stop_all(&mut self, e: &mut SessionState) {
         let running: usize = self.states.iter().map(|state| state.running.len()).sum();
         for state in &mut self.states {
@@ -233,7 +231,7 @@ impl FarmLoop<'_> {
     }
 }
 
-/// Takes doorbells down, each unless it was rung anew.
+/// Deletes doorbells, each unless it was rung again.
 async fn quieten(store: Arc<dyn Store>, doorbells: Vec<Rung>) -> Done {
     let down = |((kind, id), index): &Rung| {
         let key = key::bells().key_of(&format!("{kind}/{id}"))?;

@@ -32,7 +32,7 @@ pub use machine::{RefusedParts, Revisioned, StatusWrite};
 
 /// A status that is the chain of its record's transactions.
 pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
-    /// The status to go on from where the stored value cannot be decoded.
+    /// The status to continue with when the stored value cannot be decoded.
     ///
     /// # Errors
     /// Why it must not be replaced.
@@ -47,7 +47,7 @@ pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
     }
 }
 
-/// What a transaction demands of the record.
+/// What a transaction requires of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordGuard {
     /// Its ModifyIndex is still this one.
@@ -65,11 +65,11 @@ pub struct Change<S> {
     pub record: RecordGuard,
     /// The status.
     pub status: StatusWrite<S>,
-    /// Operations on keys that only this owner writes. A refused one makes the chain fall behind.
+    /// Operations on keys that only this owner writes. If one is refused, the chain falls behind.
     pub ops: Vec<Op>,
-    /// Operations on keys that other owners write, too. The caller reads refused ones again.
+    /// Operations on keys that other owners also write. The caller reads refused ones again.
     pub shared: Vec<Op>,
-    /// What the audit log says of it.
+    /// Audit records of the change.
     pub audit: Vec<AuditRecord>,
 }
 
@@ -81,7 +81,7 @@ impl<S> Change<S> {
     }
 }
 
-/// What became of a change. A lost claim and a failed request are errors ([`ReconcileError`]).
+/// Result of a change. A lost claim and a failed request are errors ([`ReconcileError`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Committed {
@@ -147,13 +147,13 @@ impl<S: ChainedStatus> StatusChain<S> {
         self.machine.is_behind() || self.has_dependents()
     }
 
-    /// Demands a [`StatusChain::refresh`] before the next plan.
+    /// Requires a [`StatusChain::refresh`] before the next plan.
     pub fn fall_behind(&mut self) {
         self.machine.fall_behind();
     }
 
-    /// Reads the status. The caller then reads its caches, and calls [`StatusChain::caught_up`]: caches older than the
-    /// status would let a plan pass that nobody compared with the last one.
+    /// Reads the status. The caller then reads its caches and calls [`StatusChain::caught_up`]. Caches that are older
+    /// than the status must not be planned from.
     ///
     /// # Errors
     /// Any [`ReconcileError`]; the chain stays behind.
@@ -171,8 +171,8 @@ impl<S: ChainedStatus> StatusChain<S> {
 
     /// Commits a change.
     ///
-    /// Where the answer is lost, reads the status: it is this change's own, and the change was applied; or the error is
-    /// returned, and the chain is behind. The task's backoff keeps such attempts apart.
+    /// If the answer is lost, reads the status. If it is the one sent, the change was applied; otherwise the error is
+    /// returned and the chain is behind.
     ///
     /// # Errors
     /// [`ReconcileError::ClaimLost`], or the store's. Nothing is sent while the chain is behind.
@@ -220,13 +220,13 @@ impl<S: ChainedStatus> StatusChain<S> {
         Err(error.into())
     }
 
-    /// Plans again in a moment, or when what changed is seen; later and later if that is refused, too.
+    /// Plans again after a pause, which doubles with each refusal in a row, or when a change is seen.
     pub fn after_refusal(&self) -> Action {
         Action::RequeueAfter(self.ctx.ids.jitter(self.machine.pause(), 0.5))
     }
 
-    /// A transaction that checks the status instead of replacing it, to which operations can be added. Several may be in
-    /// flight at once: they are one link of the chain together.
+    /// A transaction that checks the status instead of replacing it, and to which operations can be added. Several may
+    /// be in flight at once; together they are one link of the chain.
     pub fn dependent(&self, record: RecordGuard) -> Txn<Fenced> {
         let mut txn = Txn::under(&self.claimed.claim);
         txn.extend(self.guard(record));
@@ -255,13 +255,13 @@ impl<S: ChainedStatus> StatusChain<S> {
         }
     }
 
-    /// From now on transactions of [`StatusChain::dependent`] may be in flight.
+    /// Call before the first transaction of [`StatusChain::dependent`] is sent.
     pub fn begin_dependents(&mut self) {
         self.machine.set_open(true);
     }
 
-    /// All transactions of [`StatusChain::dependent`] were answered, by these. Where an answer was lost,
-    /// [`StatusChain::refresh`] writes the status once more, after which none can be applied any more.
+    /// Call when all transactions of [`StatusChain::dependent`] have ended. If an answer was lost,
+    /// [`StatusChain::refresh`] writes the status once more, after which none of them can be applied.
     pub fn end_dependents<'a>(
         &mut self,
         answers: impl IntoIterator<Item = &'a Result<Committed, ReconcileError>>,
@@ -287,7 +287,7 @@ impl<S: ChainedStatus> StatusChain<S> {
         self.machine.is_open() && self.status().has_dependents()
     }
 
-    /// Writes the status as it is: no dependent transaction of the one before is applied after that.
+    /// Writes the status unchanged. No dependent transaction of the one before can be applied after that.
     async fn seal(&mut self) -> Result<(), ReconcileError> {
         let change = Change::of_status(RecordGuard::Any, self.status().clone());
         match self.send(change).await? {
@@ -309,9 +309,9 @@ impl<S: ChainedStatus> StatusChain<S> {
         Ok((entry.modify_index, status))
     }
 
-    /// Sees to it that the record comes, which is another than the plan saw. A newer one its watch brings. An older one
-    /// it does not: a restored snapshot has brought it back under an index that no watch waits for, and whatever else is
-    /// cached is of the time before, too.
+    /// Refreshes the record after its guard was refused. A newer record arrives by its watch. An older one does not: a
+    /// restored snapshot brought it back at an index that no watch waits for. All other caches are out of date then,
+    /// too.
     async fn refused(
         &mut self,
         seen: RecordGuard,

@@ -1,4 +1,4 @@
-//! Caches that a farm watches, and what is woken when one of them changes. A cache is watched once, however many kinds
+//! Caches that a farm watches, and the records that a change wakes. A cache is watched once, however many kinds
 //! subscribe to it.
 
 use std::sync::Arc;
@@ -20,36 +20,36 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Has the controllers of these records reconcile.
+    /// Makes the controllers of these records reconcile.
     pub fn records(&self, ids: impl IntoIterator<Item = RecordId>) {
         let ids = ids.into_iter().collect();
         self.queue.push(FarmEvent::Changed { kind: self.kind, ids });
     }
 
-    /// Has all controllers of the kind reconcile.
+    /// Makes all controllers of the kind reconcile.
     pub fn all(&self) {
         self.queue.push(FarmEvent::AllChanged { kind: self.kind });
     }
 
-    /// Has all controllers of the kind reconcile if the cache became untrusted, or trusted again. Whoever waits for
-    /// that need not have anything in the cache.
+    /// Makes all controllers of the kind reconcile if the cache became untrusted, or trusted again. A controller may
+    /// wait for that without having an entry in the cache.
     pub fn all_if_trust_changed<T>(&self, old: &Snapshot<T>, new: &Snapshot<T>) {
         if !new.is_trusted_as(old) {
             self.all();
         }
     }
 
-    /// Has the farm plan its claims again.
+    /// Makes the farm plan its claims again.
     pub fn plan_claims(&self) {
         self.queue.push(FarmEvent::Claims);
     }
 }
 
-/// A cache of any index.
+/// A cache, whatever its index type.
 pub(super) trait WatchedCache: Send + Sync {
     fn watch(self: Arc<Self>, ids: IdSource) -> BoxFuture<'static, ()>;
 
-    /// Accepts the size of the cache. Entries that rights hide are not confirmed: nobody can see how many they are.
+    /// Accepts the current size of the cache. Entries hidden by ACLs are not confirmed: their number is unknown.
     fn confirm(&self);
 
     /// Why the cache is not trusted, for people.
@@ -72,7 +72,7 @@ impl<T: CacheIndex> WatchedCache for Cache<T> {
     }
 }
 
-/// A cache, and the tokens of which the first that is cancelled starts its watch.
+/// A cache and its start tokens. The watch starts when the first of them is cancelled.
 struct Subscribed {
     cache: Arc<dyn WatchedCache>,
     starts: Vec<CancellationToken>,
@@ -120,8 +120,7 @@ impl Subscriptions {
         Subscriber { all: self, waker, begun }
     }
 
-    /// The caches subscribed to, and the futures that watch them and run what kinds run beside the farm. None of them
-    /// ends.
+    /// The caches subscribed to, and the futures of their watches and of [`Subscriber::run`]. None of them ends.
     pub(super) fn into_parts(self) -> (Vec<Arc<dyn WatchedCache>>, Vec<BoxFuture<'static, ()>>) {
         let mut tasks = self.tasks;
         for Subscribed { cache, starts } in &self.caches {
@@ -152,7 +151,7 @@ impl Subscriber<'_> {
         self.on_from(cache, started(), changed);
     }
 
-    /// The same for a cache that this kind needs only once it has a record.
+    /// As [`Subscriber::on`], but the watch starts with the first record of this kind.
     pub fn on_with_records<T: CacheIndex>(
         &mut self,
         cache: &Arc<Cache<T>>,
@@ -170,7 +169,7 @@ impl Subscriber<'_> {
         self.all.tasks.push(Box::pin(task));
     }
 
-    /// The same, watched once `start` is cancelled.
+    /// As [`Subscriber::on`], but the watch starts when `start` is cancelled.
     pub(super) fn on_from<T: CacheIndex>(
         &mut self,
         cache: &Arc<Cache<T>>,

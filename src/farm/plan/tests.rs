@@ -4,7 +4,7 @@ use rcfarm_api::Index;
 use rcfarm_store::{Versioned, VersionedIndex};
 use std::sync::Arc;
 
-/// A world that a test bends.
+/// Input of a plan, which tests modify.
 struct Fixture {
     records: Records,
     labels: RecordLabels,

@@ -1,7 +1,7 @@
 //! State machine of a status chain. Pure: no I/O, no clock.
 //!
-//! It knows where the owner stands in the chain (index and value of the status) and what may still happen to
-//! transactions whose answers were lost. The shell in [`super`] builds the transactions and does the reading.
+//! It holds the index and value of the status as the owner knows them, and what may still happen to transactions whose
+//! answers were lost. [`super`] builds the transactions and reads.
 //!
 //! ```text
 //!            next()            answered(): applied
@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use rcfarm_api::{Index, backoff};
 
-/// A refused transaction is planned again after this long; doubled for each refusal in a row.
+/// Pause after a refused transaction; doubled with each refusal in a row.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 /// Upper bound of the pause after refusals.
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// A value that each transaction of its owner replaces.
 pub trait Revisioned: Clone + Default + PartialEq {
-    /// Grows by one with every transaction of an owner.
+    /// Incremented by each transaction of an owner.
     fn revision(&mut self) -> &mut u64;
 }
 
@@ -34,7 +34,7 @@ pub enum StatusWrite<S> {
     Replace(S),
     /// Deletes it.
     Delete,
-    /// Leaves it as it is. The transaction is no link of the chain; its own operations must make it idempotent.
+    /// Leaves it unchanged. The transaction is no link of the chain; its own operations must make it idempotent.
     Leave,
 }
 
@@ -54,45 +54,46 @@ pub enum CommitAnswer {
 /// The parts of a transaction that Consul refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RefusedParts {
-    /// The record is another one than the plan saw.
+    /// The record is not the one that the plan saw.
     pub record: bool,
     /// The status, an operation on keys of this owner, or the audit record.
     pub own: bool,
-    /// Positions among the operations on keys that other owners write, too.
+    /// Positions among [`super::Change::shared`].
     pub shared: Vec<usize>,
 }
 
-/// What the shell does next.
+/// What the caller does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// The transaction was applied at this index.
     Applied(Index),
     /// It was not applied.
     NotApplied,
-    /// Nobody knows: read the status, and give it to [`Machine::read_back`].
+    /// Unknown: read the status and pass it to [`Machine::read_back`].
     ReadBack,
 }
 
-/// Where an owner stands in the chain of its record's statuses.
+/// State of an owner in the chain of its record's statuses.
 #[derive(Debug, Clone)]
 pub struct Machine<S> {
     index: Index,
     status: S,
-    /// Status and caches may be older than the last write: both are read before the next plan.
+    /// Status and caches may be older than the last write. Both are read before the next plan.
     behind: bool,
-    /// Statuses sent as replacement of the one at `index` whose answers were lost. Each may yet take its place;
-    /// none can, once any other transaction did.
+    /// Replacements of the status at `index` whose answers were lost. Any of them may still be applied, until another
+    /// transaction was.
     lost: Vec<S>,
-    /// Transactions that only check the status may be applied as long as it stays at `index`.
+    /// Whether transactions that only check the status may be in flight. They can be applied as long as it stays at
+    /// `index`.
     open: bool,
-    /// Transactions refused since the last that was applied.
+    /// Refusals since a transaction was last applied.
     refusals: u32,
 }
 
 impl<S: Revisioned> Machine<S> {
     /// Starts from a status read at the claim. `None`: it was not read, so the owner is behind.
     ///
-    /// The owner before may have left transactions in flight, so the machine is open.
+    /// The previous owner may have left transactions in flight, so the machine is open.
     pub fn new(read: Option<(Index, S)>) -> Self {
         let behind = read.is_none();
         let (index, status) = read.unwrap_or_default();
@@ -114,7 +115,7 @@ impl<S: Revisioned> Machine<S> {
         self.behind
     }
 
-    /// Demands that status and caches are read before the next plan.
+    /// Requires that status and caches are read before the next plan.
     pub fn fall_behind(&mut self) {
         self.behind = true;
     }
@@ -124,12 +125,12 @@ impl<S: Revisioned> Machine<S> {
         self.open
     }
 
-    /// Notes whether transactions that only check the status may be in flight.
+    /// Sets whether transactions that only check the status may be in flight.
     pub fn set_open(&mut self, open: bool) {
         self.open = open;
     }
 
-    /// The write as it is sent: a replacement gets the next revision.
+    /// The write to send: a replacement gets the next revision.
     pub fn next(&self, write: StatusWrite<S>) -> StatusWrite<S> {
         let mut write = write;
         if let StatusWrite::Replace(status) = &mut write {
@@ -139,7 +140,7 @@ impl<S: Revisioned> Machine<S> {
         write
     }
 
-    /// Takes the answer to a transaction with this write, as [`Machine::next`] gave it.
+    /// Processes the answer to a transaction that carried `sent`, as returned by [`Machine::next`].
     pub fn answered(&mut self, sent: StatusWrite<S>, answer: &CommitAnswer) -> Next {
         match answer {
             CommitAnswer::Applied(index) => {
@@ -158,19 +159,20 @@ impl<S: Revisioned> Machine<S> {
                         self.lost.push(status);
                         Next::ReadBack
                     }
-                    // That it is gone does not say who deleted it; what stands as before says nothing at all.
+                    // A missing status does not say who deleted it. An unchanged one says nothing.
                     StatusWrite::Delete | StatusWrite::Leave => Next::NotApplied,
                 }
             }
         }
     }
 
-    /// Takes what was read after [`Next::ReadBack`]. `true`: the transaction sent last was applied, at this index.
+    /// Processes what was read after [`Next::ReadBack`]. `true`: the transaction sent last was applied, at this index.
     ///
-    /// Otherwise the owner stays behind: its plan was not carried out, or by an earlier transaction that was thought
-    /// lost, or somebody else wrote the status.
+    /// Otherwise the owner stays behind: the plan was not applied, or an earlier transaction was, or somebody else
+    /// wrote the status.
     pub fn read_back(&mut self, index: Index, status: &S) -> bool {
-        // Of several attempts any may have been applied: they may write the same status with different operations.
+        // With several lost attempts, any may have been applied: they may write the same status with different
+        // operations.
         let [only] = &self.lost[..] else { return false };
         if index == self.index || status != only {
             return false;
@@ -181,7 +183,7 @@ impl<S: Revisioned> Machine<S> {
         true
     }
 
-    /// Takes a status that was read before the caches were read again.
+    /// Processes a status that was read before the caches were read again.
     pub fn refreshed(&mut self, index: Index, status: S) {
         if index != self.index {
             self.lost.clear();
@@ -194,7 +196,7 @@ impl<S: Revisioned> Machine<S> {
         self.behind = false;
     }
 
-    /// Counts a refusal; anything but the record and shared operations means that this owner's own view is old.
+    /// Counts a refusal. If more than the record or shared operations was refused, the owner's own view is out of date.
     pub fn refuse(&mut self, refused: &RefusedParts) {
         self.refusals = self.refusals.saturating_add(1);
         self.behind |= refused.own;
