@@ -1,8 +1,7 @@
-//! What a farm knows of the promises of all nodes: `rcfarm/allocations/`, watched, and what it wrote itself or was
-//! told by a refusal since.
+//! Cache of `rcfarm/allocations/`, with this farm's own writes and reads after refusals on top.
 //!
-//! Keys read: `rcfarm/allocations/`. Keys written: none; whoever places pods writes them, by CAS, in the same
-//! transaction as the pods ([`crate::placement::capacity`]). Who else writes them: every farm. A crash leaves nothing half done.
+//! Keys read: `rcfarm/allocations/`. Keys written: none; whoever places pods writes them by CAS, in the transaction of the
+//! pods ([`crate::placement::capacity`]). Who else writes them: every farm. A crash leaves nothing half done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +22,7 @@ use rcfarm_store::{
     Decoder, Entry, Index, Key, Op, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
 };
 
-/// What each node says that it has. The same `Arc` means that nothing has changed.
+/// Declared capacity of each node. The same `Arc` is kept while nothing changes.
 pub type Capacities = Arc<BTreeMap<NodeName, Resources>>;
 
 /// A node's record; `None`: it cannot be decoded.
@@ -41,7 +40,7 @@ fn decode(entry: &Entry) -> Option<Allocations> {
     allocations
 }
 
-/// What a node has left, with what is stored of it.
+/// Capacity of a node together with its stored allocations.
 fn node_capacity(stored: &StoredAllocations, capacity: Resources) -> NodeCapacity {
     NodeCapacity {
         capacity,
@@ -75,7 +74,7 @@ pub struct AllocationIndex {
 }
 
 impl AllocationIndex {
-    /// Controllers of which an allocation is gone or has changed.
+    /// RCs of which an allocation was removed or changed.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
         let pods = |of: &Self, node: &NodeName| {
@@ -95,13 +94,13 @@ impl AllocationIndex {
         touched
     }
 
-    /// What the nodes have, and what of it is allocated.
+    /// Capacity and allocations of the nodes.
     #[must_use]
     pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
         View::default().put_together(self, capacities)
     }
 
-    /// Where a controller was allocated something, as node and pod.
+    /// Nodes and pods of an RC's allocations.
     pub fn of_rc(&self, rc: RcId) -> impl Iterator<Item = &(NodeName, PodId)> {
         self.by_rc.get(&rc).into_iter().flatten()
     }
@@ -126,7 +125,7 @@ impl CacheIndex for AllocationIndex {
     }
 }
 
-/// How the tree is watched: promptly, because freed room is waited for, and rarely enough where many pods are placed.
+/// Prompt, because pods wait for freed capacity; bounded, because every placement changes the prefix.
 const PACE: PollPolicy = PollPolicy {
     min_pause: Duration::ZERO,
     cost_factor: 10,
@@ -135,10 +134,10 @@ const PACE: PollPolicy = PollPolicy {
     reading: PollPolicy::PROMPT.reading,
 };
 
-/// A node's record as known from elsewhere than the tree.
+/// A node's record as written or read by this farm, until the watch shows it.
 struct ReportedAllocations {
     stored: StoredAllocations,
-    /// The tree shows it from this index on.
+    /// The cache shows it from this index on.
     shown_at: Index,
     at: Instant,
 }
@@ -149,7 +148,7 @@ impl ReportedAllocations {
     }
 }
 
-/// The rooms as last put together, and from what.
+/// Capacities as last computed, and their inputs.
 #[derive(Default)]
 struct View {
     tree: Option<Arc<AllocationIndex>>,
@@ -168,7 +167,7 @@ pub struct AllocationCache {
 }
 
 impl AllocationCache {
-    /// A ledger, not yet read.
+    /// A cache that is not read yet.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>) -> Self {
         let tree = Cache::new(reader.clone(), key::allocations(), PACE);
@@ -180,7 +179,7 @@ impl AllocationCache {
         }
     }
 
-    /// What the nodes have and have allocated, as far as is known.
+    /// Capacity and allocations of the nodes, with this farm's own writes.
     #[must_use]
     pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
         let seen = self.tree.snapshot();
@@ -195,19 +194,19 @@ impl AllocationCache {
         view.rooms.clone()
     }
 
-    /// Whether any node has allocated anything yet, as far as is known.
+    /// Whether any node has a record of allocations.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.tree.snapshot().value.len() > 0
     }
 
-    /// The right to promise something, of which a farm has one: its tasks would only take each other's places, and
-    /// every refusal costs a request. From the plan to its commit; another farm is kept out by the CAS alone.
+    /// Farm-wide mutex around plan and commit of allocations. It only avoids conflicts between tasks of this farm;
+    /// conflicts with other farms are resolved by CAS.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// Bookings were committed at this index.
+    /// Notes bookings that were committed at this index.
     pub fn wrote(&self, bookings: &[Booking], index: Index) {
         for booking in bookings.iter().filter(|booking| booking.is_change) {
             let room = booking.applied(index);
@@ -216,7 +215,7 @@ impl AllocationCache {
         }
     }
 
-    /// Reads some nodes now: a transaction was refused for their sake.
+    /// Reads some nodes now, after a transaction was refused because of them.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -269,7 +268,7 @@ impl View {
     }
 }
 
-/// The node whose promises an operation is about.
+/// The node whose allocations an operation writes or checks.
 #[must_use]
 pub fn booked_node(op: &Op) -> Option<NodeName> {
     let key: Option<&Key> = match op {

@@ -12,18 +12,18 @@ use rcfarm_store::Entry;
 use rcfarm_store::cache::CacheIndex;
 use uuid::Uuid;
 
-/// A command that was not carried out yet.
+/// A command that was not executed yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pending {
-    /// The last segment of its key. Version 7: commands are carried out in the order in which they were given.
+    /// Last segment of its key, a UUID of version 7. Commands are executed in this order.
     pub id: Uuid,
-    /// ModifyIndex of its key, for consuming it.
+    /// ModifyIndex of its key, which guards its deletion.
     pub index: Index,
-    /// What it asks.
+    /// Its content.
     pub command: Arc<Command>,
 }
 
-/// `rcfarm/commands/`, by target and in order. What cannot be read is nobody's, and stays.
+/// `rcfarm/commands/`, by target and in order. Commands that cannot be decoded are ignored and not deleted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     /// Of jobs.

@@ -1,8 +1,9 @@
-//! Nodes on which pods of many records cannot be started: one record's pods are the record's fault, several records' the
-//! node's. A record whose pods cannot be started on another node either is at fault itself, and is held against none. Pure.
+//! Nodes that fail to start pods. Pure.
 //!
-//! A farm keeps this in memory. Another, or the same after a restart, finds out anew, at the price of a few pods that do
-//! not start.
+//! A failed start is held against a node if the record's pods failed on no other node; otherwise the record is at fault.
+//! A node at which pods of several such records failed becomes suspect, each time for longer.
+//!
+//! State is in memory. After a restart, or on another farm, it is learnt anew from pods that fail to start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,33 +13,33 @@ use tokio::time::Instant;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
 
-/// So many records whose pods failed within [`WINDOW`], and the node is suspected.
+/// A node becomes suspect when pods of this many records failed there within [`WINDOW`].
 const RECORDS: usize = 3;
-/// See [`RECORDS`].
+/// Time after which a failure is forgotten.
 const WINDOW: Duration = Duration::from_secs(600);
-/// For so long at first; each time that follows is twice as long.
+/// How long a node is suspect at first; doubled each time.
 const FIRST: Duration = Duration::from_secs(60);
-/// The longest time for which a node is suspect. A node that did well for as long is as good as any.
+/// Longest time for which a node is suspect. After as long without failures it starts from [`FIRST`] again.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
-/// What is held against a node.
+/// Suspicion of one node.
 #[derive(Debug, Clone, Default)]
 struct NodeFailures {
     until: Option<Instant>,
     times: u32,
 }
 
-/// What is held against each node.
+/// Failures to start pods, by node and record.
 #[derive(Debug, Clone, Default)]
 pub struct NodeFailureTracker {
     nodes: BTreeMap<NodeName, NodeFailures>,
-    /// Where pods of each record failed, and when last.
+    /// Nodes where pods of each record failed, and when last.
     records: BTreeMap<String, BTreeMap<NodeName, Instant>>,
 }
 
 impl NodeFailureTracker {
-    /// A node said that it cannot start a pod of `record` (any word that tells records apart). For how long the node is
-    /// suspected, if that begins now.
+    /// Notes that a node cannot start a pod of `record` (any name that identifies the record). Returns for how long the
+    /// node is suspect, if that begins now.
     pub fn failed(&mut self, node: &NodeName, record: &str, now: Instant) -> Option<Duration> {
         self.records.retain(|_, failed| {
             failed.retain(|_, at| now < *at + WINDOW);
@@ -53,9 +54,9 @@ impl NodeFailureTracker {
         if failures.until.is_some_and(|until| now >= until + LONGEST) {
             *failures = NodeFailures::default();
         }
-        // Once suspected, a node has to show that it does better: the next failure is enough.
+        // A node that was suspect before becomes suspect again with the next failure.
         let enough = if failures.times == 0 { RECORDS } else { 1 };
-        // What failed before the node became suspect no longer counts.
+        // Failures from before the node became suspect no longer count.
         let since = failures.until;
         let only_here = |failed: &&BTreeMap<NodeName, Instant>| {
             failed.len() == 1
@@ -72,13 +73,13 @@ impl NodeFailureTracker {
         Some(pause)
     }
 
-    /// Whether a node is suspected.
+    /// Whether a node is suspect.
     #[must_use]
     pub fn is_suspect(&self, node: &NodeName, now: Instant) -> bool {
         self.nodes.get(node).and_then(|failures| failures.until).is_some_and(|until| now < until)
     }
 
-    /// The nodes that are suspected, and until when.
+    /// Suspect nodes, and until when.
     pub fn suspects(&self, now: Instant) -> impl Iterator<Item = (&NodeName, Instant)> {
         let until = |(node, failures): (_, &NodeFailures)| Some((node, failures.until?));
         self.nodes.iter().filter_map(until).filter(move |(_, until)| now < *until)

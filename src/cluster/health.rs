@@ -1,4 +1,4 @@
-//! `health/`: what nodes report of the health of their pods.
+//! `health/`: health of pods as node agents report it.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl CacheIndex for Healths {
     }
 }
 
-/// The health of an RC's pods, read at once because its bell was rung: the tree is read less often.
+/// Health of an RC's pods, read directly because its doorbell was rung. The cache is read less often.
 #[derive(Debug, Clone)]
 pub struct FreshHealth {
     pub(super) index: Index,
@@ -50,7 +50,7 @@ pub struct FreshHealth {
 }
 
 impl FreshHealth {
-    /// What it says of a place, unless the tree was read later.
+    /// The health at a place, unless the cache is newer or the pod has another id.
     pub(super) fn reported(
         &self,
         place: &PodRef,

@@ -1,4 +1,4 @@
-//! `intent/`: what nodes are asked to run.
+//! `intent/`: manifests that nodes shall run.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::{Decoder, Entry, Index, Prefix, VersionedIndex};
 
-/// What stands at `intent/<node>/<pod>`.
+/// The value at `intent/<node>/<pod>`, compared with a wanted manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
-    /// Nothing.
+    /// No key.
     Missing,
     /// The manifest that is wanted, byte for byte.
     Same(Index),
-    /// Something else.
+    /// Another manifest.
     Differs(Index),
 }
 
 impl Intent {
-    /// What stands at a place, compared with the hash of the manifest that is wanted there.
+    /// Compares the intent at a place with the hash of the wanted manifest.
     #[must_use]
     pub fn at(place: &PodRef, intents: &IntentIndex, wanted: u64) -> Intent {
         match intents.get(place) {
@@ -29,7 +29,7 @@ impl Intent {
         }
     }
 
-    /// The index to guard a change with; 0 when nothing is there.
+    /// ModifyIndex that guards a change; 0 if there is no key.
     #[must_use]
     pub fn index(self) -> Index {
         match self {

@@ -13,12 +13,12 @@ use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::labels::Labels;
 use rcfarm_store::Index;
 
-/// A pod of a job by its labels.
+/// A pod whose labels and name are those of a job's member.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledMember {
     /// ModifyIndex.
     pub index: Index,
-    /// What the labels say.
+    /// Identity in its labels.
     pub identity: PodIdentity,
 }
 
@@ -27,13 +27,13 @@ pub struct LabelledMember {
 pub struct Unowned {
     /// ModifyIndex.
     pub index: Index,
-    /// Which member it says to be.
+    /// The member that its labels name.
     pub slot: Slot,
     /// Its labels.
     pub labels: Labels,
 }
 
-/// A pod with a job's uid whose labels, or whose name, are not those of a member of the job that they name.
+/// A pod with a job's uid, but with labels or a name that are not those of a member of that job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mismatched {
     /// ModifyIndex.
@@ -64,7 +64,7 @@ impl JobPods {
         self.by_job.get(job).into_iter().flatten()
     }
 
-    /// Whose the pods at these places are.
+    /// Jobs that own the pods at these places.
     #[must_use]
     pub fn owners(&self, places: &BTreeSet<&PodRef>) -> BTreeSet<Namespaced> {
         let has_one = |own: &BTreeMap<PodRef, _>| own.keys().any(|place| places.contains(place));
@@ -72,12 +72,12 @@ impl JobPods {
         owners.map(|(job, _)| job.clone()).collect()
     }
 
-    /// Those that carry its name and no uid.
+    /// Pods that carry the job's name and no uid.
     pub fn unowned(&self, job: &Namespaced) -> impl Iterator<Item = (&PodRef, &Arc<Unowned>)> {
         self.unowned.get(job).into_iter().flatten()
     }
 
-    /// Those that carry the uid and are not what they are called.
+    /// Pods that carry the uid and are no members of the job.
     pub fn mismatched(&self, uid: JobUid) -> impl Iterator<Item = (&PodRef, &Arc<Mismatched>)> {
         self.mismatched.get(&uid).into_iter().flatten()
     }
@@ -115,7 +115,7 @@ impl JobPods {
     }
 }
 
-/// Which job a pod belongs to, by its labels; `None`: it is no job's.
+/// The job that a pod belongs to or names; `None`: it belongs to no job.
 pub(super) fn job_pod(place: &PodRef, index: Index, labels: &Labels) -> Option<JobPod> {
     let uid = uid_of(labels);
     match (mark_of(labels), uid) {

@@ -1,4 +1,4 @@
-//! What the trees say of nodes: their labels, and what each says of itself.
+//! Nodes: their labels, and their own records.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,26 +20,24 @@ use rcfarm_store::{Entry, Index, Prefix};
 /// Whether a node may run pods, besides its labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NodeReadiness {
-    /// Pods may be added; also of a node that says nothing of itself, as p2's do.
+    /// Pods may be added. Also nodes without a record, such as p2's.
     Ready,
-    /// Pods of several records could not be started there lately: none is added for a while, and those that are there
-    /// stay.
+    /// Pods of several records failed to start there recently: none is added for a while, and those that run stay.
     Suspect,
-    /// It could not start the pod of the record in question lately: none is added, and one that is there leaves for
-    /// a node that may do better, if the strategy is dynamic.
+    /// It failed to start this record's pod recently: none is added. If the strategy is dynamic, a pod there is moved.
     Quarantined,
-    /// An operator wants it empty: pods of every strategy leave it as their RC's minimum health permits.
+    /// It is being drained: pods of every strategy leave as their RC's minimum health permits.
     Draining,
-    /// Its agent's session has been gone for longer than the grace: its pods count as lost.
+    /// Its agent's session has been gone for longer than the grace period: its pods count as lost.
     Down,
 }
 
-/// `labels/node/`. A malformed value makes its node match nothing; it harms no other.
+/// `labels/node/`. A node whose labels cannot be decoded matches no selector.
 #[derive(Debug, Default)]
 pub struct NodeIndex {
-    /// What can be read.
+    /// Labels that can be decoded.
     pub labels: Arc<NodeLabels>,
-    /// What cannot; each is said once.
+    /// ModifyIndex of labels that cannot be decoded. Each is logged once.
     unreadable: BTreeMap<NodeName, Index>,
 }
 
@@ -69,20 +67,20 @@ impl CacheIndex for NodeIndex {
     }
 }
 
-/// What a node says of itself at `rcfarm/nodes/<node>`, as far as placement needs it.
+/// The parts of `rcfarm/nodes/<node>` that placement needs.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NodeInfo {
-    /// Where its pods are reached; empty when it does not say.
+    /// Address of its pods; empty if it has none.
     pub(super) address: String,
     draining: bool,
-    /// For so long after the end of its session a pod of it may still live.
+    /// Its pods may live this long after the end of its session.
     lease: Duration,
-    /// Since when its agent's session has been gone; `None` while it holds, or when there never was an agent.
+    /// Since when its agent's session has been gone; `None` while it is live, or if there never was one.
     gone_since: Option<Instant>,
 }
 
 impl NodeInfo {
-    /// When it counts as down, if its agent does not come back.
+    /// When the node counts as down, unless its agent comes back.
     pub(super) fn down_at(&self, grace: Duration) -> Option<Instant> {
         Some(self.gone_since? + grace.max(self.lease))
     }
@@ -96,7 +94,7 @@ pub struct NodeRecords {
 }
 
 impl NodeRecords {
-    /// Readiness of a node if an agent that is gone counts as down at once.
+    /// Readiness of a node, where an agent without a session counts as down at once.
     pub(super) fn readiness_without_grace(&self, node: &NodeName) -> NodeReadiness {
         match self.nodes.get(node) {
             Some(info) if info.gone_since.is_some() => NodeReadiness::Down,

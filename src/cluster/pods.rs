@@ -10,10 +10,10 @@ use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Decoder, Entry, Index, Prefix, Versioned, VersionedIndex};
 
-/// A pod's labels and what they say of its owner.
+/// A pod's labels and the owner that they name.
 #[derive(Debug, PartialEq)]
 pub struct PodRecord {
-    /// `None`: the value is no label set. The place is taken all the same.
+    /// `None`: the value is no label set. The pod still occupies its place.
     pub labels: Option<Labels>,
     /// The replication controller that the labels name.
     pub rc: Option<RcId>,
@@ -72,7 +72,7 @@ impl PodLabels {
         &self.jobs
     }
 
-    /// Whether some of them are not an RC's, but a job's.
+    /// Whether any pod belongs to a job.
     #[must_use]
     pub fn has_pods_of_jobs(&self) -> bool {
         self.has_pods_of_jobs
@@ -101,7 +101,7 @@ impl PodLabels {
         self.places.value(place).and_then(|pod| pod.rc)
     }
 
-    /// What names the record, of whatever kind, that the pod at a place belongs to.
+    /// Id of the RC, or uid of the job, that owns the pod at a place.
     pub(super) fn record(&self, place: &PodRef) -> Option<&str> {
         let labels = self.places.value(place)?.labels.as_ref()?;
         labels.get(RC_ID).or_else(|| labels.get(key::JOB_UID_LABEL)).map(|name| name.as_ref())

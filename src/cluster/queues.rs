@@ -36,8 +36,8 @@ impl Decoder for QueueDecoder {
 /// `rcfarm/queues/`
 pub type QueueIndex = VersionedIndex<QueueDecoder>;
 
-/// A PodGroup's record, or everything that is wrong with it. Its CreateIndex says which group of the name it is, and
-/// since when it waits.
+/// A PodGroup's record, or all its invalid fields. Its CreateIndex identifies the group among those of its name, and
+/// orders groups by age.
 pub type StoredGroup = Versioned<Result<PodGroupRecord, Vec<FieldError>>>;
 
 /// All stored groups.
@@ -46,7 +46,7 @@ pub type StoredGroups = BTreeMap<GroupId, Arc<StoredGroup>>;
 /// Decodes and validates a PodGroup's record.
 ///
 /// # Errors
-/// Every field that is wrong.
+/// All invalid fields.
 pub fn read_group(id: &GroupId, value: &[u8]) -> Result<PodGroupRecord, Vec<FieldError>> {
     let record = PodGroupRecord::decode(value).map_err(|bad| vec![bad])?;
     match record.spec.check(id) {

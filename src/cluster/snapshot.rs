@@ -1,4 +1,4 @@
-//! The cluster from one-shot reads, for commands: decoded by the same code as the caches of a farm.
+//! View of the cluster from one-shot reads, for commands. It is decoded by the same code as the caches of a farm.
 
 use super::allocations::AllocationIndex;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
@@ -9,7 +9,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Entry, Prefix, Query, Reader, StoreError};
 
-/// Nodes, pods and allocations. What was not read is empty.
+/// Nodes, pods and allocations. Prefixes that were not read are empty.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
     /// `labels/node/`
@@ -38,7 +38,7 @@ impl ClusterSnapshot {
         Ok(Self::of(&entries))
     }
 
-    /// What `entries` say. Those of other prefixes are passed over.
+    /// Decodes `entries`. Those of other prefixes are ignored.
     #[must_use]
     pub fn of(entries: &[Entry]) -> Self {
         ClusterSnapshot {
@@ -49,14 +49,14 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Whether a node may run pods. An agent whose session is gone counts as down at once: for how long it has been
-    /// gone, only a farm knows that watched it.
+    /// Whether a node may run pods. An agent without a session counts as down at once: a single read does not tell
+    /// since when.
     #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         self.records.readiness_without_grace(node)
     }
 
-    /// What the nodes have, and what of it is allocated.
+    /// Capacity and allocations of the nodes.
     #[must_use]
     pub fn rooms(&self) -> NodeCapacities {
         self.allocations.rooms(&self.records.capacities)

@@ -25,14 +25,14 @@ use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
 
-/// Which changes are allowed, given what the mass deletion guard holds back.
+/// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AllowedActions {
-    /// Nothing suspicious.
+    /// All.
     Full,
-    /// A tree of nodes or health became suddenly much smaller: nothing is removed or moved.
+    /// The cache of nodes or of health is untrusted: nothing is removed or moved.
     NoRemoval,
-    /// The pods' own tree did: nothing is changed at all.
+    /// The cache of pods or of intents is untrusted: nothing is changed.
     Nothing,
 }
 
@@ -43,7 +43,7 @@ pub struct ClusterView {
     pub nodes: Arc<Cache<NodeIndex>>,
     /// `rcfarm/nodes/`
     pub records: Arc<Cache<NodeRecords>>,
-    /// A node whose agent is gone counts as down after this long.
+    /// Time after which a node without an agent counts as down.
     node_grace: Duration,
     /// Nodes that could not start pods of several records.
     failure_tracker: Mutex<NodeFailureTracker>,
@@ -55,16 +55,16 @@ pub struct ClusterView {
     pub health: Arc<Cache<Healths>>,
     /// `rcfarm/allocations/`
     pub ledger: AllocationCache,
-    /// Held while pods and intents are read.
+    /// Held by [`ClusterView::catch_up`] while it reads.
     reading: tokio::sync::Mutex<()>,
-    /// Readings begun.
+    /// Number of the last read that began.
     begun: AtomicU64,
-    /// The last reading that came to a good end.
+    /// Number of the last read that succeeded.
     finished: AtomicU64,
 }
 
 impl ClusterView {
-    /// The trees, not yet read.
+    /// A view whose caches are not read yet.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, node_grace: Duration) -> Arc<Self> {
         let labels = |kind| key::labels(kind);
@@ -84,7 +84,7 @@ impl ClusterView {
         })
     }
 
-    /// Reads pods, intents and promises now; whoever asks meanwhile is served by the next reading, if it succeeds.
+    /// Reads pods, intents and allocations now. Callers that arrive during a read share the next one, if it succeeds.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -100,7 +100,7 @@ impl ClusterView {
         let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let pods = async { self.pods.read_now().await.map(drop) };
         let intents = async { self.intents.read_now().await.map(drop) };
-        // Where nobody asks for resources, there is nothing to read.
+        // Without allocations there is nothing to read.
         let allocations = async {
             match self.ledger.is_used() {
                 true => self.ledger.tree.read_now().await.map(drop),
@@ -112,7 +112,7 @@ impl ClusterView {
         Ok(())
     }
 
-    /// How far the trees can be believed.
+    /// Changes that the caches of pods, intents, nodes and health allow.
     #[must_use]
     pub fn allowed_actions(&self) -> AllowedActions {
         if self.pods.snapshot().untrusted.is_some() || self.intents.snapshot().untrusted.is_some() {
@@ -140,7 +140,7 @@ impl ClusterView {
         Ok(FreshHealth { index: answer.index, at, pod: pod.clone(), reported })
     }
 
-    /// What was last told of the pod at a place.
+    /// Last reported health of the pod at a place.
     #[must_use]
     pub fn reported(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
         let tree = self.health.snapshot();
@@ -148,7 +148,7 @@ impl ClusterView {
         reported.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
     }
 
-    /// What a node is fit for.
+    /// Whether a node may run pods.
     #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         let now = Instant::now();
@@ -160,7 +160,7 @@ impl ClusterView {
         }
     }
 
-    /// Notes which pods their nodes cannot start, of those that could before or were not heard of.
+    /// Notes pods that their nodes now report as impossible to start, and did not before.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
         let reported =
             |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
@@ -179,14 +179,14 @@ impl ClusterView {
         self.failure_tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the pods of a node are reached, if it says so.
+    /// Address of a node's pods, if its record has one.
     #[must_use]
     pub fn address(&self, node: &NodeName) -> Option<String> {
         let seen = self.records.snapshot();
         seen.value.nodes.get(node).map(|said| said.address.clone()).filter(|a| !a.is_empty())
     }
 
-    /// Nodes to which no pod is moved.
+    /// Nodes that get no pods: not ready, or suspect.
     #[must_use]
     pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
         let (seen, now) = (self.records.snapshot(), Instant::now());
@@ -197,7 +197,7 @@ impl ClusterView {
         unfit.chain(self.suspects().into_keys()).collect()
     }
 
-    /// Nodes that could not start pods of several records, and until when none is added there.
+    /// Suspect nodes, and until when no pod is added there.
     #[must_use]
     pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
         let failure_tracker = self.failure_tracker();
@@ -217,26 +217,26 @@ impl ClusterView {
         seen.value.nodes.keys().filter(down).cloned().collect()
     }
 
-    /// The labels of all nodes. The same `Arc` means that nothing has changed.
+    /// Labels of all nodes. The same `Arc` is returned while nothing changes.
     #[must_use]
     pub fn node_labels(&self) -> Arc<NodeLabels> {
         self.nodes.snapshot().value.labels.clone()
     }
 
-    /// What gangs are placed on.
+    /// Input for the placement of gangs.
     #[must_use]
     pub fn fleet(&self) -> Fleet {
         let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
         Fleet { labels, unfit, rooms: self.rooms() }
     }
 
-    /// What the nodes have, and what of it is allocated.
+    /// Capacity and allocations of the nodes.
     #[must_use]
     pub fn rooms(&self) -> NodeCapacities {
         self.ledger.rooms(&self.records.snapshot().value.capacities)
     }
 
-    /// When the next node counts as down, if none comes back, or is not suspected any more.
+    /// When the next node becomes down, or stops being suspect.
     #[must_use]
     pub fn next_change(&self) -> Option<Instant> {
         let (seen, now) = (self.records.snapshot(), Instant::now());

@@ -1,4 +1,4 @@
-//! Changes of nodes that concern every controller, whatever its kind.
+//! Wakes controllers of every kind when nodes change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::ClusterView;
 use crate::farm::subscriptions::Subscriber;
 
-/// Nodes become down by the passing of time. That is noticed this late, at most.
+/// Interval at which nodes are checked for becoming down, which no watch reports.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Wakes all records of a kind when nodes come, go, become down or change their labels, and when a cache of pods

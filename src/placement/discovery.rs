@@ -1,4 +1,4 @@
-//! Whether service discovery shows a controller's pods as they are: a condition of a node transfer (`p2.md` §2.3).
+//! Whether service discovery shows a controller's healthy pods: a condition of a node transfer (`p2.md` §2.3).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rcfarm_store::{Reader, StoreError};
 /// A view of service discovery.
 #[async_trait]
 pub trait Discovery: Send + Sync + 'static {
-    /// Whether clients are sent to exactly those of `nodes` that run a healthy pod of `service`.
+    /// Whether clients can find `service` on every node of `healthy`.
     async fn synced(
         &self,
         service: &PodId,
@@ -19,7 +19,7 @@ pub trait Discovery: Send + Sync + 'static {
     ) -> Result<bool, StoreError>;
 }
 
-/// Nobody looks pods up: always in step.
+/// No service discovery: always in sync.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoDiscovery;
 
@@ -30,8 +30,8 @@ impl Discovery for NoDiscovery {
     }
 }
 
-/// Clients use Consul's catalog: in step when every healthy pod's node has a passing instance of the service
-/// that is named as the pod is.
+/// Consul's catalog: in sync if every node with a healthy pod has a passing instance of the service that has the pod's
+/// id.
 pub struct CatalogDiscovery {
     reader: Arc<dyn Reader>,
 }

@@ -1,9 +1,11 @@
-//! The `Scheduler` trait with p2's three verbs, and its implementations: the built-in one, by label selector and
-//! capacity, and one over HTTP. Gangs are placed by whoever owns their scheduler record ([`capacity::place()`]).
+//! The `Scheduler` trait with p2's three verbs, and its implementations: the built-in one (label selector and capacity)
+//! and one over HTTP. The owner of a scheduler record places gangs ([`capacity::place()`]).
 //!
-//! A scheduler says *where* pods may run. It does not write: the controller does, under its fence, and promises in the
-//! same transaction what the pods ask for ([`capacity`]), whoever chose the nodes.
-//! Keys read: `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`. Keys written: none.
+//! A scheduler chooses nodes and writes nothing. The controller writes under its fence, and allocates what the pods ask for
+//! in the same transaction ([`capacity`]), whichever scheduler chose.
+//!
+//! Keys read: `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`, from the caches of [`crate::cluster`]. Keys written:
+//! none. Who writes them: node agents, users and farms. A crash leaves nothing.
 
 pub mod capacity;
 mod discovery;
@@ -26,14 +28,14 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::scheduler::Packing;
 
-/// For whom nodes are asked.
+/// What a scheduler is asked to place.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleRequest<'a> {
     /// The controller.
     pub rc: RcId,
-    /// What shall run.
+    /// The manifest to run.
     pub manifest: &'a Manifest,
-    /// Where it may run.
+    /// Selector of nodes.
     pub selector: &'a Selector,
     /// Which of several nodes with room is taken first.
     pub packing: Packing,
@@ -55,33 +57,33 @@ impl<'a> ScheduleRequest<'a> {
 /// Nodes in name order. Shared, because thousands of controllers often use one selector.
 pub type Nodes = Arc<BTreeSet<NodeName>>;
 
-/// Why a scheduler gave no answer.
+/// Why a scheduler returned no nodes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// It could not be asked, or did not answer; asking again may help.
+    /// Not reachable, or no answer in time; retryable.
     #[error("the scheduler cannot be reached: {0}")]
     Unreachable(String),
-    /// It answered something that cannot be used.
+    /// The answer is not valid.
     #[error("the scheduler's answer cannot be used: {0}")]
     BadAnswer(String),
-    /// It has not enough nodes.
+    /// Not enough nodes.
     #[error("the scheduler has no more nodes: {0}")]
     Exhausted(String),
 }
 
 /// Chooses nodes.
 ///
-/// An implementation may be slow, may fail, and may answer nonsense: callers bound the time, and check what
-/// they get. `token` names one attempt of one caller: a repeated call with the same token gives the same nodes
-/// (`allocate_nodes`) or does nothing more (`deallocate_nodes`), so that a call whose answer was lost can be
-/// repeated by whoever owns the controller then.
+/// An implementation may be slow, fail, or return invalid answers: callers limit the time and check the result. `token`
+/// identifies one attempt of one caller. A repeated call with the same token returns the same nodes (`allocate_nodes`)
+/// or does nothing more (`deallocate_nodes`), so that a call whose answer was lost can be repeated by the controller's
+/// next owner.
 #[async_trait]
 pub trait Scheduler: Send + Sync + 'static {
-    /// Nodes that may run a pod of the controller, those that do already included.
+    /// Nodes that may run a pod of the controller, including those that run one.
     async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError>;
 
-    /// Reserves `count` more nodes, none of them in `current`, and gives their names; they are then eligible.
-    /// With `force`, limits of taste (spread, soft quotas) may be passed over.
+    /// Reserves `count` nodes that are not in `current`; they are eligible from then on. With `force`, soft limits such
+    /// as spread or quotas may be exceeded.
     async fn allocate_nodes(
         &self,
         request: ScheduleRequest<'_>,
@@ -91,7 +93,7 @@ pub trait Scheduler: Send + Sync + 'static {
         token: Uuid,
     ) -> Result<Vec<NodeName>, ScheduleError>;
 
-    /// Gives reserved nodes back.
+    /// Releases reserved nodes.
     async fn deallocate_nodes(
         &self,
         request: ScheduleRequest<'_>,
@@ -99,12 +101,12 @@ pub trait Scheduler: Send + Sync + 'static {
         token: Uuid,
     ) -> Result<(), ScheduleError>;
 
-    /// Whether [`Scheduler::allocate_nodes`] gives none but nodes that [`Scheduler::eligible_nodes`] names already.
+    /// Whether [`Scheduler::allocate_nodes`] returns only nodes of [`Scheduler::eligible_nodes`].
     fn gives_only_eligible(&self) -> bool {
         false
     }
 
-    /// Where it is asked, if that is elsewhere: commands ask it themselves when they explain.
+    /// Address of a remote scheduler, at which commands ask it themselves.
     fn address(&self) -> Option<String> {
         None
     }

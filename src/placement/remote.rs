@@ -1,5 +1,5 @@
-//! A scheduler over HTTP, so that a team can plug its own in any language. The JSON is described in
-//! `docs/guide/custom-scheduler.md`; `examples/scheduler_server.rs` is a server.
+//! A scheduler over HTTP, in any language. `docs/guide/custom-scheduler.md` describes the JSON;
+//! `examples/scheduler_server.rs` is a server.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct RemoteScheduler {
     client: reqwest::Client,
 }
 
-/// No call takes longer than this.
+/// Timeout of one call.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -142,7 +142,7 @@ impl Scheduler for RemoteScheduler {
         let ask = Ask { nodes: Some(nodes), token: Some(token), ..Ask::of(request) };
         self.call("deallocate_nodes", &ask).await.map(drop)
     }
-    /// Without a name and a password: many may read it.
+    /// Without user and password, since many may read it.
     fn address(&self) -> Option<String> {
         let mut base = self.base.clone();
         let _ = base.set_username("").and_then(|()| base.set_password(None));

@@ -1,4 +1,4 @@
-//! The built-in scheduler: a node is eligible when the selector matches its labels, and is given when it has room.
+//! The built-in scheduler: a node is eligible if the selector matches its labels, and is chosen if it has room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,23 +11,23 @@ use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Labels;
 
-/// The labels of all nodes, as read once.
+/// Labels of all nodes at one index.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeLabels {
     /// By node.
     pub nodes: BTreeMap<NodeName, Labels>,
 }
 
-/// The built-in scheduler, over the nodes' labels and capacities as last seen.
+/// The built-in scheduler, on cached labels and capacities of nodes.
 pub struct SelectorScheduler {
-    /// The same `Arc` means that nothing has changed.
+    /// Returns the same `Arc` while nothing changes.
     labels: Box<dyn Fn() -> Arc<NodeLabels> + Send + Sync>,
     capacities: Box<dyn Fn() -> NodeCapacities + Send + Sync>,
     cache: Mutex<Cache>,
 }
 
-/// Matching sets by canonical selector, for one version of the labels. A set that did not change keeps its
-/// `Arc` from one version to the next, so that a controller sees at a glance that nothing happened to it.
+/// Matching nodes by canonical selector, for one version of the labels. An unchanged set keeps its `Arc` across
+/// versions, so that controllers can compare by pointer.
 #[derive(Default)]
 struct Cache {
     of: Arc<NodeLabels>,
@@ -73,8 +73,8 @@ impl Scheduler for SelectorScheduler {
         Ok(self.matching(request))
     }
 
-    /// Nothing is reserved: the first matching nodes by name that are not in use, so a repeated call gives the
-    /// same ones while nothing changes. Of a controller that asks for resources, those with room, by its packing.
+    /// Reserves nothing. Without requested resources it takes the first matching free nodes by name; otherwise matching
+    /// nodes with room, ranked by the packing. Equal input gives equal nodes.
     async fn allocate_nodes(
         &self,
         request: ScheduleRequest<'_>,

@@ -1,4 +1,4 @@
-//! Pods that are placed together or not at all: the question, and the three answers (`peers.md` §6: bind, preempt, wait).
+//! Pods that are placed together or not at all: request, and answers bind, preempt or wait (`peers.md` §6).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,66 +17,66 @@ use rcfarm_api::scheduler::Packing;
 /// Pods that are placed together or not at all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gang {
-    /// Whose they are, for messages; it also decides between nodes that are equal, so that gangs placed at the same
-    /// time do not all go for the same ones.
+    /// Name for messages. It also breaks ties between equal nodes, so that gangs placed at the same time prefer
+    /// different ones.
     pub name: String,
     /// Which nodes are taken first.
     #[serde(default)]
     pub packing: Packing,
-    /// Its pods, by kind. Names are unique.
+    /// Its tasks. Names are unique.
     pub tasks: Vec<GangTask>,
 }
 
-/// Pods of a gang that are alike.
+/// Equal pods of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangTask {
     /// Its name.
     pub name: String,
-    /// How many pods.
+    /// Number of pods.
     pub count: u32,
-    /// What each of them asks for. Pods that ask for nothing go to any node, evenly, whatever the packing.
+    /// Request of each pod. Pods that ask for nothing are spread evenly, whatever the packing.
     #[serde(default)]
     pub resources: Resources,
-    /// On which nodes.
+    /// Selector of nodes.
     pub selector: Selector,
-    /// At most so many of them on one node; `None`: as many as fit.
+    /// Limit of its pods per node; `None`: as many as fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_per_node: Option<u32>,
 }
 
-/// The nodes, as seen at one moment. Cheap to clone.
+/// Nodes at one moment. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
-    /// The labels of all nodes that may be asked at all.
+    /// Labels of all nodes.
     pub labels: Arc<NodeLabels>,
-    /// Of these, those that get no pod: they are being emptied, or down.
+    /// Nodes that get no pods: not ready, or suspect.
     pub unfit: BTreeSet<NodeName>,
-    /// What they have, and what of it is allocated.
+    /// Their capacity and allocations.
     pub rooms: NodeCapacities,
 }
 
-/// The answer.
+/// Result of a placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// Here is room for all.
+    /// All pods fit.
     Bind(GangPlacement),
-    /// There is room once these are gone. No scheduler of ours answers so yet, and a caller may treat it as waiting: a
-    /// scheduler over HTTP may name victims, and queues that preempt will.
+    /// All pods fit once these are evicted. The built-in placement does not return it; a caller may treat it as
+    /// [`Decision::Wait`].
     Preempt(BTreeSet<AllocationOwner>),
-    /// There is none now; one reason per task that did not find room.
+    /// Not all fit now; one reason per task.
     Wait(Vec<TaskWait>),
 }
 
-/// Where each pod of a gang goes.
+/// Nodes of a gang's pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangPlacement {
-    /// By task, as many nodes as it has pods; the n-th pod goes to the n-th. Pods that share a node are neighbours.
+    /// By task, the node of each pod in order. Pods on one node are neighbours.
     pub tasks: BTreeMap<String, Vec<NodeName>>,
 }
 
 impl GangPlacement {
-    /// Every pod: its task, its number in it from 0, its node. In the order of the gang's tasks.
+    /// All pods with their task, their number in it from 0, and their node, in the order of the gang's tasks.
     pub fn pods<'a>(
         &'a self,
         gang: &'a Gang,
@@ -87,11 +87,10 @@ impl GangPlacement {
         })
     }
 
-    /// Why this is no answer to `gang`, whoever gave it: a task with another number of nodes than pods, an unknown
-    /// task, or a node twice too often.
+    /// Checks a placement against `gang`, whatever scheduler returned it.
     ///
     /// # Errors
-    /// In words.
+    /// An unknown task, a wrong number of nodes, or more pods on a node than its task allows.
     pub fn check(&self, gang: &Gang) -> Result<(), String> {
         if let Some(name) =
             self.tasks.keys().find(|name| gang.tasks.iter().all(|t| t.name != **name))
@@ -120,18 +119,18 @@ impl GangPlacement {
     }
 }
 
-/// Why a task found no room.
+/// Why a task does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskWait {
     /// The task.
     pub task: String,
-    /// As a fixed token.
+    /// Fixed token.
     pub reason: WaitReason,
-    /// How many of its pods there is room for, beside the rest of the gang.
+    /// Number of its pods that fit beside the rest of the gang.
     pub fitting: u32,
-    /// Nodes that match its selector and are neither being emptied nor down.
+    /// Number of nodes that match its selector and are fit for pods.
     pub eligible: usize,
-    /// For people, with the numbers.
+    /// Text for people, with numbers.
     pub message: String,
 }
 

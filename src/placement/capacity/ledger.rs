@@ -1,4 +1,4 @@
-//! Changes of what several nodes have allocated, made together: in one transaction, or not at all.
+//! Allocations and releases on several nodes, committed in one transaction.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -11,31 +11,30 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
 use rcfarm_store::{Index, Op};
 
-/// What each node has and what of it is allocated. A node that is not there has nothing and promised nothing. Cheap to
-/// clone.
+/// Capacity and allocations of each node. An unknown node has no capacity. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeCapacities(Arc<BTreeMap<NodeName, Arc<NodeCapacity>>>);
 
 static NOTHING: LazyLock<NodeCapacity> = LazyLock::new(NodeCapacity::default);
 
 impl NodeCapacities {
-    /// A node's.
+    /// Capacity of a node.
     #[must_use]
     pub fn of(&self, node: &NodeName) -> &NodeCapacity {
         self.0.get(node).map_or(&*NOTHING, |room| &**room)
     }
 
-    /// Those that are known, in the order of the nodes' names.
+    /// Known nodes in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeCapacity)> {
         self.0.iter().map(|(node, room)| (node, &**room))
     }
 
-    /// Puts a node's in place of what was known of it.
+    /// Replaces a node's capacity.
     pub fn insert(&mut self, node: NodeName, room: impl Into<Arc<NodeCapacity>>) {
         Arc::make_mut(&mut self.0).insert(node, room.into());
     }
 
-    /// A node's, to be kept; `None`: it is not known.
+    /// Capacity of a node, shared; `None`: it is not known.
     #[must_use]
     pub fn get(&self, node: &NodeName) -> Option<&Arc<NodeCapacity>> {
         self.0.get(node)
@@ -48,7 +47,7 @@ impl FromIterator<(NodeName, Arc<NodeCapacity>)> for NodeCapacities {
     }
 }
 
-/// Promises and releases, one after the other, on a copy of what was seen.
+/// Allocations and releases on a copy of what was seen.
 #[derive(Debug)]
 pub struct Ledger<'a> {
     seen: &'a NodeCapacities,
@@ -56,7 +55,7 @@ pub struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
-    /// Books in which nothing is changed yet.
+    /// A ledger without changes.
     #[must_use]
     pub fn on(seen: &'a NodeCapacities) -> Self {
         Ledger { seen, touched: BTreeMap::new() }
@@ -68,7 +67,7 @@ impl<'a> Ledger<'a> {
         self.touched.get(node).unwrap_or_else(|| self.seen.of(node))
     }
 
-    /// [`NodeCapacity::allocate`]. A pod that wants nothing and has nothing touches no node.
+    /// [`NodeCapacity::allocate`]. A pod that asks for nothing and has nothing changes no node.
     ///
     /// # Errors
     /// [`Insufficient`]: it does not fit.
@@ -86,14 +85,14 @@ impl<'a> Ledger<'a> {
         self.touch(node).allocate(pod, owner, want)
     }
 
-    /// [`NodeCapacity::release`]. Where nothing was allocated, no node is touched.
+    /// [`NodeCapacity::release`]. Does nothing if nothing was allocated.
     pub fn release(&mut self, node: &NodeName, pod: &PodId, owner: &AllocationOwner) {
         if self.node(node).allocated.pods.get(pod).is_some_and(|a| a.owner == *owner) {
             self.touch(node).release(pod, owner);
         }
     }
 
-    /// What the changes so far do to a node; `None`: nothing.
+    /// The booking of a node; `None`: it is not touched.
     #[must_use]
     pub fn booking(&self, node: &NodeName) -> Option<Booking> {
         let room = self.touched.get(node)?.clone();
@@ -106,21 +105,21 @@ impl<'a> Ledger<'a> {
         self.touched.entry(node.clone()).or_insert_with(|| seen.of(node).clone())
     }
 
-    /// One booking per node that was touched, in the order of their names.
+    /// One booking per touched node, in the order of their names.
     #[must_use]
     pub fn bookings(&self) -> Vec<Booking> {
         self.touched.keys().filter_map(|node| self.booking(node)).collect()
     }
 }
 
-/// What a transaction does to one node's record, guarded by the index at which the record was seen.
+/// Change of one node's record, guarded by the index at which it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Booking {
     /// The node.
     pub node: NodeName,
-    /// It and its promises afterwards; `index` is still that of the record as it was seen.
+    /// The node after the change. `index` is that at which the record was seen.
     pub room: NodeCapacity,
-    /// Whether anything changes. If not, the promise that stands there must only still stand.
+    /// Whether anything changes. If not, the operation only checks the index.
     pub is_change: bool,
 }
 

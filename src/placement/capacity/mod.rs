@@ -1,4 +1,4 @@
-//! What nodes have, what of it is allocated, and where something fits. Pure.
+//! Capacity of nodes, allocations, and placement by capacity. Pure.
 //!
 //! | part | is |
 //! |---|---|
@@ -8,9 +8,9 @@
 //! | [`gang`], [`mod@place`] | pods that are placed together or not at all |
 //! | [`orphaned`] | allocations that no pod has any more |
 //!
-//! Nothing here reads or writes: whoever places pods puts [`Booking::op`] of each node into the transaction that
-//! writes the pods. The operation is a CAS on the node's record, so any number of farms may place at once and a
-//! node is never allocated twice; a refused one means that somebody else was quicker: look again.
+//! Whoever places pods adds [`Booking::op`] of each node to the transaction that writes the pods. The operation is a
+//! CAS on the node's record, so any number of farms may place at once and no capacity is allocated twice. After a
+//! refusal, read again: another farm was faster.
 //!
 //! Placing a gang, from the question to the transaction:
 //!

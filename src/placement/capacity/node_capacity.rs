@@ -1,4 +1,4 @@
-//! One node: what it has, what of it is allocated, and whether something more fits.
+//! One node: capacity, allocations, and whether a request fits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,46 +10,46 @@ use rcfarm_api::allocation::{Allocation, AllocationOwner, Allocations};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::manifest::Resources;
 
-/// What a node has and what of it is allocated.
+/// Capacity and allocations of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeCapacity {
-    /// What it says that it has; all zero: it says nothing.
+    /// Declared capacity; all zero: not declared.
     pub capacity: Resources,
     /// What is allocated.
     pub allocated: Allocations,
-    /// ModifyIndex of the record of the promises; 0: there is none.
+    /// ModifyIndex of the record of its allocations; 0: there is none.
     pub index: Index,
-    /// That record cannot be decoded. Nothing is allocated on it, and nothing in it is changed.
+    /// The record cannot be decoded: nothing is allocated, and it is not changed.
     pub is_unreadable: bool,
 }
 
-/// Why something does not fit on a node.
+/// Why a request does not fit on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Insufficient {
-    /// The node does not say what it has (one of p2's, or an agent without `--capacity`).
+    /// The node declares no capacity (p2's nodes, or an agent without `--capacity`).
     NothingDeclared,
-    /// The record of its promises cannot be read.
+    /// The record of its allocations cannot be decoded.
     Unreadable,
-    /// There is too little of this.
+    /// Too little of these.
     Short(Vec<Short>),
 }
 
-/// Too little of one thing, in its own unit.
+/// Too little of one resource. CPU is in thousandths, memory in bytes, devices are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Short {
     /// `cpu`, `memory`, or a kind of device.
     pub what: String,
     /// Asked for.
     pub wanted: u64,
-    /// Not promised.
+    /// Not allocated.
     pub free: u64,
-    /// All that the node has.
+    /// Declared capacity.
     pub capacity: u64,
 }
 
 impl NodeCapacity {
-    /// What is allocated to all pods but `pod`.
+    /// Sum of the allocations of all pods but `pod`.
     fn allocated_beside(&self, pod: Option<&PodId>) -> Resources {
         let mut sum = Resources::default();
         for allocation in
@@ -79,13 +79,13 @@ impl NodeCapacity {
         }
     }
 
-    /// What is not promised.
+    /// Capacity that is not allocated.
     #[must_use]
     pub fn free(&self) -> Resources {
         self.free_beside(None)
     }
 
-    /// Why `want` does not fit beside the other pods' promises; `None`: it does. What `pod` itself was allocated
+    /// Why `want` does not fit beside the other pods' allocations; `None`: it does. What `pod` itself was allocated
     /// counts as free.
     #[must_use]
     pub fn insufficient(&self, pod: &PodId, want: &Resources) -> Option<Insufficient> {
@@ -102,7 +102,7 @@ impl NodeCapacity {
         (!short.is_empty()).then_some(Insufficient::Short(short))
     }
 
-    /// Whether `pod` was allocated just that.
+    /// Whether `pod` was allocated exactly that.
     #[must_use]
     pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &Resources) -> bool {
         match self.allocated.pods.get(pod) {
@@ -111,12 +111,12 @@ impl NodeCapacity {
         }
     }
 
-    /// Promises `want` to `pod`, in place of whatever stood there under its id; nothing, if nothing is wanted. A pod
-    /// keeps the devices that it has; others are the free ones with the lowest numbers. Of a promise that stands
-    /// already, nothing is changed, even if the node has less now.
+    /// Allocates `want` to `pod`, replacing its allocation; removes it if `want` is zero. A pod keeps its devices; new
+    /// ones are the free ones with the lowest numbers. An equal allocation stays as it is, even if the capacity has
+    /// shrunk.
     ///
     /// # Errors
-    /// [`Insufficient`]: it does not fit, and nothing is changed.
+    /// [`Insufficient`]: it does not fit. Nothing is changed.
     pub fn allocate(
         &mut self,
         pod: &PodId,
@@ -151,7 +151,7 @@ impl NodeCapacity {
         Ok(())
     }
 
-    /// `count` numbers of a kind: those of `kept` that are there, then the lowest free ones.
+    /// Chooses `count` devices of a kind: free ones of `kept`, then the free ones with the lowest numbers.
     fn choose(&self, kind: &str, count: u32, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
         let all = 0..self.capacity.devices.get(kind).copied().unwrap_or(0);
         let taken: BTreeSet<u32> = self
@@ -168,21 +168,21 @@ impl NodeCapacity {
         first.chain(then).take(count as usize).collect()
     }
 
-    /// Takes back what `owner`'s pod was allocated; `false`: nothing was.
+    /// Releases the allocation of `owner`'s pod; `false`: there was none.
     pub fn release(&mut self, pod: &PodId, owner: &AllocationOwner) -> bool {
         let is_owners = self.allocated.pods.get(pod).is_some_and(|a| a.owner == *owner);
         is_owners && self.allocated.pods.remove(pod).is_some()
     }
 
-    /// What is wrong with the promises themselves, in words: more promised than there is, or a device twice. Neither
-    /// comes from placing pods; a capacity that was lowered, or a record edited by hand, leads there.
+    /// Describes inconsistent allocations: more than the capacity, or a device twice. Placing pods causes neither; a
+    /// lowered capacity or a manual edit does.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let allocated = self.allocated_beside(None);
         let over = |what: &str, allocated: u64, capacity: u64| {
             let words = |amount| in_words(what, amount);
             (allocated > capacity)
-                .then(|| format!("{what}: {} promised of {}", words(allocated), words(capacity)))
+                .then(|| format!("{what}: {} allocated of {}", words(allocated), words(capacity)))
         };
         let capacity = &self.capacity;
         let mut faults: Vec<String> = Vec::new();
@@ -198,20 +198,20 @@ impl NodeCapacity {
             let has = capacity.devices.get(kind).copied().unwrap_or(0);
             if number >= has {
                 faults.push(format!(
-                    "{kind} {number} is promised to {}, and there are {has}",
+                    "{kind} {number} is allocated to {}, and there are {has}",
                     pods[0]
                 ));
             }
             if pods.len() > 1 {
                 let pods: Vec<&str> = pods.iter().map(|pod| pod.as_str()).collect();
-                faults.push(format!("{kind} {number} is promised to {}", pods.join(" and ")));
+                faults.push(format!("{kind} {number} is allocated to {}", pods.join(" and ")));
             }
         }
         faults
     }
 }
 
-/// What `want` lacks of `free`; empty when it fits.
+/// Resources of which `free` is less than `want`.
 pub(super) fn shortages(want: &Resources, free: &Resources, capacity: &Resources) -> Vec<Short> {
     let short = |what: &str, wanted: u64, free: u64, capacity: u64| {
         (wanted > free).then(|| Short { what: what.to_owned(), wanted, free, capacity })
@@ -225,7 +225,7 @@ pub(super) fn shortages(want: &Resources, free: &Resources, capacity: &Resources
     cpu.into_iter().chain(memory).chain(devices).collect()
 }
 
-/// Equal but for kinds of which there are none.
+/// Compares requests, ignoring devices with a count of 0.
 fn same(a: &Resources, b: &Resources) -> bool {
     let devices = |of: &Resources| -> Vec<(String, u32)> {
         of.devices.iter().filter(|(_, n)| **n > 0).map(|(k, n)| (k.clone(), *n)).collect()
@@ -254,7 +254,7 @@ impl fmt::Display for Insufficient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Insufficient::NothingDeclared => f.write_str("it does not say what it has"),
-            Insufficient::Unreadable => f.write_str("the record of its promises cannot be read"),
+            Insufficient::Unreadable => f.write_str("the record of its allocations cannot be read"),
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

@@ -1,9 +1,8 @@
-//! Allocations that no pod has any more.
+//! Allocations without a pod.
 //!
-//! What a controller's pod was allocated is taken back in the transaction that removes the pod, so nothing is orphaned by
-//! itself. A promise is left behind when pods are removed past us: by hand, or by a farm of square/p2, which knows of no
-//! allocations. The proof is the pod's label: a promise of `rc/<uuid>` stands for the pod whose label names that controller,
-//! and only for it. A promise of another kind of record is that kind's business.
+//! A pod's allocation is released in the transaction that removes the pod. It is orphaned only if something else
+//! removes the pod: a person, or a farm of square/p2, which knows no allocations. An allocation of `rc/<uuid>` belongs
+//! to the pod whose label names that controller. Those of other kinds of records are ignored here.
 
 use super::ledger::{Booking, Ledger, NodeCapacities};
 use super::node_capacity::NodeCapacity;
@@ -12,21 +11,21 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_store::{Index, Op};
 
-/// A promise without its pod.
+/// An allocation without its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OrphanedAllocation {
     /// Node whose record holds the allocation.
     pub node: NodeName,
-    /// Under which pod's id.
+    /// Id of the pod that it was made for.
     pub pod: PodId,
-    /// Whose pod that was.
+    /// RC that owned the pod.
     pub owner: RcId,
-    /// ModifyIndex of the labels that stand there and name somebody else; 0: there are none.
+    /// ModifyIndex of labels at that place that name another owner; 0: there are none.
     pub label: Index,
 }
 
-/// Finds promises without their pods. `label` gives the index of the labels at a place and the controller that they
-/// name; it must have been read no earlier than the allocations.
+/// Finds allocations without a pod. `label` returns the index of the labels at a place and the RC that they name. The
+/// labels must have been read no earlier than the allocations.
 pub fn orphaned_allocations<'a>(
     rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
     label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,
@@ -51,8 +50,8 @@ pub fn orphaned_allocations<'a>(
     orphaned_allocations
 }
 
-/// What frees them, in one transaction in which the store itself checks that their pods are gone: the guards, and one
-/// booking per node.
+/// Operations that free them in one transaction: guards by which Consul checks that the pods are gone, and one booking
+/// per node.
 #[must_use]
 pub fn freeing(
     rooms: &NodeCapacities,

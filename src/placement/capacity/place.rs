@@ -1,8 +1,8 @@
-//! Finds room for a gang, or says why there is none.
+//! Places a gang, or tells why it does not fit.
 //!
-//! A rule of thumb, not a search: large pods first, each on the best node that still has room. So `TaskWait` may be said
-//! although some cunning arrangement exists; before it is said, tighter packings than the wanted one were tried. Equal
-//! input gives equal answers. `n` pods on `m` nodes take about `(n + m) · log m` steps.
+//! A heuristic, not a search: large pods first, each on the best node with room. A gang may therefore wait although an
+//! arrangement exists; before that, tighter packings than the requested one are tried. Equal input gives equal results.
+//! `n` pods on `m` nodes take about `(n + m) · log m` steps.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::manifest::{Resources, content_hash};
 use rcfarm_api::scheduler::Packing;
 
-/// Places all pods of a gang, or none. See the module.
+/// Places all pods of a gang, or none.
 #[must_use]
 pub fn place(gang: &Gang, fleet: &Fleet) -> Decision {
     let candidates: Vec<Vec<&NodeName>> =
@@ -36,8 +36,8 @@ pub fn place(gang: &Gang, fleet: &Fleet) -> Decision {
     Decision::Wait(first.reasons(gang, fleet, &candidates))
 }
 
-/// Nodes with room for one pod of a kind that goes at most once to each, the one to be taken first at the front. For
-/// controllers, which add pods one by one and run one of an id per node.
+/// Orders nodes with room for one more pod, best first. For controllers, which add pods one by one, at most one per
+/// node.
 #[must_use]
 pub fn ranked<'a>(
     want: &Resources,
@@ -52,13 +52,13 @@ pub fn ranked<'a>(
     ranked.into_iter().map(|(_, node)| node).collect()
 }
 
-/// Nodes that a task may go to, in the order of their names.
+/// Nodes that may run a task's pods, in the order of their names.
 fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
     let matching = fleet.labels.nodes.iter().filter(|(_, labels)| task.selector.matches(labels));
     matching.map(|(node, _)| node).filter(|node| !fleet.unfit.contains(*node)).collect()
 }
 
-/// The largest share that one pod takes of all that there is of something, in millionths.
+/// Largest share, over all resources, of the fleet's capacity that one pod takes, in millionths.
 fn size(want: &Resources, fleet: &Fleet) -> u64 {
     let mut all = Resources::default();
     for (_, room) in fleet.rooms.iter() {
@@ -87,7 +87,7 @@ fn share(part: u64, whole: u64) -> u64 {
     u64::try_from(millionths).unwrap_or(u64::MAX)
 }
 
-/// The tasks in the order in which they are placed.
+/// Tasks in the order of placement.
 fn order<K: Ord>(
     gang: &Gang,
     key: impl Fn(&GangTask, usize) -> K,
@@ -98,17 +98,17 @@ fn order<K: Ord>(
     order
 }
 
-/// The order in which nodes are taken: the smallest first.
+/// Sort key of nodes: the smallest is taken first.
 type Rank = (bool, u64, u64);
 
-/// A node with what is free on it, as the attempt goes on.
+/// A node and its free capacity during an attempt.
 #[derive(Debug, Clone)]
 struct CandidateNode {
     capacity: Resources,
     free: Resources,
-    /// Whether anything may be promised here.
+    /// Whether pods with requests can be placed here.
     is_open: bool,
-    /// Decides between nodes that are equal.
+    /// Breaks ties between equal nodes.
     tie: u64,
 }
 
@@ -141,7 +141,7 @@ impl CandidateNode {
         }
     }
 
-    /// Nodes with free devices that the pod does not want come last: they are for pods that do.
+    /// Nodes with free devices that the pod does not ask for come last: pods that do may need them.
     fn rank(&self, want: &Resources, packing: Packing) -> Rank {
         let unwanted = |(kind, free): (&String, &u32)| {
             *free > 0 && want.devices.get(kind).is_none_or(|count| *count == 0)
@@ -154,7 +154,7 @@ impl CandidateNode {
         }
     }
 
-    /// The largest share of something that is allocated once the pod is here.
+    /// Largest share, over all resources, that is allocated once the pod is here.
     fn load_with(&self, want: &Resources) -> u64 {
         let load = |capacity: u64, free: u64, want: u64| {
             share(capacity - free.min(capacity) + want, capacity)
@@ -169,12 +169,12 @@ impl CandidateNode {
     }
 }
 
-/// One way through the tasks.
+/// One attempt to place all tasks.
 struct Attempt<'a> {
     sites: BTreeMap<&'a NodeName, CandidateNode>,
     /// By task, in the gang's order.
     placed: Vec<Vec<&'a NodeName>>,
-    /// Tasks that did not find room for all their pods.
+    /// Tasks of which not all pods fit.
     missing: BTreeSet<usize>,
 }
 
@@ -206,7 +206,7 @@ impl<'a> Attempt<'a> {
         attempt
     }
 
-    /// Always the best node that has room; after each pod it is judged anew.
+    /// Takes the best node with room for each pod, and ranks it again afterwards.
     fn best_first(
         &mut self,
         task: &GangTask,
@@ -233,7 +233,7 @@ impl<'a> Attempt<'a> {
         nodes
     }
 
-    /// Pods that ask for nothing: the same number on each node.
+    /// Spreads pods that ask for nothing evenly.
     fn evenly(&self, task: &GangTask, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
         let mut order: Vec<&'a NodeName> = candidates.to_vec();
         order.sort_by_key(|node| (self.sites[*node].tie, *node));
@@ -290,7 +290,7 @@ impl<'a> Attempt<'a> {
         TaskWait { task: task.name.clone(), reason, fitting, eligible, message }
     }
 
-    /// Why not one pod more goes to a node, beside those of the gang that are there already.
+    /// Why one more pod does not fit on a node, beside those of the gang that are placed there.
     fn insufficient(
         &self,
         node: &NodeName,
@@ -311,5 +311,5 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Nodes that a reason names.
+/// Number of nodes that a message names.
 const NODES_NAMED: usize = 3;

@@ -1,4 +1,4 @@
-//! Properties of promises and of placement.
+//! Properties of allocations and of placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -82,7 +82,7 @@ fn devices_get_the_lowest_free_numbers_and_keep_them() {
     room.allocate(&pod(2), &owner(2), &amount("gpu=1")).unwrap();
     assert_eq!(numbers(&room, 2), [0].into());
     assert!(!room.release(&pod(2), &owner(3)), "it is another's");
-    // What stands under a pod's id is its place's: the next pod there takes it over, with devices of its own.
+    // The next pod with the id takes over the allocation, with devices of its own.
     room.allocate(&pod(2), &owner(3), &amount("gpu=4")).unwrap();
     assert_eq!(numbers(&room, 2), [0, 1, 2, 3].into());
 }
@@ -118,12 +118,12 @@ fn allocation_survives_shrunk_capacity_and_is_reported() {
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     room.capacity = amount("cpu=2,gpu=1");
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
-    assert_eq!(room.faults(), ["cpu: 3 promised of 2", "gpu 1 is promised to p1, and there are 1"]);
+    assert_eq!(room.faults(), ["cpu: 3 allocated of 2", "gpu 1 is allocated to p1, and there are 1"]);
     assert!(room.allocate(&pod(2), &owner(2), &amount("memory=1")).is_err());
     let mut twice = room.clone();
     let copy = twice.allocated.pods[&pod(1)].clone();
     twice.allocated.pods.insert(pod(2), copy);
-    assert!(twice.faults().contains(&"gpu 0 is promised to p1 and p2".to_owned()));
+    assert!(twice.faults().contains(&"gpu 0 is allocated to p1 and p2".to_owned()));
 }
 
 #[test]
@@ -266,8 +266,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Invariant 14. Whatever is allocated and released in whatever order: never more than there is, no device twice,
-    /// what is released is free again, and asking for the same thing twice changes nothing.
+    /// Invariant 14: after any order of allocations and releases, no more is allocated than there is, and no device
+    /// twice. What is released is free again, and a repeated request changes nothing.
     #[test]
     fn invariant_14_a_room_never_allocations_more_than_it_has(
         capacity in any_amount(8),

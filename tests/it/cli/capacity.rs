@@ -1,4 +1,4 @@
-//! Resources as people see them: why there is no room, and what is promised to nobody.
+//! Resources as people see them: why there is no room, and what is allocated to nobody.
 
 use serde_json::json;
 
@@ -99,7 +99,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
     // More than there is: somebody lowered the capacity.
     world.put("rcfarm/nodes/n2", r#"{"capacity":{"cpu_milli":500}}"#).await;
     let doctor = world.run(&["doctor"]).await.ok();
-    assert!(doctor.contains("rcfarm/allocations/n2: cpu: 1 promised of 500m"), "{doctor}");
+    assert!(doctor.contains("rcfarm/allocations/n2: cpu: 1 allocated of 500m"), "{doctor}");
 }
 
 #[tokio::test]

@@ -376,7 +376,7 @@ async fn books_that_cannot_be_read_or_written_harm_nothing_else() {
     create(&cluster, 2, 2, "cpu: 1").await;
     has_pods(&cluster, 2, 1).await;
     let why = says(&cluster, 2, RcConditionType::Scheduled, RcReason::InsufficientCapacity).await;
-    assert!(why.contains("n0000: the record of its promises cannot be read"), "{why}");
+    assert!(why.contains("n0000: the record of its allocations cannot be read"), "{why}");
     assert_eq!(cluster.nodes_of(1).await.len(), 2, "who is there stays");
     create(&cluster, 1, 0, "cpu: 1").await;
     has_pods(&cluster, 1, 0).await;
