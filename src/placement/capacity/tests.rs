@@ -118,7 +118,10 @@ fn allocation_survives_shrunk_capacity_and_is_reported() {
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
     room.capacity = amount("cpu=2,gpu=1");
     room.allocate(&pod(1), &owner(1), &amount("cpu=3,gpu=2")).unwrap();
-    assert_eq!(room.faults(), ["cpu: 3 allocated of 2", "gpu 1 is allocated to p1, and there are 1"]);
+    assert_eq!(
+        room.faults(),
+        ["cpu: 3 allocated of 2", "gpu 1 is allocated to p1, and there are 1"]
+    );
     assert!(room.allocate(&pod(2), &owner(2), &amount("memory=1")).is_err());
     let mut twice = room.clone();
     let copy = twice.allocated.pods[&pod(1)].clone();
