@@ -1,5 +1,4 @@
-//! What an RC's pods were promised, beside the pods themselves: whose turn it is to promise, and allocations that no pod
-//! has any more.
+//! Allocations of an RC's pods: nodes without capacity, and orphaned allocations.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocatio
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 
-/// Each orphaned allocation takes two operations at most; a full transaction has room for so many on the oldest Consul.
+/// Each orphaned allocation takes at most two operations. The oldest Consul allows 64 per transaction.
 const LEAKS_PER_TRANSACTION: usize = 20;
 
 impl RcController {
@@ -28,8 +27,8 @@ impl RcController {
         look.eligible.iter().filter(lacks).cloned().collect()
     }
 
-    /// Frees what was allocated to pods that are gone: this RC's own, and where it finds no room, other controllers'
-    /// that stand in its way. `None`: there is nothing to free.
+    /// Frees orphaned allocations: this RC's own, and if it finds no capacity, also those of other RCs on eligible
+    /// nodes. `None`: there is nothing to free.
     pub(super) async fn free_orphaned(
         &mut self,
         look: &RcView,
@@ -39,7 +38,7 @@ impl RcController {
         let is_short = plan.is_short_of_room();
         let waits = is_short || plan.is_short_of_places();
         if self.caches.waits_for_room(self.id, waits) && waits {
-            // What came free since the look began was told to those alone who waited then.
+            // Capacity that was freed since the caches were read woke only those that waited then.
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
         if look.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
@@ -89,7 +88,7 @@ impl Drop for RcController {
 }
 
 impl ReplicationPlan {
-    /// Whether it has a pod without room, or cannot add one for want of it.
+    /// Whether a pod has no capacity, or none can be added for lack of capacity.
     pub(super) fn is_short_of_room(&self) -> bool {
         self.conditions.iter().any(|condition| {
             matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
@@ -97,14 +96,14 @@ impl ReplicationPlan {
         })
     }
 
-    /// Whether it cannot add a pod because pods of others, or of nobody, stand where it would.
+    /// Whether no pod can be added because other pods occupy the slots.
     fn is_short_of_places(&self) -> bool {
         self.conditions.iter().any(|condition| condition.reason == RcReason::PlaceTaken)
     }
 }
 
 impl RcController {
-    /// What an RC was allocated at places where it has no pod.
+    /// Allocations of an RC at places where it has no pod.
     fn orphaned_of<'p>(
         &self,
         id: RcId,
@@ -118,7 +117,8 @@ impl RcController {
         self.orphaned_on(&nodes).into_iter().filter(own).collect()
     }
 
-    /// What any RC was allocated on some nodes where it has no pod, as far as the pods were read since.
+    /// Allocations of any RC on these nodes without a pod there. Nodes whose record is newer than the cached pods are
+    /// left out.
     fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
         let (labels, rooms) = (self.view.pods.snapshot(), self.view.rooms());
         let rooms = nodes.iter().map(|node| (node, rooms.of(node)));

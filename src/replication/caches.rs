@@ -1,7 +1,7 @@
-//! What all RC controllers of a farm share beside the view of the cluster: statuses, doorbells, who waits for room.
+//! Shared by all RC controllers of a farm: statuses, doorbells, and which RCs wait for capacity or a slot.
 //!
-//! The owner of an RC is the only one that changes its pods, so what it has just written counts more than a cache
-//! that was read before ([`PendingWrites`]). The caches show what people did behind its back.
+//! Only the owner of an RC changes its pods, so its own last write counts more than an older cache ([`PendingWrites`]).
+//! The caches show what other people wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ pub struct PendingWrites {
     pub index: Index,
     /// When it was answered.
     pub at: Instant,
-    /// All pods then; their health is not known from here.
+    /// All pods after it; their health is not known from here.
     pub pods: BTreeMap<PodRef, RcPod>,
     /// Places from which a pod was removed.
     pub removed: BTreeSet<PodRef>,
@@ -49,14 +49,14 @@ pub struct RcCaches {
     /// Nodes, pods, intents, health, allocations.
     pub cluster: Arc<ClusterView>,
     pub(super) statuses: RcStatuses,
-    /// Controllers that wait for room or for a place.
+    /// RCs that wait for capacity or for a free slot.
     waiting: Mutex<BTreeSet<RcId>>,
-    /// RCs whose doorbells were rung, and whose pods' health was not read since.
+    /// RCs whose doorbells were rung since their pods' health was last read.
     rung: Mutex<BTreeSet<RcId>>,
 }
 
 impl RcCaches {
-    /// Not yet read.
+    /// Caches that are not read yet.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, cluster: Arc<ClusterView>) -> Arc<Self> {
         Arc::new(RcCaches {
@@ -67,8 +67,8 @@ impl RcCaches {
         })
     }
 
-    /// Reads the statuses and then the pods, unless all records concerned were made after the statuses were last
-    /// read: an owner's transaction raises its RC's status, so no status means no pods.
+    /// Reads the statuses and then the pods. Does nothing if all records concerned were created after the last read of
+    /// the statuses: each transaction of an owner writes the RC's status, so without a status there are no pods.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -76,8 +76,8 @@ impl RcCaches {
         if self.statuses.is_before(oldest) {
             return Ok(());
         }
-        // Until all is read, whoever asks for a status gets none and has to look for himself: the trees may show
-        // nothing yet, or what was long ago.
+        // Until all is read, controllers get no status from here and read for themselves: the caches may be empty or
+        // old.
         self.statuses.keep(StatusReads::default());
         let book = self.statuses.read_all().await?;
         self.cluster.catch_up().await?;
@@ -85,12 +85,12 @@ impl RcCaches {
         Ok(())
     }
 
-    /// An RC's bell was rung.
+    /// Notes that an RC's doorbell was rung.
     pub fn note_rung(&self, id: RcId) {
         self.rung().insert(id);
     }
 
-    /// Whether an RC's bell was rung since this was asked last.
+    /// Whether an RC's doorbell was rung since the last call.
     pub fn take_rung(&self, id: RcId) -> bool {
         self.rung().remove(&id)
     }
@@ -99,19 +99,19 @@ impl RcCaches {
         self.rung.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes whether a controller waits for room or for a place: then it is told of every change of what is allocated,
-    /// and when a pod or an intent is gone. `true`: that is news.
+    /// Notes whether an RC waits for capacity or a slot; returns whether that is a change. One that waits is woken by
+    /// every change of allocations, and whenever a pod or an intent disappears.
     pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waits { waiting.insert(id) } else { waiting.remove(&id) }
     }
 
-    /// Controllers that wait for room or for a place.
+    /// RCs that wait for capacity or for a free slot.
     pub(super) fn waiting(&self) -> BTreeSet<RcId> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The pods of an RC: what is known from its owner's own transactions, else what the trees say.
+    /// The pods of an RC: from its owner's own transactions where these are newer than the caches.
     #[must_use]
     pub fn pods_of(
         &self,
@@ -152,7 +152,7 @@ impl RcCaches {
         labels.value.of_rc(spec.id).map(pod).collect()
     }
 
-    /// Who stands on `node` under the RC's pod id.
+    /// What occupies the slot of the RC's pod id on `node`.
     #[must_use]
     pub fn slot(&self, spec: &RcSpec, known: Option<&PendingWrites>, node: &NodeName) -> SlotState {
         let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
@@ -174,14 +174,14 @@ impl RcCaches {
         }
     }
 
-    /// Whether the trees show everything that `known` says, so that it can be forgotten.
+    /// Whether the caches show everything in `known`, so that it can be dropped.
     #[must_use]
     pub fn has_caught_up(&self, known: &PendingWrites) -> bool {
         known.is_older_than(&self.cluster.pods.snapshot())
             && known.is_older_than(&self.cluster.intents.snapshot())
     }
 
-    /// Nodes of `pods` whose pods are healthy; not those that are down, whatever was last heard of their pods.
+    /// Nodes of `pods` whose pods are healthy. A node that is down counts as unhealthy, whatever was reported last.
     #[must_use]
     pub fn healthy_nodes(&self, pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
         let healthy = pods.iter().filter(|(place, pod)| {

@@ -1,4 +1,4 @@
-//! The task of one claimed RC: look, plan, commit.
+//! Controller of one claimed RC: observe, plan, commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,18 +38,18 @@ use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Repli
 use rcfarm_api::{FieldError, Timestamp};
 use rcfarm_store::{Index, Op};
 
-/// No scheduler is waited for longer than this.
+/// Timeout of one call of the scheduler.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Service discovery that is behind is looked at again after this long.
+/// Interval at which service discovery is checked while it is not in sync.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
-/// Whether a place that another record's pod has is free is looked at again after this long.
+/// Interval at which a slot that another record's pod occupies is checked.
 const PLACE_PAUSE: Duration = Duration::from_secs(30);
-/// Where an RC's nodes come from, and who else looks at its pods.
+/// Scheduler and service discovery of RCs.
 #[derive(Clone)]
 pub struct PlacementSources {
     /// Chooses nodes.
     pub scheduler: Arc<dyn Scheduler>,
-    /// Shows pods to clients.
+    /// By which clients find pods.
     pub discovery: Arc<dyn Discovery>,
 }
 
@@ -62,25 +62,25 @@ pub struct RcController {
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     pub(super) chain: StatusChain<RcStatus>,
-    /// Tells when another status stands there.
+    /// Set when another status is found in the store.
     reliance: Arc<Reliance>,
     pub(super) known: Option<PendingWrites>,
-    /// The record's value that was decoded last, and what came of it.
+    /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read when the doorbell was rung last.
     fresh: Option<FreshHealth>,
     owner: RcOwner,
     alerted: Option<String>,
-    /// Changes of health alone.
+    /// Limits status writes that change only health.
     health_writes: HealthWriteLimiter,
-    /// Failed attempts of the present transfer step, and when the next may be made.
+    /// Failed attempts of the current transfer step.
     pub(super) transfer_attempts: u32,
-    /// Transfers undone since the last that was done.
+    /// Transfers undone since one was completed.
     pub(super) transfers_failed: u32,
     pub(super) transfer_not_before: Option<Instant>,
 }
 
-/// Everything that one look found.
+/// The RC as observed by one reconciliation.
 pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
@@ -125,7 +125,7 @@ impl RcController {
         }
     }
 
-    /// The checked record and its ModifyIndex; `None` when it is gone or breaks a rule.
+    /// The checked record and its ModifyIndex; `None` if it is gone or not valid.
     async fn current_record(&mut self) -> Result<Option<(RcSpec, Index)>, ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
@@ -176,7 +176,7 @@ impl RcController {
         Ok(RcView { spec, record_index: index, pods, eligible, failing })
     }
 
-    /// The record's value decoded, again only where it is another than last time: there are many more looks than edits.
+    /// Decodes the record, unless its value is the one decoded last: reconciliations are far more frequent than edits.
     fn decode(&mut self, value: &Bytes) -> Result<RcSpec, FieldError> {
         if let Some((of, decoded)) = &self.decoded
             && of == value
@@ -188,7 +188,7 @@ impl RcController {
         decoded
     }
 
-    /// What a node is fit for, as far as this RC is concerned.
+    /// Readiness of a node for this RC.
     pub(super) fn readiness(&self, look: &RcView, node: &NodeName) -> NodeReadiness {
         let shunned = || {
             let now = self.ctx.clock.wall();
@@ -264,7 +264,7 @@ impl RcController {
         })
     }
 
-    /// Carries the steps out, in as few transactions as they fit into.
+    /// Commits the steps in as few transactions as they fit into.
     async fn carry_out(&mut self, mut look: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
@@ -299,7 +299,7 @@ impl RcController {
             }
         }
         self.log_changes(&look, &plan);
-        // Once more, for what waits until the count is right.
+        // Reconciles again for what waits until the count is right.
         Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
@@ -338,7 +338,7 @@ impl RcController {
         }
     }
 
-    /// What a committed batch did to the pods, known before any tree shows it.
+    /// Records what a committed batch did to the pods, before the caches show it.
     pub(super) fn learn(&mut self, look: &mut RcView, batch: &[PodStep], index: Index) {
         let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
         let pods = Arc::make_mut(&mut look.pods);
@@ -390,7 +390,7 @@ impl RcController {
         Ok(())
     }
 
-    /// Writes the status alone, when it would say something new.
+    /// Writes the status alone, if it changes.
     async fn say(&mut self, look: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
         let mut status = self.chain.status().clone();
         self.say_findings(&mut status, conditions, self.ctx.clock.wall());
@@ -472,7 +472,7 @@ impl RcController {
         );
     }
 
-    /// Whether the transfer under way, if any, is still one that this RC may make.
+    /// Whether the RC may continue its transfer, if there is one.
     fn may_move(&self, look: &RcView) -> bool {
         let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
         look.spec.strategy == RcStrategy::Dynamic
@@ -541,13 +541,13 @@ impl Controller for RcController {
             (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
             (TransferPlan::Continue, _) => self.continue_transfer(look).await,
             (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
-                // No watch tells when it has caught up.
+                // No watch reports when it is in sync.
                 self.say(&look, &plan.conditions).await?;
                 Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
             }
             (transfer, _) => {
                 let next = match (self.say(&look, &plan.conditions).await?, transfer) {
-                    // Nobody tells when another record's pod leaves its place.
+                    // No event tells when another record's pod leaves the slot.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
                         Action::RequeueAfter(PLACE_PAUSE)
                     }
@@ -569,7 +569,7 @@ impl Controller for RcController {
             if self.chain.is_behind() {
                 self.refresh().await?;
             }
-            // After a refusal or a panic this is another status than before: what it says of a transfer stays.
+            // After a refusal or a panic the status was read again; its transfer must be kept.
             let mut status = self.chain.status().clone();
             let now = self.ctx.clock.wall();
             let (kind, reason) = (RcConditionType::Valid, RcReason::Quarantined);

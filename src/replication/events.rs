@@ -1,4 +1,4 @@
-//! The audit records of an RC's owner.
+//! Audit records of RCs.
 
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::Transfer;
 
-/// Pods were added, removed or repaired; `pods` are those after it.
+/// Pods were added, removed or repaired; `pods` is the result.
 pub fn retarget(
     ctx: &ControllerContext,
     spec: &RcSpec,
@@ -74,7 +74,7 @@ pub fn transfer_started(
     AuditRecord::new(&details, ctx.clock.wall())
 }
 
-/// A transfer is done; the retarget beside it says what became of the pods.
+/// A transfer was completed. The retarget record of the same transaction lists the pods.
 pub fn transfer_done(
     ctx: &ControllerContext,
     spec: &RcSpec,

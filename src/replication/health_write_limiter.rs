@@ -1,18 +1,18 @@
-//! Rate limit for status writes that only change health: 8 at once, then one every two seconds. Pure.
+//! Rate limit for status writes that only change health: 8 at once, then one every 2 s. Pure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// In the long run, changes of health alone are written at most this often, so that a flapping pod costs few writes.
+/// Long-term interval of such writes, so that a flapping pod costs few of them.
 pub const HEALTH_EVERY: Duration = Duration::from_secs(2);
-/// So many are written without a pause: an exit and the start that follows must not hold the next exit up.
+/// Burst: the restart after an exit must not delay the report of the next exit.
 const AT_ONCE: u32 = 8;
 
-/// The writes of one record.
+/// Limiter of one record.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HealthWriteLimiter {
-    /// When all that were made are paid for.
+    /// When the writes made so far are used up.
     paid_at: Option<Instant>,
 }
 

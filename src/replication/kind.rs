@@ -135,7 +135,7 @@ impl Kind for RcKind {
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
-        // Before its first read a cache shows no node, no drain and no healthy pod.
+        // A cache that was not read yet shows no node, no drain and no healthy pod.
         self.caches.cluster.nodes.first_read().await;
         self.caches.cluster.records.first_read().await;
         self.caches.cluster.health.first_read().await;

@@ -1,14 +1,14 @@
 //! Replication controllers, in square/p2's layout.
 //!
-//! Keys read: `replication_controllers/<uuid>`, `labels/node/`, `labels/pod/`, `intent/`, `health/`, `rcfarm/nodes/`,
-//! `rcfarm/allocations/`, the record's locks and status.
+//! Keys read: `replication_controllers/<uuid>`, its labels, locks and status; `labels/node/`, `labels/pod/`, `intent/`,
+//! `health/`, `rcfarm/nodes/`, `rcfarm/allocations/`.
 //! Keys written: `labels/pod/<node>/<pod>`, `intent/<node>/<pod>`, `status/replication_controllers/<uuid>/rcfarm`,
-//! `audit_logs/<uuid v7>`; when the manifest asks for resources `rcfarm/allocations/<node>`, by CAS; during a node
-//! transfer `lock/replication_controllers/<uuid>/update`.
-//! Who else writes them: users and rolling updates the record; nobody else the pods of a claimed RC, except a
-//! person by hand, which the trees tell. A p2 farm is kept away by the ownership lock.
-//! A crash between two writes leaves: a part of the pods added or removed, each whole (label, intent, promise, status
-//! and audit in one transaction); a node transfer recorded in the status, which the next owner finishes or undoes.
+//! `audit_logs/<uuid v7>`; `rcfarm/allocations/<node>` by CAS, if the manifest asks for resources;
+//! `lock/replication_controllers/<uuid>/update` during a node transfer.
+//! Who else writes them: users and rolling updates write the record. Nobody else writes the pods of a claimed RC, except
+//! people by hand, which the watches show. The ownership lock excludes p2's farms.
+//! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status and
+//! audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.
 
 mod allocations;
 pub mod caches;

@@ -1,8 +1,8 @@
-//! The statuses of RCs as stored: read for all when records are claimed, and checked now and then.
+//! Stored statuses of RCs: read in bulk when records are claimed, and checked periodically.
 //!
-//! An owner is the only one that writes its RC's status, so it goes by what it wrote last. A restored snapshot puts an
-//! older status back all the same, and an owner at rest would never hear of it: it has nothing to write that would be
-//! refused. So the farm reads all statuses every few minutes, in one request, and tells the owners of those that differ.
+//! Only the owner writes an RC's status, so it relies on what it wrote last. A restored snapshot may bring back an older
+//! one, and an idle owner has no write that Consul would refuse. So the farm reads all statuses every 5 to 6 minutes in one
+//! request, and wakes the owners of those that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,7 +20,7 @@ use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
 
-/// Statuses are checked this often (and up to a fifth later).
+/// Interval of the check, plus up to a fifth as jitter.
 const CHECK_EVERY: Duration = Duration::from_secs(300);
 
 impl Revisioned for RcStatus {
@@ -38,16 +38,16 @@ pub(super) struct StatusReads {
     statuses: BTreeMap<RcId, (Index, RcStatus)>,
 }
 
-/// The index of the status that an owner goes by.
+/// The index of the status that an owner relies on.
 #[derive(Default)]
 pub(super) struct Reliance(Mutex<Relied>);
 
 #[derive(Clone, Copy, Default)]
 struct Relied {
     index: Index,
-    /// When it was read or written; `None`: it is not known.
+    /// When it was read or written; `None`: unknown.
     since: Option<Instant>,
-    /// Another one was seen to stand there.
+    /// Another index was found in the store.
     misplaced: bool,
 }
 
@@ -56,17 +56,17 @@ impl Reliance {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The status at this index was just read, or written.
+    /// Notes that the status was read or written at this index.
     pub(super) fn on(&self, index: Index) {
         *self.lock() = Relied { index, since: Some(Instant::now()), misplaced: false };
     }
 
-    /// Whether another status was seen since this was asked last.
+    /// Whether another status was found since the last call.
     pub(super) fn take_misplaced(&self) -> bool {
         std::mem::take(&mut self.lock().misplaced)
     }
 
-    /// Compares with what was stored when a read was sent at `asked`.
+    /// Compares with the index found by a read that was sent at `asked`.
     fn check(&self, stored: Index, asked: Instant) -> bool {
         let mut relied = self.lock();
         relied.misplaced |=
@@ -87,13 +87,12 @@ impl RcStatuses {
         RcStatuses { reader, book: Mutex::default(), relied: Mutex::default() }
     }
 
-    /// Whether the book is of a time before any record that was created at `oldest` or later.
+    /// Whether all statuses were read before any record that was created at `oldest` or later.
     pub(super) fn is_before(&self, oldest: Index) -> bool {
         let read = self.book().index;
         read > Index::ZERO && oldest > read
     }
 
-    /// Reads all.
     pub(super) async fn read_all(&self) -> Result<StatusReads, StoreError> {
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let status = |(id, entry): (RcId, &Entry)| {
@@ -104,25 +103,25 @@ impl RcStatuses {
         Ok(StatusReads { index: answer.index.max(Index(1)), statuses })
     }
 
-    /// Puts the book in place from which [`RcStatuses::take`] gives.
+    /// Keeps statuses for [`RcStatuses::take`].
     pub(super) fn keep(&self, book: StatusReads) {
         *self.book() = book;
     }
 
-    /// The status of an RC from the book; each is given out once. `None`: there is no book.
+    /// Takes the status of an RC. `None`: the statuses are not read.
     pub(super) fn take(&self, id: RcId) -> Option<(Index, RcStatus)> {
         let mut book = self.book();
         (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
     }
 
-    /// Where an owner says on which status it relies; ends when dropped.
+    /// Registers an owner. It notes here the status that it relies on; ends when dropped.
     pub(super) fn reliance(&self, id: RcId) -> Arc<Reliance> {
         let reliance = Arc::<Reliance>::default();
         self.relied().insert(id, Arc::downgrade(&reliance));
         reliance
     }
 
-    /// Checks for ever; `misplaced` is told of RCs whose owners go by a status that does not stand there.
+    /// Checks periodically. `misplaced` receives the RCs whose owners rely on a status that is not the stored one.
     pub(super) async fn watch(&self, ids: IdSource, misplaced: impl Fn(BTreeSet<RcId>) + Send) {
         let mut failures = 0;
         let mut pause = ids.jitter(CHECK_EVERY, 0.2);
@@ -178,7 +177,7 @@ impl RcStatuses {
     }
 }
 
-/// The RC that an entry is the status of.
+/// The RC whose status an entry is.
 fn named(entry: &Entry) -> Option<(RcId, &Entry)> {
     let prefix = key::rc_statuses();
     let id = prefix.tail(&entry.key)?.strip_suffix("/rcfarm")?.parse().ok()?;

@@ -1,13 +1,13 @@
-//! Moving one pod off an ineligible node, step by step, so that a crash at any point leaves something that the
-//! next owner finishes or undoes (`p2.md` §2.3).
+//! Moves one pod off an ineligible node, step by step. After a crash at any point the next owner finishes or undoes it
+//! (`p2.md` §2.3).
 //!
-//! 1. The transfer is recorded in the status and the record's mutation lock is taken, in one transaction.
+//! 1. One transaction records the transfer in the status and takes the record's mutation lock.
 //! 2. The scheduler allocates a node, which is recorded. The transfer's id is the idempotency token.
 //! 3. The scheduler deallocates the old node.
-//! 4. One transaction swaps the pods, clears the record and gives the lock back.
+//! 4. One transaction swaps the pods, clears the transfer and releases the lock.
 //!
-//! When a step fails for good, the transfer is marked as being undone, so that no later owner goes on with it; then
-//! what was allocated is given back, and the record is cleared: membership unchanged.
+//! When a step fails for good, the transfer is marked as being undone, so that no later owner continues it. Then the new
+//! node is deallocated and the transfer is cleared; the pods stay as they were.
 
 use std::time::Duration;
 
@@ -29,13 +29,13 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Transfer};
 use rcfarm_store::{Index, Op};
 
-/// Attempts to deallocate the old node before the transfer is undone, and the new one before a person is told.
+/// Attempts to deallocate the old node before the transfer is undone, and the new node before an operator is alerted.
 const ATTEMPTS: u32 = 5;
-/// After a transfer was undone, the next is begun this much later, and ever later while it keeps failing.
+/// Pause before the next transfer after one was undone; longer with each failure.
 const HOLD_OFF: Duration = Duration::from_secs(30);
 
 impl RcController {
-    /// Takes the mutation lock; fine when this session holds it already.
+    /// Takes the mutation lock; succeeds if this session holds it already.
     fn lock_op(&self) -> Op {
         Op::Lock {
             key: key::rc_mutation_lock(self.id),
@@ -44,7 +44,7 @@ impl RcController {
         }
     }
 
-    /// Gives the mutation lock back: taken first, so that giving back never fails for not having it.
+    /// Releases the mutation lock. It is taken first, so that the release is not refused if it was not held.
     fn unlock_ops(&self) -> [Op; 3] {
         let key = key::rc_mutation_lock(self.id);
         let session = self.claimed.claim.epoch().session().clone();
@@ -76,7 +76,7 @@ impl RcController {
                 self.transfer_attempts = 0;
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
-            // Most likely somebody took the lock; its tree will tell.
+            // Most likely another session took the lock, which the lock watch will show.
             Committed::Refused(_) => Ok(Action::RequeueAfter(Duration::from_millis(500))),
         }
     }
@@ -129,7 +129,7 @@ impl RcController {
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
             Ok(node) => node,
-            // The same token gets the same node, so a lost answer is asked for again before giving up.
+            // The same token returns the same node, so a call without an answer is repeated before giving up.
             Err(ScheduleError::Unreachable(why)) if self.transfer_attempts < 2 => {
                 return Ok(self.try_later(&why));
             }
@@ -166,7 +166,7 @@ impl RcController {
                 return self.undo_transfer(look, &why).await;
             }
         };
-        // A scheduler may name any node; what it allocates is eligible from then on.
+        // A scheduler may return any node. A node that it allocates is eligible from then on.
         if !look.eligible.contains(&new) || self.view.readiness(&new) != NodeReadiness::Ready {
             return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
         }
@@ -252,7 +252,7 @@ impl RcController {
         }
     }
 
-    /// Gives back what was allocated, and clears the transfer. What cannot be given back is said to a person.
+    /// Deallocates the new node and clears the transfer. If the node cannot be deallocated, an operator is alerted.
     pub(super) async fn undo_transfer(
         &mut self,
         look: RcView,
@@ -317,7 +317,7 @@ impl RcController {
     }
 }
 
-/// The one node that was asked for; a scheduler may answer anything.
+/// Checks that the scheduler returned exactly one node, which is not in use.
 fn only(
     nodes: &[NodeName],
     in_use: &std::collections::BTreeSet<NodeName>,

@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
     version: u32,
-    /// The record, with a manifest of id and resources only.
+    /// The record, with a manifest that has only id and resources.
     record: RcRecord,
     /// The RC's own labels, as far as they declare something.
     labels: Labels,

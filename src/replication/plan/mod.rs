@@ -351,7 +351,7 @@ pub fn may_change_allocations(observed: &ReplicationObserved, free_nodes: usize)
         && (adds || removes || !repair_steps(observed, &[]).is_empty())
 }
 
-/// A transfer goes on only when the count is right and nothing is to be repaired.
+/// A transfer continues only when the count is right and nothing is to be repaired.
 fn transfer_beside_steps(observed: &ReplicationObserved) -> TransferPlan {
     match observed.transfer.under_way {
         Some(_) => TransferPlan::Wait(RcReason::TransferUnderWay),

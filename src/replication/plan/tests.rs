@@ -1,4 +1,4 @@
-//! Properties of the plan: whatever is seen, it stays within its bounds, and what it does leads to rest.
+//! Properties of the plan: it stays within its bounds for any input, and repeated application ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rcfarm_api::rc::status::RcReason;
 use rcfarm_api::scheduler::Packing;
 use rcfarm_store::{Index, Op, TxnLimits};
 
-/// A world of ten nodes.
+/// Input with ten nodes.
 #[derive(Debug, Clone)]
 struct Fixture {
     spec: RcSpec,
@@ -133,7 +133,7 @@ impl Fixture {
         plan(&self.observed())
     }
 
-    /// The world after the plan's steps.
+    /// The input after the plan's steps.
     fn after(&self, plan: &ReplicationPlan) -> Fixture {
         let mut after = self.clone();
         for (n, step) in plan.steps.iter().enumerate() {
