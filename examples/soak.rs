@@ -7,6 +7,7 @@
 //! `tests/it/faults/mod.rs` says what is injected and what it proves; the test suite makes a short run of the same.
 //! `docs/contribute/testing.md` says what was seen. Ends with 1 when anything was violated; then the logs are kept.
 #![forbid(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "it measures how long calls take")]
 
 #[path = "../tests/it/faults/mod.rs"]
 mod faults;

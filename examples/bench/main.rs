@@ -10,6 +10,7 @@
 //! and connections can be read from `/proc`. Everything else is seen through Consul, as a user would see it.
 //! `docs/operate/benchmarks.md` says what the rows mean and what was seen.
 #![forbid(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "it measures time, at random moments")]
 
 mod clock;
 mod farm;

@@ -8,6 +8,7 @@
 //! agents, which run in this process and only pretend to run pods. Everything is seen through Consul and `/proc`, as a user
 //! would see it. `docs/operate/benchmarks.md` says what the rows mean and what was seen.
 #![forbid(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "it measures time, at random moments")]
 
 mod lab;
 mod rows;

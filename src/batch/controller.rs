@@ -35,6 +35,7 @@ use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::list_surely;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
 /// So many groups get a place in one pass.
@@ -105,8 +106,8 @@ impl OrderingController {
             queues: QueueBook::new(),
             since,
             to_recount: true,
-            words_at: Instant::now(),
-            leaks_at: Instant::now(),
+            words_at: monotonic(),
+            leaks_at: monotonic(),
             alerted: None,
             may_make_queues: true,
         }
@@ -199,7 +200,7 @@ impl OrderingController {
     }
 
     async fn look(&mut self) -> Result<Option<BatchView>, ReconcileError> {
-        let is_due = !self.chain.is_behind() && Instant::now() >= self.leaks_at;
+        let is_due = !self.chain.is_behind() && monotonic() >= self.leaks_at;
         if is_due && self.is_tampered_with().await? {
             self.chain.fall_behind();
         }
@@ -233,7 +234,7 @@ impl OrderingController {
             fleet: &fleet,
             down: &self.caches.view.down_nodes(),
             may_forget: groups.untrusted.is_none(),
-            with_orphaned: self.to_recount || Instant::now() >= self.leaks_at,
+            with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
             now: self.ctx.clock.wall(),
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
@@ -568,10 +569,10 @@ impl Controller for OrderingController {
         if !self.make(&look, &look.plan.changes).await? {
             return Ok(self.chain.after_refusal());
         }
-        if Instant::now() >= self.leaks_at {
-            self.leaks_at = Instant::now() + LEAKS_EVERY;
+        if monotonic() >= self.leaks_at {
+            self.leaks_at = monotonic() + LEAKS_EVERY;
         }
-        let pending_reasons = Instant::now() >= self.words_at;
+        let pending_reasons = monotonic() >= self.words_at;
         if !self.tell_queues(&look, pending_reasons && !look.plan.more).await? {
             return Ok(self.chain.after_refusal());
         }
@@ -579,9 +580,9 @@ impl Controller for OrderingController {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
         if !pending_reasons {
-            return Ok(Action::RequeueAfter(self.words_at - Instant::now()));
+            return Ok(Action::RequeueAfter(self.words_at - monotonic()));
         }
-        self.words_at = Instant::now() + WORDS_EVERY;
+        self.words_at = monotonic() + WORDS_EVERY;
         if !look.plan.says.is_empty() {
             let rooms = self.caches.fleet(&Selector::everything()).rooms;
             let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.ctx.limits);

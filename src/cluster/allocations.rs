@@ -17,6 +17,7 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
 use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
     Decoder, Entry, Index, Key, Op, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
@@ -264,7 +265,7 @@ impl View {
         let capacity = self.rooms.of(node).capacity.clone();
         self.rooms.insert(node.clone(), node_capacity(&stored, capacity));
         self.reported
-            .insert(node.clone(), ReportedAllocations { stored, shown_at, at: Instant::now() });
+            .insert(node.clone(), ReportedAllocations { stored, shown_at, at: monotonic() });
     }
 }
 

@@ -95,11 +95,12 @@ impl NodeFailureTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcfarm_store::time::monotonic;
 
     #[test]
     fn failures_of_many_controllers_avoid_a_node_ever_longer() {
         let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
-        let (mut failure_tracker, start) = (NodeFailureTracker::default(), Instant::now());
+        let (mut failure_tracker, start) = (NodeFailureTracker::default(), monotonic());
         let after = |seconds| start + Duration::from_secs(seconds);
         for n in 0..100 {
             assert_eq!(failure_tracker.failed(&n1, "r1", after(n)), None, "always the same record");
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn records_that_start_nowhere_take_no_fleet_with_them() {
-        let (mut failure_tracker, now) = (NodeFailureTracker::default(), Instant::now());
+        let (mut failure_tracker, now) = (NodeFailureTracker::default(), monotonic());
         let mut suspects = 0;
         for node in 0..20 {
             let node: NodeName = format!("n{node}").parse().unwrap();

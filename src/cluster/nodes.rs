@@ -15,6 +15,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_store::cache::CacheIndex;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Entry, Index, Prefix};
 
 /// Whether a node may run pods, besides its labels.
@@ -128,7 +129,7 @@ impl CacheIndex for NodeRecords {
             let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
             let gone = record.session.is_some() && entry.session.is_none();
             let since = old.nodes.get(&node).and_then(|info| info.gone_since);
-            let gone_since = gone.then(|| since.unwrap_or_else(Instant::now));
+            let gone_since = gone.then(|| since.unwrap_or_else(monotonic));
             let draining = record.state == NodeState::Draining;
             if !record.capacity.is_zero() {
                 capacities.insert(node.clone(), record.capacity);

@@ -22,6 +22,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::node::HealthReport;
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
 
@@ -131,7 +132,7 @@ impl ClusterView {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn read_health(&self, pod: &PodId) -> Result<FreshHealth, StoreError> {
-        let (prefix, at) = (key::service_healths(pod), Instant::now());
+        let (prefix, at) = (key::service_healths(pod), monotonic());
         let answer = self.reader.list(&prefix, Query::PLAIN).await?;
         let reported = |entry: &Entry| {
             Some((prefix.tail(&entry.key)?.parse().ok()?, HealthReport::decode(&entry.value)))
@@ -151,7 +152,7 @@ impl ClusterView {
     /// Whether a node may run pods.
     #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
-        let now = Instant::now();
+        let now = monotonic();
         match self.records.snapshot().value.readiness(node, now, self.node_grace) {
             NodeReadiness::Ready if self.failure_tracker().is_suspect(node, now) => {
                 NodeReadiness::Suspect
@@ -168,7 +169,7 @@ impl ClusterView {
         for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
             let PodRef { node, pod } = place;
             let record = labels.value.record(place).unwrap_or(pod.as_str());
-            if let Some(pause) = self.failure_tracker().failed(node, record, Instant::now()) {
+            if let Some(pause) = self.failure_tracker().failed(node, record, monotonic()) {
                 warn!(alert = true, %node, ?pause,
                     "the node could not start pods of several records: none is added there for a while");
             }
@@ -189,7 +190,7 @@ impl ClusterView {
     /// Nodes that get no pods: not ready, or suspect.
     #[must_use]
     pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
-        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), monotonic());
         let unfit = |node: &&NodeName| {
             seen.value.readiness(node, now, self.node_grace) != NodeReadiness::Ready
         };
@@ -201,16 +202,13 @@ impl ClusterView {
     #[must_use]
     pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
         let failure_tracker = self.failure_tracker();
-        failure_tracker
-            .suspects(Instant::now())
-            .map(|(node, until)| (node.clone(), until))
-            .collect()
+        failure_tracker.suspects(monotonic()).map(|(node, until)| (node.clone(), until)).collect()
     }
 
     /// Nodes that are down.
     #[must_use]
     pub fn down_nodes(&self) -> BTreeSet<NodeName> {
-        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), monotonic());
         let down = |node: &&NodeName| {
             seen.value.readiness(node, now, self.node_grace) == NodeReadiness::Down
         };
@@ -239,7 +237,7 @@ impl ClusterView {
     /// When the next node becomes down, or stops being suspect.
     #[must_use]
     pub fn next_change(&self) -> Option<Instant> {
-        let (seen, now) = (self.records.snapshot(), Instant::now());
+        let (seen, now) = (self.records.snapshot(), monotonic());
         let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
         down_at.filter(|at| *at > now).chain(self.failure_tracker().next_end(now)).min()
     }

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::ClusterView;
 use crate::farm::subscriptions::Subscriber;
+use rcfarm_store::time::monotonic;
 
 /// Interval at which nodes are checked for becoming down, which no watch reports.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
@@ -33,7 +34,7 @@ pub fn on_node_changes(subscriber: &mut Subscriber<'_>, view: &Arc<ClusterView>)
         let mut pending: Option<Instant> = None;
         loop {
             sleep(CHECK_EVERY).await;
-            if pending.is_some_and(|at| at <= Instant::now()) {
+            if pending.is_some_and(|at| at <= monotonic()) {
                 wake.all();
             }
             pending = view.next_change();

@@ -72,10 +72,11 @@ impl Answering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcfarm_store::time::monotonic;
 
     #[test]
     fn a_ring_is_answered_once_and_taken_down_later() {
-        let (now, bell) = (Instant::now(), ("rc".to_owned(), RecordId::from("a")));
+        let (now, bell) = (monotonic(), ("rc".to_owned(), RecordId::from("a")));
         let mut answering = Answering::default();
         assert_eq!(answering.due(), None);
         answering.answered(bell.clone(), Index(7), now);

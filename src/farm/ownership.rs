@@ -20,6 +20,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::{FarmName, RecordId, SessionId};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{self, Failpoint, enabled};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Claim, Index};
 
 /// Shortest and longest pause between attempts to read locks and labels again.
@@ -29,7 +30,7 @@ const TIDYING: Duration = Duration::from_secs(2);
 
 impl FarmLoop<'_> {
     pub(super) fn plan_claims(&mut self, e: &mut SessionState) -> Option<Instant> {
-        let now = Instant::now();
+        let now = monotonic();
         let peers = self.peers.snapshot();
         self.peers_since.retain(|farm, _| peers.value.0.contains_key(farm));
         for (farm, peer) in &peers.value.0 {
@@ -113,7 +114,7 @@ impl FarmLoop<'_> {
         }
         for (id, lock) in plan.stray {
             info!(kind = state.spec.name, record = %id, lock, "released an orphaned lock");
-            state.barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            state.barred.insert(id.clone(), monotonic() + BUSY_PAUSE);
             let (claims, spec) = (e.claims.clone(), state.spec.clone());
             e.beside.push(Box::pin(async move {
                 Done::Parted(n, claims.release_stray(&spec, &id, &lock).await)
@@ -155,7 +156,7 @@ impl FarmLoop<'_> {
     /// Starts the tasks of records just claimed.
     pub(super) fn claimed(&mut self, e: &mut SessionState, n: usize, round: Round) {
         let state = &mut self.states[n];
-        let now = Instant::now();
+        let now = monotonic();
         for id in round.busy.into_iter().chain(round.unknown) {
             state.claiming.remove(&id);
             state.bar(id, now);
@@ -215,7 +216,7 @@ impl FarmLoop<'_> {
             (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
             (_, TaskExit::ClaimLost) if e.epoch.is_live() => {
                 warn!(kind = state.spec.name, record = %id, "the claim is lost");
-                state.barred.insert(id, Instant::now() + BUSY_PAUSE);
+                state.barred.insert(id, monotonic() + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
                 // The cache may show the lock as held by this session for long, and the plan would adopt the record
                 // again.
@@ -248,7 +249,7 @@ impl FarmLoop<'_> {
         let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
         for (n, id, parting) in e.parted.drain(..) {
             // Until the lock cache shows the new owner, the plan must not adopt the record again.
-            self.states[n].barred.insert(id.clone(), Instant::now() + BUSY_PAUSE);
+            self.states[n].barred.insert(id.clone(), monotonic() + BUSY_PAUSE);
             match parting {
                 LockRelease::Release(guard) => releases.entry(n).or_default().push((id, guard)),
                 LockRelease::HandOver(farm, to, guard) => {

@@ -10,6 +10,7 @@ use super::records::FarmPresence;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::key;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
 /// Minimum time between two writes of a presence.
@@ -25,7 +26,7 @@ impl FarmLoop<'_> {
             let store = self.farm.env.store.as_ref();
             match announce(store, farm, e.epoch.session(), &presence).await {
                 Ok(true) => {
-                    e.announced = Announced { said: Some(presence), at: Some(Instant::now()) };
+                    e.announced = Announced { said: Some(presence), at: Some(monotonic()) };
                     return;
                 }
                 Ok(false) if !warned => {
@@ -80,7 +81,7 @@ impl FarmLoop<'_> {
             return (self.farm.placement)().suspect_nodes.into_values().min();
         }
         let due = at + PRESENCE_EVERY;
-        if Instant::now() < due {
+        if monotonic() < due {
             return Some(due);
         }
         let (store, session) = (self.farm.env.store.clone(), e.epoch.session().clone());
@@ -94,7 +95,7 @@ impl FarmLoop<'_> {
                 }
             }
         }));
-        e.announced = Announced { said: Some(presence), at: Some(Instant::now()) };
+        e.announced = Announced { said: Some(presence), at: Some(monotonic()) };
         None
     }
 }

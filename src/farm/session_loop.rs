@@ -19,6 +19,7 @@ use super::wake_queue::FarmEvent;
 use rcfarm_api::key;
 use rcfarm_store::failpoints;
 use rcfarm_store::session::{Keeper, KeptSession};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{DeleteMode, Epoch, Op, Store, TxnOutcome};
 
 /// Tasks get this long to stop before they are aborted.
@@ -76,7 +77,7 @@ impl FarmLoop<'_> {
     }
 
     async fn serve(&mut self, e: &mut SessionState, shutdown: &CancellationToken) {
-        let mut again_at = Some(Instant::now());
+        let mut again_at = Some(monotonic());
         loop {
             let wake_queue = self.wake_queue.clone();
             let mut replan = tokio::select! {
@@ -113,7 +114,7 @@ impl FarmLoop<'_> {
                             false
                         }
                         Done::Quiet(pending) => {
-                            e.answering.still_hang(pending, Instant::now());
+                            e.answering.still_hang(pending, monotonic());
                             false
                         }
                     }
@@ -127,8 +128,8 @@ impl FarmLoop<'_> {
             replan &= self.states.iter().all(KindState::is_read) && self.peers.snapshot().is_read();
             if replan {
                 again_at = self.plan_claims(e);
-            } else if again_at.is_some_and(|at| at <= Instant::now()) {
-                again_at = Some(Instant::now() + Duration::from_millis(50));
+            } else if again_at.is_some_and(|at| at <= monotonic()) {
+                again_at = Some(monotonic() + Duration::from_millis(50));
             }
             let due = [self.announce_again(e), self.take_bells_down(e)];
             again_at = due.into_iter().chain([again_at]).flatten().min();
@@ -184,14 +185,14 @@ impl FarmLoop<'_> {
             }
             let state = self.state(kind);
             if confirmed || state.is_some_and(|state| state.answer_bell(id, *index)) {
-                e.answering.answered(bell.clone(), *index, Instant::now());
+                e.answering.answered(bell.clone(), *index, monotonic());
             }
         }
     }
 
     /// Deletes handled doorbells that are due, except those rung again. Returns when the next delete is due.
     fn take_bells_down(&self, e: &mut SessionState) -> Option<Instant> {
-        let now = Instant::now();
+        let now = monotonic();
         if let Some(at) = e.answering.due().filter(|at| *at > now) {
             return Some(at);
         }

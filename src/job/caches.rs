@@ -38,6 +38,7 @@ use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::cache::{Cache, CacheIndex};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
     Decoder, Entry, Index, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
@@ -380,7 +381,7 @@ impl JobCaches {
                 *pods.leaving.entry(identity.slot.clone()).or_default() += 1;
             }
         }
-        let now = Instant::now();
+        let now = monotonic();
         for (place, (slot, at)) in &known.removed {
             if now < *at + UNSEEN
                 && realities.value.places.get(place).is_none()
@@ -486,7 +487,7 @@ impl JobCaches {
         let alive =
             pods.value.jobs().of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
         let alive: Vec<PodRef> = alive.cloned().collect();
-        if !self.doorbells().answer(id, alive.len(), Instant::now()) {
+        if !self.doorbells().answer(id, alive.len(), monotonic()) {
             return Ok(None);
         }
         doorbells::read(self.reader.as_ref(), alive).await.map(Some)

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
-use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -42,6 +41,7 @@ use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, Stored, Timestamp};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Key, Op, Query, StoreError};
 
 /// Interval between attempts to collect orphans, while nodes stop the pods.
@@ -411,7 +411,7 @@ impl JobController {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
                     "record deleted: collected its orphans");
                 // Other state is read again.
-                let now = Instant::now();
+                let now = monotonic();
                 let gone = collection.pods.into_iter().map(|(place, id)| (place, (id.slot, now)));
                 self.known.removed.extend(gone);
                 self.chain.fall_behind();
@@ -491,7 +491,7 @@ impl JobController {
     /// Records the pods after a step. Caches never show the index of a transaction that changed no pod.
     fn now_known(&mut self, look: &JobView, step: &PlannedStep, index: Index) {
         let PlannedStep { made, adopted, removed, released, .. } = step;
-        let now = Instant::now();
+        let now = monotonic();
         let known = &mut self.known;
         known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
         known.pods = look.pods.intents.clone();
@@ -539,7 +539,7 @@ impl JobController {
             .known
             .removed
             .values()
-            .map(|(_, at)| (*at + UNSEEN).saturating_duration_since(Instant::now()));
+            .map(|(_, at)| (*at + UNSEEN).saturating_duration_since(monotonic()));
         let unseen = unseen.filter(|left| !left.is_zero()).max();
         match [due, unseen].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause.max(Duration::from_millis(10))),

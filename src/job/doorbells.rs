@@ -15,6 +15,7 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::cache::Snapshot;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Query, Reader, StoreError};
 
 /// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`PODS`] wait for the caches.
@@ -80,7 +81,7 @@ pub async fn read(
     for place in places {
         // Reality first: a status read afterwards is of that attempt or of a later one.
         let real = reader.get(&key::reality(&place.node, &place.pod), Query::PLAIN).await?.value;
-        let at = Instant::now();
+        let at = monotonic();
         let said = reader.get(&key::pod_status(&place.pod, &place.node), Query::PLAIN).await?.value;
         let Some(said) = said else { continue };
         let Ok(status) = PodStatus::decode(&said.value) else { continue };
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn bells_are_answered_once_and_not_too_many_in_a_second() {
         let job = |n: u32| -> Namespaced { format!("default/j{n}").parse().unwrap() };
-        let (mut doorbells, now) = (JobDoorbells::default(), Instant::now());
+        let (mut doorbells, now) = (JobDoorbells::default(), monotonic());
         doorbells.ring(job(0));
         assert!(doorbells.answer(&job(0), 1, now));
         assert!(!doorbells.answer(&job(0), 1, now), "it was answered");

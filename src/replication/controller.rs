@@ -36,6 +36,7 @@ use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Timestamp};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op};
 
 /// Timeout of one call of the scheduler.
@@ -349,7 +350,7 @@ impl RcController {
         removed.retain(|place| !look.pods.contains_key(place));
         self.known = Some(PendingWrites {
             index,
-            at: Instant::now(),
+            at: monotonic(),
             pods: (*look.pods).clone(),
             removed,
             manifest: writes::manifest_hash(&look.spec),
@@ -419,7 +420,7 @@ impl RcController {
         }
         if owned
             && health_only
-            && let Err(wait) = self.health_writes.take(Instant::now())
+            && let Err(wait) = self.health_writes.take(monotonic())
         {
             return Ok(Action::RequeueAfter(wait));
         }

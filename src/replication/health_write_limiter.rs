@@ -37,10 +37,11 @@ impl HealthWriteLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcfarm_store::time::monotonic;
 
     #[test]
     fn a_few_at_once_and_few_in_an_hour() {
-        let start = Instant::now();
+        let start = monotonic();
         let mut writes = HealthWriteLimiter::default();
         let at_once = (0..100).filter(|_| writes.take(start).is_ok()).count();
         assert_eq!(at_once, AT_ONCE as usize);

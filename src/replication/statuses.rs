@@ -17,7 +17,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
 
 /// Interval of the check, plus up to a fifth as jitter.
@@ -58,7 +58,7 @@ impl Reliance {
 
     /// Notes that the status was read or written at this index.
     pub(super) fn on(&self, index: Index) {
-        *self.lock() = Relied { index, since: Some(Instant::now()), misplaced: false };
+        *self.lock() = Relied { index, since: Some(monotonic()), misplaced: false };
     }
 
     /// Whether another status was found since the last call.
@@ -151,7 +151,7 @@ impl RcStatuses {
     }
 
     async fn check(&self) -> Result<BTreeSet<RcId>, StoreError> {
-        let asked = Instant::now();
+        let asked = monotonic();
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let stored = answer.value.iter().filter_map(named);
         let stored: BTreeMap<RcId, Index> = stored.map(|(id, e)| (id, e.modify_index)).collect();

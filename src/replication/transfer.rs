@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
@@ -27,6 +27,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Transfer};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op};
 
 /// Attempts to deallocate the old node before the transfer is undone, and the new node before an operator is alerted.
@@ -110,7 +111,7 @@ impl RcController {
     }
 
     fn transfer_pause(&self) -> Option<Duration> {
-        let wait = self.transfer_not_before?.checked_duration_since(Instant::now())?;
+        let wait = self.transfer_not_before?.checked_duration_since(monotonic())?;
         (wait > Duration::ZERO).then_some(wait)
     }
 
@@ -300,7 +301,7 @@ impl RcController {
                 info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
                 let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);
                 self.transfers_failed = self.transfers_failed.saturating_add(1);
-                self.transfer_not_before = Some(Instant::now() + hold_off);
+                self.transfer_not_before = Some(monotonic() + hold_off);
                 Ok(Action::RequeueAfter(hold_off))
             }
             Committed::Refused(_) => Ok(self.try_later("refused")),
@@ -311,7 +312,7 @@ impl RcController {
         let base = Duration::from_millis(250);
         let pause = backoff(base, Duration::from_secs(30), self.transfer_attempts);
         self.transfer_attempts += 1;
-        self.transfer_not_before = Some(Instant::now() + pause);
+        self.transfer_not_before = Some(monotonic() + pause);
         info!(record = %self.id, attempts = self.transfer_attempts, why, "transfer: trying again");
         Action::RequeueAfter(pause)
     }

@@ -7,6 +7,8 @@
 //! Each case is a test of its own, named after table, backend, id and statement: `wire::consul::K01_a_new_keys_…`.
 //! A case has its own prefix of keys on a server shared by all, so all of them run at once.
 
+#![expect(clippy::disallowed_methods, reason = "cases measure how long calls take")]
+
 mod port;
 mod restore;
 mod servers;

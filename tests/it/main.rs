@@ -2,6 +2,8 @@
 //!
 //! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
 
+#![expect(clippy::disallowed_methods, reason = "tests measure how long calls take")]
+
 mod admission;
 mod cli;
 mod cluster_faults;

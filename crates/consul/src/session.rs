@@ -7,13 +7,13 @@ use consulrs::api::session::common::ServiceCheck;
 use consulrs::api::session::requests::{
     CreateSessionRequest, DeleteSessionRequest, RenewSessionRequest,
 };
-use tokio::time::Instant;
 
 use super::client::{Call, Client, plain};
 use super::error::{Refused, RequestContext};
 use super::wire::{WireSession, go_duration};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Answer, Behavior, NewSession, Query, SessionInfo, StoreError};
 
 /// How long a check may take from the agent, where it is registered, to the catalog, where Consul looks for it.
@@ -28,7 +28,7 @@ impl Client {
     pub(super) async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         let asked = RequestContext::new("creating the session", &new.name);
         let endpoint = create_request(new);
-        let give_up = Instant::now() + CHECK_ARRIVES_WITHIN;
+        let give_up = monotonic() + CHECK_ARRIVES_WITHIN;
         let mut attempt = 0;
         loop {
             let endpoint = endpoint.clone();
@@ -37,7 +37,7 @@ impl Client {
                 .await?;
             match created {
                 Ok(created) => return Ok(SessionId::from(created.id.as_str())),
-                Err(refused) if awaits_check(&refused) && Instant::now() < give_up => {
+                Err(refused) if awaits_check(&refused) && monotonic() < give_up => {
                     tokio::time::sleep(backoff(FIRST_PAUSE, LONGEST_PAUSE, attempt)).await;
                     attempt += 1;
                 }

@@ -36,6 +36,7 @@ mod request;
 pub mod serve;
 mod session;
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "measures how long calls take")]
 mod tests;
 mod timer;
 mod txn;
@@ -59,7 +60,7 @@ pub use session::{Ending, Session, SessionChange, SessionRequest, Sessions};
 pub use txn::{KvOp, Verb};
 
 use rcfarm_api::ids::SessionId;
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use watchers::{Dismissal, Watchers};
 
 /// Number of past writes that a stale read can go back.
@@ -152,7 +153,7 @@ impl Embedded {
         };
         let shared = Shared {
             state: Mutex::new(state),
-            start: Instant::now(),
+            start: monotonic(),
             jitter: ids.fork(),
             rearm: Arc::new(Notify::new()),
         };
@@ -282,7 +283,7 @@ impl Shared {
     }
 
     fn now(&self) -> Duration {
-        self.start.elapsed()
+        monotonic() - self.start
     }
 }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use super::fault::{Fate, FaultOutcome, Request};
 use super::index::{Subject, Tables};
 use super::model::{Model, ModelStep};
 use super::watchers::{Dismissal, WatcherId};
 use super::{Embedded, Shared};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Answer, BlockingWait, Consistency, Index, Query, StoreError};
 
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
@@ -191,7 +191,7 @@ impl Embedded {
         subject: &Subject,
         look: &impl Fn(&Tables) -> T,
     ) -> Answer<T> {
-        let deadline = Instant::now() + self.length_of(wait);
+        let deadline = monotonic() + self.length_of(wait);
         loop {
             // The watcher is added and removed under the lock: a timer may fire at any moment.
             tokio::select! {

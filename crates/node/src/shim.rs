@@ -183,6 +183,7 @@ fn enter(cgroup: &Path) -> Result<PathBuf, String> {
 }
 
 /// Rotates the log, retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
+#[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
 fn supervise(
     launch: &Launch,
     group: Option<Pid>,

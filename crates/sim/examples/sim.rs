@@ -15,13 +15,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 use clap::Parser;
 use rcfarm_sim::mutation::catch_all;
 use rcfarm_sim::shrink::shrink;
 use rcfarm_sim::tally::Tally;
 use rcfarm_sim::{Options, Scenario, Schedule, SimReport, run, run_schedule, statement};
+use rcfarm_store::time::monotonic;
 
 /// Simulated worlds.
 #[derive(Parser)]
@@ -156,7 +156,7 @@ fn mutations(scenario: Option<Scenario>) -> ExitCode {
 }
 
 fn many(args: &Args) -> bool {
-    let (begun, total) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
+    let (begun, total) = (monotonic(), args.seeds.end.saturating_sub(args.seeds.start));
     let (next, done) = (AtomicU64::new(args.seeds.start), AtomicU64::new(0));
     let found = AtomicBool::new(false);
     let tally = Mutex::new(Tally::default());
@@ -193,7 +193,7 @@ fn many(args: &Args) -> bool {
             });
         }
     });
-    let (done, took) = (done.load(Ordering::SeqCst), begun.elapsed().as_secs_f64());
+    let (done, took) = (done.load(Ordering::SeqCst), (monotonic() - begun).as_secs_f64());
     println!("\r{done} seeds in {took:.1} s, {:.1} a second", done as f64 / took);
     println!("occasions at which invariants could have been violated:");
     let tally = tally.into_inner().expect("no thread panics");

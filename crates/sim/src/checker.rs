@@ -21,6 +21,7 @@ use crate::version_skew;
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::SessionId;
 use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, SessionChange, Tables};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{NewSession, Op};
 use rcfarm_testing::clock::VirtualClock;
 
@@ -58,7 +59,7 @@ impl Checker {
     #[must_use]
     pub fn new(consul: &Embedded, mix: Mix, print: bool) -> Arc<Checker> {
         let inner = Inner {
-            start: Instant::now(),
+            start: monotonic(),
             actor: SimActor::Consul,
             model: SimModel::new(mix),
             facts: CheckFacts::default(),
@@ -170,7 +171,7 @@ impl Checker {
     pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
         let mut inner = self.lock();
         inner.facts.current.insert(process, id.clone());
-        let since = inner.start.elapsed();
+        let since = monotonic() - inner.start;
         inner.facts.looks_since.entry(process).or_insert(since);
         let proof = inner.proofs.entry(process).or_default();
         let ttl = new.ttl.unwrap_or_default();
@@ -207,8 +208,7 @@ impl Checker {
 
     /// A process that stood still goes on.
     pub fn goes_on(&self, process: u32) {
-        let holds =
-            self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(Instant::now()));
+        let holds = self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(monotonic()));
         met_if(!holds, Occasion::DeadlineOver);
     }
 

@@ -16,6 +16,7 @@ use crate::schedule::action::Fault;
 use crate::scheduler::Moods;
 use rcfarm_emulator::{Embedded, Tables};
 use rcfarm_store::Prefix;
+use rcfarm_store::time::monotonic;
 use rcfarm_testing::clock::VirtualClock;
 
 /// A process that ended by itself is started again after this long, as a supervisor would.
@@ -76,7 +77,7 @@ impl Farms {
     }
 
     fn say(&self, what: String) {
-        self.checker.say(self.start.elapsed(), format!("-- {what}"));
+        self.checker.say(monotonic() - self.start, format!("-- {what}"));
     }
 
     /// Starts all of them.
@@ -88,8 +89,8 @@ impl Farms {
 
     /// Lets time pass, and starts again what ended by itself.
     pub async fn until(&mut self, at: Instant) {
-        while Instant::now() < at {
-            sleep_until(at.min(Instant::now() + Duration::from_millis(250))).await;
+        while monotonic() < at {
+            sleep_until(at.min(monotonic() + Duration::from_millis(250))).await;
             self.supervise().await;
         }
     }
@@ -104,9 +105,9 @@ impl Farms {
                 }
                 self.running[farm] = None;
                 self.frozen.remove(&farm);
-                self.restart_at[farm] = Some(Instant::now() + RESTART);
+                self.restart_at[farm] = Some(monotonic() + RESTART);
             }
-            if self.restart_at[farm].is_some_and(|at| at <= Instant::now()) {
+            if self.restart_at[farm].is_some_and(|at| at <= monotonic()) {
                 self.start_farm(farm);
             }
         }
@@ -184,7 +185,7 @@ impl Farms {
             Fault::Leaderless(leaderless) => self.every_wire(|w| w.leaderless = leaderless),
             Fault::SlowLists(by) => self.every_wire(|w| w.slow_lists = by),
             Fault::Stall(length) => {
-                let until = Some(Instant::now() + length);
+                let until = Some(monotonic() + length);
                 self.every_wire(|w| w.stalled_until = until);
             }
             Fault::WakeAll => self.consul.wake_all(),

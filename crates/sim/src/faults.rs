@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use rcfarm_store::Prefix;
+use rcfarm_store::time::monotonic;
 
 /// How bad the connection of one process is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ impl NetworkFaults {
     /// Whether writes wait now.
     #[must_use]
     pub fn stalls(&self) -> bool {
-        self.stalled_until.is_some_and(|until| until > Instant::now())
+        self.stalled_until.is_some_and(|until| until > monotonic())
     }
 }
 

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::checker::Checker;
@@ -23,6 +23,7 @@ use crate::version_skew;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
 use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{
     Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
     Reader, Refusal, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
@@ -98,7 +99,7 @@ impl Link {
                 }
                 weather.stalled_until.filter(|_| weather.stalls())
             };
-            let again = until.unwrap_or_else(|| Instant::now() + Duration::from_secs(60));
+            let again = until.unwrap_or_else(|| monotonic() + Duration::from_secs(60));
             tokio::select! {
                 biased;
                 () = changed => {}
@@ -240,14 +241,14 @@ impl Network {
             Kind::Write => (Duration::ZERO, None),
         };
         let limit = ANSWER_WITHIN + blocks + blocks / 16;
-        let asked = Instant::now();
+        let asked = monotonic();
         let result = match timeout(limit, answered).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(interrupted()),
             Err(_) => Err(StoreError::Timeout { after: limit }),
         };
         self.checker.remark(|| {
-            let (took, error) = (asked.elapsed(), result.as_ref().err());
+            let (took, error) = (monotonic() - asked, result.as_ref().err());
             let what = if kind == Kind::Write { "writes" } else { "reads" };
             format!("   #{} {what} {subject} in {took:?} {error:?}", self.link.process)
         });
@@ -447,7 +448,7 @@ impl Store for Network {
     }
 
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        self.checker.write_begins(self.link.process, ops, Instant::now());
+        self.checker.write_begins(self.link.process, ops, monotonic());
         let subject = ops.first().map_or("", Op::subject).to_owned();
         let sent = Arc::new(Sent::of(ops));
         let ops = if self.link.is_newer { version_skew::written(ops) } else { ops.to_vec() };
@@ -468,7 +469,7 @@ impl Store for Network {
     }
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
-        let asked = Instant::now();
+        let asked = monotonic();
         let (process, checker, n) = (self.link.process, self.checker.clone(), new.clone());
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move {
@@ -483,7 +484,7 @@ impl Store for Network {
     }
 
     async fn renew_session(&self, id: &SessionId) -> Result<bool, StoreError> {
-        let (asked, session) = (Instant::now(), id.clone());
+        let (asked, session) = (monotonic(), id.clone());
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move { c.renew_session(&session).await })
         };
@@ -514,7 +515,7 @@ impl Store for Network {
     }
 
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
-        let asked = Instant::now();
+        let asked = monotonic();
         let (check, note) = (check.to_owned(), note.to_owned());
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move { c.pass_check(&check, &note).await })

@@ -21,7 +21,7 @@ use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id
 use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::node::record::NodeState;
 use rcfarm_emulator::{Embedded, Fate, Request, Settings};
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Sizes, failpoints};
 use rcfarm_testing::clock::VirtualClock;
 
@@ -64,7 +64,7 @@ impl World {
         let ids = IdSource::from_seed(rng.seed());
         let handful = |asked| Sizes { many: 4, few: 1, asked, little: 0, share: 2 };
         failpoints::resize(setup.read_in_parts.map(handful));
-        let start = Instant::now();
+        let start = monotonic();
         let consul = Embedded::new(&Settings::default(), &ids);
         // From now on the past is kept, for stale reads.
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
@@ -89,7 +89,7 @@ impl World {
         let (violation, applied, hash) = checker.result();
         let last = if violation.is_some() { checker.last() } else { Vec::new() };
         let met = reached::take();
-        SimReport { seed: 0, violation, applied, hash, lived: start.elapsed(), last, met }
+        SimReport { seed: 0, violation, applied, hash, lived: monotonic() - start, last, met }
     }
 
     fn set_up(&mut self) {
@@ -136,7 +136,7 @@ impl World {
     }
 
     fn say(&self, what: String) {
-        self.checker.say(self.start.elapsed(), format!("-- {what}"));
+        self.checker.say(monotonic() - self.start, format!("-- {what}"));
     }
 
     // ---- actions -----------------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ impl World {
 
     /// Waits until everything is as asked for. What is not within `limit` violates `invariant` or its own.
     async fn wait_for_all(&mut self, limit: Duration, invariant: u32, after: &str, look: Duration) {
-        let deadline = Instant::now() + limit;
+        let deadline = monotonic() + limit;
         while let Some((own, what)) = self.unsettled() {
-            if Instant::now() >= deadline {
+            if monotonic() >= deadline {
                 let invariant = if own == 27 { invariant } else { own };
                 self.checker.violated(invariant, format!("not within {limit:?} {after}: {what}"));
                 return;
@@ -281,7 +281,7 @@ impl World {
             if self.mix.jobs {
                 self.workload.resume_all();
             }
-            self.farms.until(Instant::now() + look).await;
+            self.farms.until(monotonic() + look).await;
         }
         self.say("everything is as asked for".to_owned());
     }
@@ -297,10 +297,10 @@ impl World {
 
     /// 29: then nothing happens any more; 12: least of all because of one bad record.
     async fn rest(&mut self) {
-        self.farms.until(Instant::now() + Duration::from_secs(5)).await;
-        let since = self.start.elapsed();
+        self.farms.until(monotonic() + Duration::from_secs(5)).await;
+        let since = monotonic() - self.start;
         let (before, asked) = (self.farms.requests(), self.farms.moods().asked(rc_id(POISONED)));
-        self.farms.until(Instant::now() + REST).await;
+        self.farms.until(monotonic() + REST).await;
         if let Some(process) = self.checker.sessions_ended(since).first() {
             self.checker.violated(12, format!("a session of #{process} ended while all was well"));
         }
@@ -331,7 +331,7 @@ impl World {
             for (kind, n) in [("one", 90), ("gang", 91), ("steps", 92), (wide, 93)] {
                 self.workload.submit(&job_id(kind, n), &document(kind, n));
             }
-            self.farms.until(Instant::now() + Duration::from_secs(1)).await;
+            self.farms.until(monotonic() + Duration::from_secs(1)).await;
         }
         let (limit, signal) = self.farms.end_one();
         met_if(self.unsettled().is_some(), Occasion::OwnerEnded);

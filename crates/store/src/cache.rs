@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::failpoints::{Failpoint, enabled};
 use super::mass_deletion_guard::{self, UntrustedReason};
 use crate::rights::may_read;
-use crate::time::IdSource;
+use crate::time::{IdSource, monotonic};
 use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
 use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use rcfarm_api::backoff;
@@ -208,7 +208,7 @@ impl<T: CacheIndex> Cache<T> {
     }
 
     fn request(&self) -> SentRead {
-        SentRead { at: Instant::now(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
+        SentRead { at: monotonic(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
     }
 
     /// Resolves when the tree has been read once.
@@ -257,7 +257,7 @@ impl<T: CacheIndex> Cache<T> {
         let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
         let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
         let mut told = Arc::new(Snapshot::default());
-        let (mut budget, mut last_read) = (Budget::default(), Instant::now());
+        let (mut budget, mut last_read) = (Budget::default(), monotonic());
         let mut failures = 0;
         loop {
             let request = self.request();
@@ -283,7 +283,7 @@ impl<T: CacheIndex> Cache<T> {
                     }
                     failures = 0;
                     let before = self.snapshot();
-                    let woken = Instant::now();
+                    let woken = monotonic();
                     if !self.take(answer, request, confirmed) {
                         watch.reset();
                     }
@@ -298,7 +298,7 @@ impl<T: CacheIndex> Cache<T> {
                     let rested = woken.duration_since(last_read);
                     let cost = cost(&before, watch.transferred(), request.at, woken);
                     budget = budget.after_read(self.poll_policy, rested, cost);
-                    last_read = Instant::now();
+                    last_read = monotonic();
                     let pause = budget.pause(self.poll_policy);
                     if doubtful {
                         // Rights that come back change no index: no watch would wake for them.
@@ -431,7 +431,7 @@ fn cost<T>(
     asked: Instant,
     woken: Instant,
 ) -> Duration {
-    let digestion = woken.elapsed();
+    let digestion = monotonic() - woken;
     let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     // Names are listed twice, whole and by parts.
     let names = Duration::from_micros(2) * times(transferred.names);

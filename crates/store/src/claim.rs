@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::batching::CommitBatcher;
 use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome};
 use crate::failpoints::{self, Failpoint, enabled};
+use crate::time::monotonic;
 use rcfarm_api::ids::SessionId;
 
 /// The time in which this process may write under one session.
@@ -64,7 +65,7 @@ impl Epoch {
         if self.inner.ended.is_cancelled() {
             return false;
         }
-        if Instant::now() >= self.good_until() {
+        if monotonic() >= self.good_until() {
             self.end();
             return false;
         }

@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use crate::failpoints::{Failpoint, enabled};
+use crate::time::monotonic;
 use crate::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
 use rcfarm_api::ids::SessionId;
 
@@ -146,9 +147,9 @@ impl Keeper {
     /// Any [`StoreError`] of creating the session, and retryable ones of the steps before.
     pub async fn open(&self) -> Result<KeptSession, StoreError> {
         self.close_earlier().await?;
-        let checked_at = Instant::now();
+        let checked_at = monotonic();
         let service = self.register().await?;
-        let sent_at = Instant::now();
+        let sent_at = monotonic();
         let session_ttl = self.settings.session_ttl;
         let session = self
             .store
@@ -241,7 +242,7 @@ impl Keeper {
         let mut failing = false;
         loop {
             sleep(every).await;
-            let sent_at = Instant::now();
+            let sent_at = monotonic();
             let limit = service.ttl.max(Duration::from_millis(500));
             match timeout(limit, self.store.pass_check(&service.check_id(), "alive")).await {
                 Ok(Ok(true)) => {
@@ -274,7 +275,7 @@ impl Keeper {
         let mut pause = ttl / 3;
         loop {
             sleep(pause).await;
-            let sent_at = Instant::now();
+            let sent_at = monotonic();
             match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
                 Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
                     pause = ttl / 3;

@@ -1,16 +1,23 @@
-//! Injected clock and randomness: one seed reproduces a whole simulated cluster.
+//! Clocks and randomness: the only code that reads them, so that one seed reproduces a whole simulated cluster.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 pub use jiff::Timestamp;
 
-/// Source of wall-clock time, for records. Deadlines use tokio's [`Instant`](tokio::time::Instant), which a test can
-/// pause.
+/// The current time of the monotonic clock, for deadlines and pauses. It is tokio's, which a test can pause.
+#[expect(clippy::disallowed_methods, reason = "the only reader of the monotonic clock")]
+#[must_use]
+pub fn monotonic() -> Instant {
+    Instant::now()
+}
+
+/// Source of wall-clock time, for records.
 pub trait Clock: Send + Sync + 'static {
     /// The current wall-clock time.
     fn wall(&self) -> Timestamp;
@@ -21,6 +28,7 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "the only reader of the wall clock")]
     fn wall(&self) -> Timestamp {
         Timestamp::now()
     }
@@ -47,6 +55,10 @@ impl IdSource {
     }
 
     /// A source seeded by the operating system.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the only source of random numbers without a seed"
+    )]
     #[must_use]
     pub fn from_entropy() -> Self {
         Self::new(ChaCha8Rng::from_rng(&mut rand::rng()))

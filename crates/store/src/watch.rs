@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 pub use super::incremental::Transferred;
 use super::incremental::{IncrementalReader, Sizes};
 use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
+use crate::time::monotonic;
 
 /// Longest wait of a blocking query. A query that the client dropped occupies the Consul agent until then.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -186,7 +187,7 @@ impl TreeWatch {
         full_every: Duration,
         reading: Reading,
     ) -> Self {
-        let (position, sizes) = (Position::start(Instant::now(), full_every), Sizes::default());
+        let (position, sizes) = (Position::start(monotonic(), full_every), Sizes::default());
         TreeWatch {
             reader,
             prefix,
@@ -221,7 +222,7 @@ impl TreeWatch {
 
     /// Makes the next read a full read, which does not wait.
     pub fn reset(&mut self) {
-        self.position = Position::start(Instant::now(), self.full_every);
+        self.position = Position::start(monotonic(), self.full_every);
     }
 
     /// Waits until the tree changes or the wait ends, and returns the whole tree.
@@ -230,7 +231,7 @@ impl TreeWatch {
     /// Any [`StoreError`]; the next read is then a full read. The caller has to pause between calls.
     pub async fn next(&mut self) -> Result<Answer<Vec<Entry>>, StoreError> {
         loop {
-            let query = self.position.query(Instant::now());
+            let query = self.position.query(monotonic());
             self.confirmed = query.consistency == Consistency::Consistent;
             let is_whole = query.wait.is_none() || self.entries < self.sizes.many;
             let read = match is_whole {
@@ -239,7 +240,7 @@ impl TreeWatch {
             };
             match read {
                 Ok(Some(answer)) => {
-                    self.position = self.position.answered(answer.index, Instant::now());
+                    self.position = self.position.answered(answer.index, monotonic());
                     self.entries = answer.value.len();
                     return Ok(answer);
                 }
@@ -279,7 +280,7 @@ impl TreeWatch {
                 // Lost rights change the list but no index.
                 return self.read_whole(Query::CONSISTENT).await.map(Some);
             }
-            self.position = self.position.answered(keys.index, Instant::now());
+            self.position = self.position.answered(keys.index, monotonic());
             sleep(NO_NEWS_PAUSE).await;
             return Ok(None);
         }
@@ -302,7 +303,7 @@ mod tests {
 
     #[test]
     fn decreased_index_makes_the_next_read_full() {
-        let now = Instant::now();
+        let now = monotonic();
         let p = Position::start(now, EVERY).answered(Index(40), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(40));
         assert_eq!(p.answered(Index(39), now).query(now), Query::CONSISTENT);
@@ -310,14 +311,14 @@ mod tests {
 
     #[test]
     fn index_zero_is_waited_on_as_one() {
-        let now = Instant::now();
+        let now = monotonic();
         let p = Position::start(now, EVERY).answered(Index(0), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(1));
     }
 
     #[test]
     fn full_read_is_due_every_interval() {
-        let now = Instant::now();
+        let now = monotonic();
         let p = Position::start(now, EVERY).answered(Index(40), now);
         assert_eq!(p.query(now + EVERY), Query::CONSISTENT);
         let p = p.answered(Index(40), now + EVERY);
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     fn error_makes_the_next_read_full() {
-        let now = Instant::now();
+        let now = monotonic();
         let p = Position::start(now, EVERY).answered(Index(40), now).failed();
         assert_eq!(p.query(now), Query::CONSISTENT);
     }

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use tokio::time::Instant;
 
 use std::sync::Arc;
 
 use rcfarm_api::ids::SessionId;
 use rcfarm_emulator::{Embedded, Fate, Faults, Request, Settings};
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Claim, Commit, Op, Store, Txn, TxnLimits};
 use rcfarm_store::{DeleteMode, Epoch, Index, Key, NewSession, PutMode, Query, Reader, Writer};
 
@@ -47,7 +46,7 @@ impl Fixture {
     async fn new(locks: usize) -> Fixture {
         let store = Embedded::new(&Settings::default(), &IdSource::from_seed(1));
         let session = store.create_session(&NewSession::default()).await.unwrap();
-        let epoch = Epoch::new(session.clone(), Instant::now() + Duration::from_secs(3600));
+        let epoch = Epoch::new(session.clone(), monotonic() + Duration::from_secs(3600));
         for n in 0..locks {
             let lock = key(&format!("lock/{n}"));
             let mode = PutMode::Acquire(session.clone());

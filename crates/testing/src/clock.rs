@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rcfarm_api::Timestamp;
-use rcfarm_store::time::Clock;
+use rcfarm_store::time::{Clock, monotonic};
 use tokio::time::Instant;
 
 /// What every virtual clock shows at its start: 2026-01-01T00:00:00Z.
@@ -38,14 +38,14 @@ impl VirtualClock {
 
     fn shows(&self, off_by: i64) -> Timestamp {
         let epoch = Timestamp::from_second(EPOCH_SECONDS + off_by);
-        epoch.unwrap_or(Timestamp::UNIX_EPOCH) + self.start.elapsed()
+        epoch.unwrap_or(Timestamp::UNIX_EPOCH) + (monotonic() - self.start)
     }
 
     /// Sets the clock forward by so many seconds, back if negative.
     pub fn jump(&self, seconds: i64) {
         let mut setting = self.lock();
         let shown = self.shows(setting.off_by);
-        setting.before.push((Instant::now(), shown));
+        setting.before.push((monotonic(), shown));
         setting.off_by += seconds;
     }
 
@@ -60,7 +60,7 @@ impl VirtualClock {
     #[must_use]
     pub fn lately(&self, period: Duration) -> Vec<Timestamp> {
         let setting = self.lock();
-        let before = setting.before.iter().filter(|(at, _)| at.elapsed() <= period);
+        let before = setting.before.iter().filter(|(at, _)| monotonic() - *at <= period);
         before.map(|(_, shown)| *shown).chain([self.shows(setting.off_by)]).collect()
     }
 }

@@ -3,12 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::process::{Process, consul_program, free_ports};
+use rcfarm_store::time::monotonic;
 
 /// Name of the server's node.
 pub const NODE: &str = "test-agent";
@@ -165,10 +166,10 @@ impl ConsulServer {
     async fn wait_until_ready(&mut self) -> Result<(), String> {
         let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
         let health = format!("http://{}/v1/health/node/{NODE}", self.http);
-        let give_up = Instant::now() + START_LIMIT;
+        let give_up = monotonic() + START_LIMIT;
         loop {
             let runs = self.process.as_mut().is_some_and(Process::runs);
-            if !runs || Instant::now() > give_up {
+            if !runs || monotonic() > give_up {
                 return Err(self.log());
             }
             let answer = client.get(&health).timeout(Duration::from_secs(10)).send().await;

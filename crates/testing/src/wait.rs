@@ -1,8 +1,7 @@
 //! Waits for a condition; fails when it does not hold within a limit. No wait is longer than needed.
 
+use rcfarm_store::time::monotonic;
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 /// Limit of a wait in real time: longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -56,10 +55,10 @@ async fn check_until(
     what: &str,
     mut holds: impl AsyncFnMut() -> bool,
 ) -> Duration {
-    let start = Instant::now();
+    let start = monotonic();
     while !holds().await {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        assert!(monotonic() - start < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(every).await;
     }
-    start.elapsed()
+    monotonic() - start
 }

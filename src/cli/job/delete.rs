@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::Instant;
 
 use super::commands::write;
 use super::find::{FoundJob, FoundPod, find, pods};
@@ -20,6 +19,7 @@ use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Query};
 
 /// Arguments of `job delete`.
@@ -76,7 +76,7 @@ async fn mark_for_deletion(context: &CommandContext, found: &FoundJob) -> anyhow
 }
 
 async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> anyhow::Result<()> {
-    let give_up = Instant::now() + timeout;
+    let give_up = monotonic() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
     loop {
@@ -87,7 +87,7 @@ async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> 
         }
         let count = pods(context, &found.id).await?.len();
         progress.say(&format!("{count} pods left"));
-        if Instant::now() >= give_up {
+        if monotonic() >= give_up {
             let waited = humantime::format_duration(timeout);
             let why = format!("gave up waiting after {waited}: {count} pods left");
             let hint =
@@ -141,7 +141,7 @@ async fn collect_orphans(
 
 /// Waits until no node has a pod of the job. Deleting the group earlier would free resources that are still in use.
 async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
-    let give_up = Instant::now() + if args.no_wait { Duration::ZERO } else { args.timeout };
+    let give_up = monotonic() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
         let real = context.store.list(&key::realities(), Query::PLAIN).await?.value;
@@ -151,7 +151,7 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
             return Ok(());
         }
         progress.say(&format!("{count} pods are still being stopped"));
-        if Instant::now() >= give_up {
+        if monotonic() >= give_up {
             let why = format!("{}: {count} of its pods are still being stopped", args.job);
             return Err(failure(why, "their resources stay allocated; run the command again"));
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::find::find;
 use crate::cli::context::CommandContext;
@@ -16,6 +16,7 @@ use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_store::Query;
+use rcfarm_store::time::monotonic;
 
 /// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
@@ -67,7 +68,7 @@ impl Until {
 pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Result<CliExit> {
     let found = find(context, &args.job).await?;
     let uid = JobUid(found.uid());
-    let give_up = Instant::now() + args.timeout;
+    let give_up = monotonic() + args.timeout;
     let status_key = key::job_status(&args.job);
     let mut progress = Progress::default();
     let mut said = "no farm has looked at it yet".to_owned();

@@ -17,6 +17,7 @@ use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
 /// Which, and for how long.
@@ -74,7 +75,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LOOK_SOON: Duration = Duration::from_millis(300);
 
 pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
-    let give_up = Instant::now() + args.deadline;
+    let give_up = monotonic() + args.deadline;
     let deadline = context.now().checked_add(args.deadline).map_err(|_| {
         failure(
             format!("--deadline: {} is too long", humantime::format_duration(args.deadline)),
@@ -216,7 +217,7 @@ async fn emptied(
     let mut index = Index::ZERO;
     loop {
         let rows = match look(context, names).await {
-            Err(error) if is_passing(&error) && Instant::now() < give_up => {
+            Err(error) if is_passing(&error) && monotonic() < give_up => {
                 progress.say(&format!("{error}; trying again"));
                 sleep(LOOK_EVERY).await;
                 continue;
@@ -234,7 +235,7 @@ async fn emptied(
             return Ok(rows);
         }
         progress.say(&format!("{} left ({})", pods_words(left.len()), tally(left.iter().copied())));
-        if Instant::now() >= give_up {
+        if monotonic() >= give_up {
             return Ok(rows);
         }
         let watched = left.iter().find(|pod| pod.intended).map(|pod| pod.node.clone());

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::Instant;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
@@ -19,6 +18,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::cache::read_once;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Query, StoreError};
 
 /// Arguments of `rc delete`.
@@ -107,7 +107,7 @@ async fn remove_pods(
 
 /// Waits until no pod is left. Pods are counted by their labels, because an owner of p2 writes no status.
 async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> anyhow::Result<()> {
-    let give_up = Instant::now() + timeout;
+    let give_up = monotonic() + timeout;
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
     loop {
@@ -116,7 +116,7 @@ async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> any
             return Ok(());
         }
         progress.say(&format!("{left} pods left"));
-        if Instant::now() >= give_up {
+        if monotonic() >= give_up {
             return Err(failure(
                 format!(
                     "gave up waiting after {}: {left} pods left",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
@@ -11,6 +11,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Query};
 
 /// Longest wait of one blocking query.
@@ -25,7 +26,7 @@ pub(super) async fn scheduled(
     index: Index,
     timeout: Duration,
 ) -> anyhow::Result<()> {
-    let give_up = Instant::now() + timeout;
+    let give_up = monotonic() + timeout;
     let status_key = key::rc_status(id);
     let mut progress = Progress::default();
     let mut said = "no farm has looked at the change yet".to_owned();

@@ -1,6 +1,7 @@
 use super::super::records::{PeerFarm, Record, RecordLocks};
 use super::*;
 use rcfarm_api::Index;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Versioned, VersionedIndex};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ fn id(n: usize) -> RecordId {
 
 impl Fixture {
     fn new(records: usize, farms: &[&str]) -> Fixture {
-        let now = Instant::now();
+        let now = monotonic();
         let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let peer = |name: &&str| {
             let peer = PeerFarm {

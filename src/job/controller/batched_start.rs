@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::Instant;
 use tracing::info;
 
 use super::{JobController, JobView};
@@ -20,6 +19,7 @@ use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Fenced, Index, Op, Txn, TxnLimits};
 
 /// Limit of transactions in flight.
@@ -131,6 +131,6 @@ impl JobController {
         }
         self.known.labels = self.known.labels.max(index);
         self.known.intents = self.known.intents.max(index);
-        self.known.at = Some(Instant::now());
+        self.known.at = Some(monotonic());
     }
 }

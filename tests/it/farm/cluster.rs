@@ -16,13 +16,12 @@ use rcfarm_emulator::{Embedded, Settings};
 use rcfarm_emulator::{Fate, Request};
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{DeleteMode, PutMode, Query, Reader, Store, TxnLimits};
 use rcfarm_testing::clock::VirtualClock;
 use rcfarm_testing::requests::RequestCounter;
 use serde_json::json;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub struct RunningFarm {
@@ -69,7 +68,7 @@ impl Cluster {
         let cluster = Cluster {
             store: Embedded::new(&Settings::default(), &ids),
             ids,
-            clock: VirtualClock::new(Instant::now()),
+            clock: VirtualClock::new(monotonic()),
             scheduler: None,
             discovery: Arc::new(NoDiscovery),
             limits: TxnLimits::default(),

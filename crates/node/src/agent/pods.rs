@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::driver::{Driver, FoundProcess, ProcessExit, Started};
@@ -23,6 +23,7 @@ use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::node::Health;
 use rcfarm_store::Env;
+use rcfarm_store::time::monotonic;
 
 /// The pods of this node and what is needed to run them.
 pub(super) struct NodePods {
@@ -41,7 +42,7 @@ const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 impl NodePods {
     /// Adopts the processes that the previous agent left running.
     pub(super) async fn adopt(&mut self) {
-        let now = Instant::now();
+        let now = monotonic();
         for (id, stored) in self.data.pods() {
             let mut pod = PodTask::new(id.clone(), stored.into(), &self.data, now);
             let names: Vec<String> = pod.processes.keys().cloned().collect();
@@ -63,7 +64,7 @@ impl NodePods {
 
     pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
         info!(pod = %id, "pod accepted");
-        let pod = PodTask::new(id.clone(), intended, &self.data, Instant::now());
+        let pod = PodTask::new(id.clone(), intended, &self.data, monotonic());
         if let Err(why) = &pod.spec {
             warn!(pod = %id, why, "pod cannot be run");
             // Stored nevertheless: the next agent must delete the status when the intent is deleted.
@@ -127,7 +128,7 @@ impl NodePods {
                 warn!(pod = %id, launchable = name, why, "process cannot be started");
                 let at = self.env.clock.wall();
                 let exit = ProcessExit { at, ..ProcessExit::unknown(&why) };
-                pod.ended(name, exit, Instant::now());
+                pod.ended(name, exit, monotonic());
             }
         }
         self.by_id.insert(id.clone(), pod);
@@ -136,7 +137,7 @@ impl NodePods {
     pub(super) fn exited(&mut self, id: &PodId, name: &str, exit: ProcessExit) {
         if let Some(pod) = self.by_id.get_mut(id) {
             info!(pod = %pod.id, launchable = name, exit = exit.in_words(), "process ended");
-            pod.ended(name, exit, Instant::now());
+            pod.ended(name, exit, monotonic());
         }
     }
 

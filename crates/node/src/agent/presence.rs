@@ -20,6 +20,7 @@ use rcfarm_api::labels::{Labels, decode_labels, encode_labels};
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_store::Env;
 use rcfarm_store::session::{FarmMember, Keeper, KeptSession};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::LONGEST_WAIT;
 use rcfarm_store::{
     Behavior, Claim, Entry, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome,
@@ -285,7 +286,7 @@ impl AgentPresence {
     }
 
     fn write_lease(&self, kept: &KeptSession) {
-        let rest = kept.epoch().good_until().saturating_duration_since(tokio::time::Instant::now());
+        let rest = kept.epoch().good_until().saturating_duration_since(monotonic());
         let until = since_boot() + u64::try_from(rest.as_millis()).unwrap_or(0);
         if let Err(error) = replace(&self.data.lease(), until.to_string().as_bytes()) {
             warn!(%error, "the lease cannot be written: single instances will be stopped");

@@ -183,6 +183,7 @@ pub fn flapping(report: &PodReport) -> PodReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcfarm_store::time::monotonic;
 
     #[test]
     fn job_pod_end_rings_doorbell_at_most_once_a_second() {
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(of(made, NodePodPhase::Running), None);
         let status = PodStatus { phase: NodePodPhase::Ended, ..PodStatus::default() };
         let end = PodReport { reality: Some(made.into()), status };
-        let (mut bells, now) = (JobBellLimiter::default(), Instant::now());
+        let (mut bells, now) = (JobBellLimiter::default(), monotonic());
         for (after, rings) in [(0, true), (0, true), (999, false), (1_000, true), (1_999, false)] {
             let at = now + Duration::from_millis(after);
             assert_eq!(bells.ring(&end, "1", at).is_some(), rings, "after {after} ms");
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn bucket_limits_a_flapping_pod_to_its_rate_and_refills() {
-        let start = Instant::now();
+        let start = monotonic();
         let mut bucket = Bucket::full(start);
         let (mut writes, mut flapping) = (0, 0);
         for second in 0..3_600 {

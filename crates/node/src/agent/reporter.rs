@@ -19,6 +19,7 @@ use super::{AgentSettings, LONGEST_PAUSE};
 use rcfarm_api::Timestamp;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::PodId;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Commit, Env, Op, StoreError, Txn, Writer};
 
 /// What Consul has of the pods, and the pacing of writes.
@@ -113,7 +114,7 @@ impl Reporter {
         tasks: &mut Tasks,
     ) -> Option<Instant> {
         let presence = presence.filter(|presence| presence.claim.is_live())?;
-        let now = Instant::now();
+        let now = monotonic();
         if self.is_writing {
             return None;
         }
@@ -250,6 +251,6 @@ impl Reporter {
             warn!(why, failures = self.failures, "pod states cannot be written");
         }
         let pause = backoff(Duration::from_millis(200), LONGEST_PAUSE, self.failures);
-        self.not_before = Some(Instant::now() + self.env.ids.jitter(pause, 0.5));
+        self.not_before = Some(monotonic() + self.env.ids.jitter(pause, 0.5));
     }
 }

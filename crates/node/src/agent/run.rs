@@ -23,6 +23,7 @@ use super::tasks::Tasks;
 use super::{AgentSettings, AtShutdown};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::key;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Env, Query};
 
 /// An agent that is not yet running.
@@ -257,7 +258,7 @@ impl AgentLoop {
             guarded: self.intents.as_ref().map_or(&none, |intents| &intents.guarded),
             pods: &pods,
             has_lease: self.presence.as_ref().is_some_and(|p| p.claim.epoch().is_live()),
-            now: Instant::now(),
+            now: monotonic(),
         })
     }
 
@@ -300,7 +301,7 @@ impl AgentLoop {
 
     /// Stops every pod and waits until their keys are deleted, at most [`STOP_TIMEOUT`].
     async fn stop_all_pods(&mut self, events_in: &mut UnboundedReceiver<AgentEvent>) {
-        let until = Instant::now() + STOP_TIMEOUT;
+        let until = monotonic() + STOP_TIMEOUT;
         self.intents = Some(NodeIntents::default());
         loop {
             self.act();

@@ -27,6 +27,7 @@ use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::PodStatus;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Commit, Op, Query, Store, StoreError, Txn, TxnLimits, TxnOutcome, Writer};
 
 /// Interval of checks.
@@ -139,8 +140,8 @@ impl SingleInstanceCheck {
         let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
         let lease = record.and_then(|record| record.lease_ms);
         let lease = lease.map_or(DEFAULT_LEASE, Duration::from_millis);
-        let since = *gone_since.entry(node.clone()).or_insert_with(Instant::now);
-        let is_alive = since.elapsed() < lease;
+        let since = *gone_since.entry(node.clone()).or_insert_with(monotonic);
+        let is_alive = monotonic() - since < lease;
         if !is_alive {
             info!(pod = %self.pod, %node, "the lease of the other node has ended");
         }

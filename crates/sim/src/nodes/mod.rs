@@ -29,6 +29,7 @@ use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_emulator::Embedded;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store};
 
 /// Agents look at their intents this often; at the health of services every second time.
@@ -279,7 +280,7 @@ impl Nodes {
 
     /// One look of one agent at the pods of jobs.
     fn turn(&self, node: &NodeName) {
-        let now = Instant::now();
+        let now = monotonic();
         if !self.end_processes(node, now) {
             return;
         }

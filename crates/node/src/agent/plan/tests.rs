@@ -3,6 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use rcfarm_store::time::monotonic;
 
 fn id(n: u8) -> PodId {
     format!("p{n}").parse().unwrap()
@@ -31,7 +32,7 @@ fn decide(
 #[test]
 fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
     use AgentAction::{Accept, Forget, Start, Stop};
-    let now = Instant::now();
+    let now = monotonic();
     let due = AgentPodState::Waiting(now);
     let first = || "0".to_owned();
     let actions =
@@ -62,7 +63,7 @@ fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
 
 #[test]
 fn plan_waits_for_backoff_and_for_single_instance_lease() {
-    let now = Instant::now();
+    let now = monotonic();
     let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
     let waiting = pod(7, &[AgentPodState::Waiting(later), AgentPodState::Waiting(soon)]);
     let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
@@ -100,7 +101,7 @@ proptest! {
         ),
         has_lease: bool,
     ) {
-        let now = Instant::now();
+        let now = monotonic();
         let states = [
             AgentPodState::Waiting(now), AgentPodState::Starting, AgentPodState::Running, AgentPodState::Stopping,
             AgentPodState::Ended, AgentPodState::Unfit,
