@@ -1,5 +1,4 @@
-//! What the owner of a scheduler looks at: queues and groups, each tree read once for all, and the nodes that the
-//! farm watches anyway.
+//! Caches for all scheduler records of a farm; nodes and commands are shared with other kinds.
 
 use std::sync::Arc;
 
@@ -17,18 +16,18 @@ use rcfarm_store::{Reader, StoreError};
 /// Caches of queues, PodGroups and nodes that all schedulers of a farm share.
 pub struct SchedulerCaches {
     pub(super) reader: Arc<dyn Reader>,
-    /// `rcfarm/queues/`
+    /// Cache of `rcfarm/queues/`.
     pub queues: Arc<Cache<QueueIndex>>,
-    /// `rcfarm/pod_groups/`
+    /// Cache of `rcfarm/pod_groups/`.
     pub groups: Arc<Cache<GroupIndex>>,
-    /// `rcfarm/commands/`, which jobs look at, too.
+    /// Cache of `rcfarm/commands/`, shared with jobs.
     pub commands: Arc<Cache<Commands>>,
-    /// The nodes.
+    /// Nodes, their labels and allocations.
     pub view: Arc<ClusterView>,
 }
 
 impl SchedulerCaches {
-    /// The trees, not yet read, beside a world and commands that are watched.
+    /// Creates the caches of queues and groups without reading.
     #[must_use]
     pub fn new(
         reader: Arc<dyn Reader>,
@@ -37,8 +36,8 @@ impl SchedulerCaches {
     ) -> Arc<Self> {
         Arc::new(SchedulerCaches {
             queues: Cache::guarded(reader.clone(), key::queues(), PollPolicy::PROMPT),
-            // Not guarded: groups come and go with their jobs, and before one is forgotten the store is asked whether
-            // its record is gone.
+            // Not guarded against mass deletion: groups end with their jobs. A transaction that forgets one checks its
+            // record.
             groups: Cache::new(reader.clone(), key::pod_groups(), PollPolicy::BULK),
             commands,
             reader,
@@ -46,7 +45,7 @@ impl SchedulerCaches {
         })
     }
 
-    /// Reads queues, groups and promises now.
+    /// Reads queues, groups and allocations up to the present index.
     pub(super) async fn catch_up(&self) -> Result<(), StoreError> {
         let queues = async { self.queues.read_now().await.map(drop) };
         let groups = async { self.groups.read_now().await.map(drop) };
@@ -54,7 +53,7 @@ impl SchedulerCaches {
         futures_util::future::try_join3(queues, groups, allocations).await.map(drop)
     }
 
-    /// The nodes that match a selector.
+    /// Nodes that match a selector.
     pub(super) fn fleet(&self, selector: &Selector) -> Fleet {
         let fleet = self.view.fleet();
         if selector.is_everything() {

@@ -1,4 +1,4 @@
-//! The task of one claimed scheduler: look, plan, commit.
+//! Controller of one claimed scheduler record: reads, plans, commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,13 +38,13 @@ use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
-/// So many groups get a place in one pass.
+/// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
-/// Mere words for those that wait are written this far apart, a transaction at a time.
+/// Minimum interval between transactions that only update the messages of waiting groups.
 const WORDS_EVERY: Duration = Duration::from_millis(250);
-/// While something waits for room, the nodes are looked at this often; what others free rings no bell.
+/// Poll interval while a group waits for capacity: capacity freed by other controllers wakes nobody.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
-/// Promises without a group are looked for this often: nothing that is done here leaves any.
+/// Interval between searches for orphaned allocations, which only writes by others can cause.
 const LEAKS_EVERY: Duration = Duration::from_secs(60);
 /// Controller of one claimed scheduler record.
 pub struct OrderingController {
@@ -54,15 +54,15 @@ pub struct OrderingController {
     caches: Arc<SchedulerCaches>,
     chain: StatusChain<SchedulerStatus>,
     groups: GroupStatuses,
-    /// Groups whose status is there and cannot be understood: what they hold is not known, so nobody touches them.
+    /// Groups whose status cannot be decoded. They are left unchanged, since their allocations are unknown.
     unreadable: BTreeSet<GroupId>,
     queues: QueueBook,
     since: Timestamp,
-    /// The queues' counters are counted anew: the statuses were read, and somebody may have deleted some.
+    /// Whether to recount the queues: the statuses were read again and may have been changed by others.
     to_recount: bool,
-    /// When words may be written again.
+    /// Next time for updating messages.
     words_at: Instant,
-    /// When promises without a group are looked for again.
+    /// Next time for the search for orphaned allocations.
     leaks_at: Instant,
     alerted: Option<String>,
     may_make_queues: bool,
@@ -76,7 +76,7 @@ impl Revisioned for SchedulerStatus {
 
 impl ChainedStatus for SchedulerStatus {}
 
-/// Everything that one look found.
+/// Input and plan of one reconcile.
 struct BatchView {
     record_index: Index,
     spec: SchedulerSpec,
@@ -85,7 +85,7 @@ struct BatchView {
 }
 
 impl OrderingController {
-    /// A controller for a claimed scheduler.
+    /// Controller without a status; the first reconcile reads it.
     pub fn new(
         ctx: ControllerContext,
         claimed: ClaimedRecord,
@@ -113,8 +113,7 @@ impl OrderingController {
         }
     }
 
-    /// Reads the statuses first, and then the rest: an older view of the promises than the statuses are of would make
-    /// something stay promised for ever.
+    /// Reads the statuses before the caches. Allocations older than the statuses could stay allocated forever.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.chain.refresh().await?;
         let reader = &self.caches.reader;
@@ -146,7 +145,7 @@ impl OrderingController {
             .into_iter()
             .filter_map(|entry| {
                 let name = prefix.tail(&entry.key)?.parse().ok()?;
-                // Its counters are counted anew; nothing else of it is worth keeping.
+                // Counters are recounted; other fields can be lost.
                 let status = QueueStatus::decode(&entry.value).unwrap_or_default();
                 Some((name, (entry.modify_index, status)))
             })
@@ -157,7 +156,7 @@ impl OrderingController {
         Ok(())
     }
 
-    /// Whether somebody deleted a status past us, or wrote one.
+    /// Whether others have created or deleted statuses.
     async fn is_tampered_with(&self) -> Result<bool, ReconcileError> {
         let keys = async |prefix| self.caches.reader.keys(&prefix, None, Query::PLAIN).await;
         let groups = keys(key::pod_group_statuses()).await?.value;
@@ -169,7 +168,7 @@ impl OrderingController {
         Ok(!groups.iter().eq(self.groups.keys()) || !queues.iter().eq(self.queues.keys()))
     }
 
-    /// The record as it stands; `None`: there is none, or it breaks a rule, which is said.
+    /// Decodes and checks the record. `None`: absent, or invalid and reported.
     async fn record(&mut self) -> Result<Option<(Index, SchedulerSpec, Selector)>, ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(None) };
@@ -242,7 +241,7 @@ impl OrderingController {
         Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
     }
 
-    /// Makes the changes in order, in as few transactions as they fit into. `false`: one was refused.
+    /// Commits the changes in order, with as few transactions as possible. `false`: one was refused.
     async fn make(
         &mut self,
         look: &BatchView,
@@ -269,7 +268,7 @@ impl OrderingController {
         Ok(true)
     }
 
-    /// What a committed transaction did, known before any tree shows it.
+    /// Records the result of a committed transaction before the caches show it.
     fn learn(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
         for change in changes {
             match &change.after {
@@ -287,7 +286,7 @@ impl OrderingController {
         self.caches.view.ledger.wrote(&batch.bookings, index);
     }
 
-    /// Brings the queues' own statuses up to date. `false`: a transaction was refused.
+    /// Updates the statuses of the queues. `false`: a transaction was refused.
     async fn tell_queues(
         &mut self,
         look: &BatchView,
@@ -360,7 +359,7 @@ impl OrderingController {
         self.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
     }
 
-    /// Makes the queue of whatever names none. `false`: it is there.
+    /// Creates the queue `default`. `false`: it exists.
     async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
         let queues = self.caches.queues.snapshot();
         let name: QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
@@ -396,8 +395,8 @@ impl OrderingController {
         Ok(true)
     }
 
-    /// Carries out the first command for one of its queues: what it asks is written into the queue's record, and the
-    /// command is consumed in the same transaction. `None`: there is none.
+    /// Executes the first command for one of its queues: changes the queue's record and deletes the command in one
+    /// transaction. `None`: no command.
     async fn apply_command(&mut self, look: &BatchView) -> Result<Option<Action>, ReconcileError> {
         let (commands, queues) = (self.caches.commands.snapshot(), self.caches.queues.snapshot());
         let may_drop = self.is_default() && queues.untrusted.is_none();
@@ -470,7 +469,7 @@ impl OrderingController {
         })
     }
 
-    /// Writes the scheduler's own status alone.
+    /// Writes only the scheduler's status.
     async fn say(
         &mut self,
         record_index: Index,
@@ -482,7 +481,7 @@ impl OrderingController {
         self.commit_status(record_index, status, Vec::new(), None).await.map(drop)
     }
 
-    /// Commits operations with the status as it is.
+    /// Commits operations, with an unchanged status.
     async fn commit(
         &mut self,
         record_index: Index,
@@ -507,7 +506,7 @@ impl OrderingController {
         let nodes: Vec<Option<NodeName>> = shared.iter().map(booked_node).collect();
         let now = self.ctx.clock.wall();
         let audit = details.iter().map(|details| AuditRecord::new(details, now)).collect();
-        // The queues' records are guarded one by one, where a plan depends on them.
+        // Not the scheduler's record: changes check the records of the queues that they depend on.
         let (record, status) = (RecordGuard::Any, StatusWrite::Replace(status));
         let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
         if let Committed::Refused(refused) = &committed {
@@ -517,7 +516,7 @@ impl OrderingController {
         Ok(committed)
     }
 
-    /// When to look again, if nothing happens.
+    /// Time of the next reconcile if nothing changes before.
     fn rest(&self, plan: &BatchPlan) -> Action {
         let now = self.ctx.clock.wall();
         let due = plan.next.map(|at| {
@@ -539,7 +538,7 @@ impl OrderingController {
     }
 }
 
-/// What the groups amount to, by queue: how many are in each phase, and what the admitted ones are charged.
+/// Counts groups by phase and sums the charges of admitted groups, per queue.
 fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
     let mut counted: BTreeMap<QueueName, (Counters, Amounts)> = BTreeMap::new();
     for status in groups.values().map(|known| &known.status) {
@@ -556,7 +555,7 @@ fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
 #[async_trait]
 impl Controller for OrderingController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
-        // From the plan to its commit: the farm's other tasks would only take the same room.
+        // Held from plan to commit: other tasks of this farm would allocate the same capacity.
         let caches = self.caches.clone();
         let _turn = caches.view.ledger.turn().await;
         let Some(look) = self.look().await? else { return Ok(Action::AwaitChange) };

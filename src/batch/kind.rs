@@ -1,4 +1,4 @@
-//! Schedulers as a kind of record: data, subscriptions and hooks.
+//! The kind `scheduler`: prefixes, subscriptions and controllers.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
 use rcfarm_api::scheduler::spec::SchedulerRecord;
 use rcfarm_store::{Index, StoreError};
 
-/// Schedulers as a kind of record.
+/// Prefixes, rights and checks of the kind `scheduler`.
 #[must_use]
 pub fn spec() -> KindSpec {
     let default: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
@@ -83,14 +83,14 @@ fn check_queue(tail: &str, value: &[u8]) -> Result<(), String> {
     QueueRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
 }
 
-/// Controllers of schedulers.
+/// Subscriptions and controllers of the kind `scheduler`.
 pub struct OrderingKind {
     ctx: ControllerContext,
     caches: Arc<SchedulerCaches>,
 }
 
 impl OrderingKind {
-    /// The kind on the caches of its farm.
+    /// Uses the caches that all schedulers of the farm share.
     #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<SchedulerCaches>) -> Self {
         OrderingKind { ctx, caches }

@@ -1,26 +1,24 @@
-//! The order of the queues: who is admitted next, and where it goes. One scheduler record is claimed like any other
-//! record, so exactly one farm orders the queues that name it; when it dies, another takes over.
+//! Queueing of PodGroups: admits groups and binds their members to nodes. A scheduler record is claimed like any other
+//! record, so exactly one farm works on the queues that name it; after its failure another farm claims it.
 //!
-//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/pod_groups/`, their statuses, and what nodes have
-//! and have allocated.
-//! Keys written: `rcfarm/scheduler_status/<name>` (in every transaction: the chain), `rcfarm/queue_status/<queue>`,
-//! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`;
-//! `rcfarm/queues/default` when it is missing.
-//! Who else writes them: people the records; jobs' controllers their groups' records; other controllers the
-//! allocations, by CAS.
-//! A crash between two writes leaves: groups each before or after its change, whole. A gang that touches more nodes
-//! than fit into a transaction is written ahead: first its whole place into its status (`Reserving`), then the
-//! allocations of the nodes, in parts, then `Bound`. Nothing of it starts before `Bound`, and whoever owns the scheduler
-//! next goes on where the last one stopped, forward or back.
+//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/pod_groups/`, their statuses, `rcfarm/commands/`,
+//! `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
+//! Keys written: `rcfarm/scheduler_status/<name>` in every transaction, `rcfarm/queue_status/<queue>`,
+//! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`; `rcfarm/queues/<queue>`
+//! for a command, which is deleted, and for a missing `default`.
+//! Other writers: users write scheduler and queue records and commands; job controllers write PodGroup records; other
+//! controllers write allocations, by CAS.
+//! A crash between two transactions leaves each group before or after its change. A gang on more nodes than fit into
+//! one transaction is written ahead: its placement with state `Reserving`, then the nodes' allocations in parts, then
+//! `Bound`. No member starts before `Bound`. The next owner completes the reservation or releases it.
 //!
-//! | part | is |
+//! | module | contents |
 //! |---|---|
-//! | `spec`, `status` | the scheduler's own record and status |
-//! | [`queues`] | which queues take work, and what each has left |
-//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: what has become of the groups, and who goes next |
-//! | [`placing`] | a group's members as pods on nodes |
-//! | [`writes`] | changes packed into transactions |
-//! | [`caches`] | the trees that it watches |
+//! | [`queues`] | open queues and their remaining capability |
+//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: updates known groups, then admits waiting ones |
+//! | [`placing`] | members of a group as pods on nodes |
+//! | [`writes`] | packs changes into transactions |
+//! | [`caches`] | watched prefixes |
 
 pub mod caches;
 mod controller;

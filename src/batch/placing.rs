@@ -1,5 +1,4 @@
-//! A group's members as pods on nodes: the question to the scheduler, what is allocated for them, and what a pass
-//! does to one group. Pure.
+//! Members of a group as pods on nodes: request to the scheduler, allocations, and the change of one group. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use rcfarm_api::scheduler::spec::SchedulerSpec;
 pub struct VersionedStatus {
     /// ModifyIndex of the status.
     pub index: Index,
-    /// The status.
+    /// Decoded status.
     pub status: Arc<PodGroupStatus>,
 }
 
@@ -31,25 +30,25 @@ pub struct GroupMember {
     pub node: NodeName,
     /// Id of the pod on that node.
     pub pod: PodId,
-    /// What it asks for.
+    /// Resources that it requests.
     pub want: Resources,
 }
 
-/// What a pass does to one group; whole in one transaction.
+/// Change of one group; always in one transaction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlacementChange {
     /// Namespace and name of the PodGroup.
     pub id: GroupId,
-    /// Its status as it was seen.
+    /// Status before the change.
     pub before: Option<VersionedStatus>,
-    /// Its status afterwards; `None`: the group is forgotten.
+    /// Status after the change; `None`: deleted.
     pub after: Option<PodGroupStatus>,
-    /// Allocations that are taken back.
+    /// Allocations to release.
     pub release: Vec<GroupMember>,
-    /// Allocations that are made, after those were taken back.
+    /// Allocations to make after the release.
     pub allocate: Vec<GroupMember>,
-    /// The record's ModifyIndex, where it must be as it was seen: 0 for none. Its owner may have said something new of
-    /// the pods since, and a record that no tree shows may be there.
+    /// Required ModifyIndex of the group's record; 0: absent. The owner may have changed its counts since, and a record
+    /// may exist that the cache does not show.
     pub as_said: Option<Index>,
 }
 
@@ -66,31 +65,31 @@ impl PlacementChange {
         PlacementChange { id: id.clone(), before, after, release, allocate, as_said: None }
     }
 
-    /// Whether the status stays as it is.
+    /// Whether the status stays the same.
     #[must_use]
     pub fn keeps_status(&self) -> bool {
         self.before.as_ref().map(|known| &*known.status) == self.after.as_ref()
     }
 
-    /// Nodes whose promises it touches.
+    /// Nodes whose allocations it changes.
     #[must_use]
     pub fn nodes(&self) -> BTreeSet<&NodeName> {
         nodes_of(self.release.iter().chain(&self.allocate))
     }
 }
 
-/// Nodes on which something is allocated for these.
+/// Nodes on which these members have allocations.
 pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTreeSet<&'m NodeName> {
     members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
 }
 
-/// In whose name a group's pods are allocated their room.
+/// Owner of the allocations of a group's pods.
 #[must_use]
 pub fn owner_of(id: &GroupId) -> AllocationOwner {
     AllocationOwner::Other(format!("pod_group/{id}"))
 }
 
-/// The group in whose name something is allocated.
+/// Group that owns an allocation.
 #[must_use]
 pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
     match owner {
@@ -99,7 +98,7 @@ pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
     }
 }
 
-/// The question for so many members of a group.
+/// Request for the given numbers of members.
 #[must_use]
 pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {
     let tasks = spec.tasks.iter().filter_map(|task| {
@@ -118,7 +117,7 @@ pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &Schedul
     Gang { name: id.to_string(), packing: by.packing, tasks: tasks.collect() }
 }
 
-/// The answer as a placement of the group: the first members of each task have nodes.
+/// Placement from the scheduler's answer: nodes for the first members of each task.
 #[must_use]
 pub fn placement(
     spec: &PodGroupSpec,
@@ -135,7 +134,7 @@ pub fn placement(
     GroupPlacement { state, members: spec.tasks.iter().map(nodes).collect(), asks, then: None }
 }
 
-/// The members of a placement.
+/// Placed members.
 #[must_use]
 pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     let asks = placement.asks.iter().map(|(task, asks)| (task.as_str(), asks.to_resources()));
@@ -148,7 +147,7 @@ pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     placement.placed().filter_map(member).collect()
 }
 
-/// A placement cut and stretched to what the record wants now, and the members that it gives up.
+/// Adapts a placement to the record's replicas. Also returns the members that lose their node.
 #[must_use]
 pub fn fitted(
     id: &GroupId,
@@ -172,7 +171,7 @@ pub fn fitted(
     (kept, members(id, &lost))
 }
 
-/// Those whose promise stands.
+/// Members with an allocation.
 #[must_use]
 pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
     let owner = owner_of(id);
@@ -182,17 +181,16 @@ pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<
     all.into_iter().filter(stands).collect()
 }
 
-/// Those that have yet to be promised what they ask for.
+/// Members without an allocation of what they request.
 #[must_use]
 pub fn missing(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
     let owner = owner_of(id);
     all.into_iter().filter(|m| !rooms.of(&m.node).holds(&m.pod, &owner, &m.want)).collect()
 }
 
-/// Takes promises back and makes others on a working copy of the fleet.
+/// Releases and makes allocations on a copy of the fleet.
 ///
-/// # Errors
-/// A member for which there is no room; nothing is changed then.
+/// # Errors A member that does not fit. The copy is unchanged.
 pub fn book(
     fleet: &mut Fleet,
     id: &GroupId,
@@ -212,7 +210,7 @@ pub fn book(
     Ok(())
 }
 
-/// Members in parts of which none touches more than `most` nodes.
+/// Splits members into parts of at most `most` nodes each.
 #[must_use]
 pub fn parts(mut members: Vec<GroupMember>, most: usize) -> Vec<Vec<GroupMember>> {
     members.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));

@@ -1,10 +1,9 @@
-//! Who goes next: queues, groups and nodes in, changes out. Pure.
+//! Plans one pass over queues, groups and nodes. Pure.
 //!
-//! One pass reconciles what the known groups have become ([`super::reconcile_existing`]: ended, held, moved on, half placed), then goes
-//! through those that want a place, in one order: queues of higher priority first, then groups of higher priority, then
-//! those that wait longer. A group is admitted and placed in the same step, whole or not at all: its queue and those
-//! above have enough left, and every member has a node with room. In a strict queue nothing goes before one that
-//! cannot be placed yet; elsewhere what fits goes ahead.
+//! First it updates known groups ([`super::reconcile_existing`]). Then it admits waiting ones, ordered by priority of
+//! the queue, priority of the group, and waiting time. A group is admitted and placed in one step: its queue and the
+//! ancestors must have the capability, and each member needs a node with capacity. In a FIFO queue a group that cannot
+//! be placed blocks those behind it; in other queues they go ahead.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,66 +27,66 @@ use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::Waiting;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 
-/// The statuses of all groups.
+/// Statuses of all groups.
 pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
 
-/// Everything that a pass looks at.
+/// Input of a pass.
 pub struct BatchObserved<'a> {
-    /// The scheduler.
+    /// Name of the scheduler.
     pub me: &'a ObjectName,
-    /// Its configuration.
+    /// Spec of the scheduler.
     pub spec: &'a SchedulerSpec,
-    /// All queues, also those of other schedulers.
+    /// All queues, those of other schedulers included.
     pub queues: &'a Queues,
-    /// All groups.
+    /// Records of all groups.
     pub groups: &'a StoredGroups,
-    /// Their statuses.
+    /// Statuses of all groups.
     pub statuses: &'a GroupStatuses,
-    /// Groups whose status cannot be understood: they are left alone, with whatever they hold.
+    /// Groups whose status cannot be decoded; they and their allocations stay unchanged.
     pub unreadable: &'a BTreeSet<GroupId>,
-    /// The nodes that it may use.
+    /// Nodes that the scheduler may use.
     pub fleet: &'a Fleet,
-    /// Nodes that are down: members that have no pod want another place than there.
+    /// Nodes that are down; members without a pod are moved away.
     pub down: &'a BTreeSet<NodeName>,
-    /// Whether a group without a record is gone; not while the records became suspiciously few.
+    /// Whether groups without a record may be deleted; not while the cache suspects a mass deletion.
     pub may_forget: bool,
-    /// Whether promises of groups without a status are looked for: somebody deleted it past whoever owns the scheduler.
+    /// Whether to search for allocations of groups without a status.
     pub with_orphaned: bool,
-    /// The time.
+    /// Wall-clock time.
     pub now: Timestamp,
-    /// An index that is later than anything seen: the place of a group that goes to the end of its queue.
+    /// Index above all others; position of a group that moves to the end of its queue.
     pub latest: Index,
-    /// How much is done in one pass.
+    /// Limits of a pass.
     pub bounds: Bounds,
 }
 
-/// How much is done at once.
+/// Limits of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// So many groups are given a place in one pass.
+    /// Groups placed per pass.
     pub placed: usize,
-    /// One change touches the promises of so many nodes at most; a larger gang is written ahead.
+    /// Nodes per change; a larger gang is written ahead.
     pub nodes: usize,
 }
 
-/// What a pass decided.
+/// Output of a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BatchPlan {
-    /// In the order in which they are to be made.
+    /// Changes, in the order of their commits.
     pub changes: Vec<PlacementChange>,
-    /// Mere words for groups that wait: nothing depends on them, so they come when there is time.
+    /// Changes of messages only, committed when there is nothing else to do.
     pub says: Vec<PlacementChange>,
-    /// All that wait, by queue, in order.
+    /// Waiting groups in order, per queue.
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
-    /// What the groups are charged once the changes are made.
+    /// Charges after the changes.
     pub usage: Usage,
-    /// There is more to do at once.
+    /// Whether to run another pass at once.
     pub more: bool,
-    /// When something becomes due by itself.
+    /// Time of the next pass if nothing changes before.
     pub next: Option<Timestamp>,
 }
 
-/// A group that wants a place.
+/// A group that needs a placement.
 #[derive(Debug, Clone)]
 pub(super) struct Candidate<'a> {
     pub(super) id: &'a GroupId,
@@ -95,7 +94,7 @@ pub(super) struct Candidate<'a> {
     pub(super) group: &'a StoredGroup,
     pub(super) record: &'a PodGroupRecord,
     pub(super) known: Option<&'a VersionedStatus>,
-    /// Its queue is charged for it already.
+    /// Whether its queue is already charged.
     pub(super) admitted: bool,
 }
 
@@ -104,7 +103,7 @@ impl Candidate<'_> {
         self.known.map_or(self.group.created, |known| known.status.since)
     }
 
-    /// Its status so far, of this record, this owner and this round.
+    /// Its status with the fields of the present record, owner and round.
     fn status(&self) -> PodGroupStatus {
         let mut status = self.known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
         status.of = self.group.created;
@@ -116,7 +115,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Members that differ in nothing that placing looks at.
+/// Requests with equal keys fit on the same nodes.
 pub(super) type RequestKey = Vec<(u32, String, String)>;
 
 pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKey {
@@ -127,7 +126,7 @@ pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKe
     tasks.filter(|(count, ..)| *count > 0).collect()
 }
 
-/// What a waiting group of a single pod asks for; `None`: it is no such group.
+/// Selector and resources of a waiting group with a single pod; `None`: another group.
 fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
     match &c.record.spec.tasks[..] {
         [task] if task.replicas == 1 && !c.admitted => Some((&task.node_selector, &task.resources)),
@@ -135,19 +134,19 @@ fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
     }
 }
 
-/// A pass under way.
+/// State of a pass.
 pub(super) struct Pass<'a> {
     pub(super) seen: &'a BatchObserved<'a>,
     pub(super) fleet: Fleet,
     pub(super) plan: BatchPlan,
-    /// Shapes for which there was no room in this pass; room only shrinks.
+    /// Requests that did not fit in this pass; capacity only shrinks.
     no_room: BTreeMap<RequestKey, (PodGroupReason, String)>,
-    /// Strict queues, and the group that holds each up.
+    /// Blocked FIFO queues and the groups that block them.
     pub(super) held_up: BTreeMap<QueueName, GroupId>,
     placed: usize,
 }
 
-/// Decides what is to be done now.
+/// Plans one pass.
 #[must_use]
 pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
     let mut pass = Pass {
@@ -175,7 +174,7 @@ pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
     pass.plan
 }
 
-/// The groups that wait in their queues, in the order in which they would be admitted: `(group, position)`.
+/// Waiting groups per queue, in order of admission.
 #[must_use]
 pub fn positions(
     queues: &Queues,
@@ -200,7 +199,7 @@ pub fn positions(
     all.into_iter().map(in_order).collect()
 }
 
-/// The one order of all that want a place.
+/// Order of admission.
 fn rank(
     queues: &Queues,
     c: &Candidate<'_>,
@@ -223,7 +222,7 @@ impl<'a> Pass<'a> {
                 continue;
             }
             if self.placed >= self.seen.bounds.placed {
-                // Nobody has looked at these yet, so nothing new is said of them.
+                // These were not examined: their reasons stay.
                 self.plan.more = true;
                 self.list(
                     candidate,
@@ -241,7 +240,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What keeps a group from being looked at at all.
+    /// Reason why a group is not placed at all in this pass.
     fn bar(&mut self, c: &Candidate<'a>) -> Option<(PodGroupReason, String)> {
         if let Some(hold) = &c.record.spec.hold {
             return Some((hold.reason, hold.message.clone()));
@@ -264,7 +263,7 @@ impl<'a> Pass<'a> {
         Some((PodGroupReason::BehindInQueue, format!("{first} goes first")))
     }
 
-    /// Whether one look tells that a single pod does not fit now: then those behind it need not be counted.
+    /// Whether a group with a single pod surely does not fit, so that equal ones behind it need not be counted.
     fn is_hopeless(&self, c: &Candidate<'a>) -> bool {
         let counts = c.record.spec.all();
         let charge = || c.record.spec.charge(&counts);
@@ -273,8 +272,7 @@ impl<'a> Pass<'a> {
                 || self.seen.queues.fits(&self.plan.usage, &c.queue, &charge()).is_err())
     }
 
-    /// How many of the first candidates are single pods that differ in nothing but their names: they are placed with
-    /// one question.
+    /// Number of leading candidates with equal single pods; one request places them all.
     fn run(&self, candidates: &[Candidate<'a>]) -> usize {
         let first = &candidates[0];
         let Some(wanted) = single(first) else { return 0 };
@@ -290,7 +288,7 @@ impl<'a> Pass<'a> {
         candidates.iter().take(most).take_while(alike).count()
     }
 
-    /// Admits as many as fit of single pods that are alike; how many of the candidates are dealt with.
+    /// Admits as many of equal single pods as fit. Returns the number of candidates handled.
     fn admit_run(&mut self, run: &[Candidate<'a>]) -> usize {
         let first = &run[0];
         let counts = first.record.spec.all();
@@ -329,7 +327,7 @@ impl<'a> Pass<'a> {
         nodes.len()
     }
 
-    /// Admits and places one group, or says why not.
+    /// Admits and places one group, or sets its reason.
     fn admit_one(&mut self, c: &Candidate<'a>) -> usize {
         let spec = &c.record.spec;
         let (all, least) = (spec.all(), spec.least());
@@ -348,7 +346,7 @@ impl<'a> Pass<'a> {
         1
     }
 
-    /// A place for so many members, if the queue has enough left and the nodes have room.
+    /// Placement of the given counts, within the queue's capability and the nodes' capacity.
     fn find(
         &mut self,
         c: &Candidate<'a>,
@@ -369,7 +367,7 @@ impl<'a> Pass<'a> {
         self.room(&gang(c.id, spec, counts, self.seen.spec), request_key(spec, counts))
     }
 
-    /// Nodes for a gang, unless one with the same request key found none before.
+    /// Nodes for a gang, unless a request with the same key has failed in this pass.
     pub(super) fn room(
         &mut self,
         question: &Gang,
@@ -399,13 +397,13 @@ impl<'a> Pass<'a> {
         Err(why)
     }
 
-    /// Admits a group and gives it its place: at once, or written ahead when it touches too many nodes.
+    /// Admits and binds a group; writes the reservation ahead if it has too many nodes.
     fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
         let allocate = members(c.id, &place);
         if book(&mut self.fleet, c.id, &[], &allocate).is_err() {
-            // The answer was given on this very copy: a node that cannot be booked cannot be read.
+            // Found on this copy, so only unreadable allocations can cause this.
             let message = "a node's allocations cannot be read".to_owned();
             return self.wait(c, PodGroupReason::InsufficientCapacity, message);
         }
@@ -436,7 +434,7 @@ impl<'a> Pass<'a> {
         self.placed += 1;
     }
 
-    /// A group that does not fit now: in a strict queue the others wait for it, but not for ever.
+    /// Handles a group that does not fit. In a FIFO queue it blocks the others until its timeout.
     fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (PodGroupReason, String)) {
         let queue = self.seen.queues.0.get(&c.queue);
         let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
@@ -478,7 +476,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A status of a group that goes to the end of its queue, to be tried again after a while.
+    /// Status of a group moved to the end of its queue, with a pause before the next attempt.
     pub(super) fn sent_back(
         &mut self,
         mut after: PodGroupStatus,
@@ -503,7 +501,7 @@ impl<'a> Pass<'a> {
         after
     }
 
-    /// Until when a group is to have its place.
+    /// Deadline for the placement of a group.
     pub(super) fn timeout(&self, spec: &PodGroupSpec) -> Timestamp {
         let seconds =
             spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
@@ -511,7 +509,7 @@ impl<'a> Pass<'a> {
         self.seen.now.checked_add(timeout).unwrap_or(self.seen.now)
     }
 
-    /// Says why a group waits, if that is something new.
+    /// Sets the reason of a waiting group if it has changed.
     fn wait(&mut self, c: &Candidate<'a>, reason: PodGroupReason, message: String) {
         self.list(c, reason);
         let said = c.known.is_some_and(|k| {
@@ -531,12 +529,12 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Something becomes due then.
+    /// Requests another pass at a time.
     pub(super) fn due(&mut self, at: Timestamp) {
         self.plan.next = Some(self.plan.next.map_or(at, |next| next.min(at)));
     }
 
-    /// Fills the places of elastic members, where there is room and the queue has enough left.
+    /// Places missing members of elastic groups, within capability and capacity.
     fn grow_all(&mut self) {
         for (id, known) in self.seen.statuses {
             let lacks = |p: &rcfarm_api::pod_group::status::GroupPlacement| {
@@ -600,7 +598,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Gives the first members of a task that have none these nodes.
+    /// Assigns nodes to the first unplaced members of a task.
     fn fill(
         &mut self,
         id: &GroupId,

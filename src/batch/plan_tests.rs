@@ -1,4 +1,4 @@
-//! Passes over small worlds: by example, and any.
+//! Passes over small clusters, by example.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) fn queue(name: &str) -> QueueName {
     name.parse().unwrap()
 }
 
-/// Queues, groups, nodes, and a clock.
+/// Queues, groups, nodes and a manual clock.
 pub(super) struct TestScheduler {
     pub(super) queues: StoredQueues,
     pub(super) groups: StoredGroups,
@@ -100,7 +100,7 @@ impl TestScheduler {
         self.groups.insert(id(name), Arc::new(stored));
     }
 
-    /// What the owner says of the pods.
+    /// Sets the counts in the group's record.
     pub(super) fn members(&mut self, name: &str, members: Value) {
         let old = self.groups[&id(name)].clone();
         let mut record: Value =
@@ -144,7 +144,7 @@ impl TestScheduler {
         self.check();
     }
 
-    /// Passes until there is nothing more to do at once.
+    /// Runs passes until none asks for another.
     pub(super) fn run(&mut self) -> BatchPlan {
         for _ in 0..50 {
             let plan = self.plan();
@@ -177,7 +177,7 @@ impl TestScheduler {
         Some(&self.groups.get(id)?.value.as_ref().ok()?.spec)
     }
 
-    /// Invariants 14, 16 and 17, which hold after every single change.
+    /// Invariants 14, 16 and 17; they hold after each change.
     pub(super) fn check(&self) {
         for (node, room) in self.fleet.rooms.iter() {
             assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
@@ -296,7 +296,7 @@ fn strict_queue_blocks_on_its_head_and_others_skip_it() {
         );
         sched.groups.remove(&id("running"));
         sched.run();
-        // There is room for both only where the small one has not started before.
+        // Both fit only if the small group was not admitted first.
         let both = sched
             .phases(&["large", "small"])
             .iter()
@@ -371,7 +371,7 @@ fn admitted_group_without_placement_is_requeued_in_time() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.group("a", json!({"tasks": workers(1, "2")}));
     sched.run();
-    // Its owner restarts it, larger than there is room for by now.
+    // Its owner restarts it with requests that no longer fit.
     sched.group("a", json!({"tasks": workers(1, "6"), "round": 1}));
     sched.run();
     assert_eq!(
@@ -524,7 +524,7 @@ fn priority_precedes_age_within_and_between_queues() {
     assert_eq!(order[&queue("default")], [id("new"), id("old")]);
 }
 
-/// A gang that is written ahead: whatever part of the changes was made, the next pass goes on from there.
+/// A gang written ahead: after any number of changes the next pass completes or releases it.
 #[test]
 fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
     for changed in [false, true] {
@@ -543,7 +543,7 @@ fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
                     made += 1;
                 }
             }
-            // Another owner takes over; meanwhile the group is gone, or not.
+            // Another owner continues; the group may be deleted meanwhile.
             if changed {
                 sched.groups.remove(&id("g"));
             }
@@ -574,7 +574,7 @@ fn large_gang_that_lost_a_node_frees_all_and_retries() {
     assert_eq!(sched.status("g").reason, PodGroupReason::Reserving);
     let forward = sched.plan();
     sched.apply(&forward.changes[0]);
-    // Somebody else's pod takes the room of a node that has yet to promise.
+    // Another controller's pod uses the capacity of a node without an allocation yet.
     let taken = sched
         .nodes("g")
         .into_iter()
@@ -621,7 +621,7 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
     assert_eq!((sched.book.len(), passes), (10_000, 10));
 }
 
-/// A gang whose node goes down while others of it run: who lost its place gets another, the others stay.
+/// A node goes down while other members run: members of that node are replaced, others stay.
 #[test]
 fn member_of_a_down_node_is_replaced_once_its_pod_ends() {
     let mut sched = TestScheduler::new(&["cpu=1", "cpu=1", "cpu=1"]);

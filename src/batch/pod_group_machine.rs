@@ -1,43 +1,44 @@
-//! The phases of a PodGroup (`volcano.md` §2.5), as a total pure function; `docs/reference/state-machines/pod_group.md` shows the whole of it.
+//! Phases of a PodGroup (`volcano.md` §2.5): a total pure function. Table:
+//! `docs/reference/state-machines/pod_group.md`.
 
 use rcfarm_api::pod_group::spec::MemberCounts;
 use rcfarm_api::pod_group::status::PodGroupPhase;
 
-/// What the one who orders the queues decided about a group, before its members are looked at.
+/// Decision about a group before its members are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// Nothing new.
+    /// No change.
     Keep,
-    /// It may have its place.
+    /// Admit it.
     Admit,
-    /// It goes back to its queue: no place in time, a hold, a queue that was changed.
+    /// Back to its queue: placement timed out, or the group is on hold.
     Requeue,
-    /// It is placed anew in a new round; what its members were counts no more.
+    /// Start a new round: place it again and ignore earlier members.
     Again,
 }
 
 impl Order {
-    /// All of them.
+    /// All decisions.
     pub const ALL: [Order; 4] = [Order::Keep, Order::Admit, Order::Requeue, Order::Again];
 }
 
-/// What the members' counts amount to.
+/// Result of counting members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemberState {
-    /// Fewer than `minMember` have a node or have ended, and none runs.
+    /// Fewer than `minMember` have a node or have ended; none runs.
     TooFew,
-    /// Fewer than `minMember`, but some run.
+    /// Fewer than `minMember` have a node or have ended; some run.
     TooFewRunning,
-    /// Some run, and others find no place.
+    /// Some run, others cannot be placed.
     PartiallyPlaced,
-    /// At least `minMember` have a node or have ended, not all of them ended.
+    /// At least `minMember` have a node or have ended; not all of these have ended.
     Enough,
     /// At least `minMember`, and all have ended.
     AllEnded,
 }
 
 impl MemberState {
-    /// All of them.
+    /// All results.
     pub const ALL: [MemberState; 5] = [
         MemberState::TooFew,
         MemberState::TooFewRunning,
@@ -46,7 +47,7 @@ impl MemberState {
         MemberState::AllEnded,
     ];
 
-    /// The counts in a word. `partially_placed`: a member without a node was looked for a place, and there was none.
+    /// Classifies the counts. `partially_placed`: the last attempt to place the remaining members failed.
     #[must_use]
     pub fn of(members: &MemberCounts, min_member: u32, partially_placed: bool) -> MemberState {
         if members.running > 0 && partially_placed {
@@ -64,11 +65,11 @@ impl MemberState {
     }
 }
 
-/// The next phase.
+/// Next phase.
 #[must_use]
 pub fn next(phase: PodGroupPhase, order: Order, seen: MemberState) -> PodGroupPhase {
     match (order, phase) {
-        // What has ended stays so until its owner begins a new round.
+        // Final until its owner begins a new round.
         (Order::Keep | Order::Admit | Order::Requeue, PodGroupPhase::Completed) => {
             PodGroupPhase::Completed
         }
@@ -84,13 +85,13 @@ pub fn next(phase: PodGroupPhase, order: Order, seen: MemberState) -> PodGroupPh
     }
 }
 
-/// What the members make of an admitted group.
+/// Next phase of an admitted group.
 fn by_members(phase: PodGroupPhase, seen: MemberState) -> PodGroupPhase {
     match (seen, phase) {
         (MemberState::PartiallyPlaced, _) => PodGroupPhase::Unknown,
         (MemberState::AllEnded, _) => PodGroupPhase::Completed,
         (MemberState::Enough, _) => PodGroupPhase::Running,
-        // Its pods are being made.
+        // Its pods are being created.
         (MemberState::TooFew | MemberState::TooFewRunning, PodGroupPhase::Inqueue) => {
             PodGroupPhase::Inqueue
         }
@@ -154,7 +155,7 @@ mod tests {
 
     #[test]
     fn f_p4_without_nodes_it_waits() {
-        // A member that is being removed and had no node is counted as pending.
+        // A leaving member without a node counts as pending.
         let members = MemberCounts { pending: 2, ..MemberCounts::default() };
         assert_eq!(fact(2, PodGroupPhase::Pending, members, false), PodGroupPhase::Pending);
     }

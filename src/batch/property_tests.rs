@@ -1,4 +1,4 @@
-//! Any history of groups, queues and dying owners keeps the invariants.
+//! Random histories of groups, queues and interrupted passes keep the invariants.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ enum Move {
         parent: bool,
     },
     Later(u16),
-    /// A pass, of which so many changes are made before its owner dies.
+    /// A pass that is interrupted after this many changes.
     Pass(usize),
 }
 
@@ -101,7 +101,7 @@ impl TestScheduler {
                 value["spec"]["round"] = json!(round + 1);
             }),
             Move::Queue { queue, strict, closed, cpu, parent } => {
-                // A capability below what is in use is a wish for later, and would only cloud the check.
+                // Usage may exceed a capability that is lowered later; the check excludes that case.
                 let used = self.book.values().any(|known| known.status.phase.is_admitted());
                 let capability = match cpu.filter(|_| !used) {
                     Some(cpu) => json!({"cpu": cpu}),
@@ -125,7 +125,7 @@ impl TestScheduler {
         }
     }
 
-    /// Invariant 18: in a strict queue nothing is admitted before something higher that waits and could be.
+    /// Invariant 18: a FIFO queue admits no group before a higher one that could be admitted.
     fn check_order(&self, plan: &BatchPlan) {
         let queues = Queues::of(&self.queues);
         let order = positions(&queues, &self.groups, &self.book);
@@ -138,7 +138,7 @@ impl TestScheduler {
             for id in waiting {
                 let change = plan.changes.iter().find(|change| change.id == id);
                 let after = change.and_then(|change| change.after.as_ref());
-                // An earlier group of the name may still be rolled forward, to be given back whole.
+                // A reservation of an earlier group of the name may be completed before its release.
                 let of = self.groups[&id].created;
                 let admitted =
                     after.is_some_and(|after| after.of == of && after.phase.is_admitted());
@@ -150,7 +150,7 @@ impl TestScheduler {
                 let known = self.book.get(&id);
                 let paused =
                     known.is_some_and(|k| k.status.not_before.is_some_and(|t| t > self.now));
-                // It is looked at once the earlier group of its name has given everything back.
+                // It waits for the release of the earlier group of its name.
                 let paused = paused || known.is_some_and(|k| k.status.of != of);
                 let sent_back =
                     after.is_some_and(|after| after.reason == PodGroupReason::BackedOff);
@@ -165,7 +165,7 @@ impl TestScheduler {
         }
     }
 
-    /// Nobody waits for what is there: at rest, the first of each queue that is barred by nothing does not fit.
+    /// When idle, the first unblocked group of each queue does not fit.
     fn check_at_rest(&self) {
         let queues = Queues::of(&self.queues);
         let mut usage = Usage::default();
@@ -197,7 +197,7 @@ impl TestScheduler {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Invariants 14, 16, 17 after every change and 18 in every pass, whoever dies when; and in the end it rests.
+    /// Invariants 14, 16 and 17 after each change, 18 in each pass; finally the passes become idle.
     #[test]
     fn any_history_keeps_the_invariants_and_comes_to_rest(moves in moves(), nodes in 1usize..3) {
         let mut sched = TestScheduler::new(&[NODE; 4]);
@@ -211,14 +211,14 @@ proptest! {
     }
 }
 
-/// Invariant 17 holds after every change: what one gives back is there before another gets it.
+/// Invariant 17 after each change: a release comes before the allocation that uses it.
 #[test]
 fn invalid_group_is_uncharged_before_another_is_charged() {
     let mut sched = TestScheduler::new(&[NODE; 4]);
     sched.bounds = Bounds { placed: 3, nodes: 1 };
     sched.queue("q1", json!({"capability": {"cpu": 4}}));
     sched.group("g0", json!({"queue": "q1", "tasks": workers(3, "1")}));
-    // It is admitted, and its place is being written ahead.
+    // Admitted, with a reservation in progress.
     sched.make(&Move::Pass(1));
     let created = sched.groups[&id("g0")].created;
     sched.write("g0", &json!({"spec": {"queue": "q1", "tasks": workers(1, "x")}}), Some(created));

@@ -1,30 +1,30 @@
-//! The states of a queue (`volcano.md` §2.3), as a total pure function; `docs/reference/state-machines/queue.md` shows the whole of it.
+//! States of a queue (`volcano.md` §2.3): a total pure function. Table: `docs/reference/state-machines/queue.md`.
 //!
-//! Volcano's queue has no wanted state: commands move it. Here the record says what is wanted, so opening and
-//! closing is a change of `spec.state`, and the state follows from what is wanted and what is left.
+//! In Volcano, commands change a queue's state. Here `spec.state` is the desired state, and the state follows from it
+//! and from the admitted groups.
 
 use rcfarm_api::queue::spec::Desired;
 use rcfarm_api::queue::status::QueueState;
 
-/// What is wanted of a queue, all told.
+/// Desired state of a queue, ancestors included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
-    /// It shall take work.
+    /// Accepts groups.
     Open,
-    /// It shall not: its record says so.
+    /// Closed by its own record.
     Closed,
-    /// It shall not: a queue above it is closed.
+    /// Closed by an ancestor.
     ClosedByParent,
-    /// Nobody can tell: its record cannot be read or breaks a rule.
+    /// Unknown: its record cannot be decoded or is invalid.
     Unreadable,
 }
 
 impl Wanted {
-    /// All of them.
+    /// All desired states.
     pub const ALL: [Wanted; 4] =
         [Wanted::Open, Wanted::Closed, Wanted::ClosedByParent, Wanted::Unreadable];
 
-    /// What its own record says, under queues of which one may be closed.
+    /// Desired state from the record and its ancestors.
     #[must_use]
     pub fn of(own: Desired, closed_above: bool) -> Wanted {
         match (own, closed_above) {
@@ -35,10 +35,7 @@ impl Wanted {
     }
 }
 
-/// The state of a queue. `admitted`: whether it has groups that were admitted and have not ended.
-///
-/// The state before is taken so that the whole matrix can be seen, and because a state that does not change keeps
-/// its time; it decides nothing.
+/// State of a queue. `admitted`: it has admitted groups that have not ended. `_before` only adds a column to the table.
 #[must_use]
 pub fn next(_before: Option<QueueState>, wanted: Wanted, admitted: bool) -> QueueState {
     match (wanted, admitted) {
@@ -49,7 +46,7 @@ pub fn next(_before: Option<QueueState>, wanted: Wanted, admitted: bool) -> Queu
     }
 }
 
-/// Compares a rendered page with the one in the tree; with `UPDATE_DOCS=1` it is written anew.
+/// Compares a rendered page with the file; `UPDATE_DOCS=1` overwrites the file.
 #[cfg(test)]
 pub(crate) fn golden(page: &str, text: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
@@ -66,8 +63,7 @@ mod tests {
     use super::*;
     use crate::batch::queue_machine::golden;
 
-    /// What Volcano's controller makes of it (`volcano.md` §2.3): opening and closing are commands there, and any
-    /// group keeps a queue closing.
+    /// Volcano's state (`volcano.md` §2.3): commands open and close a queue, and any group keeps it closing.
     fn volcano(before: Option<QueueState>, wanted: Wanted, groups: bool) -> QueueState {
         let close = if groups { QueueState::Closing } else { QueueState::Closed };
         match (before, wanted) {
@@ -106,7 +102,7 @@ mod tests {
         golden("docs/reference/state-machines/queue.md", &text);
     }
 
-    /// `volcano.md` §2.3, and its tests of the four states × {open, close, sync}.
+    /// `volcano.md` §2.3 and Volcano's tests of four states × {open, close, sync}.
     #[test]
     fn queue_states_open_close_and_sync_as_in_the_reference() {
         for before in QueueState::ALL.map(Some) {
@@ -127,7 +123,7 @@ mod tests {
         }
     }
 
-    /// e2e queue (2): closing a parent closes its children, opening it opens them again.
+    /// e2e queue (2): closing a parent closes its children; opening it opens them.
     #[test]
     fn parent_queue_close_and_open_applies_to_children() {
         assert_eq!(Wanted::of(Desired::Open, true), Wanted::ClosedByParent);

@@ -1,4 +1,4 @@
-//! The queues as one pass sees them: which may take work, and what each has left. Pure.
+//! Queues of one pass: which are open, and their remaining capability. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use rcfarm_api::queue::spec::{
 pub struct Queue {
     /// ModifyIndex of its record.
     pub index: Index,
-    /// What it says; its defaults when that cannot be told.
+    /// Spec; defaults if the record cannot be decoded.
     pub spec: QueueSpec,
-    /// What is wrong with it.
+    /// Errors in the record.
     pub problems: Vec<FieldError>,
-    /// Whether it shall take work.
+    /// Desired state.
     pub wanted: Wanted,
-    /// Itself, then those above it, the nearest first.
+    /// The queue and its ancestors, nearest first.
     pub chain: Vec<QueueName>,
-    /// Queues below it.
+    /// Child queues.
     pub children: Vec<QueueName>,
 }
 
@@ -35,17 +35,17 @@ pub struct Queue {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queues(pub BTreeMap<QueueName, Queue>);
 
-/// Why a request is too much.
+/// Reason why a request exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooMuch {
     /// [`PodGroupReason::ExceedsCapability`] or [`PodGroupReason::QueueFull`].
     pub reason: PodGroupReason,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
 impl Queues {
-    /// The queues that these records make.
+    /// Builds the tree of queues from their records.
     #[must_use]
     pub fn of(stored: &StoredQueues) -> Queues {
         let readable = |queue: &StoredQueue| Some(queue.value.as_ref().ok()?.spec.clone());
@@ -73,7 +73,7 @@ impl Queues {
         Queues(stored.iter().map(queue).collect())
     }
 
-    /// Who orders a queue. One that does not exist is the business of the default scheduler: somebody must say so.
+    /// Scheduler of a queue. For a missing queue it is the default scheduler, which then reports the missing queue.
     #[must_use]
     pub fn scheduler(&self, name: &QueueName) -> ObjectName {
         match self.0.get(name) {
@@ -82,7 +82,7 @@ impl Queues {
         }
     }
 
-    /// Why a queue takes no work at all; `None`: it does.
+    /// Reason why a queue accepts no groups; `None`: it accepts them.
     #[must_use]
     pub fn refusal(&self, name: &QueueName) -> Option<(PodGroupReason, String)> {
         let Some(queue) = self.0.get(name) else {
@@ -107,11 +107,9 @@ impl Queues {
         }
     }
 
-    /// Whether a queue's groups may use so much more, and why not: neither it nor a queue above it may come to more
-    /// than its capability, and what siblings are guaranteed stays free for them.
+    /// Checks a request against the capability of the queue and its ancestors, less the unused guarantees of siblings.
     ///
-    /// # Errors
-    /// [`TooMuch`].
+    /// # Errors [`TooMuch`].
     pub fn fits(&self, usage: &Usage, name: &QueueName, request: &Amounts) -> Result<(), TooMuch> {
         let Some(queue) = self.0.get(name) else { return Ok(()) };
         let links = || queue.chain.iter().filter_map(|link| Some((link, self.0.get(link)?)));
@@ -155,7 +153,7 @@ impl Queues {
     }
 }
 
-/// What the admitted groups of each queue are charged.
+/// Charges of the admitted groups, per queue.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
     own: BTreeMap<QueueName, Amounts>,
@@ -164,19 +162,19 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// One queue's, those below it counted.
+    /// Charge of a queue with its descendants.
     #[must_use]
     pub fn total(&self, name: &QueueName) -> &Amounts {
         self.total.get(name).unwrap_or(&self.nothing)
     }
 
-    /// One queue's, those below it not counted.
+    /// Charge of a queue without its descendants.
     #[must_use]
     pub fn own(&self, name: &QueueName) -> &Amounts {
         self.own.get(name).unwrap_or(&self.nothing)
     }
 
-    /// Charges a queue, and with it those above.
+    /// Charges a queue and its ancestors.
     pub fn charge(&mut self, queues: &Queues, name: &QueueName, amounts: &Amounts) {
         self.own.entry(name.clone()).or_default().add(amounts);
         for link in links(queues, name) {
@@ -184,7 +182,7 @@ impl Usage {
         }
     }
 
-    /// Takes a charge back.
+    /// Reverts a charge.
     pub fn discharge(&mut self, queues: &Queues, name: &QueueName, amounts: &Amounts) {
         self.own.entry(name.clone()).or_default().take(amounts);
         for link in links(queues, name) {

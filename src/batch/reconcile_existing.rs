@@ -1,7 +1,6 @@
-//! What the known groups have become since the last pass, before anybody new is looked at. Pure.
+//! Updates the groups that have a status, before others are admitted. Pure.
 //!
-//! Here stands everything that a later owner does with what an earlier one left: a place that was decided and not yet
-//! promised by every node is rolled forward, or back when a node has no room after all.
+//! It also completes what an earlier owner has begun: a reservation is completed, or released if a node lacks capacity.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,15 +21,15 @@ use rcfarm_api::pod_group::status::{
 };
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
-/// While members have no place, nodes are looked at this often.
+/// Poll interval while members have no node.
 const NODES_EVERY: Duration = Duration::from_secs(2);
 
 impl<'a> Pass<'a> {
-    /// Goes through all groups; those that want a place come back.
+    /// Updates all groups. Returns those that need a placement.
     pub(super) fn reconcile_all(&mut self) -> Vec<Candidate<'a>> {
         let seen = self.seen;
         let mut candidates = Vec::new();
-        // What is being reserved is spoken for before anything else is placed.
+        // Reservations first: they come before any new placement.
         let mine: Vec<(&GroupId, &VersionedStatus)> =
             seen.statuses.iter().filter(|(_, known)| self.is_mine(known)).collect();
         for (id, known) in &mine {
@@ -64,7 +63,7 @@ impl<'a> Pass<'a> {
         candidates
     }
 
-    /// Gives back what is allocated in the name of groups that have no status.
+    /// Releases allocations of groups that have no status.
     pub(super) fn free_orphaned(&mut self) {
         if !self.is_default() {
             return;
@@ -83,7 +82,7 @@ impl<'a> Pass<'a> {
         }
         for (id, members) in orphaned_allocations {
             for release in parts(members, self.seen.bounds.nodes) {
-                // Only promises can fail.
+                // A release cannot fail.
                 let _ = book(&mut self.fleet, &id, &release, &[]);
                 let (allocate, as_said) = (Vec::new(), None);
                 let change = PlacementChange {
@@ -111,7 +110,7 @@ impl<'a> Pass<'a> {
         self.seen.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
     }
 
-    /// Whether the group is this scheduler's to work on: it stays that of the queue in which it is counted.
+    /// Whether this scheduler is responsible: the queue in the status counts.
     fn is_mine(&self, known: &VersionedStatus) -> bool {
         match &known.status.queue {
             Some(queue) => self.orders(queue),
@@ -127,13 +126,13 @@ impl<'a> Pass<'a> {
         known: Option<&'a VersionedStatus>,
     ) -> Candidate<'a> {
         let admitted = known.is_some_and(|known| known.status.phase.is_admitted());
-        // The queue of an admitted group is the one that is charged, whatever its record says by now.
+        // An admitted group stays with the queue that is charged, even if its record names another.
         let charged = known.filter(|_| admitted).and_then(|known| known.status.queue.clone());
         let queue = charged.unwrap_or_else(|| record.spec.queue.clone());
         Candidate { id, queue, group, record, known, admitted }
     }
 
-    /// What an earlier group of the name, or a deleted one, holds is given back, and then its status goes.
+    /// Releases the allocations of a deleted group, or of an earlier one of the name; then deletes its status.
     fn forget(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
         if !self.seen.may_forget {
             return;
@@ -154,7 +153,7 @@ impl<'a> Pass<'a> {
         );
     }
 
-    /// The last change is made only if the group's record is what was seen of it: none, if none was.
+    /// Makes the last change depend on the ModifyIndex of the group's record (0: absent).
     fn as_seen(&mut self, id: &GroupId) {
         let index = self.seen.groups.get(id).map_or(Index::ZERO, |group| group.index);
         if let Some(change) = self.plan.changes.last_mut() {
@@ -176,21 +175,20 @@ impl<'a> Pass<'a> {
         };
         self.plan.changes.push(change);
         self.as_seen(id);
-        // A new group of the name is looked at once the old one is forgotten.
+        // A new group of the name is handled in the next pass.
         self.plan.more |= self.seen.groups.contains_key(id);
     }
 
-    /// Books a release on the working copies: nodes and queue.
+    /// Applies a release to the pass' copies of fleet and usage.
     fn give_back(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[GroupMember]) {
-        // Only promises can fail.
+        // A release cannot fail.
         let _ = book(&mut self.fleet, id, release, &[]);
         if let Some(queue) = status.queue.as_ref().filter(|_| status.phase.is_admitted()) {
             self.plan.usage.discharge(self.seen.queues, queue, &status.charged);
         }
     }
 
-    /// Says that a large place is given back; until that is done, nothing of the group starts and its queue stays
-    /// charged.
+    /// Sets a large placement to `Releasing`. Until it is released no member starts, and the queue stays charged.
     fn begin_release(
         &mut self,
         id: &GroupId,
@@ -209,7 +207,7 @@ impl<'a> Pass<'a> {
         self.plan.more = true;
     }
 
-    /// Takes back what is still promised, in parts; when nothing is, the group goes on.
+    /// Releases remaining allocations, in parts. Sets the next phase once none is left.
     fn roll_back(
         &mut self,
         id: &'a GroupId,
@@ -222,7 +220,7 @@ impl<'a> Pass<'a> {
         if !parts.is_empty() {
             self.plan.more = true;
             for part in parts {
-                // Their room is free for others once the whole is done.
+                // Others may use the capacity after the whole release.
                 let mut change =
                     PlacementChange::of_status(id, Some(known), (*known.status).clone());
                 change.release = part;
@@ -248,8 +246,8 @@ impl<'a> Pass<'a> {
         self.plan.more = true;
     }
 
-    /// Has the nodes promise what was decided, in parts; when all do, the gang may start. If one has no room after
-    /// all, or the group is not the same any more, all is given back.
+    /// Makes the missing allocations of a reservation, in parts; then sets `Bound`. Releases all if a node lacks
+    /// capacity or the group has changed.
     fn roll_forward(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
         let Some(place) = &known.status.placement else { return };
         let group = self.seen.groups.get(id).filter(|group| group.created == known.status.of);
@@ -303,7 +301,7 @@ impl<'a> Pass<'a> {
             && kept.members.iter().all(|(task, nodes)| place.members.get(task) == Some(nodes))
     }
 
-    /// A group whose record stands, with a whole place or none. It comes back if it wants one.
+    /// Updates a group whose placement is complete or absent. Returns it if it needs a placement.
     fn keep(
         &mut self,
         id: &'a GroupId,
@@ -347,14 +345,14 @@ impl<'a> Pass<'a> {
         }
         if !phase.is_admitted() {
             let MemberCounts { bound, running, releasing, .. } = record.members;
-            // Nobody pulls the place away under pods: those that are left go, or run, first.
+            // Pods keep their nodes until they have left or run.
             let in_use = phase == PodGroupPhase::Pending && bound + running + releasing > 0;
             let in_use = in_use && !enabled(Failpoint::PlacePulled);
             if phase != status.phase && !in_use {
                 if let Some(queue) =
                     status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending)
                 {
-                    // It wants a place again and is looked at in the next pass: nothing goes before it in this one.
+                    // It is placed again in the next pass; lower groups of its queue wait.
                     self.held_up.insert(queue.clone(), id.clone());
                 }
                 after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
@@ -374,8 +372,8 @@ impl<'a> Pass<'a> {
         None
     }
 
-    /// Members that lost their place with its node and have no pod get another, if there is room; what has none is
-    /// looked for as for members that never had one. `false`: nobody lost it.
+    /// Replaces the nodes of members without a pod whose node is down, as far as capacity allows. Others are placed
+    /// later, like new members. `false`: no such member.
     fn move_off(
         &mut self,
         id: &GroupId,
@@ -386,7 +384,7 @@ impl<'a> Pass<'a> {
         if record.members.pending == 0 {
             return false;
         }
-        // Its node may be seen to be down a moment later.
+        // A node may be reported as down only later.
         self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
         let (mut kept, mut left) = (place.clone(), place.clone());
         let mut most = (self.seen.bounds.nodes / 2).max(1);
@@ -422,7 +420,7 @@ impl<'a> Pass<'a> {
         let were = members(id, place);
         let mut allocate = members(id, &kept);
         allocate.retain(|member| !were.contains(member));
-        // Planned on this very copy.
+        // Cannot fail: the placement was found on this copy.
         let _ = book(&mut self.fleet, id, &[], &allocate);
         let mut after = (*known.status).clone();
         if let Some(queue) = &after.queue {
@@ -445,7 +443,7 @@ impl<'a> Pass<'a> {
         let late = status.placement.is_none()
             && status.phase.is_admitted()
             && status.place_by.is_some_and(|until| until <= self.seen.now);
-        // Nobody pulls the place away under pods: the owner removes them first.
+        // Pods keep their nodes: the owner removes them first.
         let held = spec.hold.is_some() && alive == 0 && status.phase.is_admitted();
         match () {
             () if held || late => Order::Requeue,
@@ -471,8 +469,8 @@ impl<'a> Pass<'a> {
         MemberState::of(&record.members, least, partially_placed)
     }
 
-    /// Gives the place back and goes to `phase`, unless the owner has said something new meanwhile: its pods may be just
-    /// starting there. A large place goes in several steps.
+    /// Releases the placement and sets `phase`, if the group's record is unchanged: its owner may be starting pods. A
+    /// large placement is released in several steps.
     fn leave(
         &mut self,
         id: &GroupId,
@@ -505,7 +503,7 @@ impl<'a> Pass<'a> {
         self.plan.more = true;
     }
 
-    /// Follows a changed record: members that it wants no more give their place up, new ones have none yet.
+    /// Adapts the placement to a changed record: surplus members are released, new ones have no node yet.
     fn adjust(
         &mut self,
         id: &GroupId,
@@ -518,7 +516,7 @@ impl<'a> Pass<'a> {
         if let Some(part) = parts(lost.clone(), self.seen.bounds.nodes).into_iter().next()
             && part.len() < lost.len()
         {
-            // The rest follows in the next pass; until then it stays in the placement.
+            // The rest stays placed until the next pass.
             kept = place.clone();
             let gone = |task: &str, n: usize| {
                 let pod = u32::try_from(n)
@@ -567,7 +565,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A record that breaks a rule is said so and left as it is: what runs goes on.
+    /// Reports an invalid record and leaves its pods running.
     fn say_invalid(
         &mut self,
         id: &GroupId,
@@ -587,7 +585,7 @@ impl<'a> Pass<'a> {
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
         after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);
         if known.is_none_or(|known| *known.status != after) {
-            // What is given back others may be given in this very pass: it comes before them.
+            // A release comes before placements of this pass that may use it.
             let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };
             to.push(PlacementChange::of_status(id, known, after));
         }

@@ -1,11 +1,11 @@
-//! What is left alone in a pass, and what waits, by example.
+//! Groups that a pass leaves unchanged, and groups that wait, by example.
 
 use serde_json::json;
 
 use super::plan_tests::{NODE, TestScheduler, id, queue, workers};
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
 
-/// Its owner may have made a pod there again since.
+/// Its owner may have created a pod there since.
 #[test]
 fn shrunk_group_frees_only_per_observed_record() {
     let mut sched = TestScheduler::new(&[NODE]);
@@ -18,7 +18,7 @@ fn shrunk_group_frees_only_per_observed_record() {
     assert_eq!(change.as_said, Some(sched.groups[&id("a")].index));
 }
 
-/// What it holds is not known: neither is its place given back, nor does it get another.
+/// Its allocations are unknown: they are neither released nor replaced.
 #[test]
 fn a_group_whose_status_cannot_be_understood_is_left_alone() {
     let mut sched = TestScheduler::new(&[NODE]);
@@ -54,7 +54,7 @@ fn many_single_pods_wait_and_those_behind_them_that_fit_do_not() {
     assert_eq!(waiting("default").collect::<Vec<_>>(), [PodGroupReason::InsufficientCapacity; 20]);
 }
 
-/// Nobody is put out while its pods stop, and a place that was lost goes to nobody lower in the same pass.
+/// No other group gets its capacity while its pods stop, nor in the pass of the release.
 #[test]
 fn gang_keeps_placement_until_last_pod_ends_then_goes_first() {
     let mut sched = TestScheduler::new(&["cpu=2"]);

@@ -1,8 +1,8 @@
-//! Turns the changes of a pass into transactions, as full as they may be. Pure.
+//! Packs the changes of a pass into transactions. Pure.
 //!
-//! Every transaction holds: the fence · the scheduler's status (the chain) · per queue that it touches its status with
-//! the counters and charges afterwards, and, where a group is admitted, the record of the queue and of those above,
-//! unchanged · per group its status · per node its promises · the audit record.
+//! A transaction contains the fence, the scheduler's status and an audit record; per queue its status with counters and
+//! charges; per group its status; per node its allocations. If it admits a group, it also checks the ModifyIndex of the
+//! records of the queue and its ancestors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,35 +18,35 @@ use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Index, Op, TxnLimits};
 
-/// Operations that every transaction has besides: the fence, the chain, the audit record.
+/// Operations of every transaction: fence, scheduler status, audit record.
 pub const FIXED_OPS: usize = 3;
-/// Bytes set aside for them.
+/// Bytes reserved for them.
 const FIXED_BYTES: usize = 32 * 1024;
-/// So many nodes may one change touch: beside it there is room for its group, its queue, and the queues above.
+/// Limit of nodes per change: the rest is for group, queue and ancestors.
 #[must_use]
 pub fn nodes_per_change(limits: TxnLimits) -> usize {
     limits.ops.saturating_sub(FIXED_OPS + 2 + rcfarm_api::queue::spec::MAX_DEPTH + 2).max(1)
 }
 
-/// The statuses of all queues.
+/// Statuses of all queues with their ModifyIndexes.
 pub type QueueBook = BTreeMap<QueueName, (Index, QueueStatus)>;
 
-/// The changes of one transaction.
+/// Changes in one transaction.
 #[derive(Debug, Default)]
 pub struct PlacementBatch {
-    /// How many of the changes it holds.
+    /// Number of changes.
     pub count: usize,
-    /// Its operations, without the fixed ones.
+    /// Operations without the fixed ones.
     pub ops: Vec<Op>,
-    /// What it does to the allocations of nodes.
+    /// Changes of the nodes' allocations.
     pub bookings: Vec<Booking>,
-    /// Queues' statuses afterwards.
+    /// Statuses of queues afterwards.
     pub queues: BTreeMap<QueueName, QueueStatus>,
-    /// Nodes whose promises it relies on or changes.
+    /// Nodes whose allocations it checks or changes.
     pub nodes: BTreeSet<NodeName>,
 }
 
-/// As many of the changes, from the first on, as one transaction takes.
+/// Takes as many changes from the front as fit into one transaction.
 #[must_use]
 pub fn batch(
     changes: &[PlacementChange],
@@ -67,7 +67,7 @@ pub fn batch(
     }
 }
 
-/// How many changes have few enough operations, counted generously.
+/// Upper bound of the changes that fit, by number of operations.
 fn by_ops(changes: &[PlacementChange], queues: &Queues, limits: TxnLimits) -> usize {
     let most = limits.ops.saturating_sub(FIXED_OPS);
     let (mut groups, mut nodes) = (0, BTreeSet::new());
@@ -90,7 +90,7 @@ fn queues_of(change: &PlacementChange) -> impl Iterator<Item = &QueueName> {
     before.into_iter().chain(after).filter(|_| !change.keeps_status())
 }
 
-/// Queues whose records must be as they were seen: those that a group is admitted under.
+/// Queues whose records must be unchanged, because a group is admitted.
 fn guards<'q>(
     change: &PlacementChange,
     queues: &'q Queues,
@@ -114,8 +114,8 @@ fn build(
         let owner = owner_of(&change.id);
         change.release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
         for m in &change.allocate {
-            // Planned on the same rooms; should it not fit all the same, the group's `Bound` would not be true, and
-            // the transaction is made one that is refused.
+            // The plan used the same capacities. If an allocation fails after all, the transaction must be refused:
+            // `Bound` would be wrong.
             if ledger.allocate(&m.node, &m.pod, &owner, &m.want).is_err() {
                 batch.ops.push(never(m));
             }
@@ -143,7 +143,7 @@ fn build(
     batch.bookings = ledger.bookings();
     batch.ops.extend(batch.bookings.iter().map(Booking::op));
     let booked: BTreeSet<&NodeName> = batch.bookings.iter().map(|booking| &booking.node).collect();
-    // What is to be released and was not seen to be promised must really not be there.
+    // Allocations to release that the cache does not show must not exist.
     for node in batch.nodes.iter().filter(|node| !booked.contains(node)) {
         let key = key::allocation(node);
         batch.ops.push(match rooms.of(node).index {
@@ -154,7 +154,7 @@ fn build(
     batch
 }
 
-/// An operation that is always refused: the record of a node's promises cannot have this index.
+/// An operation that is always refused: no allocation record has this index.
 fn never(member: &GroupMember) -> Op {
     Op::CheckIndex { key: key::allocation(&member.node), index: Index(u64::MAX >> 1) }
 }
@@ -165,20 +165,20 @@ fn status_op(change: &PlacementChange) -> Op {
     match &change.after {
         Some(_) if change.keeps_status() => Op::CheckIndex { key, index },
         Some(after) => Op::Cas { key, value: revised(change, after).encode(), flags: 0, index },
-        // A promise without a status: it must still have none.
+        // Release of orphaned allocations: the group must still have no status.
         None if change.before.is_none() => Op::CheckNotExists { key },
         None => Op::DeleteCas { key, index },
     }
 }
 
-/// The status as it is written.
+/// Status with the next revision.
 #[must_use]
 pub fn revised(change: &PlacementChange, after: &PodGroupStatus) -> PodGroupStatus {
     let before = change.before.as_ref().map_or(0, |known| known.status.revision);
     PodGroupStatus { revision: before + 1, ..after.clone() }
 }
 
-/// Moves a group from where it was counted to where it is counted now.
+/// Moves a group from its old counter to its new one.
 fn count(
     counted: &mut BTreeMap<QueueName, QueueStatus>,
     book: &QueueBook,
@@ -216,7 +216,7 @@ fn count(
     }
 }
 
-/// What the audit log says of a change.
+/// Audit record of a change.
 #[must_use]
 pub fn audited(change: &PlacementChange) -> GroupChange {
     let before = change.before.as_ref().map(|known| &known.status);
