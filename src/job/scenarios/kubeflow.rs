@@ -114,6 +114,7 @@ fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     assert_eq!(lost.run(), P::Running, "no fault of its own");
 }
 
+/// `kubeflow.md` §1.7.
 #[test]
 fn the_table_of_backoff_limits() {
     use crate::job::members::{past_backoff_limit, restarts_in_place};
