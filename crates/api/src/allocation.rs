@@ -1,7 +1,7 @@
-//! `rcfarm/allocations/<node>`: what is allocated on a node, and to whom.
+//! `rcfarm/allocations/<node>`: allocations of pods on a node.
 //!
-//! One record per node, so that a CAS on it keeps two placers from promising the same thing twice. It is written in
-//! the transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
+//! There is one record per node, so that a CAS prevents two farms from allocating the same capacity. It is written in the
+//! transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::Stored;
 use crate::ids::{PodId, RcId};
 use crate::manifest::Resources;
 
-/// For whom something is allocated. In JSON a text: `rc/<uuid>`, or what another kind of record calls itself, such
-/// as `job/<namespace>/<name>/<uid>`.
+/// Owner of an allocation. In JSON a text: `rc/<uuid>`, or the name of another record, such as
+/// `job/<namespace>/<name>/<uid>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum AllocationOwner {
     /// A replication controller.
     Rc(RcId),
-    /// A record of another kind, by its own words. It keeps its own books: nobody else frees what it was allocated.
+    /// A record of another kind. Only that kind's controllers release its allocations.
     Other(String),
 }
 
 impl Default for AllocationOwner {
-    /// Nobody that is known.
+    /// An unknown owner.
     fn default() -> Self {
         AllocationOwner::Other(String::new())
     }
@@ -62,11 +62,11 @@ impl fmt::Display for AllocationOwner {
     }
 }
 
-/// What one pod was allocated on a node.
+/// Allocation of one pod on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Allocation {
-    /// For whom.
+    /// Its owner.
     pub owner: AllocationOwner,
     /// Thousandths of a processor.
     pub cpu_milli: u64,
@@ -81,7 +81,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// How much it is.
+    /// The amounts, without device numbers.
     #[must_use]
     pub fn amounts(&self) -> Resources {
         let count = |set: &BTreeSet<u32>| u32::try_from(set.len()).unwrap_or(u32::MAX);

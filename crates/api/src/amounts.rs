@@ -1,4 +1,4 @@
-//! Amounts of processor, memory, devices and pods: what a queue may use, and what is asked of it. Pure.
+//! Amounts of CPU, memory, devices and pods: limits of queues, and requests. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,46 +9,46 @@ use serde_json::Value;
 
 use crate::manifest::Resources;
 
-/// The word for processors, counted in thousandths.
+/// Name of CPU, in thousandths of a core.
 pub const CPU: &str = "cpu";
-/// The word for memory, counted in bytes.
+/// Name of memory, in bytes.
 pub const MEMORY: &str = "memory";
-/// The word for pods.
+/// Name of pods, counted.
 pub const PODS: &str = "pods";
 
-/// Amounts by what they are of: `cpu` in thousandths, `memory` in bytes, `pods` and every kind of device counted.
+/// Amounts by resource: `cpu` in thousandths, `memory` in bytes, `pods` and every kind of device counted.
 ///
-/// In a *request* an absent word is none of it; in a *limit* it is no limit. In JSON as people write resources:
-/// `{"cpu": "500m", "memory": "8Gi", "gpu": 8}`, numbers or text.
+/// In a *request* a missing resource is 0; in a *limit* it is unlimited. In JSON: `{"cpu": "500m", "memory": "8Gi",
+/// "gpu": 8}`, numbers or text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Amounts(BTreeMap<String, u64>);
 
 impl Amounts {
-    /// How much of something; `None` where nothing is said.
+    /// Amount of a resource; `None` if it is missing.
     #[must_use]
     pub fn of(&self, what: &str) -> Option<u64> {
         self.0.get(what).copied()
     }
 
-    /// The same with one amount set, in its unit (thousandths of a processor, bytes, pieces).
+    /// Sets one amount, in its unit.
     #[must_use]
     pub fn with(mut self, what: &str, amount: u64) -> Self {
         self.0.insert(what.to_owned(), amount);
         self
     }
 
-    /// Whether nothing is said at all.
+    /// Whether no resource is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All that is said, by word.
+    /// All amounts by resource.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(what, amount)| (what.as_str(), *amount))
     }
 
-    /// What `pods` pods ask for together, themselves counted.
+    /// Request of `pods` pods together, with their count as `pods`.
     #[must_use]
     pub fn of_pods(each: &Amounts, pods: u64) -> Amounts {
         let mut all =
@@ -57,7 +57,7 @@ impl Amounts {
         all
     }
 
-    /// Adds; the result never wraps.
+    /// Adds; saturates.
     pub fn add(&mut self, more: &Amounts) {
         for (what, amount) in more.iter() {
             let sum = self.0.entry(what.to_owned()).or_default();
@@ -65,8 +65,8 @@ impl Amounts {
         }
     }
 
-    /// Takes away, at most what is there. What comes to 0 is forgotten, so that amounts which were added and
-    /// taken away again leave no trace.
+    /// Subtracts, down to 0. Resources that become 0 are removed, so that adding and subtracting the same amounts
+    /// leaves no trace.
     pub fn take(&mut self, less: &Amounts) {
         for (what, amount) in less.iter() {
             if let Some(sum) = self.0.get_mut(what) {
@@ -76,14 +76,14 @@ impl Amounts {
         self.0.retain(|_, amount| *amount > 0);
     }
 
-    /// The sum of many.
+    /// Sum of all.
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Amounts>) -> Amounts {
         let mut sum = Amounts::default();
         all.into_iter().for_each(|one| sum.add(one));
         sum
     }
 
-    /// How much of `self` is beyond `other`.
+    /// The part of `self` that exceeds `other`.
     #[must_use]
     pub fn beyond(&self, other: &Amounts) -> Amounts {
         let mut rest = self.clone();
@@ -91,8 +91,8 @@ impl Amounts {
         rest
     }
 
-    /// As a limit: the first word of which `request` is more than it allows, with both amounts. A request of none
-    /// is never too much.
+    /// Uses `self` as a limit: returns the first resource of which `request` exceeds it, with both amounts. A request
+    /// of 0 exceeds nothing.
     #[must_use]
     pub fn exceeded_by<'r>(&self, request: &'r Amounts) -> Option<(&'r str, u64, u64)> {
         request.iter().find_map(|(what, asked)| {
@@ -101,7 +101,7 @@ impl Amounts {
         })
     }
 
-    /// One amount in the spelling of its word.
+    /// One amount as text, such as `500m` or `8Gi`.
     #[must_use]
     pub fn spell(what: &str, amount: u64) -> String {
         let mut one = Resources::default();
@@ -112,7 +112,7 @@ impl Amounts {
         }
         let text = one.to_string();
         let part = text.split(',').find_map(|part| part.strip_prefix(what)?.strip_prefix('='));
-        // Of nothing nothing is said there.
+        // An amount of 0 is left out there.
         part.unwrap_or("0").to_owned()
     }
 
@@ -131,7 +131,7 @@ impl Amounts {
         })
     }
 
-    /// The same as resources of a pod; pods are not one.
+    /// As a pod's resources, which do not include `pods`.
     #[must_use]
     pub fn to_resources(&self) -> Resources {
         let devices = self.iter().filter(|(what, _)| ![CPU, MEMORY, PODS].contains(what));

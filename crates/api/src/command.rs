@@ -1,9 +1,8 @@
-//! Commands: what a person asks of a job or a queue, once. Volcano's bus (`volcano.md` §1.2).
+//! Commands to jobs and queues, each executed once (Volcano's bus, `volcano.md` §1.2).
 //!
-//! Keys read: `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm
-//! queue …` and people create them; the owner of the target deletes each one in the transaction that carries it out.
-//! A crash between two writes leaves: nothing half done; a command is either there or carried out. Volcano deletes
-//! first and acts later, and loses a command in a crash (`volcano.md` §10 no. 5).
+//! Keys read: `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm queue …` and
+//! people create them; the owner of the target deletes each one in the transaction that executes it. A crash between two
+//! writes leaves: nothing half done.
 
 use std::fmt;
 
@@ -13,31 +12,31 @@ use crate::Index;
 use crate::Stored;
 use crate::ids::{Namespaced, QueueName};
 
-/// What a command, or a policy of a job, asks for. The words are Volcano's.
+/// Action of a command or of a job's policy. The names are Volcano's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum CommandAction {
-    /// Stop everything; finished pods stay. The job can be resumed.
+    /// Stops all pods; finished ones stay. The job can be resumed.
     AbortJob,
-    /// Remove all pods and start again.
+    /// Removes all pods and starts them again.
     RestartJob,
     /// The same for the pods of one task.
     RestartTask,
     /// The same for one pod.
     RestartPod,
-    /// Stop everything for good.
+    /// Stops all pods for good.
     TerminateJob,
-    /// Stop everything; the job counts as done.
+    /// Stops all pods; the job counts as completed.
     CompleteJob,
-    /// Go on with an aborted job.
+    /// Resumes an aborted job.
     ResumeJob,
-    /// Admit work to a queue again.
+    /// Opens a queue again.
     OpenQueue,
-    /// Admit no more work to a queue.
+    /// Closes a queue: it admits nothing more.
     CloseQueue,
 }
 
 impl CommandAction {
-    /// All that may be asked of a job.
+    /// All actions on jobs.
     pub const OF_JOBS: [CommandAction; 7] = [
         CommandAction::AbortJob,
         CommandAction::RestartJob,
@@ -48,7 +47,7 @@ impl CommandAction {
         CommandAction::ResumeJob,
     ];
 
-    /// Its word.
+    /// Its name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,21 +70,21 @@ impl fmt::Display for CommandAction {
     }
 }
 
-/// Of what something is asked.
+/// Target of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
 pub enum Target {
     /// A job.
     Job {
-        /// Which, as `<namespace>/<name>`.
+        /// Its name, as `<namespace>/<name>`.
         job: Namespaced,
-        /// Which of that name: a command for a job that was deleted is not carried out on the one that came after it.
+        /// Its uid: a command for a job that was deleted is not executed on a later job of the same name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         uid: Option<Index>,
-        /// Which task, for [`CommandAction::RestartTask`] and [`CommandAction::RestartPod`].
+        /// Task, for [`CommandAction::RestartTask`] and [`CommandAction::RestartPod`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         task: Option<String>,
-        /// Which pod of the task, for [`CommandAction::RestartPod`].
+        /// Index of the pod, for [`CommandAction::RestartPod`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         index: Option<u32>,
     },
@@ -99,14 +98,14 @@ pub enum Target {
 /// The value of `rcfarm/commands/<uuid v7>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
-    /// What is asked for.
+    /// The action.
     pub action: CommandAction,
-    /// Of what.
+    /// The target.
     pub target: Target,
-    /// Why, for people.
+    /// The reason, for people.
     #[serde(default)]
     pub reason: String,
-    /// By whom.
+    /// Name of the issuer.
     #[serde(default)]
     pub issued_by: String,
 }

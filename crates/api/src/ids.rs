@@ -1,5 +1,4 @@
-//! Names and identifiers. Each is checked once, where it enters; after that a path can be built from it
-//! without a second look.
+//! Names and identifiers. Each is checked when it is parsed, so paths can be built from it without further checks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,8 +19,7 @@ pub struct BadName {
 
 /// Checks one segment of a key: `[A-Za-z0-9_-][A-Za-z0-9_.,-]*`, at most 200 bytes.
 ///
-/// The alphabet is what every Consul version stores and every HTTP client sends unchanged
-/// (`consul-semantics.md` §0 #17).
+/// Every Consul version stores this alphabet, and every HTTP client sends it unchanged (`consul-semantics.md` §0 #17).
 ///
 /// # Errors
 /// [`BadName`] with the first rule broken.
@@ -92,11 +90,11 @@ name!(
     NodeName
 );
 name!(
-    /// What a pod manifest calls itself (`id:`); one pod of an id runs per node.
+    /// The `id:` of a pod manifest; at most one pod of an id runs per node.
     PodId
 );
 name!(
-    /// One farm daemon among those that share a tree.
+    /// Name of a farm daemon, unique among those that share a tree.
     FarmName
 );
 
@@ -119,7 +117,7 @@ pub struct Namespaced {
     pub name: ObjectName,
 }
 
-/// The queue of whatever names none; the farm makes it when it is missing.
+/// The queue of records that name none; the farm creates it if it is missing.
 pub const DEFAULT_QUEUE: &str = "default";
 /// The namespace of records that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -167,7 +165,7 @@ impl fmt::Display for RcId {
 impl FromStr for RcId {
     type Err = uuid::Error;
     fn from_str(text: &str) -> Result<Self, uuid::Error> {
-        // Only the form that keys use: 32 bare hex digits would be a second name for the same record.
+        // Only the form with hyphens, which keys use: 32 bare hex digits would be a second name of the same record.
         if text.len() != 36 {
             return Err(Uuid::parse_str("").unwrap_err());
         }

@@ -1,7 +1,7 @@
 //! The key grammar, and every path of the layout: the only file with path strings.
 //!
-//! The layer above `rcfarm/` is square/p2's, byte for byte (`p2.md` §1); everything that p2 never had stands
-//! under `rcfarm/`. `docs/reference/keys.md` is the same table for people.
+//! Everything outside `rcfarm/` has square/p2's layout, byte for byte (`p2.md` §1); everything that p2 does not have is
+//! below `rcfarm/`. `docs/reference/keys.md` lists the same keys for users.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::ids::{
     BadName, FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId, check_segment,
 };
 
-/// A key that we may write: segments of the portable alphabet joined by single slashes.
+/// A valid key: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<str>);
 
-/// A prefix that we may list or watch: empty, or a path that ends in a slash. (Consul's prefixes are string
-/// prefixes: `n1` would also match `n10`.)
+/// A prefix to list or watch: empty, or a path that ends in a slash. Consul's prefixes are string prefixes: `n1` would
+/// also match `n10`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix(Arc<str>);
 
@@ -63,19 +63,19 @@ impl Prefix {
         &self.0
     }
 
-    /// The rest of a listed key after this prefix; `None` when the key is not under it.
+    /// The part of a listed key after this prefix; `None` if the key is not below it.
     #[must_use]
     pub fn tail<'k>(&self, key: &'k str) -> Option<&'k str> {
         key.strip_prefix(&*self.0)
     }
 
-    /// The key that `tail` names below this prefix; `None` when that is no legal key.
+    /// The key `tail` below this prefix; `None` if that is no valid key.
     #[must_use]
     pub fn key_of(&self, tail: &str) -> Option<Key> {
         Key::parse(&format!("{}{tail}", self.0)).ok()
     }
 
-    /// This prefix below another one: how a configured root is put in front.
+    /// This prefix below the configured root.
     #[must_use]
     pub fn join(&self, key: &Key) -> Key {
         Key::of(format!("{}{key}", self.0))
@@ -87,13 +87,13 @@ impl Prefix {
         Prefix(format!("{}{below}", self.0).into())
     }
 
-    /// All keys that begin as `key` does, up to `end`: the one sort of prefix that need not end in a slash.
+    /// All keys that begin with the first `end` bytes of `key`: the only prefix that need not end in a slash.
     pub fn beginning(key: &Key, end: usize) -> Prefix {
         Prefix(key.0[..end].into())
     }
 
-    /// The key that keeps a tree of ours from being empty: a watch on an empty prefix wakes on unrelated writes
-    /// (`consul-semantics.md` §0 #9). No record of any tree can have its name.
+    /// A key that keeps the prefix from being empty: a watch on an empty prefix wakes on unrelated writes
+    /// (`consul-semantics.md` §0 #9). No record can have its name.
     #[must_use]
     pub fn sentinel(&self) -> Key {
         Key::of(format!("{}{SENTINEL}", self.0))
@@ -110,7 +110,7 @@ impl Prefix {
     }
 }
 
-/// One segment more than any record's name has.
+/// One more segment than any record's name.
 const SENTINEL: &str = "_/_/_";
 
 macro_rules! as_text {
@@ -130,7 +130,7 @@ macro_rules! as_text {
 as_text!(Key);
 as_text!(Prefix);
 
-/// What labels can be put on; the words are p2's.
+/// Kinds of objects that have labels, in p2's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum LabelKind {
@@ -178,8 +178,8 @@ pub fn rc_locks() -> Prefix {
     Prefix::fixed("lock/replication_controllers/")
 }
 
-/// The record that a key below a tree of locks is about, and which lock of it: `None` is the ownership lock. Only
-/// p2's layout has others; in our own trees a record's name may have two segments.
+/// Splits a key below a prefix of locks into the record and the lock; `None` is the ownership lock. Only p2's layout
+/// has other locks; below `rcfarm/` a record's name may have two segments.
 #[must_use]
 pub fn split_lock<'k>(locks: &Prefix, tail: &'k str) -> (&'k str, Option<&'k str>) {
     match tail.split_once('/') {
@@ -194,8 +194,7 @@ pub fn rc_lock(id: RcId) -> Key {
     Key::of(format!("lock/replication_controllers/{id}"))
 }
 
-/// `lock/replication_controllers/<uuid>/update`: held by whoever changes the RC in several steps (p2's
-/// mutation lock).
+/// `lock/replication_controllers/<uuid>/update` (p2's mutation lock): held while the RC is changed in several steps.
 #[must_use]
 pub fn rc_mutation_lock(id: RcId) -> Key {
     Key::of(format!("lock/replication_controllers/{id}/update"))
@@ -285,7 +284,7 @@ pub fn service_healths(service: &PodId) -> Prefix {
     Prefix(format!("health/{service}/").into())
 }
 
-/// `health/<service>/<node>`; a pod's service is named as the pod.
+/// `health/<service>/<node>`; the service is the pod's id.
 #[must_use]
 pub fn health(service: &PodId, node: &NodeName) -> Key {
     Key::of(format!("health/{service}/{node}"))
@@ -303,10 +302,10 @@ pub fn statuses_of_pod(pod: &PodId) -> Prefix {
     Prefix(format!("status/pods/{pod}/").into())
 }
 
-/// `status/pods/<pod id>/<node>`: what the node's agent says about a pod of a controller.
+/// `status/pods/<pod id>/<node>`: status of a controller's pod, written by the node's agent.
 ///
-/// p2 has pods known by a UUID here, as `status/pods/<uuid>/preparer`. Its programs want exactly four parts and
-/// pass over the last one unless it is `preparer`, so no node may be called that ([`check_node_name`]).
+/// p2 writes `status/pods/<uuid>/preparer` here. Its programs require exactly four segments and ignore keys whose last
+/// segment is not `preparer`, so no node may have that name ([`check_node_name`]).
 #[must_use]
 pub fn pod_status(pod: &PodId, node: &NodeName) -> Key {
     Key::of(format!("status/pods/{pod}/{node}"))
@@ -319,10 +318,10 @@ pub fn pod_and_node(prefix: &Prefix, key: &str) -> Option<(PodId, NodeName)> {
     Some((pod.parse().ok()?, node.parse().ok()?))
 }
 
-/// Checks a name that a node is to run under.
+/// Checks the name of a new node.
 ///
 /// # Errors
-/// [`BadName`] for the one legal name that p2's layout already uses.
+/// [`BadName`] for `preparer`, which p2's layout uses.
 pub fn check_node_name(name: &NodeName) -> Result<(), BadName> {
     match name.as_str() {
         "preparer" => Err(BadName {
@@ -339,7 +338,7 @@ pub fn rc_statuses() -> Prefix {
     Prefix::fixed("status/replication_controllers/")
 }
 
-/// `status/replication_controllers/<uuid>/rcfarm`: what the owner farm sees.
+/// `status/replication_controllers/<uuid>/rcfarm`: status of an RC, written by its owner farm.
 #[must_use]
 pub fn rc_status(id: RcId) -> Key {
     Key::of(format!("status/replication_controllers/{id}/rcfarm"))
@@ -359,19 +358,18 @@ pub fn audit_log(id: Uuid) -> Key {
 
 // ---- ours -------------------------------------------------------------------------------------------
 
-/// The label of a replication controller that declares how many of its pods stay healthy while others are removed or
-/// moved. It stands here because it shares our prefix, although it is no key.
+/// Label of an RC: minimum number of healthy pods while others are removed or moved. It is here because it shares the
+/// prefix of our keys.
 pub const MIN_HEALTH_LABEL: &str = "rcfarm/min_health";
 
-/// The label of a replication controller that says which of several nodes with room is taken first: `spread` (the
-/// default) or `bin-pack`. It means something when the manifest asks for resources.
+/// Label of an RC: `spread` (the default) or `bin-pack`, the order in which nodes with room are chosen. It has an
+/// effect if the manifest asks for resources.
 pub const PACKING_LABEL: &str = "rcfarm/packing";
 
-/// The label of a pod that says which job of its name it belongs to. It stands here because it shares our prefix,
-/// although it is no key.
+/// Label of a pod with the uid of its job. It is here because it shares the prefix of our keys.
 pub const JOB_UID_LABEL: &str = "rcfarm/job_uid";
 
-/// The label of a job's pod that says which try at its member it is.
+/// Label of a job's pod with the number of the attempt at its member.
 pub const ATTEMPT_LABEL: &str = "rcfarm/attempt";
 
 /// `rcfarm/layout`
@@ -410,7 +408,7 @@ pub fn allocations() -> Prefix {
     Prefix::fixed("rcfarm/allocations/")
 }
 
-/// `rcfarm/allocations/<node>`: what is promised on a node, changed only by CAS.
+/// `rcfarm/allocations/<node>`: allocations on a node, changed only by CAS.
 #[must_use]
 pub fn allocation(node: &NodeName) -> Key {
     Key::of(format!("rcfarm/allocations/{node}"))
@@ -434,7 +432,7 @@ pub fn queue_statuses() -> Prefix {
     Prefix::fixed("rcfarm/queue_status/")
 }
 
-/// `rcfarm/queue_status/<name>`: what the scheduler's owner says of a queue.
+/// `rcfarm/queue_status/<name>`: status of a queue, written by the scheduler's owner.
 #[must_use]
 pub fn queue_status(name: &QueueName) -> Key {
     Key::of(format!("rcfarm/queue_status/{name}"))
@@ -458,8 +456,8 @@ pub fn pod_group_statuses() -> Prefix {
     Prefix::fixed("rcfarm/pod_group_status/")
 }
 
-/// `rcfarm/pod_group_status/<ns>/<name>`: what the scheduler's owner says of a PodGroup; also the write-ahead record
-/// of its placement.
+/// `rcfarm/pod_group_status/<ns>/<name>`: status of a PodGroup, written by the scheduler's owner; also the write-ahead
+/// record of its placement.
 #[must_use]
 pub fn pod_group_status(id: &Namespaced) -> Key {
     Key::of(format!("rcfarm/pod_group_status/{id}"))
@@ -483,7 +481,7 @@ pub fn scheduler_statuses() -> Prefix {
     Prefix::fixed("rcfarm/scheduler_status/")
 }
 
-/// `rcfarm/scheduler_status/<name>`: what its owner farm says of it.
+/// `rcfarm/scheduler_status/<name>`: status of a scheduler, written by its owner farm.
 #[must_use]
 pub fn scheduler_status(name: &ObjectName) -> Key {
     Key::of(format!("rcfarm/scheduler_status/{name}"))
@@ -495,7 +493,7 @@ pub fn scheduler_locks() -> Prefix {
     Prefix::fixed("lock/rcfarm/schedulers/")
 }
 
-/// `labels/scheduler/`: labels of schedulers, which a farm's selector looks at.
+/// `labels/scheduler/`: labels of schedulers, matched by a farm's selector.
 #[must_use]
 pub fn scheduler_labels() -> Prefix {
     Prefix::fixed("labels/scheduler/")
@@ -514,7 +512,7 @@ pub fn jobs() -> Prefix {
     Prefix::fixed("rcfarm/jobs/")
 }
 
-/// `rcfarm/jobs/<ns>/<name>`: a job as its user wants it.
+/// `rcfarm/jobs/<ns>/<name>`: a job's document.
 #[must_use]
 pub fn job(id: &Namespaced) -> Key {
     Key::of(format!("rcfarm/jobs/{id}"))
@@ -526,7 +524,7 @@ pub fn job_statuses() -> Prefix {
     Prefix::fixed("rcfarm/job_status/")
 }
 
-/// `rcfarm/job_status/<ns>/<name>`: what the owner farm says of a job.
+/// `rcfarm/job_status/<ns>/<name>`: status of a job, written by its owner farm.
 #[must_use]
 pub fn job_status(id: &Namespaced) -> Key {
     Key::of(format!("rcfarm/job_status/{id}"))
@@ -538,13 +536,13 @@ pub fn job_locks() -> Prefix {
     Prefix::fixed("lock/rcfarm/jobs/")
 }
 
-/// `lock/rcfarm/jobs/<ns>/<name>`: who owns a job.
+/// `lock/rcfarm/jobs/<ns>/<name>`: ownership lock of a job.
 #[must_use]
 pub fn job_lock(id: &Namespaced) -> Key {
     Key::of(format!("lock/rcfarm/jobs/{id}"))
 }
 
-/// `labels/job/`: labels of jobs, which a farm's selector looks at.
+/// `labels/job/`: labels of jobs, matched by a farm's selector.
 #[must_use]
 pub fn job_labels() -> Prefix {
     Prefix::fixed("labels/job/")
@@ -562,7 +560,7 @@ pub fn commands() -> Prefix {
     Prefix::fixed("rcfarm/commands/")
 }
 
-/// `rcfarm/commands/<uuid v7>`: something that a person asks of a job or a queue, once.
+/// `rcfarm/commands/<uuid v7>`: a command to a job or a queue, executed once.
 #[must_use]
 pub fn command(id: Uuid) -> Key {
     Key::of(format!("rcfarm/commands/{}", id.as_hyphenated()))
@@ -574,8 +572,7 @@ pub fn bells() -> Prefix {
     Prefix::fixed("rcfarm/bell/")
 }
 
-/// `rcfarm/bell/_`: the sentinel that keeps the bell tree from being empty (an empty prefix wakes on
-/// unrelated writes).
+/// `rcfarm/bell/_`: sentinel that keeps the prefix of doorbells from being empty.
 #[must_use]
 pub fn bell_sentinel() -> Key {
     Key::of("rcfarm/bell/_".to_owned())
@@ -587,7 +584,7 @@ pub fn rc_bell(id: RcId) -> Key {
     Key::of(format!("rcfarm/bell/rc/{id}"))
 }
 
-/// `rcfarm/bell/confirm/<farm>`: a person's word that a tree which became suspiciously small is meant to be so.
+/// `rcfarm/bell/confirm/<farm>`: an operator confirms that a prefix is meant to be as small as it is.
 #[must_use]
 pub fn confirm_bell(farm: &FarmName) -> Key {
     Key::of(format!("rcfarm/bell/confirm/{farm}"))

@@ -1,4 +1,4 @@
-//! What stands in Consul: ids, keys, and the records below them. No I/O, no clock, no runtime.
+//! The data model of Consul's KV tree: ids, keys, and the records below them. No I/O, no clock, no runtime.
 //!
 //! | module | is |
 //! |---|---|

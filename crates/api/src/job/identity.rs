@@ -1,4 +1,4 @@
-//! Which member of which job a pod is, as its labels and its manifest say.
+//! Identity of a job's pod, in its labels and its manifest.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,24 +18,24 @@ pub const TASK_INDEX: &str = "volcano.sh/task-index";
 /// Label with the attempt of the whole job.
 pub const VERSION: &str = "volcano.sh/job-version";
 
-/// Which pod of which job: `job` of the manifest, and what its labels say.
+/// Identity of a job's pod: `job` of the manifest, and the same in its labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
     /// The job.
     #[serde(rename = "id")]
     pub job: Namespaced,
-    /// Which of its name.
+    /// The job's uid.
     pub uid: JobUid,
-    /// Which member.
+    /// The member.
     #[serde(flatten)]
     pub slot: Slot,
     /// The attempt of the whole job.
     pub version: u64,
-    /// Which try at the member.
+    /// The attempt at this member.
     pub attempt: u32,
 }
 
-/// Which pod of which job these labels are of; `None`: it is no job's.
+/// The identity in these labels; `None` if they are not complete.
 #[must_use]
 pub fn mark_of(labels: &Labels) -> Option<PodIdentity> {
     let of = |name: &str| labels.get(name);
@@ -49,7 +49,7 @@ pub fn mark_of(labels: &Labels) -> Option<PodIdentity> {
     })
 }
 
-/// The job and the member that these labels name, whosever the pod is.
+/// The job and member that these labels name, whatever the uid.
 #[must_use]
 pub fn name_of(labels: &Labels) -> Option<(Namespaced, Slot)> {
     let of = |name: &str| labels.get(name);

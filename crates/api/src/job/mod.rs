@@ -1,4 +1,5 @@
-//! Jobs: what a job asks for once its document has been read, and the status that its owner writes.
+//! Jobs: the specification that a document is decoded to, and the status that its owner writes. Keys read and written:
+//! none here; see `rcfarm::job`.
 
 pub mod identity;
 pub mod phase;

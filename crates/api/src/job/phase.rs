@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How far a job has come. Volcano's ten.
+/// Phase of a job; Volcano's ten.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -14,17 +14,17 @@ pub enum JobPhase {
     Pending,
     /// Enough members run.
     Running,
-    /// Members are removed, to be started again.
+    /// Members are being removed and will be started again.
     Restarting,
-    /// Members are being stopped; it can go on later.
+    /// Members are being stopped; the job can be resumed.
     Aborting,
-    /// Stopped; it can go on later.
+    /// Stopped; the job can be resumed.
     Aborted,
-    /// Members that are left over are being stopped.
+    /// Remaining members are being stopped; the job then counts as completed.
     Completing,
-    /// Done.
+    /// Completed.
     Completed,
-    /// Members are being stopped, for good.
+    /// Members are being stopped for good.
     Terminating,
     /// Stopped for good.
     Terminated,
@@ -47,13 +47,13 @@ impl JobPhase {
         JobPhase::Failed,
     ];
 
-    /// Whether nothing leads out of it.
+    /// Whether no other phase follows.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, JobPhase::Completed | JobPhase::Terminated | JobPhase::Failed)
     }
 
-    /// Whether members may be started in it.
+    /// Whether members may be started in this phase.
     #[must_use]
     pub fn starts_members(self) -> bool {
         matches!(self, JobPhase::Pending | JobPhase::Running)

@@ -1,7 +1,6 @@
-//! A job as it is wanted: one record that is a superset of Volcano's Job and Kubeflow's training jobs. Pure.
+//! The specification of a job: a superset of Volcano's Job and Kubeflow's training jobs. Pure.
 //!
-//! The stored record is the user's document itself (`super::document` reads it, `super::validate` judges it); this is
-//! what it means, with all defaults filled in.
+//! The stored record is the user's document. This is its decoded form, with all defaults set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,7 +14,7 @@ use crate::ids::{BadName, Namespaced, PodId};
 use crate::labels::Selector;
 use crate::manifest::{HealthStanza, Resources};
 
-/// Which job of a name: the CreateIndex of its record. A job that is deleted and made again under its name is another.
+/// Uid of a job: the CreateIndex of its record. A job that is deleted and created again has another uid.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -35,7 +34,7 @@ impl std::str::FromStr for JobUid {
     }
 }
 
-/// Whose rules of success, names and environment hold.
+/// Framework whose rules of success, names and environment apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Framework {
     /// Volcano's `Job`.
@@ -48,7 +47,7 @@ pub enum Framework {
     Mpi,
     /// Kubeflow's `XGBoostJob`.
     XgBoost,
-    /// Kubernetes' `Pod` by itself: a job of one member.
+    /// A Kubernetes `Pod`: a job of one member.
     Pod,
 }
 
@@ -76,51 +75,51 @@ impl Framework {
 /// A job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobSpec {
-    /// Whose rules hold.
+    /// Framework whose rules apply.
     pub framework: Framework,
-    /// The kinds of members, in the order in which they are worked on.
+    /// Its tasks, in the order in which they are handled.
     pub tasks: Vec<JobTask>,
-    /// Members without which it does not start; also how many must succeed, unless `min_success` says.
+    /// Members needed for a start; also needed to succeed, unless `min_success` is set.
     pub min_available: u32,
-    /// How many must succeed.
+    /// Members that must succeed.
     pub min_success: Option<u32>,
-    /// Reruns that policies may cause, of the whole job, a task or a pod together.
+    /// Restarts that policies may cause, of the job, a task or a pod together.
     pub max_retry: u32,
-    /// What is done when something happens, unless a task says otherwise.
+    /// Lifecycle policies; those of a task come first.
     pub policies: Vec<LifecyclePolicy>,
     /// Volcano's plugins, with their arguments.
     pub plugins: BTreeMap<Plugin, Vec<String>>,
-    /// The queue in which it waits.
+    /// Its queue.
     pub queue: String,
-    /// How important it is.
+    /// Name of its priority class.
     pub priority_class: Option<String>,
-    /// What must be free for it to be admitted; `None`: what its members ask for together.
+    /// Resources that must be free for its admission; `None`: the sum of its members' requests.
     pub min_resources: Option<Resources>,
-    /// After so long in the queue's hands without a place, it goes back to the queue.
+    /// Time after which a job that was admitted but not placed goes back to its queue.
     pub schedule_timeout: Option<Duration>,
-    /// What becomes of the members when it is done.
+    /// Which members are removed when it ends.
     pub clean_pods: CleanPods,
-    /// When its record goes, counted from its end; `None`: never.
+    /// Time from its end to the deletion of its record; `None`: never.
     pub ttl: Option<Duration>,
-    /// How long it may run.
+    /// Longest time that it may run.
     pub active_deadline: Option<Duration>,
-    /// Kubeflow's: so many restarts of members and it has failed.
+    /// Kubeflow's: the job fails after this many restarts of members.
     pub backoff_limit: Option<u32>,
-    /// It shall not run now.
+    /// It is suspended.
     pub suspend: bool,
-    /// The pauses before what failed is started again.
+    /// Pauses before failed members are started again.
     pub restart_delay: RestartDelay,
-    /// It is being deleted: its members go, then its record.
+    /// It is being deleted: first its members, then its record.
     pub deleting: bool,
-    /// TensorFlow: all workers must succeed, not only the first.
+    /// TensorFlow: all workers must succeed, instead of the first.
     pub all_workers_must_succeed: bool,
-    /// TensorFlow: workers come and go.
+    /// TensorFlow: the number of workers may change.
     pub dynamic_workers: bool,
-    /// PyTorch: processes of a member, `auto` or a number.
+    /// PyTorch: processes per member, `auto` or a number.
     pub processes_per_node: Option<String>,
-    /// PyTorch: what `torchrun` needs to know when members may come and go.
+    /// PyTorch: settings of `torchrun` when the number of members may change.
     pub elastic: Option<Elastic>,
-    /// MPI: processes of a worker.
+    /// MPI: processes per worker.
     pub slots_per_worker: u32,
 }
 
@@ -131,23 +130,23 @@ pub struct Elastic {
     pub min: Option<u32>,
     /// Most members.
     pub max: Option<u32>,
-    /// How members meet; `c10d` unless given.
+    /// Rendezvous backend; `c10d` by default.
     pub backend: Option<String>,
-    /// Where they meet.
+    /// Rendezvous host.
     pub host: Option<String>,
-    /// And on which port.
+    /// Rendezvous port.
     pub port: Option<u16>,
-    /// The name of the meeting.
+    /// Rendezvous id.
     pub id: Option<String>,
-    /// More settings, in their order.
+    /// More rendezvous settings, in order.
     pub conf: Vec<(String, String)>,
-    /// How often `torchrun` starts again by itself.
+    /// Restarts by `torchrun` itself.
     pub max_restarts: Option<u32>,
     /// `torchrun --standalone`.
     pub standalone: bool,
 }
 
-/// The pauses before what failed is started again: doubled each time, up to the longest.
+/// Pauses before failed members are started again: doubled each time, up to the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartDelay {
     /// The first.
@@ -170,42 +169,41 @@ impl RestartDelay {
     }
 }
 
-/// What becomes of the members of a job that is done (Kubeflow's `cleanPodPolicy`). Volcano's jobs keep those that have
-/// ended and stop the others, which is `Running`.
+/// Which members are removed when a job ends (Kubeflow's `cleanPodPolicy`). Volcano's jobs use `Running`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CleanPods {
-    /// All stay as they are, also those that run.
+    /// None, not even running ones.
     None,
-    /// Those that have not ended go.
+    /// Those that have not ended.
     Running,
-    /// All go.
+    /// All.
     All,
 }
 
-/// A kind of member.
+/// A task: equal members of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobTask {
     /// Its name, as in the record: `worker`, `Worker`.
     pub name: String,
     /// Number of members, 0 or more.
     pub replicas: u32,
-    /// How many of them are needed for a start, and must succeed; `None`: all for a start.
+    /// Members needed for a start, and to succeed; `None`: all for a start.
     pub min_available: Option<u32>,
-    /// What happens to a member that fails.
+    /// What happens to a member that ends.
     pub restart: Restart,
-    /// So many restarts by their nodes together and the task counts as failed; `None`: no limit.
+    /// The task fails after this many restarts by its nodes together; `None`: no limit.
     pub max_retry: Option<u32>,
     /// Tasks that must be ready before its members start.
     pub depends_on: Vec<String>,
-    /// Whether one of them is enough.
+    /// Whether one of these tasks is enough.
     pub any_dependency: bool,
-    /// What is done when something happens to its members.
+    /// Lifecycle policies of its members.
     pub policies: Vec<LifecyclePolicy>,
-    /// What a member is.
+    /// Pod template of its members.
     pub template: Template,
 }
 
-/// What happens to a member that fails (Kubeflow's `restartPolicy`).
+/// What happens to a member that ends (Kubeflow's `restartPolicy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Restart {
     /// Its processes are started again whenever they end.
@@ -214,27 +212,27 @@ pub enum Restart {
     OnFailure,
     /// It stays as it ended.
     Never,
-    /// The exit code tells: from 128 up it is started again, else the job has failed.
+    /// Restarted if its exit code is 128 or more; otherwise the job fails.
     ExitCode,
 }
 
-/// What a member is: the part of a pod template that processes can serve.
+/// The supported part of a pod template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Template {
-    /// What it starts.
+    /// Its containers.
     pub containers: Vec<Container>,
-    /// Where it may run.
+    /// Selector of its nodes.
     pub node_selector: Selector,
-    /// As whom its processes run.
+    /// User that its processes run as.
     pub run_as: Option<String>,
-    /// How long a process may take to stop.
+    /// Time for a process to stop.
     pub grace: Option<Duration>,
     /// Labels of its pods.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Template {
-    /// What a member reserves.
+    /// Sum of the containers' requests.
     #[must_use]
     pub fn resources(&self) -> Resources {
         let mut sum = Resources::default();
@@ -250,7 +248,7 @@ impl Template {
         sum
     }
 
-    /// A port by name, of the container of that name.
+    /// A named port of a container.
     #[must_use]
     pub fn port(&self, container: &str, port: &str) -> Option<u16> {
         let container = self.containers.iter().find(|c| c.name == container)?;
@@ -263,26 +261,26 @@ impl Template {
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// The program and its arguments; `$(NAME)` was turned into `${NAME}`, which the node's agent fills in.
+    /// Program and arguments. `$(NAME)` is converted to `${NAME}`, which the node agent expands.
     pub command: Vec<String>,
-    /// Its variables, in their order.
+    /// Its environment, in order.
     pub env: Vec<(String, String)>,
-    /// Where it runs.
+    /// Working directory.
     pub cwd: Option<String>,
-    /// Ports that it names.
+    /// Its ports, by name if they have one.
     pub ports: Vec<(Option<String>, u16)>,
-    /// What a scheduler reserves.
+    /// Resources that a scheduler allocates.
     pub requests: Resources,
-    /// What the node enforces.
+    /// Limits that the node enforces.
     pub limits: Resources,
     /// Its health check.
     pub health: Option<HealthStanza>,
 }
 
-/// A plugin of Volcano's that is served.
+/// A supported plugin of Volcano.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Plugin {
-    /// The member's number.
+    /// The member's index in its environment.
     Env,
     /// The addresses of all members.
     Svc,
@@ -305,23 +303,23 @@ impl Plugin {
     ];
 }
 
-/// Something that happens, as policies name it.
+/// An event that policies name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PolicyEvent {
-    /// Any of the others that name something bad or done.
+    /// Every event; `PodPending` only if the policy has a time-out.
     #[serde(rename = "*")]
     Any,
     /// A member failed.
     PodFailed,
-    /// A member is gone, or its node is.
+    /// A member's pod is gone, or its node is down.
     PodEvicted,
-    /// A member does not run yet; only for policies with a time-out.
+    /// A member is not running yet. Needs a policy with a time-out.
     PodPending,
-    /// The group lost members and has no place for them.
+    /// The PodGroup lost members and cannot place them.
     Unknown,
     /// All members of a task succeeded.
     TaskCompleted,
-    /// The nodes restarted a task's members too often.
+    /// The nodes restarted a task's members more often than its `max_retry`.
     TaskFailed,
 }
 
@@ -346,21 +344,21 @@ impl fmt::Display for PolicyEvent {
     }
 }
 
-/// What is done when something happens (Volcano's LifecyclePolicy).
+/// What is done after an event (Volcano's LifecyclePolicy).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LifecyclePolicy {
-    /// What is done.
+    /// The action.
     pub action: CommandAction,
-    /// After which events.
+    /// Events that trigger it.
     pub events: BTreeSet<PolicyEvent>,
-    /// After which exit code.
+    /// Exit code that triggers it.
     pub exit_code: Option<i32>,
-    /// So much later, unless things have mended by then.
+    /// Delay of the action. It is dropped if the cause goes away.
     pub timeout: Option<Duration>,
 }
 
 impl JobSpec {
-    /// Members in all.
+    /// Number of members.
     #[must_use]
     pub fn replicas(&self) -> u32 {
         self.tasks.iter().map(|task| task.replicas).fold(0, u32::saturating_add)
@@ -372,7 +370,7 @@ impl JobSpec {
         self.tasks.iter().find(|task| task.name == name)
     }
 
-    /// A task by its name in any case: Kubeflow's types are written `Worker` and named `worker`.
+    /// A task by name, ignoring case: Kubeflow's types are written `Worker` and named `worker`.
     #[must_use]
     pub fn role(&self, name: &str) -> Option<&JobTask> {
         self.tasks.iter().find(|task| task.name.eq_ignore_ascii_case(name))
@@ -386,14 +384,14 @@ impl JobTask {
         self.min_available.unwrap_or(self.replicas)
     }
 
-    /// Its name in those of pods.
+    /// Its name as part of pod ids.
     #[must_use]
     pub fn lower_name(&self) -> String {
         self.name.to_ascii_lowercase()
     }
 }
 
-/// One member: which of which task. In task order, then by number.
+/// A member of a job, ordered by task name, then index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Slot {
     /// The task.
@@ -409,10 +407,10 @@ impl Slot {
         Slot { task: task.to_owned(), index }
     }
 
-    /// What its pod is called: `<job>-<task>-<index>`, the same after each restart and on each node.
+    /// Id of its pod, `<job>-<task>-<index>`: the same after each restart and on each node.
     ///
     /// # Errors
-    /// [`BadName`], when the names are together too long for one.
+    /// [`BadName`] if the id would be too long.
     pub fn pod_id(&self, job: &Namespaced) -> Result<PodId, BadName> {
         format!("{}-{}-{}", job.name, self.task.to_ascii_lowercase(), self.index).parse()
     }

@@ -1,8 +1,7 @@
-//! What the owner farm says of a job: the value of `rcfarm/job_status/<ns>/<name>`. Pure.
+//! The status that the owner farm writes: the value of `rcfarm/job_status/<ns>/<name>`. Pure.
 //!
-//! It holds both histories, Volcano's phase and counters and Kubeflow's conditions and replica statuses, and what an
-//! owner must not forget: attempts, what it has reacted to, and what it has put off. Like an RC's status it is the chain
-//! that keeps an owner's transactions in order: each replaces it by CAS and raises `revision`.
+//! It holds Volcano's phase and counters, Kubeflow's conditions and replica statuses, and the owner's memory: attempts,
+//! handled events and delayed actions. Each transaction of the owner replaces the status by CAS and increments `revision`.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +19,18 @@ use crate::job::phase::JobPhase;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobStatus {
-    /// Which job of the name.
+    /// Uid of the job.
     pub uid: JobUid,
-    /// ModifyIndex of the record that this is about.
+    /// ModifyIndex of the record that this status is about.
     pub observed_index: Index,
-    /// Grows by one with every transaction of an owner.
+    /// Incremented by every transaction of an owner.
     pub revision: u64,
-    /// What may not change once the job has begun, as a number in hexadecimal.
+    /// Hash, in hexadecimal, of the fields that must not change once the job has begun.
     #[serde(rename = "shape")]
     pub immutable_hash: String,
-    /// How far it has come.
+    /// Its phase.
     pub state: JobState,
-    /// Every phase it was in, with the time when it was last entered.
+    /// Every phase so far, with the time when it was last entered.
     pub phases: Vec<PhaseRecord>,
     /// Kubeflow's conditions.
     pub conditions: Vec<JobCondition>,
@@ -39,30 +38,30 @@ pub struct JobStatus {
     pub replica_statuses: BTreeMap<String, ReplicaStatus>,
     /// Volcano's counters, by task and by phase of pods.
     pub task_status_count: BTreeMap<String, BTreeMap<PodPhase, u32>>,
-    /// Of the record.
+    /// `minAvailable` of the record.
     pub min_available: u32,
     /// Members by phase.
     #[serde(flatten)]
     pub members: JobMembers,
-    /// Grows with every restart of the whole job: members of another version are of an older attempt.
+    /// Incremented by every restart of the whole job. Members of an older version belong to an older attempt.
     pub version: u64,
     /// Restarts that policies caused.
     pub retry_count: u32,
-    /// Asked of the PodGroup: raised when all its members have ended and some are to be started again.
+    /// Round of the PodGroup: incremented when all members have ended and some are to be started again.
     pub round: u64,
-    /// Whether it was reacted to that the group lost members and has no place for them.
+    /// Whether the `Unknown` event of its group was handled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub group_unknown: bool,
-    /// It was stopped because its record said so: when that says so no more, it goes on.
+    /// It was stopped because the record suspends it. It resumes when the record no longer does.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// What `state` says of the phase, while something temporary is said there.
+    /// Reason and message of the phase, while `state` shows a temporary one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set_aside: Option<PhaseNote>,
-    /// When it first ran; anew after a suspension.
+    /// When it first ran; set again after a suspension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
-    /// When it came to its end.
+    /// When it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Timestamp>,
     /// When an owner last wrote this.
@@ -74,21 +73,21 @@ pub struct JobStatus {
     /// When this status was first written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
-    /// What is remembered of each task.
+    /// The owner's memory of each task.
     pub tasks: BTreeMap<String, TaskMemory>,
-    /// No member is started before then, after a failure of the whole.
+    /// No member is started before, after a failure of the whole job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
-    /// Actions that are due later.
+    /// Delayed actions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub delayed: Vec<Delayed>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
-    /// The last thing that went wrong.
+    /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// The farm leaves the record alone until then, because it kept failing.
+    /// The record is not reconciled until then, because it kept failing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
     /// Fields that we do not know.
@@ -96,13 +95,13 @@ pub struct JobStatus {
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-/// How far a job has come, and why.
+/// Phase of a job, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobState {
     /// The phase.
     pub phase: JobPhase,
-    /// Why, as a fixed token: [`JobReason`], or that of its PodGroup.
+    /// Reason, as a fixed token: [`JobReason`], or that of its PodGroup.
     pub reason: String,
     /// Why, for people.
     pub message: String,
@@ -121,16 +120,16 @@ impl Default for JobState {
     }
 }
 
-/// Why a job is in its phase.
+/// Reason of a phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseNote {
-    /// As a fixed token.
+    /// Fixed token.
     pub reason: String,
-    /// For people.
+    /// Text for people.
     pub message: String,
 }
 
-/// A phase that the job was in.
+/// A phase of the job's history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PhaseRecord {
@@ -140,16 +139,16 @@ pub struct PhaseRecord {
     pub last_transition_time: Timestamp,
 }
 
-/// Why a job is as it is. Fixed tokens: scripts and alerts match them.
+/// Reason of a job's state. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum JobReason {
     /// The record breaks a rule; the message names the fields.
     InvalidRecord,
-    /// Something was changed that may not change once a job has begun.
+    /// A field was changed that must not change once a job has begun.
     ShapeChanged,
     /// Repeated failures; see `lastError` and `quarantinedUntil`.
     Quarantined,
-    /// Its record says that it shall not run now.
+    /// Its record suspends it.
     Suspended,
     /// Its group waits for the queue.
     WaitingForAdmission,
@@ -159,7 +158,7 @@ pub enum JobReason {
     WaitingForOldMembers,
     /// Members wait for the end of the pause after a failure.
     RestartDelayed,
-    /// Where a member is to go is a pod of its name that is not this job's.
+    /// On a member's node there is a pod of the same id that is not this job's.
     PlaceTaken,
     /// Members are being started.
     Starting,
@@ -171,7 +170,7 @@ pub enum JobReason {
     PolicyAction,
     /// Enough members succeeded.
     EnoughSucceeded,
-    /// The member that counts succeeded.
+    /// The member that decides about success succeeded.
     LeaderSucceeded,
     /// Fewer members than `minSuccess` succeeded.
     MinSuccessMissed,
@@ -179,7 +178,7 @@ pub enum JobReason {
     MinAvailableMissed,
     /// Fewer members of a task than its `minAvailable` succeeded.
     TaskMinAvailableMissed,
-    /// A member failed in a way that is not tried again.
+    /// A member failed and is not retried.
     MemberFailed,
     /// Policies asked for more restarts than `maxRetry`.
     MaxRetryReached,
@@ -187,7 +186,7 @@ pub enum JobReason {
     BackoffLimitExceeded,
     /// It ran longer than `activeDeadlineSeconds`.
     DeadlineExceeded,
-    /// Nothing is left of it.
+    /// All its members were stopped.
     Stopped,
     /// It is being deleted.
     Deleting,
@@ -199,7 +198,7 @@ impl std::fmt::Display for JobReason {
     }
 }
 
-/// How far a member has come, in Kubernetes' words.
+/// Phase of a member, in Kubernetes' words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PodPhase {
     /// It is not started yet.
@@ -207,11 +206,11 @@ pub enum PodPhase {
     Pending,
     /// It runs.
     Running,
-    /// All its processes ended well.
+    /// All its processes exited with code 0.
     Succeeded,
-    /// It ended, not well.
+    /// It ended otherwise.
     Failed,
-    /// Its node cannot be heard.
+    /// Its node is down.
     Unknown,
 }
 
@@ -240,13 +239,13 @@ pub struct JobMembers {
     pub pending: u32,
     /// Running.
     pub running: u32,
-    /// Ended well.
+    /// Succeeded.
     pub succeeded: u32,
-    /// Ended, not well.
+    /// Failed.
     pub failed: u32,
-    /// On their way out.
+    /// Being removed.
     pub terminating: u32,
-    /// On nodes that cannot be heard.
+    /// On nodes that are down.
     pub unknown: u32,
 }
 
@@ -257,7 +256,7 @@ impl JobMembers {
         self.pending + self.running + self.terminating + self.unknown > 0
     }
 
-    /// Counts one.
+    /// Adds a member.
     pub fn count(&mut self, phase: PodPhase) {
         match phase {
             PodPhase::Pending => self.pending += 1,
@@ -275,47 +274,47 @@ impl JobMembers {
 pub struct ReplicaStatus {
     /// Running.
     pub active: u32,
-    /// Ended well.
+    /// Succeeded.
     pub succeeded: u32,
-    /// Ended, not well; also those that run and are on their way out.
+    /// Failed, and running ones that are being removed.
     pub failed: u32,
-    /// Which pods these are.
+    /// Selector of these pods.
     pub selector: String,
 }
 
-/// What an owner must remember of a task.
+/// The owner's memory of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskMemory {
     /// Members that were started in this attempt.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub started: Slots,
-    /// Of these, members whose pods are made by transactions that follow: until the status is written again, that there
-    /// is no pod does not mean that it was lost.
+    /// Members of `started` whose pods are created by later transactions. Until the status is written again, a missing
+    /// pod does not mean that it was lost.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub starting: Slots,
-    /// Members whose end was reacted to.
+    /// Members whose end was handled.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub handled: Slots,
-    /// Whether its completion was reacted to.
+    /// Whether its completion was handled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub completed: bool,
-    /// How often each member was started again, for whatever reason, by its number.
+    /// Restarts of each member for any reason, by index.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub attempts: BTreeMap<u32, u32>,
-    /// Restarts of members by failures, all together.
+    /// Restarts of members after failures, in total.
     #[serde(skip_serializing_if = "is_zero")]
     pub failures: u32,
-    /// How often each member was started again because something failed, by its number: the pauses grow with it.
+    /// Restarts of each member after failures, by index: the pauses grow with them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failed: BTreeMap<u32, u32>,
-    /// Members that are not started before a time.
+    /// Earliest start of members, by index.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub not_before: BTreeMap<u32, Timestamp>,
 }
 
 impl TaskMemory {
-    /// A member's pod is gone: should it be made again, that is another try.
+    /// Notes that a member's pod is gone: a new pod is another attempt.
     pub fn forget(&mut self, index: u32) {
         self.started.remove(index);
         self.handled.remove(index);
@@ -388,7 +387,7 @@ impl TryFrom<String> for Slots {
             let number =
                 |text: &str| text.parse::<u32>().map_err(|_| format!("{part:?} is no range"));
             let (first, last) = (number(first)?, number(last)?);
-            // A range by hand may not fill the memory.
+            // A range written by hand must not exhaust the memory.
             if last.saturating_sub(first) > 1_000_000 {
                 return Err(format!("{part:?} is too long a range"));
             }
@@ -398,19 +397,19 @@ impl TryFrom<String> for Slots {
     }
 }
 
-/// An action that was put off. It is dropped when what it is about mends, or when another attempt begins.
+/// A delayed action. It is dropped when its cause goes away or another attempt begins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Delayed {
-    /// What will be done.
+    /// The action.
     pub action: CommandAction,
     /// Event that triggered the policy.
     pub event: PolicyEvent,
-    /// When.
+    /// When it is due.
     pub due: Timestamp,
-    /// The member that it is about.
+    /// The member concerned.
     pub slot: Option<Slot>,
-    /// The attempt that it is about.
+    /// The attempt concerned.
     pub version: u64,
 }
 
@@ -432,7 +431,7 @@ pub struct JobCondition {
     pub kind: JobConditionType,
     /// Whether it holds.
     pub status: bool,
-    /// Why, as a fixed token: the kind of the job and a word, as in `TFJobRunning`.
+    /// Reason, as a fixed token: the job's kind and a word, as in `TFJobRunning`.
     pub reason: String,
     /// Why, for people.
     pub message: String,
@@ -445,13 +444,13 @@ pub struct JobCondition {
 /// What a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum JobConditionType {
-    /// The job was seen.
+    /// The job exists.
     Created,
     /// Members run.
     Running,
-    /// Members are started again.
+    /// Members are being restarted.
     Restarting,
-    /// It is stopped, and can go on.
+    /// It is suspended and can be resumed.
     Suspended,
     /// It has succeeded.
     Succeeded,
@@ -465,9 +464,8 @@ pub fn holds(conditions: &[JobCondition], kind: JobConditionType) -> bool {
     conditions.iter().any(|condition| condition.kind == kind && condition.status)
 }
 
-/// Sets a condition by Kubeflow's rules (`kubeflow.md` §2.1), with its defects mended (D9): once one of
-/// Succeeded and Failed holds nothing changes any more, whatever else held ends with it, at that time, and a changed
-/// message is kept.
+/// Sets a condition by Kubeflow's rules (`kubeflow.md` §2.1), without its defects (D9): after Succeeded or Failed
+/// nothing changes any more, other conditions end at that time, and a changed message is kept.
 pub fn set_condition(
     conditions: &mut Vec<JobCondition>,
     kind: JobConditionType,
@@ -517,7 +515,7 @@ pub fn set_condition(
     });
 }
 
-/// Ends a condition that holds, and says why.
+/// Sets a condition that holds to false, with a reason.
 pub fn end_condition(
     conditions: &mut [JobCondition],
     kind: JobConditionType,
@@ -530,7 +528,7 @@ pub fn end_condition(
     }
 }
 
-/// Notes that a phase was entered: once per phase, the newest last (`volcano.md` F-J25).
+/// Records that a phase was entered: one entry per phase, the newest last (`volcano.md` F-J25).
 pub fn note_phase(phases: &mut Vec<PhaseRecord>, phase: JobPhase, now: Timestamp) {
     phases.retain(|record| record.status != phase);
     phases.push(PhaseRecord { status: phase, last_transition_time: now });
@@ -539,18 +537,18 @@ pub fn note_phase(phases: &mut Vec<PhaseRecord>, phase: JobPhase, now: Timestamp
 impl Stored for JobStatus {}
 
 impl JobStatus {
-    /// What is remembered of a task.
+    /// The owner's memory of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()
     }
 
-    /// Whether it tells of members whose pods may be on their way.
+    /// Whether pods of members may still be created by transactions in flight.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         self.tasks.values().any(|memory| !memory.starting.is_empty())
     }
 
-    /// Says what keeps the owner from its work; the reason for the phase comes back with [`JobStatus::recall`].
+    /// Shows a temporary reason. [`JobStatus::recall`] restores the reason of the phase.
     pub fn say_meanwhile(&mut self, reason: JobReason, message: &str) {
         let JobState { reason: was, message: words, .. } = &mut self.state;
         let (was, words) =
@@ -558,14 +556,14 @@ impl JobStatus {
         self.set_aside.get_or_insert(PhaseNote { reason: was, message: words });
     }
 
-    /// Says again why it is in its phase.
+    /// Restores the reason of the phase.
     pub fn recall(&mut self) {
         if let Some(PhaseNote { reason, message }) = self.set_aside.take() {
             (self.state.reason, self.state.message) = (reason, message);
         }
     }
 
-    /// Enters a phase, with the conditions that go with it. `kind` is the job's, for the conditions' reasons.
+    /// Enters a phase and sets its conditions. `kind` is the job's kind, for the conditions' reasons.
     pub fn enter(
         &mut self,
         phase: JobPhase,

@@ -1,4 +1,4 @@
-//! The conditions' transitions as measured (`kubeflow.md` §2.2), amended by D9, and what a status keeps.
+//! Transitions of conditions as measured (`kubeflow.md` §2.2), without Kubeflow's defects (D9), and stored statuses.
 
 use super::status::*;
 use crate::Index;
@@ -15,7 +15,7 @@ fn shown(conditions: &[JobCondition]) -> String {
     conditions.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Conditions reached by a way, and then one more.
+/// Conditions after a sequence and one more.
 fn after(way: &[JobConditionType], next: JobConditionType) -> String {
     let mut conditions = Vec::new();
     for (n, kind) in way.iter().chain([&next]).enumerate() {
@@ -48,7 +48,7 @@ fn transitions_match_the_measured_matrix() {
         // D9: a restart ends with the job.
         (&[C, Rs], S, "Created Restarting=no Succeeded"),
         (&[C, Rs], F, "Created Restarting=no Failed"),
-        // D9: what has succeeded stays so, as what has failed does.
+        // D9: Succeeded stays, as Failed does.
         (&[C, R, S], C, "Created Running=no Succeeded"),
         (&[C, R, S], R, "Created Running=no Succeeded"),
         (&[C, R, S], Rs, "Created Running=no Succeeded"),

@@ -11,8 +11,8 @@ pub struct LabelError(#[from] serde_json::Error);
 
 /// Reads a stored set of labels; `null` is the empty set, as it is to Go.
 ///
-/// Keys and values are taken as they are: what p2 and scripts wrote must stay readable even where it breaks
-/// the rules of [`super::check_label_key`].
+/// Keys and values are not checked: what p2 and scripts wrote must stay readable even if it breaks the rules of
+/// [`super::check_label_key`].
 ///
 /// # Errors
 /// [`LabelError`] when the value is not a JSON object (or `null`) or a member of it is not a string.
@@ -29,7 +29,7 @@ pub fn encode_labels(labels: &Labels) -> Bytes {
     out.into()
 }
 
-/// Go's `encoding/json` also escapes what HTML and JavaScript would misread.
+/// Go's `encoding/json` also escapes characters that HTML and JavaScript treat specially.
 struct GoFormatter;
 
 impl serde_json::ser::Formatter for GoFormatter {

@@ -1,8 +1,7 @@
 //! Labels and selectors, as square/p2's vendored Kubernetes labels have them (`p2.md` §1.11). Pure.
 //!
-//! Labels are what the store holds for a node, a pod or a controller; a [`Selector`] says which of them are
-//! meant. A selector that cannot be parsed is an error, never a broader selector: p2 drops an invalid
-//! requirement in one of its code paths, and "all nodes" is the worst guess there is.
+//! Nodes, pods and controllers have labels; a [`Selector`] matches them. A selector that cannot be parsed is an error.
+//! p2 drops an invalid requirement in one of its code paths, which makes the selector match more.
 
 mod encoding;
 mod names;

@@ -1,4 +1,4 @@
-//! What a label's key and value may look like: Kubernetes' rules.
+//! Syntax of label keys and values: Kubernetes' rules.
 
 /// Longest name part of a key, and longest value.
 const NAME_MAX: usize = 63;

@@ -1,4 +1,4 @@
-//! The grammar of selectors, with the lexer's and parser's habits of Kubernetes 1.2 (`p2.md` §1.11).
+//! Parser of selectors. It accepts what Kubernetes 1.2 accepts (`p2.md` §1.11).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,21 +13,21 @@ use super::selector::{LabelCondition, Requirement, Selector};
 pub struct SelectorError {
     /// The selector as given.
     pub text: String,
-    /// Where the parser stopped: an offset in bytes, from 0.
+    /// Offset in bytes at which the parser stopped.
     pub position: usize,
-    /// What is wrong there.
+    /// The fault at that position.
     pub fault: SelectorFault,
 }
 
 /// What is wrong in a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorFault {
-    /// Something else should stand here.
+    /// An unexpected token.
     #[error("found {found}, expected {expected}")]
     Unexpected {
-        /// What stands there.
+        /// The token.
         found: String,
-        /// What may stand there.
+        /// Tokens that are allowed.
         expected: &'static str,
     },
     /// The key or the value breaks its rules.
@@ -36,7 +36,7 @@ pub enum SelectorFault {
 }
 
 impl SelectorError {
-    /// The position as people count: characters, from 1.
+    /// Position in characters, from 1.
     fn column(&self) -> usize {
         self.text[..self.position].chars().count() + 1
     }
@@ -91,8 +91,8 @@ impl fmt::Display for Token<'_> {
 
 /// Cuts a text into tokens with their offsets; the last one is [`Token::End`].
 ///
-/// A word is anything between white space and `= ! ( ) ,`; whether it is a legal key or value is asked later,
-/// so that the error can say so.
+/// A word is anything between white space and `= ! ( ) ,`. The parser checks keys and values, so that errors can tell
+/// which rule is broken.
 fn lex(text: &str) -> Vec<(usize, Token<'_>)> {
     let is_space = |c: char| matches!(c, ' ' | '\t' | '\r' | '\n');
     let is_symbol = |c: char| matches!(c, '=' | '!' | '(' | ')' | ',');
@@ -136,7 +136,7 @@ impl<'t> Parser<'t> {
         self.tokens[self.next].1
     }
 
-    /// The next token; the end stays where it is.
+    /// Takes the next token; [`Token::End`] is never passed.
     fn take(&mut self) -> Token<'t> {
         let token = self.peek();
         self.next = (self.next + 1).min(self.tokens.len() - 1);
@@ -190,7 +190,7 @@ impl<'t> Parser<'t> {
         Ok(Requirement { key, condition })
     }
 
-    /// The operator, then a value; an absent value is the empty one.
+    /// Parses the operator, then a value; a missing value is empty.
     fn value(&mut self) -> Result<String, Fault> {
         self.take();
         match self.peek() {
@@ -200,7 +200,8 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The operator, then `"(" [value] {"," [value]} ")"`; an absent value is the empty one, so `()` holds it.
+    /// Parses the operator, then `"(" [value] {"," [value]} ")"`; a missing value is empty, so `()` holds the empty
+    /// value.
     fn set(&mut self) -> Result<BTreeSet<String>, Fault> {
         self.take();
         if self.peek() != Token::Open {
@@ -225,7 +226,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Takes the word that stands next, if it passes its check.
+    /// Takes the next word if it passes its check.
     fn checked(
         &mut self,
         word: &'t str,

@@ -1,4 +1,4 @@
-//! Selectors: what they mean, and their one canonical spelling.
+//! Label selectors: matching, and the canonical form.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Labels;
 
-/// Which sets of labels are meant: all requirements must hold.
+/// A conjunction of requirements on labels.
 ///
 /// Requirements are kept sorted and without repetition, so that equal selectors compare equal whatever the
 /// order they were written in. [`Display`](fmt::Display) is the canonical spelling; parsing it gives an equal
@@ -30,11 +30,11 @@ pub struct Selector {
 pub struct Requirement {
     /// The label's key.
     pub key: String,
-    /// What must hold of it.
+    /// Condition on it.
     pub condition: LabelCondition,
 }
 
-/// What a requirement asks of its label.
+/// Condition on one label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LabelCondition {
     /// `key=value` or `key==value`: present with this value.

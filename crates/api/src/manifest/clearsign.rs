@@ -8,10 +8,10 @@ const END: &str = "-----END PGP SIGNATURE-----";
 
 /// The signed body, or the whole text when it is not clear-signed.
 ///
-/// The frame's head is replaced by as many empty lines, so that line numbers in errors are those of the text.
+/// The signature's header is replaced by empty lines, so that line numbers in errors stay right.
 ///
 /// # Errors
-/// In words, when the frame does not close.
+/// If the signature block is not closed.
 pub(super) fn body(text: &str) -> Result<Cow<'_, str>, &'static str> {
     let is_begin = |line: &str| line.trim_end() == BEGIN;
     let Some(begin) = text.lines().position(is_begin) else {

@@ -78,28 +78,28 @@ impl Manifest {
         &self.text
     }
 
-    /// Everything in it, for whoever runs the pod.
+    /// All fields as JSON.
     ///
     /// # Errors
-    /// [`FieldError`] when it holds something that JSON cannot say, such as a mapping with keys that are lists.
+    /// [`FieldError`] if it has no JSON form, such as a mapping whose keys are lists.
     pub fn fields(&self) -> Result<serde_json::Value, FieldError> {
         let body = clearsign::body(&self.text).map_err(unclosed_frame)?;
         Ok(read(&body)?.unwrap_or_default())
     }
 
-    /// What the pod is called.
+    /// The pod's id.
     #[must_use]
     pub fn id(&self) -> &PodId {
         &self.id
     }
 
-    /// What the pod asks for (`resources:`), to be allocated to it where it is placed.
+    /// The pod's request (`resources:`), which is allocated on its node.
     #[must_use]
     pub fn resources(&self) -> &Resources {
         &self.resources
     }
 
-    /// What the pod starts, by name.
+    /// The pod's launchables, by name.
     #[must_use]
     pub fn launchables(&self) -> &[Launchable] {
         &self.launchables
@@ -107,7 +107,7 @@ impl Manifest {
 }
 
 impl fmt::Debug for Manifest {
-    /// Without the text: manifests may hold secrets in their `config`.
+    /// Leaves out the text: manifests may hold secrets in `config`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Manifest")
             .field("id", &self.id)
@@ -163,7 +163,7 @@ impl Stanza {
 }
 
 fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, FieldError> {
-    // As Go's YAML reader has it, which p2 uses: a key given twice counts with its last value.
+    // As Go's YAML parser, which p2 uses: of a repeated key the last value counts.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
     };

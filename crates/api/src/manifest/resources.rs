@@ -1,4 +1,4 @@
-//! Amounts of what a node has and a pod asks for. Pure.
+//! Amounts of CPU, memory and devices. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::check_segment;
 
-/// Processor time, memory and devices: a node's capacity, a pod's request, or a promise.
+/// CPU, memory and devices: a node's capacity, a pod's request, or an allocation.
 ///
 /// As text, `cpu=4,memory=8Gi,gpu=8`: every word besides `cpu` and `memory` is a kind of device, which is counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,12 +18,12 @@ pub struct Resources {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
-    /// How many of each kind of device; they are numbered from 0.
+    /// Number of devices of each kind; devices are numbered from 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<String, u32>,
 }
 
-/// Why a text is no amount.
+/// A text that is not a valid amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no amount of {what}: {why}")]
 pub struct BadQuantity {

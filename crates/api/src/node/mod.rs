@@ -1,6 +1,7 @@
-//! What the farm reads of nodes and of pods' health.
+//! Records of nodes, and the health of pods.
 //!
-//! Keys read: `labels/node/`, `health/<service>/<node>`. Keys written: none, but by `simulated` nodes.
+//! Keys read and written: none here. Node agents write `rcfarm/nodes/<node>`, `health/` and `status/pods/`; farms and commands
+//! read them.
 
 pub mod record;
 pub mod status;
@@ -15,13 +16,13 @@ use serde::{Deserialize, Serialize};
 pub enum Health {
     /// Its check fails.
     Critical,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
     /// Its check warns.
     Warning,
     /// Its check passes.
     Passing,
-    /// There is no record: no check, or whoever wrote it is gone.
+    /// No record: there is no check, or its writer is gone.
     #[default]
     Absent,
 }
@@ -47,17 +48,17 @@ struct HealthRecord {
     cannot_start: Option<Arc<str>>,
 }
 
-/// What `health/<service>/<node>` tells of a pod.
+/// Health of a pod from `health/<service>/<node>`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthReport {
     /// Its health.
     pub health: Health,
-    /// Why its node cannot so much as start it; our agents alone say so.
+    /// Why its node cannot start it; written by rcfarm's agents only.
     pub cannot_start: Option<Arc<str>>,
 }
 
 impl HealthReport {
-    /// Reads a health record; anything that is not understood is [`Health::Unknown`].
+    /// Reads a health record; a value that cannot be decoded is [`Health::Unknown`].
     #[must_use]
     pub fn decode(value: &[u8]) -> HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {

@@ -1,7 +1,7 @@
-//! What a node says of itself, and what an operator wants of it: the value of `rcfarm/nodes/<node>`.
+//! A node as its agent reports it, and its desired state: the value of `rcfarm/nodes/<node>`.
 //!
-//! The agent's session holds the key, so that its end is the sign that the agent is gone; the record stays
-//! (behaviour `release`). An operator changes `state` by CAS; the agent keeps what it finds there.
+//! The agent's session locks the key. When the session ends, the lock is released and the record stays (behaviour
+//! `release`). Operators change `state` by CAS; the agent keeps it.
 
 use std::collections::BTreeMap;
 
@@ -15,32 +15,32 @@ use crate::manifest::Resources;
 /// The record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeRecord {
-    /// Where its pods are reached: a host name or an IP address.
+    /// Address of its pods: a host name or an IP address.
     #[serde(default)]
     pub address: String,
-    /// Where its agent shows its pods and their logs, as `host:port`; `None`: nowhere.
+    /// Address of its agent's HTTP server for pods and logs, as `host:port`; `None`: there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
-    /// The labels that the agent was started with: those that it puts on the node and takes off again.
+    /// Labels that the agent was started with. It sets them on the node and removes them again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// What it has. All zero: nothing was declared.
+    /// Its capacity; all zero: not declared.
     #[serde(default)]
     pub capacity: Resources,
-    /// What an operator wants.
+    /// Desired state.
     #[serde(default)]
     pub state: NodeState,
-    /// Until when a drain is meant to be over; `rcfarm node drain` reports what is left then.
+    /// Deadline of a drain; `rcfarm node drain` then reports what is left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_deadline: Option<Timestamp>,
-    /// Version of the agent; `None` when the node has none of ours, such as a node of p2's.
+    /// Version of the agent; `None` for nodes without rcfarm's agent, such as p2's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
-    /// The agent's session when it last wrote; the agent is gone when this does not hold the key.
+    /// The agent's session when it last wrote; the agent is gone if this session does not lock the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionId>,
-    /// For so many milliseconds after its session was ended by force a single instance may still live here, if the
-    /// agent cannot be reached: farms count the node as down no sooner.
+    /// Milliseconds that a single instance may outlive its session here, if the agent cannot be reached. Farms count
+    /// the node as down no sooner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
     /// Fields that we do not know.
@@ -48,14 +48,14 @@ pub struct NodeRecord {
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-/// What an operator wants of a node. Whether it is down is not written: the lock tells.
+/// Desired state of a node. Whether it is down is not stored: the lock shows it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     /// It may run pods.
     #[default]
     Ready,
-    /// It shall become empty and stay so.
+    /// It shall become empty and stay empty.
     Draining,
 }
 

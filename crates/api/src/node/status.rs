@@ -1,4 +1,4 @@
-//! `status/pods/<pod id>/<node>`: what an agent says about a pod. Pure.
+//! `status/pods/<pod id>/<node>`: status of a pod, written by its node's agent. Pure.
 //!
 //! The fields `process_status` and `status` are p2's (`p2.md` §1.5), the others ours.
 
@@ -9,12 +9,12 @@ use crate::Stored;
 use crate::Timestamp;
 use crate::ids::RcId;
 
-/// How far a pod or one of its processes has come.
+/// Phase of a pod or of one of its processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NodePodPhase {
-    /// It cannot be run as it is: its manifest must change.
+    /// Its manifest cannot be run and must change.
     Unfit,
-    /// It ended or could not be started, and is started again after a pause.
+    /// It ended or failed to start, and is restarted after a pause.
     Backoff,
     /// It is not started yet, or is being started.
     #[default]
@@ -23,7 +23,7 @@ pub enum NodePodPhase {
     Stopping,
     /// It runs.
     Running,
-    /// It ended, and its policy says that it stays so.
+    /// It ended and is not restarted.
     Ended,
 }
 
@@ -44,26 +44,26 @@ impl std::fmt::Display for NodePodPhase {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodStatus {
-    /// p2's word: `launched` once everything was started, else `failed`.
+    /// p2's status: `launched` once everything was started, else `failed`.
     pub status: String,
     /// The worst of its processes.
     pub phase: NodePodPhase,
-    /// Why it is not simply running, for people; empty when it is.
+    /// Why it is not running, for people; empty if it is.
     pub message: String,
     /// The controller that it belongs to.
     pub owner: Option<RcId>,
-    /// Its health, as far as checks tell.
+    /// Its health by its checks.
     pub health: Health,
-    /// Why its node cannot so much as start it, after several attempts.
+    /// Why its node cannot start it, after several attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cannot_start: Option<String>,
     /// Its processes.
     #[serde(rename = "process_status")]
     pub processes: Vec<ProcessStatus>,
-    /// What could not be done as the manifest asks, such as enforcing a limit.
+    /// What differs from the manifest, such as a limit that cannot be enforced.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The devices that it got, as in `gpu:0`.
+    /// Its devices, as in `gpu:0`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
 }
@@ -76,7 +76,7 @@ pub struct ProcessStatus {
     pub launchable_id: String,
     /// The program.
     pub entry_point: String,
-    /// How far it has come.
+    /// Its phase.
     pub phase: NodePodPhase,
     /// Its process id.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,11 +84,11 @@ pub struct ProcessStatus {
     /// Since when it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u64,
-    /// How it ended last.
+    /// Its last exit.
     pub last_exit: Option<LastExit>,
-    /// What its check last answered, or why it does not run.
+    /// Last result of its check, or why it does not run.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
@@ -98,7 +98,7 @@ pub struct ProcessStatus {
 pub struct LastExit {
     /// When.
     pub time: Timestamp,
-    /// Its code; -1 when a signal ended it, or nothing is known.
+    /// Exit code; -1 if a signal ended it, or if it is unknown.
     pub exit_code: i32,
     /// The signal that ended it; 0 for none.
     pub exit_status: i32,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where a group is in its life (`volcano.md` §2.5).
+/// Phase of a group (`volcano.md` §2.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PodGroupPhase {
     /// It waits in its queue.
@@ -12,7 +12,7 @@ pub enum PodGroupPhase {
     Inqueue,
     /// At least `minMember` of its members have started, and not all have ended.
     Running,
-    /// Some members run, and others have lost their place and find no new one.
+    /// Some members run; others have lost their node and cannot be placed.
     Unknown,
     /// All its members have ended.
     Completed,
@@ -41,7 +41,7 @@ impl std::fmt::Display for PodGroupPhase {
     }
 }
 
-/// Why a group is where it is. Fixed tokens: scripts and alerts match them.
+/// Reason of a group's phase. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PodGroupReason {
     /// Nothing holds it up.
@@ -57,34 +57,34 @@ pub enum PodGroupReason {
     QueueInvalid,
     /// Its queue has queues below it; only those without take work.
     QueueHasChildren,
-    /// It asks for more than its queue, or one above, may use at all; it can never be admitted as it is.
+    /// It requests more than its queue, or one above, may use at all. It can never be admitted as it is.
     ExceedsCapability,
-    /// Its queue, or one above, is used up by others.
+    /// Its queue, or one above, is full.
     QueueFull,
-    /// Others go before it in its strict queue.
+    /// Others precede it in its strict queue.
     BehindInQueue,
     /// Its owner suspended it.
     Suspended,
     /// Its owner waits for something else first.
     WaitingForDependency,
-    /// It had no place in time, went back to its queue, and is tried again later.
+    /// It was not placed in time, went back to its queue, and is tried again later.
     BackedOff,
     /// No node matches the selector of one of its tasks.
     NoEligibleNodes,
-    /// The nodes that match have not enough room.
+    /// The matching nodes have too little capacity.
     InsufficientCapacity,
-    /// Its place is being reserved, in several transactions.
+    /// Its placement is being reserved, in several transactions.
     Reserving,
-    /// A node that it was allocated had no room after all, and the whole place is being given back.
+    /// A chosen node had no capacity after all, and the placement is being released.
     ReservationFailed,
-    /// Its place is being given back, in several transactions.
+    /// Its placement is being released, in several transactions.
     Releasing,
-    /// Members have lost their place while others run.
+    /// Members have lost their nodes while others run.
     MembersLost,
 }
 
 impl PodGroupReason {
-    /// Whether its queue takes no work, of whatever group.
+    /// Whether the reason concerns the whole queue.
     #[must_use]
     pub fn is_of_queue(self) -> bool {
         use PodGroupReason::{QueueClosed, QueueHasChildren, QueueInvalid, QueueMissing};

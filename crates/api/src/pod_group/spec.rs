@@ -1,8 +1,8 @@
 //! The PodGroup record: the value of `rcfarm/pod_groups/<ns>/<name>`. Field names are Volcano's (`volcano.md`
 //! §1.4) where it has the field.
 //!
-//! Volcano's scheduler looks at the pods of a group. Here a group's pods exist only once it has a place, so the
-//! record says what they will be: `spec.tasks`. What became of them the group's owner says beside it: `members`.
+//! Volcano's scheduler reads the pods of a group. Here pods exist only once the group is placed, so the record
+//! describes them in `spec.tasks`. The group's owner reports their phases in `members`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +15,18 @@ use crate::ids::{BadName, DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueNam
 use crate::labels::Selector;
 use crate::{FieldError, Stored};
 
-/// More members than this are taken for a slip of the hand.
+/// Larger groups are rejected as typing errors.
 pub const MOST_MEMBERS: u64 = 100_000;
 
-/// A group's namespace and name: `<ns>/<name>`; a job's group is called as the job.
+/// Namespace and name of a group, `<ns>/<name>`; a job's group has the job's name.
 pub type GroupId = Namespaced;
 
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodGroupRecord {
-    /// What is wanted.
+    /// The specification.
     pub spec: PodGroupSpec,
-    /// What its owner says has become of its pods.
+    /// Phases of its pods as its owner reports them.
     #[serde(default, skip_serializing_if = "MemberCounts::is_zero")]
     pub members: MemberCounts,
     /// Fields that we do not know, such as a manifest's `apiVersion`.
@@ -34,39 +34,39 @@ pub struct PodGroupRecord {
     pub other: Map<String, Value>,
 }
 
-/// What is wanted of a group. Absent fields have their defaults.
+/// Specification of a group. Missing fields have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodGroupSpec {
-    /// It starts with no fewer members than this; absent: all.
+    /// Fewest members to start with; missing: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_member: Option<u32>,
-    /// And with no fewer of each task than this; absent: whatever `minMember` takes, in the order of `tasks`.
+    /// Fewest members of each task to start with; missing: whatever `minMember` takes, in the order of `tasks`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub min_task_member: BTreeMap<String, u32>,
-    /// The queue in which it waits.
+    /// Its queue.
     pub queue: QueueName,
-    /// The name of its priority, for people; `priority` counts.
+    /// Name of its priority, for people; only `priority` has an effect.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub priority_class_name: String,
     /// Within its queue, higher goes first.
     #[serde(skip_serializing_if = "is_zero")]
     pub priority: i64,
-    /// What it needs at the least, for people: what is charged is what its tasks ask for.
+    /// Minimum resources, for people; its tasks' requests are charged.
     #[serde(skip_serializing_if = "Amounts::is_empty")]
     pub min_resources: Amounts,
-    /// What its members are.
+    /// Its tasks.
     pub tasks: Vec<GroupTask>,
-    /// Whose it is; a group that a person wrote has none.
+    /// Its owner; a group that a user wrote has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerRef>,
-    /// Raised to have all members placed anew; the admission stays. Their pods must be gone before.
+    /// Incremented to place all members again; the group stays admitted. Their pods must be gone before.
     #[serde(skip_serializing_if = "is_zero_round")]
     pub round: u64,
-    /// An admitted group that has no place after this long goes back to its queue; absent: the scheduler's.
+    /// Seconds after which an admitted group that is not placed goes back to its queue; missing: the scheduler's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_timeout_seconds: Option<u64>,
-    /// Why it is not to be admitted now; an admitted one gives its place back.
+    /// Why it must not be admitted now; an admitted one releases its placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
     /// Fields that we do not know; [`PodGroupSpec::ignored`] names them.
@@ -101,7 +101,7 @@ impl Default for PodGroupSpec {
     }
 }
 
-/// Members that are alike. The pod of each is called `<group>-<task>-<index>`, from index 0.
+/// Equal members. The pod of each is called `<group>-<task>-<index>`, from index 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupTask {
@@ -109,7 +109,7 @@ pub struct GroupTask {
     pub name: String,
     /// Number of members of the task.
     pub replicas: u32,
-    /// What each asks for.
+    /// Request of each member.
     #[serde(default, skip_serializing_if = "Amounts::is_empty")]
     pub resources: Amounts,
     /// Which nodes may run them; empty: all.
@@ -117,18 +117,18 @@ pub struct GroupTask {
     pub node_selector: String,
 }
 
-/// Whose a group is.
+/// Owner of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRef {
     /// The kind, such as `Job`.
     pub kind: String,
     /// Its name in the group's namespace.
     pub name: String,
-    /// Its uid: a group of another uid is another owner's.
+    /// Its uid; a group with another uid belongs to another owner.
     pub uid: String,
 }
 
-/// Why a group is not to be admitted.
+/// Why a group must not be admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// `Suspended` or `WaitingForDependency`.
@@ -138,26 +138,26 @@ pub struct Hold {
     pub message: String,
 }
 
-/// What has become of a group's pods, counted by its owner (`volcano.md` §2.5).
+/// Phases of a group's pods, counted by its owner (`volcano.md` §2.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemberCounts {
-    /// Without a node; those that are being removed and had none are among them.
+    /// Without a node, including those being removed.
     pub pending: u32,
     /// With a node, not yet running.
     pub bound: u32,
     /// Running.
     pub running: u32,
-    /// Ended well.
+    /// Succeeded.
     pub succeeded: u32,
-    /// Ended badly.
+    /// Failed.
     pub failed: u32,
     /// On a node and being removed.
     pub releasing: u32,
 }
 
 impl MemberCounts {
-    /// Whether nothing is said.
+    /// Whether all counts are 0.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         *self == MemberCounts::default()
@@ -176,7 +176,7 @@ impl PodGroupRecord {
     }
 }
 
-/// How many members of each task, by its name.
+/// Number of members by task.
 pub type Counts<'s> = BTreeMap<&'s str, u32>;
 
 impl PodGroupSpec {
@@ -186,8 +186,8 @@ impl PodGroupSpec {
         self.tasks.iter().map(|task| (task.name.as_str(), task.replicas)).collect()
     }
 
-    /// The fewest members with which it may start: `minTaskMember` of each task, then, in the order of the tasks, as
-    /// many more as `minMember` takes.
+    /// Fewest members with which it may start: `minTaskMember` of each task, then, in the order of the tasks, more up
+    /// to `minMember`.
     #[must_use]
     pub fn least(&self) -> Counts<'_> {
         let Some(min_member) = self.min_member else { return self.all() };
@@ -207,7 +207,7 @@ impl PodGroupSpec {
         least
     }
 
-    /// What so many members are charged.
+    /// Charge of these members.
     #[must_use]
     pub fn charge(&self, counts: &Counts<'_>) -> Amounts {
         let of = |task: &GroupTask| {
@@ -217,21 +217,21 @@ impl PodGroupSpec {
         Amounts::sum(&self.tasks.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// The pod of a member of the group called `name`.
+    /// Id of a member's pod, in the group `name`.
     ///
     /// # Errors
-    /// [`BadName`], when the name would be too long; [`PodGroupSpec::check`] finds it first.
+    /// [`BadName`] if the id is too long; [`PodGroupSpec::check`] reports that first.
     pub fn pod_id(name: &ObjectName, task: &str, index: u32) -> Result<PodId, BadName> {
         format!("{name}-{task}-{index}").parse()
     }
 
-    /// Fields that nothing here acts upon: said by name, never passed over in silence.
+    /// Names of fields that have no effect, so that users are told.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         self.other.keys().map(|field| format!("spec.{field}")).collect()
     }
 
-    /// Everything that is wrong with the group (`volcano.md` §6).
+    /// All errors of the group (`volcano.md` §6).
     #[must_use]
     pub fn check(&self, id: &GroupId) -> Vec<FieldError> {
         let mut bad = Vec::new();
@@ -302,7 +302,7 @@ impl GroupTask {
     /// The selector of its nodes.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// Text for people.
     pub fn selector(&self) -> Result<Selector, String> {
         self.node_selector.parse::<Selector>().map_err(|error| error.to_string())
     }

@@ -1,7 +1,7 @@
-//! What the scheduler's owner says of a PodGroup: the value of `rcfarm/pod_group_status/<ns>/<name>`.
+//! The status that the scheduler's owner writes: the value of `rcfarm/pod_group_status/<ns>/<name>`.
 //!
-//! It is also the write-ahead record of a gang's placement (`GroupPlacement`): one CAS puts the whole of it here before
-//! anything is allocated on a node, so that any later owner can finish or undo it.
+//! It is also the write-ahead record of a gang's placement ([`GroupPlacement`]): one CAS writes the whole placement here
+//! before anything is allocated on a node, so that any later owner can finish or undo it.
 
 use std::collections::BTreeMap;
 
@@ -15,34 +15,34 @@ use crate::Timestamp;
 use crate::amounts::Amounts;
 use crate::ids::{NodeName, QueueName};
 
-/// How far the reservation of a place has come.
+/// State of a placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PlacementState {
-    /// Decided; being written into the nodes' allocations. Nothing may start.
+    /// Decided; being written to the nodes' allocations. No member may start.
     Reserving,
-    /// Promised by every node: the members may start.
+    /// Allocated on every node: the members may start.
     Bound,
-    /// Being taken out of the nodes' allocations. Nothing may start.
+    /// Being removed from the nodes' allocations. No member may start.
     Releasing,
 }
 
-/// Where the members go.
+/// Placement of the members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupPlacement {
-    /// How far it has come.
+    /// Its state.
     pub state: PlacementState,
-    /// By task, the node of each index; `None`: that member has none.
+    /// By task, the node of each index; `None`: no node.
     pub members: BTreeMap<String, Vec<Option<NodeName>>>,
-    /// What a member of each task asks for. A record that is changed meanwhile counts from the next round on.
+    /// Request of a member of each task. A changed record takes effect with the next round.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub asks: BTreeMap<String, Amounts>,
-    /// While it is being given back: the group's phase once that is done.
+    /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
 }
 
 impl GroupPlacement {
-    /// The members that have a node: task, index, node.
+    /// Members with a node: task, index, node.
     pub fn placed(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
         self.members.iter().flat_map(|(task, nodes)| {
             let nodes = (0u32..).zip(nodes);
@@ -50,7 +50,7 @@ impl GroupPlacement {
         })
     }
 
-    /// What the queue is charged for the members that have a node.
+    /// Charge of the members with a node.
     #[must_use]
     pub fn charge(&self) -> Amounts {
         let nothing = Amounts::default();
@@ -60,7 +60,7 @@ impl GroupPlacement {
         Amounts::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
     }
 
-    /// How many members of each task have a node.
+    /// Members with a node, by task.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&str, u32> {
         let count = |nodes: &Vec<Option<NodeName>>| {
@@ -74,9 +74,9 @@ impl GroupPlacement {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodGroupStatus {
-    /// Where it is.
+    /// Its phase.
     pub phase: PodGroupPhase,
-    /// Why it is not further.
+    /// Reason of the phase.
     pub reason: PodGroupReason,
     /// The same for people.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -84,38 +84,38 @@ pub struct PodGroupStatus {
     /// When phase or reason last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
-    /// CreateIndex of the record that this is about: a record made anew under the name is another group.
+    /// CreateIndex of the record that this status is about. A record created again under the name is another group.
     pub of: Index,
     /// The uid of its owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_uid: Option<String>,
-    /// The round that this is about.
+    /// Round of the record that this status is about.
     #[serde(skip_serializing_if = "is_zero")]
     pub round: u64,
-    /// The queue in which it is counted, and which is charged while it is admitted.
+    /// The queue that counts it, and that is charged while it is admitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueName>,
-    /// What the queue is charged.
+    /// Charge to the queue.
     #[serde(skip_serializing_if = "Amounts::is_empty")]
     pub charged: Amounts,
-    /// Its place in the order of those of its priority; smaller goes first.
+    /// Order among groups of its priority; smaller comes first.
     pub since: Index,
-    /// Without a place by then, it goes back to its queue.
+    /// Unless it is placed by then, it goes back to its queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place_by: Option<Timestamp>,
-    /// How often it went back without a place.
+    /// How often it went back to its queue.
     #[serde(skip_serializing_if = "is_zero_count")]
     pub sent_back: u32,
-    /// It is not admitted before.
+    /// Earliest admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
-    /// Where its members go.
+    /// Placement of its members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<GroupPlacement>,
-    /// What its owner said of its pods when the phase was decided.
+    /// Phases of its pods, as reported when the phase was decided.
     #[serde(skip_serializing_if = "MemberCounts::is_zero")]
     pub members: MemberCounts,
-    /// Grows by one with every transaction.
+    /// Incremented by every transaction.
     pub revision: u64,
     /// Fields that we do not know.
     #[serde(flatten)]
@@ -133,8 +133,8 @@ fn is_zero_count(number: &u32) -> bool {
 impl Stored for PodGroupStatus {}
 
 impl PodGroupStatus {
-    /// Whether the group's pods may be made, each on the node of [`PodGroupStatus::node_of`]: the whole place is
-    /// promised, to this owner, for this round.
+    /// Whether the group's pods may be created, each on the node of [`PodGroupStatus::node_of`]: everything is
+    /// allocated, to this owner, for this round.
     #[must_use]
     pub fn may_start(&self, spec: &PodGroupSpec) -> bool {
         self.phase.is_admitted()
@@ -150,7 +150,7 @@ impl PodGroupStatus {
         nodes.get(usize::try_from(index).ok()?)?.as_ref()
     }
 
-    /// Says phase and reason; the time moves only when one of them changes.
+    /// Sets phase and reason. Their time changes only with one of them.
     pub fn say(
         &mut self,
         phase: PodGroupPhase,

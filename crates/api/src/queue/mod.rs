@@ -1,8 +1,7 @@
-//! Queues: who may use how much, and who goes first. Records, statuses and the machine; the scheduler's controller
-//! (`rcfarm::batch`) is the one that works on them.
+//! Queues: their records and statuses. The scheduler's controller (`rcfarm::batch`) acts on them.
 //!
-//! Keys read and written: none here. `rcfarm/queues/<name>` is written by people and the command line,
-//! `rcfarm/queue_status/<name>` by the owner of the scheduler.
+//! Keys read and written: none here. Users write `rcfarm/queues/<name>`, the owner of the scheduler writes
+//! `rcfarm/queue_status/<name>`.
 
 pub mod spec;
 pub mod status;

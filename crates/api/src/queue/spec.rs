@@ -1,8 +1,8 @@
 //! The Queue record: the value of `rcfarm/queues/<name>`. Field names are Volcano's (`volcano.md` §1.3) where it
 //! has the field.
 //!
-//! [`QueueRecord`] is what is stored, unknown fields kept. [`QueueSpec::check`] and [`check_family`] tell
-//! everything that is wrong with it; command line and daemon use the same two.
+//! [`QueueRecord`] is the stored record; unknown fields are kept. [`QueueSpec::check`] and [`check_family`] return all
+//! errors; command line and daemon use both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,9 @@ use crate::{FieldError, Stored};
 
 /// The scheduler of queues that name none.
 pub const DEFAULT_SCHEDULER: &str = "default";
-/// What Volcano calls the queue above all queues. Here it is nobody's name: leave `parent` out instead.
+/// Name of Volcano's root queue. No queue here may have it: leave `parent` out instead.
 pub const ROOT: &str = "root";
-/// Queues nest at most so deep (Volcano's `max-queue-depth`).
+/// Greatest depth of nested queues (Volcano's `max-queue-depth`).
 pub const MAX_DEPTH: usize = 5;
 /// The greatest weight.
 pub const MAX_WEIGHT: i64 = 65_535;
@@ -26,7 +26,7 @@ pub const MAX_WEIGHT: i64 = 65_535;
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueRecord {
-    /// What is wanted.
+    /// The specification.
     #[serde(default)]
     pub spec: QueueSpec,
     /// Fields that we do not know, such as a manifest's `apiVersion`.
@@ -34,13 +34,13 @@ pub struct QueueRecord {
     pub other: Map<String, Value>,
 }
 
-/// Whether a queue takes work: what its owner wants.
+/// Desired state of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Desired {
-    /// It does.
+    /// It admits groups.
     #[default]
     Open,
-    /// It does not; what was admitted goes on to its end.
+    /// It admits nothing more; admitted groups go on to their end.
     Closed,
 }
 
@@ -77,30 +77,30 @@ pub struct Guarantee {
     pub resource: Amounts,
 }
 
-/// What is wanted of a queue. Absent fields have their defaults.
+/// Specification of a queue. Missing fields have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct QueueSpec {
-    /// 1 to 65,535: its share beside other queues, once there are fair shares.
+    /// 1 to 65,535: its share among queues. Without effect while there is no fair share.
     pub weight: i64,
     /// From 0; queues of higher priority are served first.
     pub priority: i64,
-    /// What its admitted groups, and those of the queues below it, may use together; absent words: no limit.
+    /// Limit of its admitted groups and those of the queues below it together; missing resources: no limit.
     #[serde(skip_serializing_if = "Amounts::is_empty")]
     pub capability: Amounts,
-    /// What its siblings leave free for it in their parent's capability.
+    /// Amount that its siblings leave free for it in the parent's capability.
     #[serde(skip_serializing_if = "is_default")]
     pub guarantee: Guarantee,
-    /// Whether others may take back what it has borrowed, once there is borrowing.
+    /// Whether borrowed resources may be reclaimed. Without effect while there is no borrowing.
     pub reclaimable: bool,
-    /// The queue above it; absent (or `root`): none.
+    /// Its parent; missing or `root`: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<QueueName>,
-    /// Whether it takes work.
+    /// Desired state.
     pub state: Desired,
     /// `fifo` (strict) or `traverse` (best effort).
     pub dequeue_strategy: QueueStrategy,
-    /// Who orders it: the name of a record under `rcfarm/schedulers/`.
+    /// Name of its scheduler, a record under `rcfarm/schedulers/`.
     #[serde(skip_serializing_if = "is_default_scheduler")]
     pub scheduler: ObjectName,
     /// Fields that we do not know; [`QueueSpec::ignored`] names them.
@@ -138,19 +138,19 @@ impl Stored for QueueRecord {
 }
 
 impl QueueSpec {
-    /// The queue above it.
+    /// Its parent.
     #[must_use]
     pub fn parent(&self) -> Option<&QueueName> {
         self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
     }
 
-    /// Fields that nothing here acts upon: said by name, never passed over in silence.
+    /// Names of fields that have no effect, so that users are told.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         self.other.keys().map(|field| format!("spec.{field}")).collect()
     }
 
-    /// Everything that is wrong with the queue by itself (`volcano.md` §6).
+    /// All errors of the queue by itself (`volcano.md` §6).
     #[must_use]
     pub fn check(&self, name: &QueueName) -> Vec<FieldError> {
         let mut bad = Vec::new();
@@ -192,9 +192,8 @@ impl QueueSpec {
     }
 }
 
-/// Everything that is wrong with a queue's place among the others (`volcano.md` §6): a missing parent, a circle,
-/// too deep a place, amounts that do not fit into those above. `queues` holds all queues that can be read,
-/// itself among them.
+/// All errors of a queue's place in the tree (`volcano.md` §6): a missing parent, a cycle, too great a depth, amounts
+/// that exceed those of its parents. `queues` holds all valid queues, itself included.
 #[must_use]
 pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -> Vec<FieldError> {
     let Some(spec) = queues.get(name) else { return Vec::new() };
@@ -252,10 +251,10 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
     bad
 }
 
-/// The queues above one, the nearest first.
+/// Parents of a queue, the nearest first.
 ///
 /// # Errors
-/// A parent that does not exist, or a circle, in words.
+/// Text about a missing parent or a cycle.
 pub fn ancestors<'q>(
     name: &'q QueueName,
     queues: &'q BTreeMap<QueueName, QueueSpec>,

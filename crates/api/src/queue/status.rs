@@ -1,7 +1,7 @@
-//! What the scheduler's owner says of a queue: the value of `rcfarm/queue_status/<name>`.
+//! The status that the scheduler's owner writes: the value of `rcfarm/queue_status/<name>`.
 //!
-//! Counters and amounts are changed in the transaction that changes the groups they count, so at every index they
-//! equal a recount of the PodGroup statuses.
+//! Counters and amounts change in the transaction that changes the groups they count, so at every index they equal a recount
+//! of the PodGroup statuses.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,19 +12,19 @@ use crate::amounts::Amounts;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
 
-/// At most so many waiting groups are listed.
+/// Number of waiting groups that are listed.
 pub const WAITING_LISTED: usize = 20;
 
-/// Whether a queue takes work: what is so (`volcano.md` §2.3).
+/// Actual state of a queue (`volcano.md` §2.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum QueueState {
-    /// It does.
+    /// It admits groups.
     Open,
-    /// It does not, and nothing admitted is left.
+    /// It admits nothing, and no admitted group is left.
     Closed,
-    /// It does not, and admitted groups have yet to end.
+    /// It admits nothing, and admitted groups have not ended yet.
     Closing,
-    /// Its record cannot be read or breaks a rule: nothing is admitted.
+    /// Its record is not valid: nothing is admitted.
     Unknown,
 }
 
@@ -44,28 +44,28 @@ impl std::fmt::Display for QueueState {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct QueueStatus {
-    /// What is so; absent until the owner has looked.
+    /// Actual state; missing until the owner has written it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<QueueState>,
-    /// Why, where it is not as the record wants, for people.
+    /// Why the state differs from the desired one, for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// When `state` last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
-    /// ModifyIndex of the queue's record that this is about.
+    /// ModifyIndex of the queue's record that this status is about.
     pub observed_index: Index,
-    /// Grows by one with every transaction.
+    /// Incremented by every transaction.
     pub revision: u64,
-    /// How many of its groups are in each phase.
+    /// Its groups by phase.
     #[serde(flatten)]
     pub groups: Counters,
-    /// What its admitted groups are charged, those of the queues below it not counted.
+    /// Charge of its admitted groups, without those of the queues below it.
     pub allocated: Amounts,
-    /// The first of those that wait, in order.
+    /// The first waiting groups, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Fields of the record that nothing acts upon.
+    /// Fields of the record without effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<String>,
     /// Fields that we do not know.
@@ -78,7 +78,7 @@ pub struct QueueStatus {
 pub struct Waiting {
     /// Namespace and name of the PodGroup.
     pub group: GroupId,
-    /// From 1, in the queue's order.
+    /// Position in the queue, from 1.
     pub position: usize,
     /// Why it waits.
     pub reason: PodGroupReason,
@@ -107,18 +107,18 @@ impl Counters {
         }
     }
 
-    /// One more in this phase.
+    /// Adds a group in this phase.
     pub fn enter(&mut self, phase: PodGroupPhase) {
         *self.of(phase) += 1;
     }
 
-    /// One less in this phase.
+    /// Removes a group in this phase.
     pub fn leave(&mut self, phase: PodGroupPhase) {
         let count = self.of(phase);
         *count = count.saturating_sub(1);
     }
 
-    /// Counts anew.
+    /// Counts all groups.
     pub fn recount(phases: impl IntoIterator<Item = PodGroupPhase>) -> Counters {
         let mut counters = Counters::default();
         phases.into_iter().for_each(|phase| counters.enter(phase));
@@ -129,7 +129,7 @@ impl Counters {
 impl Stored for QueueStatus {}
 
 impl QueueStatus {
-    /// Sets the state; the time moves only when it changes.
+    /// Sets the state. Its time changes only with the state.
     pub fn set_state(&mut self, state: QueueState, message: String, now: Timestamp) {
         if self.state != Some(state) {
             self.last_transition_time = Some(now);

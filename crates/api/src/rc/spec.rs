@@ -1,7 +1,7 @@
-//! The RC record, as square/p2 stores it, and what a farm needs of it once it has been checked.
+//! The RC record as square/p2 stores it, and its checked form.
 //!
-//! [`RcRecord`] is the value of `replication_controllers/<uuid>` field by field (`p2.md` §1.2) and keeps what it
-//! does not know. [`RcSpec`] is the same after every rule has been checked: a controller never sees anything else.
+//! [`RcRecord`] is the value of `replication_controllers/<uuid>` field by field (`p2.md` §1.2); unknown fields are kept.
+//! [`RcSpec`] is the record after every rule was checked; controllers use only that.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::manifest::{Manifest, Resources};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
 
-/// More replicas than this are taken for a slip of the hand. One pod of an RC runs per node, so no fleet needs it.
+/// Larger counts are rejected as typing errors. One pod of an RC runs per node, so no fleet needs more.
 pub const MOST_REPLICAS: u32 = 100_000;
 
 /// What a farm may do with pods on nodes that are no longer eligible.
@@ -37,7 +37,7 @@ pub enum RcStrategy {
 }
 
 impl RcStrategy {
-    /// The word in the record.
+    /// Its name in the record.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ pub struct RcRecord {
     pub node_selector: String,
     /// Labels put on every pod. p2 writes `null` for none.
     pub pod_labels: Option<BTreeMap<String, String>>,
-    /// The count wanted; required, because an absent count must never read as 0 (`p2.md` §6.1).
+    /// Desired count. Required, because a missing count must not be read as 0 (`p2.md` §6.1).
     pub replicas_desired: i64,
     /// No scheduling changes while set.
     #[serde(default)]
@@ -84,7 +84,7 @@ impl Stored for RcRecord {
     }
 }
 
-/// Names the first field whose type is wrong; serde alone would not say which of two equal types it was.
+/// Names the first field of the wrong type. Serde alone does not tell which of two fields of equal type it was.
 fn check_types(value: &Value) -> Result<(), FieldError> {
     let bad = |field: &str, problem: &str, fix: &str| Err(FieldError::new(field, problem, fix));
     for (field, required) in [("id", true), ("manifest", true), ("node_selector", true)] {
@@ -127,32 +127,32 @@ fn check_types(value: &Value) -> Result<(), FieldError> {
     }
 }
 
-/// A record in which everything has been checked.
+/// A checked record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RcSpec {
     /// Its id.
     pub id: RcId,
     /// The manifest.
     pub manifest: Manifest,
-    /// Which nodes may run it.
+    /// Selector of its nodes.
     pub node_selector: Selector,
     /// Labels for every pod.
     pub pod_labels: Labels,
-    /// How many pods there shall be.
+    /// Desired number of pods.
     pub replicas_desired: u32,
     /// No changes while set.
     pub disabled: bool,
-    /// What to do about ineligible nodes.
+    /// What happens to pods on ineligible nodes.
     pub strategy: RcStrategy,
-    /// So many pods stay healthy while others are removed or moved, as the RC's label [`key::MIN_HEALTH_LABEL`] declares: p2's
-    /// tools would drop an unknown field of the record at their next write.
+    /// Minimum number of healthy pods while others are removed or moved, from the RC's label [`key::MIN_HEALTH_LABEL`].
+    /// It is no field of the record, because p2's tools would drop it when they write.
     pub min_health: Option<u32>,
-    /// Which of several nodes with room is taken first, as the RC's label [`key::PACKING_LABEL`] declares.
+    /// Order in which nodes with room are chosen, from the RC's label [`key::PACKING_LABEL`].
     pub packing: Packing,
 }
 
 impl RcSpec {
-    /// Checks a record that stands under `id`'s key.
+    /// Checks the record at `id`'s key.
     ///
     /// # Errors
     /// [`FieldError`] naming the first field that breaks a rule.
@@ -198,7 +198,7 @@ impl RcSpec {
         })
     }
 
-    /// The same with what the RC's own labels declare; `None`: they cannot be read.
+    /// Adds the settings from the RC's own labels; `None`: they cannot be decoded.
     ///
     /// # Errors
     /// [`FieldError`] naming the label.
@@ -235,19 +235,19 @@ impl RcSpec {
         Ok(RcSpec { min_health, packing, ..self })
     }
 
-    /// What each of its pods asks for.
+    /// Request of each of its pods.
     #[must_use]
     pub fn resources(&self) -> &Resources {
         self.manifest.resources()
     }
 
-    /// For whom its pods' resources are allocated.
+    /// Owner of its pods' allocations.
     #[must_use]
     pub fn owner(&self) -> AllocationOwner {
         AllocationOwner::Rc(self.id)
     }
 
-    /// Decodes and checks in one go.
+    /// Decodes and checks a record.
     ///
     /// # Errors
     /// [`FieldError`].
@@ -255,7 +255,7 @@ impl RcSpec {
         RcSpec::check(id, &RcRecord::decode(value)?)
     }
 
-    /// The labels of a pod of this RC: the record's own, and the two by which p2 and we find it (`p2.md` §1.3).
+    /// Labels of this RC's pods: the record's own, and the two that identify the RC and the manifest (`p2.md` §1.3).
     #[must_use]
     pub fn labels_of_pod(&self) -> Labels {
         let mut labels = self.pod_labels.clone();

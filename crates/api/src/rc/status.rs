@@ -1,7 +1,7 @@
-//! What the owner farm says of an RC: the value of `status/replication_controllers/<uuid>/rcfarm`.
+//! The status that the owner farm writes: the value of `status/replication_controllers/<uuid>/rcfarm`.
 //!
-//! The status is also the chain that keeps an owner's transactions in order: each one replaces it by CAS and
-//! raises `revision`, so a transaction whose answer was lost and that is applied late finds its place taken.
+//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was lost
+//! is therefore refused if it arrives after a later one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::{Timestamp, backoff};
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RcStatus {
-    /// ModifyIndex of the RC record that this is about.
+    /// ModifyIndex of the RC record that this status is about.
     pub observed_index: Index,
-    /// Grows by one with every transaction of an owner.
+    /// Incremented by every transaction of an owner.
     pub revision: u64,
     /// Counts.
     pub replicas: Replicas,
-    /// What holds and why, one per type, in the order of [`RcConditionType`]. Those of a newer program that this one
-    /// does not know are dropped, and only they: above all a transfer under way survives.
+    /// One condition per type, in the order of [`RcConditionType`]. Unknown conditions of a newer program are dropped;
+    /// everything else, such as a transfer, is kept.
     #[serde(default, deserialize_with = "known_conditions")]
     pub conditions: Vec<RcCondition>,
     /// Who owns the RC.
@@ -32,13 +32,13 @@ pub struct RcStatus {
     /// A node transfer under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
-    /// The last thing that went wrong.
+    /// The last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// The farm leaves the record alone until then, because it kept failing.
+    /// The record is not reconciled until then, because it kept failing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
-    /// Nodes that could not start a pod of it: none is placed there for a while.
+    /// Nodes that failed to start a pod of this RC: none is added there for a while.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quarantined_nodes: BTreeMap<NodeName, Quarantine>,
     /// Fields that we do not know.
@@ -46,22 +46,23 @@ pub struct RcStatus {
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-/// A node that could not start a pod.
+/// A node that failed to start a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
-    /// No pod is placed there until then.
+    /// No pod is added there until then.
     pub until: Timestamp,
-    /// How often in a row.
+    /// Failures in a row.
     pub failures: u32,
-    /// What the node said.
+    /// The node's message.
     pub why: String,
-    /// ModifyIndex of the RC record that the pod was of: a change of the record may be the cure, and ends it.
+    /// ModifyIndex of the RC record of the failed pod. A change of the record ends the quarantine, since it may fix the
+    /// cause.
     pub observed_index: Index,
 }
 
-/// A node's first quarantine; each that follows is twice as long.
+/// Length of a node's first quarantine; doubled each time.
 pub const FIRST_QUARANTINE: Duration = Duration::from_secs(60);
-/// The longest one. An entry is forgotten when it is over for as long.
+/// Longest quarantine. An entry is dropped when it has been over for as long.
 pub const LONGEST_QUARANTINE: Duration = Duration::from_secs(3_600);
 
 fn known_conditions<'de, D: serde::Deserializer<'de>>(
@@ -74,13 +75,13 @@ fn known_conditions<'de, D: serde::Deserializer<'de>>(
 /// Counts of pods and nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replicas {
-    /// Asked for.
+    /// Desired pods.
     pub desired: u32,
     /// Pods that carry the RC's id.
     pub current: u32,
-    /// Of these, passing their health check.
+    /// Pods that also pass their health check.
     pub healthy: u32,
-    /// Nodes that may run it.
+    /// Eligible nodes.
     pub eligible: u32,
 }
 
@@ -93,21 +94,21 @@ pub struct RcOwner {
     pub since: Timestamp,
 }
 
-/// A node transfer under way: enough for any later owner to finish it or to undo it.
+/// A node transfer under way, with all that a later owner needs to finish or undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// The idempotency token given to the scheduler, and the id in the audit log.
+    /// Idempotency token for the scheduler, and id in the audit log.
     pub id: Uuid,
     /// The node to leave.
     pub old_node: NodeName,
-    /// The node to go to, once the scheduler has named it.
+    /// The new node, once the scheduler has chosen it.
     pub new_node: Option<NodeName>,
-    /// Why it is being undone: from then on nobody goes on with it.
+    /// Why it is being undone. It is not continued once this is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<String>,
 }
 
-/// One statement about the record.
+/// A condition of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RcCondition {
     /// What it is about.
@@ -115,7 +116,7 @@ pub struct RcCondition {
     pub kind: RcConditionType,
     /// Whether it holds.
     pub status: bool,
-    /// Why, as a fixed token.
+    /// Reason, as a fixed token.
     pub reason: RcReason,
     /// Why, for people.
     pub message: String,
@@ -126,15 +127,15 @@ pub struct RcCondition {
 /// What a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RcConditionType {
-    /// The record can be worked on.
+    /// The record is valid.
     Valid,
-    /// As many pods are scheduled as asked for.
+    /// As many pods exist as desired.
     Scheduled,
-    /// Every pod is on an eligible node, or is left where it is on purpose.
+    /// Every pod is on an eligible node, or stays where it is on purpose.
     Placed,
 }
 
-/// Why a condition holds or does not. Fixed tokens: scripts and alerts match them.
+/// Reason of a condition. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RcReason {
     /// Everything is as desired.
@@ -145,33 +146,33 @@ pub enum RcReason {
     Disabled,
     /// No node matches the selector.
     NoEligibleNodes,
-    /// Fewer nodes match than replicas are asked for.
+    /// Fewer nodes match than replicas are desired.
     InsufficientNodes,
-    /// Nodes match, but too few of them have room for what the pod asks for; or a pod's node has no room for it.
+    /// Too few matching nodes have capacity, or a pod's node has none for it.
     InsufficientCapacity,
-    /// Enough nodes match, but the pod's place on some is taken by a pod that is not this RC's.
+    /// Enough nodes match, but on some of them another pod has the same id.
     PlaceTaken,
-    /// The farm is about to add or remove pods.
+    /// Pods are being added or removed.
     Scaling,
     /// Repeated failures; see `last_error` and `quarantined_until`.
     Quarantined,
-    /// A tree became suddenly much smaller; nothing is removed or moved until a person confirms.
+    /// The mass deletion guard holds a cache back: nothing is removed or moved until an operator confirms.
     SuspiciousTree,
-    /// Pods stand on ineligible nodes and the strategy is static: an operator moves them.
+    /// Pods are on ineligible nodes and the strategy is static: an operator moves them.
     IneligibleNodes,
-    /// Pods stand on nodes whose agents are gone and the strategy is static: an operator moves them.
+    /// Pods are on nodes whose agents are gone and the strategy is static: an operator moves them.
     NodeDown,
     /// A node transfer is under way.
     TransferUnderWay,
-    /// A transfer waits: service discovery is not in step with the pods.
+    /// A transfer waits until service discovery is in sync.
     DiscoveryNotSynced,
-    /// A transfer waits: another pod is not healthy.
+    /// A transfer waits until all other pods are healthy.
     PodsUnhealthy,
-    /// A transfer waits: somebody holds the record's mutation or transfer lock.
+    /// A transfer waits: another session holds the record's mutation or transfer lock.
     LockHeld,
     /// A transfer was undone; see `last_error`.
     TransferFailed,
-    /// Pods stand on nodes that cannot start them, and no other node may have them, or the strategy is static.
+    /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static.
     CannotStart,
 }
 
@@ -190,7 +191,7 @@ impl RcStatus {
         self.conditions.iter().find(|c| c.kind == kind)
     }
 
-    /// Sets a condition; the time moves only when status or reason change.
+    /// Sets a condition. Its time changes only with status or reason.
     pub fn set_condition(
         &mut self,
         kind: RcConditionType,
@@ -214,7 +215,7 @@ impl RcStatus {
         self.conditions.sort_by_key(|c| c.kind);
     }
 
-    /// Why no pod is placed on `node` at `now`, while the record is as at `record_index`.
+    /// Why no pod is added on `node` at `now`, for the record at `record_index`.
     #[must_use]
     pub fn quarantine(
         &self,
@@ -234,7 +235,7 @@ impl RcStatus {
         active.map(|one| one.until).min()
     }
 
-    /// Notes that `node` could not start a pod; forgets what is long over, or was about another record.
+    /// Quarantines `node`; drops entries that are long over or about another version of the record.
     pub fn set_quarantine(
         &mut self,
         node: &NodeName,
@@ -256,7 +257,7 @@ impl RcStatus {
         self.quarantined_nodes.insert(node.clone(), entry);
     }
 
-    /// Whether it is settled: every condition holds, for the record as it was at `observed_index`.
+    /// Whether every condition holds for the record at `observed_index`.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.conditions.len() == 3 && self.conditions.iter().all(|c| c.status)

@@ -1,4 +1,5 @@
-//! Scheduler records: which nodes, which order, how gangs are packed; and the status that the owner writes.
+//! Schedulers: records, which choose nodes, order and packing of gangs; and the status that the owner writes. Keys read
+//! and written: none here; see `rcfarm::batch`.
 
 mod packing;
 pub mod spec;

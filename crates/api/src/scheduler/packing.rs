@@ -5,19 +5,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which of several nodes with room is taken first.
+/// Order in which nodes with room are chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// The one of which least is allocated: a node that fails takes little with it.
+    /// Least allocated first: a node that fails affects few pods.
     #[default]
     Spread,
-    /// The one of which most is allocated: large requests find empty nodes later on.
+    /// Most allocated first: nodes stay empty for large requests.
     BinPack,
 }
 
 impl Packing {
-    /// Its word in labels and JSON.
+    /// Its name in labels and JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The scheduler's record: the value of `rcfarm/schedulers/<name>`. Whoever owns it orders the queues that name it.
+//! The record of a scheduler: the value of `rcfarm/schedulers/<name>`. Its owner orders the queues that name it.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::labels::Selector;
 use crate::scheduler::Packing;
 use crate::{FieldError, Stored};
 
-/// An admitted group without a place goes back after this long, unless somebody says otherwise.
+/// Default seconds after which an admitted group that is not placed goes back to its queue.
 pub const SCHEDULE_TIMEOUT: u64 = 300;
-/// The first pause of a group that went back; it doubles each time.
+/// Default seconds before a group that went back is admitted again; doubled each time.
 pub const BACKOFF_BASE: u64 = 10;
-/// The longest.
+/// Default of the longest pause, in seconds.
 pub const BACKOFF_MAX: u64 = 600;
-/// A time-out or a pause is at most a year.
+/// Longest time-out or pause, in seconds: a year.
 const LONGEST: u64 = 366 * 24 * 3_600;
 
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerRecord {
-    /// What is wanted.
+    /// The specification.
     #[serde(default)]
     pub spec: SchedulerSpec,
     /// Fields that we do not know.
@@ -29,38 +29,39 @@ pub struct SchedulerRecord {
     pub other: Map<String, Value>,
 }
 
-/// How queues are ordered and groups placed. Absent fields have their defaults.
+/// Order of queues and placement of groups. Missing fields have their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SchedulerSpec {
-    /// How places are found: `capacity`, over what nodes have and have allocated.
+    /// Placement algorithm: `capacity`, by capacity and allocations of nodes.
     pub algorithm: String,
-    /// Which nodes it may use at all; empty: all.
+    /// Selector of nodes that it may use; empty: all.
     pub node_selector: String,
-    /// Which of several nodes with room is taken first.
+    /// Order in which nodes with room are chosen.
     pub packing: Packing,
-    /// How long an admitted group may be without a place, and the first of a strict queue may hold the others up.
+    /// Seconds that an admitted group may stay without a placement, and that the first of a strict queue may block the
+    /// others.
     pub schedule_timeout_seconds: u64,
-    /// How long a group that went back is left alone, the first time.
+    /// Seconds before a group that went back is admitted again, the first time.
     pub backoff_base_seconds: u64,
-    /// And at most.
+    /// Longest such pause, in seconds.
     pub backoff_max_seconds: u64,
-    /// How what is free is shared between queues: `none` is the only way yet.
+    /// Fair share between queues; only `none` so far.
     pub fair_share: Later,
-    /// What a queue may use of what others leave idle: `none` yet.
+    /// Borrowing of idle resources; only `none` so far.
     pub borrowing: Later,
-    /// Whose place may be taken: `none` yet.
+    /// Preemption; only `none` so far.
     pub preemption: Later,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A part of the configuration that has a place and no choice yet: anything but `none` is refused, not ignored.
+/// A setting without choices so far: anything but `none` is an error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Later {
-    /// It is not done.
+    /// Not available.
     #[default]
     None,
 }
@@ -87,7 +88,7 @@ impl Stored for SchedulerRecord {
 }
 
 impl SchedulerSpec {
-    /// Everything that is wrong with it.
+    /// All errors.
     #[must_use]
     pub fn check(&self) -> Vec<FieldError> {
         let mut bad = Vec::new();
@@ -112,7 +113,7 @@ impl SchedulerSpec {
         bad
     }
 
-    /// How long a group is left alone that went back for the `times`-th time (from 1).
+    /// Pause after a group went back for the `times`-th time (from 1).
     #[must_use]
     pub fn pause(&self, times: u32) -> Duration {
         let doubled = 2u64.saturating_pow(times.saturating_sub(1).min(40));

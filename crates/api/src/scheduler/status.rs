@@ -1,7 +1,7 @@
-//! What the owner farm says of a scheduler: the value of `rcfarm/scheduler_status/<name>`.
+//! The status that the owner farm writes: the value of `rcfarm/scheduler_status/<name>`.
 //!
-//! It is also the chain that keeps an owner's transactions in order: each one replaces it by CAS and raises
-//! `revision`, so a transaction whose answer was lost and that is applied late finds its place taken.
+//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was lost
+//! is therefore refused if it arrives after a later one.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,9 +14,9 @@ use crate::ids::FarmName;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SchedulerStatus {
-    /// Grows by one with every transaction of an owner.
+    /// Incremented by every transaction of an owner.
     pub revision: u64,
-    /// ModifyIndex of the record that this is about.
+    /// ModifyIndex of the record that this status is about.
     pub observed_index: Index,
     /// The owner farm.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -24,10 +24,10 @@ pub struct SchedulerStatus {
     /// Since when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The last thing that went wrong.
+    /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// The farm leaves the record alone until then, because it kept failing.
+    /// The record is not reconciled until then, because it kept failing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quarantined_until: Option<Timestamp>,
     /// Fields that we do not know.
