@@ -1,8 +1,8 @@
-//! Command lines: how they are split into words, and how variables are put into them. Pure.
+//! Splits command lines into words and expands variables. Pure.
 
 use std::collections::BTreeMap;
 
-/// Splits a line as a shell does, quotes and backslashes included and nothing else; `None`: a quote stays open.
+/// Splits a line at spaces, with a shell's quotes and backslashes. `None`: a quote is not closed.
 pub fn words(line: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -37,7 +37,7 @@ pub fn words(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Puts variables into a text: `${NAME}`. An unknown one stays as it is, for whoever may know it.
+/// Expands `${NAME}`. Unknown variables stay, so that the program may expand them.
 #[must_use]
 pub fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());

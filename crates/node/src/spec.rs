@@ -1,10 +1,10 @@
-//! What a node makes of a pod manifest. Pure.
+//! A pod manifest as the node runs it. Pure.
 //!
 //! ```yaml
 //! id: web
 //! run_as: www                       # a user of the node, or uid[:gid]; default: the agent's own
-//! single_instance: true             # never two alive: stopped when the node can no longer prove that it lives
-//! resources: {cpu: 500m, memory: 256Mi, gpu: 1}       # what a scheduler reserves
+//! single_instance: true             # at most one alive: stopped before the node's lease ends
+//! resources: {cpu: 500m, memory: 256Mi, gpu: 1}       # what a scheduler allocates
 //! resource_limits: {cgroup: {cpus: 2, memory: 1Gi}}   # what the node enforces, as p2 writes it
 //! config: {greeting: hello}         # a YAML file for the process: $CONFIG_PATH
 //! launchables:
@@ -35,63 +35,62 @@ use rcfarm_api::manifest::{
     ProcessStanza, Resources, RestartStanza, plain,
 };
 
-/// A pod as its node runs it.
+/// A pod as its node runs it, with defaults set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodSpec {
-    /// What it starts, by name.
+    /// Its launchables, by name.
     pub launchables: BTreeMap<String, LaunchSpec>,
-    /// What is written to the file that the processes find as `CONFIG_PATH`.
+    /// Content of the file whose path the processes get as `CONFIG_PATH`.
     pub config: Option<Value>,
-    /// As whom it runs.
+    /// User that it runs as.
     pub run_as: Option<String>,
-    /// What the node enforces.
+    /// Limits that the node enforces.
     pub limits: ResourceLimits,
-    /// What a scheduler reserves.
+    /// Resources that a scheduler allocates.
     pub resources: Resources,
-    /// Never two of it alive.
+    /// Whether at most one such pod may be alive.
     pub single_instance: bool,
 }
 
-/// What the node enforces, where it may.
+/// Limits that the node enforces if it can.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResourceLimits {
-    /// Thousandths of a processor; 0: no limit.
+    /// Thousandths of a CPU; 0: no limit.
     pub cpu_milli: u64,
     /// Bytes; 0: no limit.
     pub memory_bytes: u64,
 }
 
-/// One thing that a pod starts.
+/// A launchable.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LaunchSpec {
     /// A process.
     Process(Box<ProcessSpec>),
-    /// Something that this node cannot run, and why.
+    /// A launchable that this node cannot run, and why.
     Unfit(String),
 }
 
 /// A process to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessSpec {
-    /// The program and its arguments; never empty.
+    /// Program and arguments; never empty.
     pub command: Vec<String>,
     /// Variables besides those that every pod gets.
     pub env: BTreeMap<String, String>,
-    /// Where it runs.
+    /// Working directory.
     pub cwd: Option<String>,
-    /// What asks it to stop, as in `TERM`.
+    /// Name of the stop signal, such as `TERM`.
     pub stop_signal: String,
-    /// How long it may take to stop before it is killed.
+    /// Time from the stop signal to `KILL`.
     pub grace: Duration,
-    /// What happens when it ends.
+    /// Restart policy.
     pub restart: RestartPolicy,
-    /// How its health is found out; `None`: it is well while it runs.
+    /// Health check; `None`: it is healthy while it runs.
     pub health: Option<HealthCheck>,
 }
 
 impl PodSpec {
-    /// Reads what the node needs of a manifest. A launchable that cannot be run is [`LaunchSpec::Unfit`]; it does
-    /// not keep the others from running.
+    /// Decodes a manifest. A launchable that cannot be run becomes [`LaunchSpec::Unfit`]; the others run.
     ///
     /// # Errors
     /// [`FieldError`] of the manifest.
@@ -120,7 +119,7 @@ impl PodSpec {
     }
 }
 
-/// p2's `resource_limits`, with amounts in our spellings besides.
+/// p2's `resource_limits`, where amounts may also be written as in `resources`.
 fn limits(stanza: &LimitsStanza) -> Result<ResourceLimits, FieldError> {
     let mut found = Resources::default();
     for (word, amount) in &stanza.cgroup {

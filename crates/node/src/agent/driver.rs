@@ -1,4 +1,4 @@
-//! What runs a pod's processes. One driver per `launchable_type`.
+//! Drivers run the processes of pods. One driver per `launchable_type`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use rcfarm_api::Timestamp;
 
-/// Signals that can be asked for.
+/// Supported stop signals.
 pub const SIGNALS: [(&str, Signal); 9] = [
     ("TERM", Signal::TERM),
     ("INT", Signal::INT),
@@ -23,48 +23,47 @@ pub const SIGNALS: [(&str, Signal); 9] = [
     ("ABORT", Signal::ABORT),
 ];
 
-/// The signal of a name; TERM for a name that is none.
+/// The signal of a name; TERM if the name is unknown.
 #[must_use]
 pub fn signal(name: &str) -> Signal {
     SIGNALS.iter().find(|(known, _)| *known == name).map_or(Signal::TERM, |(_, signal)| *signal)
 }
 
-/// Everything that is needed to start one process, put together by the agent. It is also what the supervising shim
-/// reads, so it must be whole.
+/// Everything that is needed to start one process. The shim reads it, so it must be complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Tells this start from the ones before.
+    /// Number of the start.
     pub attempt: u64,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub command: Vec<String>,
-    /// The whole environment.
+    /// Environment; nothing is inherited.
     pub env: BTreeMap<String, String>,
-    /// Where it runs.
+    /// Working directory.
     pub cwd: PathBuf,
-    /// Where its output goes.
+    /// File for its output.
     pub log: PathBuf,
-    /// As whom; `None`: as the agent.
+    /// User and group ids; `None`: those of the agent.
     pub run_as: Option<(u32, u32)>,
-    /// The cgroup that it is put into.
+    /// Its cgroup.
     pub cgroup: Option<PathBuf>,
-    /// The file that says until when the node may count as alive; the process ends with that.
+    /// File with the lease: the process is stopped before the lease ends.
     pub lease: Option<PathBuf>,
-    /// What asks it to stop.
+    /// Name of the stop signal.
     pub stop_signal: String,
 }
 
 /// A process that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
-    /// Which start it comes from.
+    /// Number of the start.
     pub attempt: u64,
-    /// Its process id, which is that of its group.
+    /// Process id, which is also its process group.
     pub pid: i32,
-    /// When the kernel says it started, in ticks since boot: with the pid, this names a process.
+    /// Start time by the kernel, in ticks since boot. With the pid it identifies the process.
     pub start_ticks: u64,
-    /// The shim above it.
+    /// Process id of its shim.
     pub shim: i32,
-    /// The shim's start, likewise.
+    /// Start time of the shim, in ticks since boot.
     pub shim_ticks: u64,
     /// When it was started.
     pub started_at: Timestamp,
@@ -73,33 +72,33 @@ pub struct Started {
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessExit {
-    /// Which start it comes from.
+    /// Number of the start.
     pub attempt: u64,
-    /// When, as far as is known.
+    /// When it ended, as far as known.
     pub at: Timestamp,
     /// Its exit code.
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Why it could not be started, why nothing is known, or why it was ended.
+    /// Why it could not be started, was stopped, or why nothing is known.
     pub why: Option<String>,
 }
 
 impl ProcessExit {
-    /// An end of which nothing is known but `why`.
+    /// An end of which only the reason is known.
     #[must_use]
     pub fn unknown(why: &str) -> ProcessExit {
         let at = Timestamp::UNIX_EPOCH;
         ProcessExit { attempt: 0, at, code: None, signal: None, why: Some(why.to_owned()) }
     }
 
-    /// Whether it ended well.
+    /// Whether it exited with code 0.
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// In words, as in `exited with 1`.
+    /// Text such as `exited with 1`.
     #[must_use]
     pub fn in_words(&self) -> String {
         let end = match (self.code, self.signal) {
@@ -116,7 +115,7 @@ impl ProcessExit {
     }
 }
 
-/// What is known of a process that an agent before this one started.
+/// State of a process that an earlier agent started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundProcess {
     /// It runs.
@@ -127,21 +126,21 @@ pub enum FoundProcess {
     Nothing,
 }
 
-/// Runs processes. Directories are the process's own, below the agent's data directory.
+/// Runs processes. Each process has its own directory below the agent's data directory.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
-    /// Starts what `launch` says, unless a process of that directory runs already, which is given instead.
+    /// Starts `launch`. If a process of that directory already runs, returns that one.
     ///
     /// # Errors
-    /// Why it does not run, in words for the pod's status.
+    /// Why it does not run, for the pod's status.
     async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String>;
 
-    /// Finds what an agent before this one left.
+    /// Finds the process that an earlier agent left.
     async fn adopt(&self, dir: &Path) -> FoundProcess;
 
     /// Resolves when the process has ended.
     async fn exited(&self, dir: &Path, running: &Started) -> ProcessExit;
 
-    /// Asks the process to stop, and kills it and what it left behind when it has not within `grace`.
+    /// Sends the stop signal. Kills the process and its group if it still runs after `grace`.
     async fn stop(&self, running: &Started, signal: &str, grace: Duration);
 }

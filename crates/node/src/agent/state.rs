@@ -1,4 +1,4 @@
-//! What an agent keeps on disk, so that the next one knows what runs.
+//! State of an agent on disk, so that the next agent knows what runs.
 //!
 //! Below the data directory:
 //!
@@ -12,9 +12,9 @@
 //! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
 //!
-//! Every record is written to a file beside it and renamed, so that a reader finds the old one or the new one, whoever
-//! is killed meanwhile. It is not synced, which would cost each start of a pod two disk latencies: what a loss of power
-//! can tear describes processes that are gone with it. A torn or foreign file counts as absent.
+//! Every record is written to a temporary file and renamed, so that a reader finds the old one or the new one, even if
+//! the writer is killed. It is not synced: a sync would cost each start of a pod two disk latencies, and a power failure
+//! ends the processes that the files describe. A file that cannot be decoded counts as missing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -31,24 +31,24 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::Index;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 
-/// What an agent remembers from one of its lives to the next.
+/// State that survives a restart of the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// Sessions that may still live.
+    /// Sessions that may still exist.
     pub sessions: Vec<SessionId>,
-    /// CreateIndex of the node's record while the intents were last believed.
+    /// CreateIndex of the node's record when the intents were last trusted.
     pub record_created: Option<Index>,
 }
 
-/// A pod as it was last intended.
+/// A pod as last intended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredPod {
     /// Its manifest, byte for byte.
     pub manifest: String,
     /// The controller that it belongs to.
     pub owner: Option<RcId>,
-    /// The devices that it was allocated.
+    /// Its allocated devices.
     #[serde(default)]
     pub devices: BTreeMap<String, std::collections::BTreeSet<u32>>,
 }
@@ -62,10 +62,10 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Opens the directory, or makes it, and keeps every other agent out of it.
+    /// Opens or creates the directory and locks it against other agents.
     ///
     /// # Errors
-    /// In words: the directory cannot be made or written, or another agent has it.
+    /// Text: the directory cannot be created or written, or another agent holds it.
     pub fn open(root: &Path) -> Result<DataDir, String> {
         let say = |error: io::Error| {
             format!("the data directory {} cannot be used: {error}", root.display())
@@ -79,13 +79,13 @@ impl DataDir {
         Ok(DataDir { root, memory: Mutex::default(), _lock: lock })
     }
 
-    /// Where everything of a pod is.
+    /// Directory of a pod.
     #[must_use]
     pub fn pod(&self, pod: &PodId) -> PathBuf {
         self.root.join("pods").join(pod.as_str())
     }
 
-    /// Where everything of a launchable is.
+    /// Directory of a launchable.
     #[must_use]
     pub fn launchable(&self, pod: &PodId, launchable: &str) -> PathBuf {
         self.pod(pod).join(launchable)
@@ -97,13 +97,13 @@ impl DataDir {
         self.root.join("lease")
     }
 
-    /// What the agent before this one remembered.
+    /// Reads the memory of the previous agent.
     #[must_use]
     pub fn memory(&self) -> Memory {
         read(&self.root.join("agent.json")).unwrap_or_default()
     }
 
-    /// Changes what is remembered.
+    /// Changes the memory.
     ///
     /// # Errors
     /// What the file system says.
@@ -115,7 +115,7 @@ impl DataDir {
         if new == old { Ok(()) } else { write(&self.root.join("agent.json"), &new) }
     }
 
-    /// The pods that the agent before this one knew.
+    /// Pods of the previous agent.
     #[must_use]
     pub fn pods(&self) -> BTreeMap<PodId, StoredPod> {
         let Ok(entries) = fs::read_dir(self.root.join("pods")) else { return BTreeMap::new() };
@@ -127,7 +127,7 @@ impl DataDir {
         entries.filter_map(pod).collect()
     }
 
-    /// Keeps a pod.
+    /// Stores a pod.
     ///
     /// # Errors
     /// What the file system says.
@@ -136,7 +136,7 @@ impl DataDir {
         write(&self.pod(pod).join("pod.json"), kept)
     }
 
-    /// Forgets a pod and everything of it, logs included.
+    /// Deletes a pod and all its files, logs included.
     ///
     /// # Errors
     /// What the file system says.
@@ -147,7 +147,7 @@ impl DataDir {
         }
     }
 
-    /// The launchables of which something is on disk.
+    /// Launchables that have files on disk.
     #[must_use]
     pub fn launchables(&self, pod: &PodId) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.pod(pod)) else { return Vec::new() };
@@ -167,7 +167,7 @@ fn private() -> fs::OpenOptions {
     options
 }
 
-/// Makes a directory that only its owner may look into: manifests hold secrets.
+/// Creates a directory that only its owner may read: manifests hold secrets.
 ///
 /// # Errors
 /// What the file system says.
@@ -175,13 +175,13 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Reads a record; `None` when it is absent, torn or of another form.
+/// Reads a record; `None` if it is missing or cannot be decoded.
 #[must_use]
 pub fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Writes a record whole or not at all.
+/// Writes a record atomically.
 ///
 /// # Errors
 /// What the file system says; the old record then stays.
@@ -189,12 +189,12 @@ pub fn write<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
     replace(path, &serde_json::to_vec(record).map_err(io::Error::other)?)
 }
 
-/// Replaces a file's contents whole or not at all.
+/// Replaces a file's contents atomically.
 ///
 /// # Errors
 /// What the file system says; the old contents then stay.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
-    // Two writers of one record must not share the file beside it.
+    // Each writer has a temporary file of its own.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let beside = path.with_extension(format!("{}-{next}.new", std::process::id()));
