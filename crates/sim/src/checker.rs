@@ -1,4 +1,4 @@
-//! Sees every applied write, has it checked, and keeps the trace.
+//! Receives every applied write, runs the checks, and keeps the trace.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -25,10 +25,10 @@ use rcfarm_store::time::monotonic;
 use rcfarm_store::{NewSession, Op};
 use rcfarm_testing::clock::VirtualClock;
 
-/// So many of the last operations are shown with a violation.
+/// Number of last operations that are shown with a violation.
 const SHOWN: usize = 25;
 
-/// Sees every applied write, has it checked, and keeps the trace.
+/// Receives every applied write, runs the checks, and keeps the trace.
 pub struct Checker {
     inner: Mutex<Inner>,
     found: Notify,
@@ -55,7 +55,7 @@ enum Line {
 }
 
 impl Checker {
-    /// A checker of `consul`. Prints the trace as it goes where `print` is set.
+    /// A checker of `consul`. Prints the trace as it goes if `print` is set.
     #[must_use]
     pub fn new(consul: &Embedded, mix: Mix, print: bool) -> Arc<Checker> {
         let inner = Inner {
@@ -81,7 +81,7 @@ impl Checker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `future` writes is `actor`'s.
+    /// Attributes the writes of `future` to `actor`.
     pub fn acting<F: Future>(
         self: &Arc<Self>,
         actor: SimActor,
@@ -96,7 +96,7 @@ impl Checker {
         })
     }
 
-    /// The same, of something that never waits.
+    /// The same for a future that never waits.
     ///
     /// # Panics
     /// If it does.
@@ -124,12 +124,12 @@ impl Checker {
         }
     }
 
-    /// Says something in the trace.
+    /// Adds a line to the trace.
     pub fn say(&self, at: Duration, what: String) {
         self.lock().push(Line::Reported(at, what));
     }
 
-    /// Prints something, where the trace is printed; no part of it.
+    /// Prints a remark if the trace is printed. It is not part of the trace.
     pub fn remark(&self, what: impl FnOnce() -> String) {
         let inner = self.lock();
         if inner.print && inner.violation.is_none() {
@@ -137,13 +137,13 @@ impl Checker {
         }
     }
 
-    /// Something must not be.
+    /// Reports a violation.
     pub fn violated(&self, invariant: u32, what: String) {
         self.lock().violated(invariant, what);
         self.whistle();
     }
 
-    /// Resolves when something was violated.
+    /// Resolves when an invariant was violated.
     pub async fn violation(&self) {
         loop {
             if self.lock().violation.is_some() {
@@ -162,12 +162,12 @@ impl Checker {
         facts.clocks.insert(number, clock.clone());
     }
 
-    /// A session was made for a process, whether it heard of it or not.
+    /// A session was created for a process, even if the process did not get the answer.
     pub fn session_made(&self, process: u32, id: &SessionId) {
         self.lock().facts.sessions.insert(id.clone(), process);
     }
 
-    /// A process heard of its new session.
+    /// A process got its new session.
     pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
         let mut inner = self.lock();
         inner.facts.current.insert(process, id.clone());
@@ -189,7 +189,7 @@ impl Checker {
         proof.renewal = Some(asked + proof.terms.1);
     }
 
-    /// A beat was acknowledged.
+    /// A heartbeat was acknowledged.
     pub fn beaten(&self, process: u32, asked: Instant) {
         self.lock().proofs.entry(process).or_default().check = Some(asked + CHECK_TTL);
     }
@@ -206,7 +206,7 @@ impl Checker {
         }
     }
 
-    /// A process that stood still goes on.
+    /// A frozen process continues.
     pub fn goes_on(&self, process: u32) {
         let holds = self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(monotonic()));
         met_if(!holds, Occasion::DeadlineOver);
@@ -214,24 +214,24 @@ impl Checker {
 
     // ---- what the world asks --------------------------------------------------------------------------
 
-    /// Whether a process's session has a check; one whose agent refused it has its TTL alone.
+    /// Whether a process's session has a check. If the agent refused it, the session has only its TTL.
     #[must_use]
     pub fn has_check(&self, process: u32) -> bool {
         self.lock().proofs.get(&process).is_some_and(|proof| proof.terms.0.is_some())
     }
 
-    /// A look at what is known besides the store.
+    /// Reads the facts.
     pub fn facts<T>(&self, look: impl FnOnce(&CheckFacts) -> T) -> T {
         look(&self.lock().facts)
     }
 
-    /// A look at the store as it is.
+    /// Reads the model and the facts.
     pub fn look<T>(&self, look: impl FnOnce(&SimModel, &CheckFacts) -> T) -> T {
         let inner = self.lock();
         look(&inner.model, &inner.facts)
     }
 
-    /// 15: whether the audit log folds into what is there.
+    /// 15: checks that the audit log folds into the state.
     pub fn check_fold(&self) {
         let mut inner = self.lock();
         let mut found = Vec::new();
@@ -252,7 +252,7 @@ impl Checker {
         inner.ended.iter().filter(|(at, _)| *at > since).map(|(_, process)| *process).collect()
     }
 
-    /// What was found, how many writes there were, and the hash of the trace.
+    /// The violation, the number of writes, and the hash of the trace.
     #[must_use]
     pub fn result(&self) -> (Option<Violation>, u64, u64) {
         let inner = self.lock();
@@ -333,7 +333,7 @@ impl Inner {
     }
 }
 
-/// What a write did to each key in the end: a lock that is handed over is let go in between.
+/// Net effect of a write on each key: a lock that is handed over is released in between.
 fn net(changes: &[KvChange]) -> Vec<KvChange> {
     let mut net: Vec<KvChange> = Vec::new();
     for change in changes {

@@ -1,4 +1,4 @@
-//! What the checks know besides the store: whose each write is, and the processes with their sessions and clocks.
+//! What the checks know besides the store: authors of writes, and the processes with their sessions and clocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use rcfarm_api::labels::Selector;
 use rcfarm_store::Op;
 use rcfarm_testing::clock::VirtualClock;
 
-/// A view that a live farm acts on is at most this old. Where a rule is about what no transaction guards (labels of
-/// nodes, health), it holds if there was a moment within this time at which the write would have been right.
+/// Greatest age of a view that a live farm acts on. Where no transaction guards a rule (labels of nodes, health), the
+/// rule holds if the write was right at some moment within this time.
 pub const VIEW: Duration = Duration::from_secs(25);
 
 /// The TTL of the check of simulated farms.
@@ -22,7 +22,7 @@ pub const CHECK_TTL: Duration = Duration::from_secs(2);
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The number in the list of invariants.
+    /// Number of the invariant.
     pub invariant: u32,
     /// What happened.
     pub what: String,
@@ -31,12 +31,12 @@ pub struct Violation {
 /// Collects violations: the number of the invariant, and what happened.
 pub type Report<'a> = &'a mut dyn FnMut(u32, String);
 
-/// Who wrote something.
+/// Author of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SimActor {
-    /// Consul itself: what expires.
+    /// Consul itself, for keys that expire.
     Consul,
-    /// A user, or the set-up of the world.
+    /// A user, or the setup of the world.
     User,
     /// A node's agent.
     Node,
@@ -49,11 +49,11 @@ pub enum SimActor {
 pub struct SimProcess {
     /// The farm.
     pub farm: FarmName,
-    /// Which records it may claim.
+    /// Its selector.
     pub selector: Selector,
 }
 
-/// What the checks know besides the store.
+/// What the checks know besides the store: authors of writes, and the processes with their sessions and clocks.
 #[derive(Default)]
 pub struct CheckFacts {
     /// The processes. Each start of a farm is one.
@@ -62,15 +62,15 @@ pub struct CheckFacts {
     pub clocks: BTreeMap<u32, Arc<VirtualClock>>,
     /// The process that created each session.
     pub sessions: BTreeMap<SessionId, u32>,
-    /// Since when each process has read the store.
+    /// Since when each process has been reading the store.
     pub looks_since: BTreeMap<u32, Duration>,
     /// The session that each process relies on.
     pub current: BTreeMap<u32, SessionId>,
-    /// Records whose pods a user changed by hand, which the audit log cannot show, and when last.
+    /// Records whose pods a user changed by hand, and when last. The audit log does not show these changes.
     pub by_hand: BTreeMap<RcId, Duration>,
 }
 
-/// Until when a process may rely on its session, by the answers it got.
+/// Until when a process may rely on its session, from the answers that it got.
 #[derive(Debug, Clone, Default)]
 pub struct SessionProof {
     /// Until when the last acknowledged heartbeat is good. `None`: there is no check.
@@ -89,7 +89,7 @@ impl SessionProof {
     }
 }
 
-/// Whether a transaction is a controller's: it replaces the status of its record.
+/// Whether a transaction is a controller's: it replaces its record's status.
 #[must_use]
 pub fn is_controllers(ops: &[Op]) -> bool {
     let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];

@@ -1,4 +1,4 @@
-//! The farms of a world, each on a machine of its own with a clock and a wire.
+//! The farms of a world, each with its own machine, clock and network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rcfarm_store::Prefix;
 use rcfarm_store::time::monotonic;
 use rcfarm_testing::clock::VirtualClock;
 
-/// A process that ended by itself is started again after this long, as a supervisor would.
+/// Pause before a process that ended by itself is restarted.
 const RESTART: Duration = Duration::from_secs(2);
 
 /// The farms of a world.
@@ -42,7 +42,7 @@ pub struct Farms {
 }
 
 impl Farms {
-    /// None runs yet.
+    /// Farms of which none runs yet.
     #[must_use]
     pub fn new(
         consul: Embedded,
@@ -70,7 +70,7 @@ impl Farms {
         }
     }
 
-    /// What schedulers are up to.
+    /// How schedulers misbehave.
     #[must_use]
     pub fn moods(&self) -> &Arc<Moods> {
         &self.moods
@@ -80,14 +80,14 @@ impl Farms {
         self.checker.say(monotonic() - self.start, format!("-- {what}"));
     }
 
-    /// Starts all of them.
+    /// Starts all farms.
     pub fn start_all(&mut self) {
         for farm in 0..self.designs.len() {
             self.start_farm(farm);
         }
     }
 
-    /// Lets time pass, and starts again what ended by itself.
+    /// Waits until `at`, and restarts processes that ended by themselves.
     pub async fn until(&mut self, at: Instant) {
         while monotonic() < at {
             sleep_until(at.min(monotonic() + Duration::from_millis(250))).await;
@@ -141,7 +141,7 @@ impl Farms {
         }
     }
 
-    /// What was wrong with a wire is over.
+    /// Ends the faults of a farm's network.
     fn clear_up(&self, farm: usize) {
         let calm = self.network.clone();
         self.weather(farm, |w| {
@@ -219,7 +219,7 @@ impl Farms {
         }
     }
 
-    /// An operator ends a session of the farm.
+    /// Destroys a session of the farm.
     fn kill_session(&self, farm: usize) {
         let Some(number) = self.running[farm].as_ref().map(|running| running.number) else {
             return;
@@ -236,7 +236,7 @@ impl Farms {
         }
     }
 
-    /// Every fault ends. `clocks`: those that are wrong are set right, too.
+    /// Ends every fault. With `clocks`, clocks are set right too.
     pub fn heal(&mut self, clocks: bool) {
         for farm in 0..self.running.len() {
             self.thaw(farm);
@@ -269,7 +269,8 @@ impl Farms {
         links.map(|running| (running.number, running.link.requests())).collect()
     }
 
-    /// Ends one for good, by SIGTERM or SIGKILL. In how much time another must have taken over, and the signal.
+    /// Ends one farm for good, by SIGTERM or SIGKILL. Returns the time within which another must take over, and the
+    /// signal's name.
     pub fn end_one(&mut self) -> (Duration, &'static str) {
         let farm = self.rng.below(self.designs.len());
         let orderly = self.rng.permille(500);

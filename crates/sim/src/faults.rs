@@ -8,21 +8,21 @@ use tokio::time::Instant;
 use rcfarm_store::Prefix;
 use rcfarm_store::time::monotonic;
 
-/// How bad the connection of one process is.
+/// Faults of one process's connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NetworkFaults {
-    /// Every request and every answer travels this long at most.
+    /// Longest travel time of a request or an answer.
     #[serde(with = "millis")]
     pub latency: Duration,
-    /// Answers to lists travel up to this much longer: what they show is as old.
+    /// Longest extra delay of answers to lists; their content is as old.
     #[serde(with = "millis")]
     pub slow_lists: Duration,
     /// Requests that never arrive, in a thousand.
     pub lost: u32,
-    /// Requests that are carried out and never answered, in a thousand.
+    /// Requests that are executed and never answered, in a thousand.
     pub reply_lost: u32,
-    /// Writes that break off and are carried out up to five seconds later, in a thousand.
+    /// Writes that are interrupted and executed up to 5 s later, in a thousand.
     pub late: u32,
     /// Reads that a deposed leader answers, in a thousand.
     pub stale: u32,
@@ -30,9 +30,9 @@ pub struct NetworkFaults {
     pub index_reset: u32,
     /// Requests that are refused for load (429, 503) or size (413), in a thousand.
     pub overloaded: u32,
-    /// Nothing gets through in either direction until this is over.
+    /// No message arrives in either direction.
     pub cut: bool,
-    /// Answers do not get through until this is over; requests do.
+    /// Answers do not arrive; requests do.
     pub deaf: bool,
     /// There is no leader: every request fails but a stale read.
     pub leaderless: bool,

@@ -1,22 +1,22 @@
-//! Which kinds of work a world has.
+//! Kinds of work of a world.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rng::SimRng;
 
-/// What a seed's world leans to.
+/// Main kind of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Scenario {
-    /// Replication controllers, and now and then jobs beside them.
+    /// Replication controllers, sometimes with jobs.
     #[default]
     Services,
-    /// Jobs, gangs, queues and commands, and now and then replication controllers beside them.
+    /// Jobs, gangs, queues and commands, sometimes with replication controllers.
     Batch,
     /// Both in every world.
     Mixed,
 }
 
-/// Of a thousand worlds of the first two scenarios, so many have both kinds of work.
+/// Of a thousand worlds of the first two scenarios, this many have both kinds of work.
 const BOTH: u32 = 150;
 
 /// The kinds of work of one world.

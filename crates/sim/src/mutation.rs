@@ -1,4 +1,4 @@
-//! Which safety layers are switched off to see whether their absence is noticed, alone or together.
+//! Switches safety layers off, alone or together, to test that the checks notice.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -13,24 +13,24 @@ use rcfarm_store::failpoints::Failpoint;
 /// Layers that are switched off together.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// In which world.
+    /// Its scenario.
     pub scenario: Scenario,
     /// Failpoints that are enabled together.
     pub without: &'static [Failpoint],
-    /// What is different then.
+    /// Effect of the failpoints.
     pub what: &'static str,
 }
 
-/// How a case was caught.
+/// How the checks noticed a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caught {
-    /// By the first seed that does.
+    /// The first seed that noticed it.
     pub seed: u64,
-    /// By what.
+    /// The violation.
     pub violation: Violation,
 }
 
-/// A case must be caught within so many seeds.
+/// A case must be noticed within this many seeds.
 pub const WITHIN: u64 = 200;
 
 macro_rules! cases {
@@ -90,26 +90,26 @@ impl Case {
         names.join(" + ")
     }
 
-    /// Lives through one seed without the layers.
+    /// Runs one seed without the layers.
     #[must_use]
     pub fn try_seed(&self, seed: u64) -> Option<Caught> {
         let plain = Options { scenario: self.scenario, ..Options::default() };
         let options = Options { without: self.without.to_vec(), ..plain.clone() };
         let violation = run(seed, &options).violation?;
-        // It counts only if it is the layer's absence that was noticed.
+        // A violation that also occurs with the layers does not count.
         let plain = run(seed, &plain).violation;
         plain.is_none().then_some(Caught { seed, violation })
     }
 
-    /// The first of the seeds that notices.
+    /// Runs seeds until one notices.
     #[must_use]
     pub fn catch(&self) -> Option<Caught> {
         (0..WITHIN).find_map(|seed| self.try_seed(seed))
     }
 }
 
-/// Catches every case of the worlds `of`, on two threads, and makes the page of it; `told` hears of each. Of other worlds
-/// the page stays as it was (`old`). Gives the page, and how many were not caught.
+/// Runs every case of the scenarios `of` on two threads, and builds the page; `told` receives each result. Rows of
+/// other scenarios are taken from the old page. Returns the page, and the number of cases that were not noticed.
 ///
 /// # Panics
 /// If a thread does.

@@ -1,7 +1,7 @@
-//! The wire between one simulated process and Consul: everything that a process asks of its store goes over it.
+//! Network between one simulated process and Consul; all requests of a process pass through it.
 //!
-//! Requests travel in tasks of their own. When the process dies, stands still or gives up waiting, what it has sent
-//! arrives all the same, as on a real network; only its blocked reads are dropped.
+//! Requests travel in tasks of their own. If the process dies, freezes or stops waiting, requests that it has sent still
+//! arrive, as on a real network. Only its blocking reads are dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,10 +29,10 @@ use rcfarm_store::{
     Reader, Refusal, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
-/// The adapter to a real Consul waits this long for an answer, besides what a read may block.
+/// Timeout of the adapter to a real Consul, beside the wait of a blocking query.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a request is, as far as its fate depends on it.
+/// Kinds of requests that the faults distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read { blocks: Duration },
@@ -42,7 +42,7 @@ enum Kind {
 /// One process's connection.
 pub struct Link {
     process: u32,
-    /// A newer version of the program is at this end.
+    /// The process runs a newer version of the program.
     is_newer: bool,
     state: Mutex<State>,
     calm: tokio::sync::Notify,
@@ -62,7 +62,7 @@ impl Link {
         Arc::new(Link { process, is_newer, state, calm: tokio::sync::Notify::new() })
     }
 
-    /// How long an answer to a list takes besides, now that it is there.
+    /// Extra delay of an answer to a list.
     fn listing(&self) -> Duration {
         let mut state = self.lock();
         let State { rng, weather, .. } = &mut *state;
@@ -72,13 +72,13 @@ impl Link {
         }
     }
 
-    /// Changes the weather.
+    /// Changes the faults.
     pub fn weather(&self, change: impl FnOnce(&mut NetworkFaults)) {
         change(&mut self.lock().weather);
         self.calm.notify_waiters();
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.lock().requests
@@ -88,7 +88,7 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while `held` says so of the weather.
+    /// Waits while `held` holds of the faults.
     async fn while_held(&self, held: impl Fn(&NetworkFaults) -> bool) {
         loop {
             let changed = self.calm.notified();
@@ -109,14 +109,14 @@ impl Link {
     }
 }
 
-/// A store as a simulated process sees it.
+/// The store of a simulated process.
 pub struct Network {
     consul: Embedded,
     link: Arc<Link>,
     checker: Arc<Checker>,
 }
 
-/// What was drawn for a request.
+/// Random draws for a request.
 struct Drawn {
     before: Duration,
     after: Duration,
@@ -136,7 +136,7 @@ enum Drawing {
 type Call<T> = Box<dyn FnOnce(Embedded) -> BoxFuture<'static, Result<T, StoreError>> + Send>;
 
 impl Network {
-    /// The wire of a process to `consul`, watched by `checker`.
+    /// Network of a process to `consul`, watched by `checker`.
     #[must_use]
     pub fn new(consul: Embedded, link: Arc<Link>, checker: Arc<Checker>) -> Arc<Network> {
         Arc::new(Network { consul, link, checker })
@@ -214,7 +214,7 @@ impl Network {
                 Drawing::Short => act(at(FaultOutcome::Short(0))).await,
                 Drawing::Lose => Err(interrupted()),
                 Drawing::LoseReply => {
-                    // A read that nobody hears of need not be made.
+                    // A read without a receiver is not sent.
                     if is_write {
                         let _ = act(at(FaultOutcome::Deliver)).await;
                     }
@@ -235,7 +235,7 @@ impl Network {
             let _ = answer.send(result);
         };
         let journey = tokio::spawn(journey);
-        // Reads that nobody waits for any more are dropped, writes are not.
+        // Reads that nobody waits for are dropped; writes are not.
         let (blocks, _dropped) = match kind {
             Kind::Read { blocks } => (blocks, Some(AbortOnDropHandle::new(journey))),
             Kind::Write => (Duration::ZERO, None),
@@ -286,7 +286,7 @@ impl Network {
     }
 }
 
-/// A transaction on its way, and what became of it that its sender never hears of.
+/// A transaction in flight, and a result that its sender never gets.
 struct Sent {
     is_controllers: bool,
     applied: AtomicBool,
@@ -474,7 +474,7 @@ impl Store for Network {
         let call = move |c: Embedded| -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let made = c.create_session(&n).await;
-                // Also when the answer is lost: it is the process's session.
+                // Also if the answer is lost: it is the process's session.
                 made.inspect(|id| checker.session_made(process, id))
             })
         };

@@ -1,4 +1,4 @@
-//! A simulated farm daemon: started, killed, stopped, held still, started again.
+//! A simulated farm daemon: started, killed, stopped, frozen, restarted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +24,16 @@ use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{Clock, IdSource};
 use rcfarm_testing::clock::VirtualClock;
 
-/// How a farm is set up, whenever it is started.
+/// Configuration of a farm, for every start.
 #[derive(Debug, Clone)]
 pub struct Design {
     /// Name and selector.
     pub process: SimProcess,
-    /// How it proves that it is alive.
+    /// TTLs of its check and session.
     pub session: SessionSettings,
-    /// What it believes to fit into one transaction.
+    /// Its limits of one transaction.
     pub limits: TxnLimits,
-    /// It is of a newer version than the others.
+    /// It runs a newer version than the others.
     pub is_newer: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct RunningFarm {
     pub number: u32,
     /// Its connection.
     pub link: Arc<Link>,
-    /// Holds it still.
+    /// Freezes it.
     pub freezer: Freezer,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), FarmError>>,
@@ -69,13 +69,13 @@ pub struct RunningFarm {
 
 /// How a process ended by itself.
 pub enum Ended {
-    /// It was told to, or it found that it must not run.
+    /// It was stopped, or it must not run.
     Orderly,
     /// It panicked.
     Panicked(String),
 }
 
-/// What a process is started on.
+/// Environment of a process.
 pub struct ProcessEnv<'a> {
     /// The store.
     pub consul: &'a Embedded,
@@ -83,7 +83,7 @@ pub struct ProcessEnv<'a> {
     pub checker: &'a Arc<Checker>,
     /// The machine's clock.
     pub clock: &'a Arc<VirtualClock>,
-    /// What its scheduler is up to.
+    /// How its scheduler misbehaves.
     pub moods: &'a Arc<Moods>,
 }
 

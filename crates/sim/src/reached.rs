@@ -1,7 +1,7 @@
-//! How often what an invariant forbids could have come about: an invariant that is never put to the test proves nothing.
+//! Counts occasions in which an invariant could have been violated: an invariant without occasions is not tested.
 //!
-//! Where a check, or the world, sees such an occasion, it says [`met`]. Each has a number of worlds, of the suite's
-//! thousand, in which it must have come about at least; the suite looks at that.
+//! A check or the world reports an occasion with [`met`]. Each occasion must occur in a minimum number of the suite's
+//! thousand worlds, which the suite checks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,19 +12,19 @@ thread_local! {
     static MET: RefCell<BTreeMap<Occasion, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Counts an occasion in the world that lives on this thread.
+/// Counts an occasion in this thread's world.
 pub fn met(occasion: Occasion) {
     MET.with_borrow_mut(|met| *met.entry(occasion).or_default() += 1);
 }
 
-/// The same where `is` so.
+/// Counts an occasion if `is` holds.
 pub fn met_if(is: bool, occasion: Occasion) {
     if is {
         met(occasion);
     }
 }
 
-/// What the world on this thread has met; the next begins anew.
+/// Takes the counts of this thread's world; the next starts from 0.
 #[must_use]
 pub fn take() -> BTreeMap<Occasion, u64> {
     MET.take()
@@ -33,27 +33,27 @@ pub fn take() -> BTreeMap<Occasion, u64> {
 /// An occasion in one of the worlds.
 #[derive(Debug, Clone, Copy)]
 pub struct ReachedRow {
-    /// Which world.
+    /// Its scenario.
     pub scenario: Scenario,
-    /// Which occasion.
+    /// The occasion.
     pub occasion: Occasion,
-    /// The invariant that it puts to the test.
+    /// The invariant that it tests.
     pub invariant: u32,
-    /// What came about.
+    /// Description.
     pub what: &'static str,
-    /// Of the suite's thousand worlds, it came about in so many at least.
+    /// Fewest of the suite's thousand worlds in which it must occur.
     pub least: u64,
 }
 
 macro_rules! occasions {
     ($($scenario:ident: { $($invariant:literal $occasion:ident = $what:literal, $least:literal;)* })*
         ; both: { $($bi:literal $both:ident = $bw:literal, $bl:literal;)* }) => {
-        /// What may come about.
+        /// Occasions.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         #[allow(missing_docs)]
         pub enum Occasion { $($($occasion,)*)* $($both,)* }
 
-        /// All of them, of each world in the order of the invariants.
+        /// All occasions, by scenario in the order of the invariants.
         pub const TABLE: &[ReachedRow] = &[
             $($(ReachedRow {
                 scenario: Scenario::$scenario, occasion: Occasion::$occasion,

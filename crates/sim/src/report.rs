@@ -1,4 +1,4 @@
-//! How a run is asked for, and what came of it.
+//! Options and result of a run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rcfarm_store::failpoints::Failpoint;
 /// How a run differs from the plain one.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// What the seed's world leans to.
+    /// Its scenario.
     pub scenario: Scenario,
     /// Safety layers that are switched off.
     pub without: Vec<Failpoint>,
@@ -19,10 +19,10 @@ pub struct Options {
     pub print: bool,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimReport {
-    /// The seed. 0 of a schedule from a file.
+    /// The seed; 0 for a schedule from a file.
     pub seed: u64,
     /// The invariant that was violated.
     pub violation: Option<Violation>,
@@ -30,10 +30,10 @@ pub struct SimReport {
     pub applied: u64,
     /// The hash of the trace: the same for the same schedule.
     pub hash: u64,
-    /// How long it took, in simulated time.
+    /// Simulated time that it took.
     pub lived: Duration,
     /// The last operations before a violation, oldest first.
     pub last: Vec<String>,
-    /// How often each occasion came about that puts an invariant to the test.
+    /// Occasions that it met, with their number.
     pub met: BTreeMap<Occasion, u64>,
 }

@@ -1,11 +1,12 @@
-//! Chance, from one seed. Every purpose forks a stream of its own, so that one more draw here changes nothing there.
+//! Random numbers from one seed. Every purpose forks its own stream, so that one more draw does not change other
+//! purposes.
 
 use std::time::Duration;
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A stream of chance.
+/// A stream of random numbers.
 pub struct SimRng(ChaCha8Rng);
 
 impl SimRng {
@@ -21,7 +22,7 @@ impl SimRng {
         SimRng(ChaCha8Rng::from_rng(&mut self.0))
     }
 
-    /// A number to seed something else with.
+    /// A seed for something else.
     pub fn seed(&mut self) -> u64 {
         self.0.next_u64()
     }
@@ -31,18 +32,18 @@ impl SimRng {
         self.0.random_range(0..bound.max(1))
     }
 
-    /// True so many times in a thousand.
+    /// True with a probability of `chance` in a thousand.
     pub fn permille(&mut self, chance: u32) -> bool {
         chance > 0 && self.0.random_range(0..1000) < chance
     }
 
-    /// A time between two, in whole milliseconds.
+    /// A duration between two, in whole milliseconds.
     pub fn between(&mut self, least: Duration, most: Duration) -> Duration {
         let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Duration::from_millis(self.0.random_range(millis(least)..=millis(most).max(millis(least))))
     }
 
-    /// One of them.
+    /// A random element.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }

@@ -1,4 +1,4 @@
-//! A scheduler that goes by labels, and now and then misbehaves.
+//! A scheduler by labels that sometimes misbehaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ pub const MOODS: [Mood; 7] = [
     Mood::InUse,
 ];
 
-/// What all schedulers are up to, and how often they were asked.
+/// Misbehaviour of all schedulers, and the number of their calls.
 #[derive(Default)]
 pub struct Moods(Mutex<State>);
 
@@ -55,7 +55,7 @@ impl Moods {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on.
+    /// Sets a mood from now on.
     pub fn set(&self, rc: RcId, mood: Option<Mood>) {
         let moods = &mut self.lock().moods;
         match mood {
@@ -64,12 +64,12 @@ impl Moods {
         }
     }
 
-    /// Everybody behaves.
+    /// Ends all moods.
     pub fn clear(&self) {
         self.lock().moods.clear();
     }
 
-    /// How often schedulers were asked for an RC.
+    /// Number of calls for an RC.
     #[must_use]
     pub fn asked(&self, rc: RcId) -> u64 {
         self.lock().asked.get(&rc).copied().unwrap_or(0)
@@ -98,7 +98,7 @@ impl<S: Scheduler> Odd<S> {
         match mood {
             Some(Mood::Fails) => Err(ScheduleError::Unreachable("simulated".to_owned())),
             Some(Mood::Hangs) => std::future::pending().await,
-            // Not `panic!`: thousands of these need not be printed.
+            // Not `panic!`, which would print thousands of messages.
             Some(Mood::Panics) => std::panic::resume_unwind(Box::new("simulated panic")),
             _ => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! What several worlds have met.
+//! Occasions that several worlds have met.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,16 +7,16 @@ use crate::mix::Scenario;
 use crate::reached::{Occasion, ReachedRow, TABLE};
 use crate::report::SimReport;
 
-/// What several worlds have met.
+/// Occasions that several worlds have met.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     worlds: u64,
-    /// By occasion: in how many worlds, and how often in all.
+    /// By occasion: number of worlds with it, and number in all.
     met: BTreeMap<Occasion, (u64, u64)>,
 }
 
 impl Tally {
-    /// Counts a world in.
+    /// Adds a world.
     pub fn add(&mut self, report: &SimReport) {
         self.worlds += 1;
         for (occasion, times) in &report.met {
@@ -25,7 +25,7 @@ impl Tally {
         }
     }
 
-    /// The occasions of a scenario that came about in too few worlds.
+    /// Occasions of a scenario that occurred in too few worlds.
     #[must_use]
     pub fn lacking(&self, scenario: Scenario) -> Vec<&'static ReachedRow> {
         let rows = TABLE.iter().filter(|row| row.scenario == scenario);

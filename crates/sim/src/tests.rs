@@ -1,4 +1,4 @@
-//! The suite's share of the simulation. `SIM_SEEDS=0..5000` runs others; the example shows one in detail.
+//! The suite's simulation. `SIM_SEEDS=0..5000` runs other seeds; the example `sim` shows one in detail.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ fn docs(page: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page)
 }
 
-/// Runs seeds on two threads. Gives those in which something was found, in order, and what all have met.
+/// Runs seeds on two threads. Returns those with violations, in order, and all occasions.
 fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<SimReport>, Tally) {
     let (next, found) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     let tally = Mutex::new(Tally::default());
@@ -27,7 +27,7 @@ fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<SimReport>, Ta
                     if seed >= seeds.end {
                         return;
                     }
-                    // One alone is shown in full, with `--nocapture`.
+                    // A single seed is printed in full, with `--nocapture`.
                     let print = seeds.end - seeds.start == 1;
                     let report = run(seed, &Options { scenario, print, ..Options::default() });
                     tally.lock().unwrap().add(&report);
@@ -43,7 +43,7 @@ fn found(scenario: Scenario, seeds: std::ops::Range<u64>) -> (Vec<SimReport>, Ta
     (found, tally.into_inner().unwrap())
 }
 
-/// What `SIM_SEEDS` asks for.
+/// The seeds in `SIM_SEEDS`.
 fn asked_for() -> Option<std::ops::Range<u64>> {
     let text = std::env::var("SIM_SEEDS").ok()?;
     let (first, end) = text.split_once("..").expect("SIM_SEEDS is like 0..100");
@@ -140,7 +140,7 @@ fn without_a_safety_layer_an_invariant_is_violated() {
         let seed = named(&page, case);
         let seed =
             seed.unwrap_or_else(|| panic!("docs/contribute/failpoints.md lacks {}", case.name()));
-        // After a change of the program that seed tells another story, and another may be the one that notices.
+        // A change of the program changes what the seed does, and another seed may notice.
         case.try_seed(seed).or_else(|| case.catch()).is_some()
     };
     let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
@@ -171,7 +171,7 @@ fn no_seed_of_jobs_finds_a_violation() {
     run_all(Scenario::Batch, SEEDS);
 }
 
-/// No seed finds anything; and that is not for want of occasions.
+/// No seed finds a violation, and all occasions occur often enough.
 fn run_all(scenario: Scenario, suite: std::ops::Range<u64>) {
     let (found, tally) = found(scenario, asked_for().unwrap_or(suite));
     nothing_in(found, scenario);

@@ -1,5 +1,5 @@
-//! A farm of a newer version beside those of this one: the same program, but whatever it writes says something more that
-//! this version does not know, and whatever it reads it understands.
+//! A farm of a newer version beside those of this one: the same program, but its writes have a field that this version
+//! does not know.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use rcfarm_store::{Entry, Op, Prefix};
 /// The field that this version does not know.
 const FIELD: &str = "of_tomorrow";
 
-/// Trees of which farms write the values, each of which keeps what it does not know.
+/// Prefixes whose values farms write and whose unknown fields they keep.
 fn trees() -> [Prefix; 6] {
     [
         key::rc_statuses(),
@@ -32,7 +32,7 @@ fn is_ours(text: &str) -> bool {
     trees.iter().any(|tree| tree.tail(text).is_some()) || is_presence(text)
 }
 
-/// Each farm writes its own anew, and knows all of it.
+/// Each farm writes its own presence, and knows all of its fields.
 fn is_presence(text: &str) -> bool {
     key::farms().tail(text).is_some()
 }
@@ -83,8 +83,8 @@ pub fn read(entry: &mut Entry) {
     entry.value = undressed(&entry.key, &entry.value);
 }
 
-/// What a newer version has said outlives what an older one writes. Not where the whole is about another job, or another
-/// group, of the name.
+/// Unknown fields survive writes of an older version, except where the record is about another job or group of the
+/// name.
 pub fn check(changes: &[KvChange], report: Report<'_>) {
     let says = |entry: &Arc<Entry>| entry.value.windows(FIELD.len()).any(|w| w == FIELD.as_bytes());
     for change in changes {

@@ -25,22 +25,22 @@ use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Sizes, failpoints};
 use rcfarm_testing::clock::VirtualClock;
 
-/// 27: everything is as asked for within this long after the faults have ended. A record that was quarantined is tried
-/// again after up to two minutes, whatever was healed.
+/// Invariant 27: limit for everything to settle after the faults have ended. A quarantined record is retried after at
+/// most 2 minutes.
 const SETTLES_WITHIN: Duration = Duration::from_secs(150);
-/// The same of jobs: pauses, quarantines and time-outs end by then.
+/// The same for jobs, whose pauses, quarantines and time-outs end by then.
 const JOBS_END_WITHIN: Duration = Duration::from_secs(400);
-/// After a snapshot was restored, caches show what it undid until they are next read whole.
+/// After a snapshot was restored, caches may show old data until their next full read.
 const AFTER_RESTORE: Duration = Duration::from_secs(460);
-/// 29 is watched for this long.
+/// Invariant 29: length of the observation.
 const REST: Duration = Duration::from_secs(10);
-/// 29: a farm at rest makes at most so many requests in that time: heartbeats, renewals, and blocking queries that end.
+/// Invariant 29: most requests of an idle farm in that time: heartbeats, renewals, and blocking queries that end.
 const REQUESTS_AT_REST: u64 = 120;
-/// 29: a record that keeps failing is looked at no more often than this in that time.
+/// Invariant 29: most attempts at a record that keeps failing, in that time.
 const LOOKS_AT_REST: u64 = 8;
-/// 28: how long jobs take that are submitted when an owner ends, beside the take-over.
+/// Invariant 28: time that jobs take which are submitted when an owner ends, beside the take-over.
 const A_JOB_TAKES: Duration = Duration::from_secs(40);
-/// The record that always makes its scheduler panic, where there is one.
+/// The record whose scheduler always panics, if there is one.
 const POISONED: usize = RECORDS;
 
 /// One world.
@@ -55,9 +55,9 @@ pub struct World {
 }
 
 impl World {
-    /// Runs a schedule: until its end, or until an invariant is violated.
+    /// Runs a schedule until its end, or until an invariant is violated.
     pub async fn run(schedule: Schedule, options: &Options) -> SimReport {
-        // Sleeping once puts the paused clock on a whole millisecond.
+        // One sleep aligns the paused clock to a whole millisecond.
         sleep(Duration::from_millis(1)).await;
         let Schedule { chance, mix, setup, actions, .. } = schedule;
         let mut rng = SimRng::new(chance);
@@ -66,7 +66,7 @@ impl World {
         failpoints::resize(setup.read_in_parts.map(handful));
         let start = monotonic();
         let consul = Embedded::new(&Settings::default(), &ids);
-        // From now on the past is kept, for stale reads.
+        // From now on past states are kept, for stale reads.
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
         let checker = Checker::new(&consul, mix, options.print);
         let nodes = Nodes::new(consul.clone(), checker.clone(), mix, setup.nodes, rng.fork());
@@ -126,8 +126,8 @@ impl World {
         met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
         self.settle().await;
         if self.farms.restored {
-            // Until its caches are next read whole, a farm may still act on what the snapshot undid: it can claim what it
-            // need not, and take longer for what it must.
+            // Until its caches are read whole, a farm may act on what the snapshot removed: it may claim needlessly,
+            // and react late.
             self.farms.until(self.start + self.setup.healed_at + AFTER_RESTORE).await;
         }
         self.rest().await;
@@ -219,7 +219,7 @@ impl World {
         (job_id(kind, *n), document(kind, *n))
     }
 
-    /// Every fault ends, and whatever users stopped goes on.
+    /// Ends every fault, and resumes whatever users stopped.
     fn heal(&mut self) {
         self.say("the faults have ended".to_owned());
         self.farms.heal(self.mix.jobs);
@@ -269,7 +269,8 @@ impl World {
         self.checker.look(|model, facts| liveness::unsettled(model, facts, &live, &records))
     }
 
-    /// Waits until everything is as asked for. What is not within `limit` violates `invariant` or its own.
+    /// Waits until everything is settled. What is not settled within `limit` violates `invariant`, or its own
+    /// invariant.
     async fn wait_for_all(&mut self, limit: Duration, invariant: u32, after: &str, look: Duration) {
         let deadline = monotonic() + limit;
         while let Some((own, what)) = self.unsettled() {
@@ -286,7 +287,7 @@ impl World {
         self.say("everything is as asked for".to_owned());
     }
 
-    /// 27: everything becomes as asked for.
+    /// Invariant 27: everything settles.
     async fn settle(&mut self) {
         let services = if self.farms.restored { AFTER_RESTORE } else { SETTLES_WITHIN };
         let jobs = if self.mix.jobs { JOBS_END_WITHIN } else { Duration::ZERO };
@@ -295,7 +296,7 @@ impl World {
         self.wait_for_all(limit, 27, "of the faults", Duration::from_millis(250)).await;
     }
 
-    /// 29: then nothing happens any more; 12: least of all because of one bad record.
+    /// Invariants 29 and 12: then nothing happens any more, not even because of a bad record.
     async fn rest(&mut self) {
         self.farms.until(monotonic() + Duration::from_secs(5)).await;
         let since = monotonic() - self.start;
@@ -306,7 +307,7 @@ impl World {
         }
         for (process, now) in self.farms.requests() {
             let count = now - before.get(&process).copied().unwrap_or(0);
-            // What a snapshot brought back keeps farms busy until they have seen all of it.
+            // After a restored snapshot, farms are busy until they have read everything.
             if count > REQUESTS_AT_REST && !self.farms.restored {
                 let what = format!("#{process} made {count} requests in {REST:?} of rest");
                 self.checker.violated(29, what);
@@ -319,12 +320,12 @@ impl World {
                 format!("a record that always fails was looked at {looks} times in {REST:?}");
             self.checker.violated(29, what);
         }
-        // A record may just be changing hands.
+        // The record may be changing its owner.
         let second = Duration::from_secs(1);
         self.wait_for_all(second, 27, "of rest: it did not last", second / 20).await;
     }
 
-    /// 28: a farm that ends is followed in time, in the middle of the work of jobs.
+    /// Invariant 28: another farm takes over from one that ends while jobs are running.
     async fn take_over(&mut self) {
         if self.mix.jobs {
             let wide = KINDS[KINDS.len() - 1];

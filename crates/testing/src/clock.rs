@@ -1,4 +1,4 @@
-//! Wall-clock time for tests: it follows tokio's clock, also while that is paused, and can be set wrong.
+//! Wall-clock time for tests. It follows tokio's clock, even if that is paused, and can be set to a wrong time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rcfarm_api::Timestamp;
 use rcfarm_store::time::{Clock, monotonic};
 use tokio::time::Instant;
 
-/// What every virtual clock shows at its start: 2026-01-01T00:00:00Z.
+/// Start of every virtual clock: 2026-01-01T00:00:00Z.
 const EPOCH_SECONDS: i64 = 1_767_225_600;
 
 /// A wall clock that advances with tokio's time.
@@ -16,12 +16,12 @@ pub struct VirtualClock {
     setting: Mutex<Setting>,
 }
 
-/// How a clock is set.
+/// Setting of a clock.
 #[derive(Default)]
 struct Setting {
     /// Seconds that it is ahead.
     off_by: i64,
-    /// When it was set, and what it showed until then.
+    /// When it was set, and the time that it showed until then.
     before: Vec<(Instant, Timestamp)>,
 }
 
@@ -55,8 +55,8 @@ impl VirtualClock {
         self.jump(-off_by);
     }
 
-    /// What the clock shows, and what it showed before each jump within the last `period`: a process that read the
-    /// clock before a jump may write that time after it.
+    /// The current time, and the time before each jump within the last `period`: a process that read the clock before a
+    /// jump may write that time after it.
     #[must_use]
     pub fn lately(&self, period: Duration) -> Vec<Timestamp> {
         let setting = self.lock();

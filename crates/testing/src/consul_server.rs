@@ -1,4 +1,4 @@
-//! A real Consul on loopback, on free ports. It ends with the test, however the test ends.
+//! A real Consul on free ports of the loopback interface. It ends with the test process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use rcfarm_store::time::monotonic;
 /// Name of the server's node.
 pub const NODE: &str = "test-agent";
 
-/// How often a start is tried: another process may take a port between our check and Consul's.
+/// Number of attempts to start: another process may take a port between the check and Consul's start.
 const STARTS: usize = 5;
 
 /// Limit of one start. (A `-dev` agent is ready in about a second on an idle machine.)

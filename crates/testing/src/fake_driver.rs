@@ -1,4 +1,4 @@
-//! A driver for the node agent that starts no processes: for more agents than one machine could run processes for.
+//! A driver for the node agent that starts no processes, so that one machine can run many agents.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The processes of pods, as a node agent recorded them below its data directory.
+//! Processes of pods, as recorded in a node agent's data directory.
 
 use std::path::{Path, PathBuf};
 

@@ -54,7 +54,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Whether it is running.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|ended| ended.is_none())
     }
@@ -75,7 +75,7 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     ///
     /// # Panics
     /// When the operating system does not tell how it ended.
@@ -88,7 +88,7 @@ impl Process {
         }
     }
 
-    /// As [`Process::wait`], and gives the process up.
+    /// As [`Process::wait`], by value.
     pub async fn ended(mut self) -> ExitStatus {
         self.wait().await
     }

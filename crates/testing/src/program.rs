@@ -1,4 +1,4 @@
-//! The built program as a child process, pointed at a Consul.
+//! The built program as a child process, connected to a Consul.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// The program, the Consul that it is pointed at, the directory in which it runs, and its environment.
+/// A program with the address of its Consul, its working directory and its environment.
 #[derive(Debug, Clone)]
 pub struct Program {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program at `path`, run in `dir` by the user `alice`. Of this process's environment it gets `PATH` alone.
+    /// The program at `path`, run in `dir` by the user `alice`. It inherits only `PATH`.
     #[must_use]
     pub fn new(path: &str, consul: &str, dir: &Path) -> Program {
         let mut env = BTreeMap::from([
@@ -57,7 +57,7 @@ impl Program {
     }
 }
 
-/// What a run of the program left.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
     /// Exit code; -1 when a signal ended it.
@@ -87,10 +87,10 @@ impl Ran {
         self.stdout
     }
 
-    /// Standard output as JSON.
+    /// Parses standard output as JSON.
     ///
     /// # Panics
-    /// When the run did not end with 0, or printed something else.
+    /// When the run did not end with 0, or printed something else than JSON.
     #[track_caller]
     pub fn json(self) -> Value {
         let text = self.ok();
@@ -106,7 +106,7 @@ impl Ran {
         self.failed_with(1)
     }
 
-    /// As [`Ran::failed`], of a plan: its 1 means changes.
+    /// As [`Ran::failed`], for a plan, where exit code 1 means changes and errors have another code.
     ///
     /// # Panics
     /// When it ended otherwise.

@@ -1,4 +1,4 @@
-//! The log is the state (15): each transition has exactly one entry in its transaction, which says what happened.
+//! The audit log gives the state (15): each transition has exactly one entry, in its transaction, with what happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
 
-/// After one write.
+/// Checks one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -23,7 +23,7 @@ pub fn check(
     }
     let entries = entries(applied_write, report);
     let Some((rc, before)) = &applied_write.record else {
-        // Records of other kinds, such as queues, are told of beside what changed of them.
+        // Audit records of other kinds, such as queues, are written with the changes of those kinds.
         let others = applied_write.changes.iter().any(|(item, _)| *item == Item::Other);
         if entries.iter().any(|details| details.controller().is_some() || !others) {
             report(15, "an audit record was written apart from what it is about".to_owned());
@@ -49,7 +49,7 @@ fn entries(applied_write: &AppliedWrite<'_>, report: Report<'_>) -> Vec<Details>
     all
 }
 
-/// Each transaction of an owner replaces the status of the one before.
+/// Each transaction of an owner replaces the status of the previous one.
 fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), report: Report<'_>) {
     if after.revision != before.revision + 1 {
         let (was, is) = (before.revision, after.revision);
@@ -57,8 +57,8 @@ fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), report: Report<'_>) 
     }
 }
 
-/// A change of pods has one entry, which names the nodes as they changed and as they are; the latter not where a user
-/// moved pods by hand, which no transaction is guarded against.
+/// A change of pods has one entry, which names the changed nodes and all nodes. The latter are not checked where a user
+/// moved pods by hand, against which transactions are not guarded.
 fn retargets(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -109,7 +109,7 @@ fn retargets(
     }
 }
 
-/// A transfer's begin and end have one entry each.
+/// Start and end of a transfer have one entry each.
 fn transfers(
     rc: RcId,
     (before, after): (&RcStatus, &RcStatus),
@@ -137,7 +137,7 @@ fn transfers(
     }
 }
 
-/// Folding the whole log gives the state, but for records whose pods a user changed by hand.
+/// Folding the whole log gives the state, except for records whose pods a user changed by hand.
 pub fn check_fold(model: &ServiceModel, facts: &CheckFacts, report: Report<'_>) {
     let prefix = key::audit_logs();
     let logged = model.below(prefix.as_str()).filter_map(|entry| {

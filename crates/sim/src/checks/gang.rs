@@ -1,4 +1,4 @@
-//! Gangs start whole or not at all, and nodes keep what they promise (14, 16).
+//! Gangs start completely or not at all, and nodes are not overcommitted (14, 16).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::reached::{Occasion, met_if};
 use rcfarm_api::pod_group::spec::PodGroupSpec;
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
 
-/// After one write.
+/// Checks one write.
 pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     let orders = |seen: &ModelEvent| {
         matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations { .. })
@@ -22,8 +22,8 @@ pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<
     }
 }
 
-/// What is allocated is allocated to members that have their place there, and no node promises more than it has; all
-/// members of a bound gang are allocated what they ask for.
+/// Allocations belong to members that are placed there, no node is overcommitted, and all members of a bound gang have
+/// their allocation.
 fn allocations(model: &JobModel, report: Report<'_>) {
     let mut allocated = BTreeSet::new();
     for (node, allocations) in &model.allocations {
@@ -57,7 +57,7 @@ fn allocations(model: &JobModel, report: Report<'_>) {
     }
 }
 
-/// A gang that may start from now on has a place for all that it needs.
+/// A gang that may start has a placement for all members that it needs.
 fn whole(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     if applied_write.process().is_none() {
         return;
@@ -78,7 +78,7 @@ fn whole(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>)
         let Some(record) = record.and_then(|group| group.record.as_ref()).filter(|_| !was) else {
             continue;
         };
-        // What its record asks for now may be more than what was looked at.
+        // The record may ask for more than the one that was placed.
         if record.spec.round != after.round {
             continue;
         }
@@ -94,7 +94,7 @@ fn whole(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>)
     }
 }
 
-/// A member starts where its gang has its place for it, and only once the whole has.
+/// A member starts on its node of the placement, and only once the whole gang is placed.
 fn starts(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     for seen in &applied_write.events {
         let ModelEvent::Intent(place, (_, Some(identity))) = seen else { continue };

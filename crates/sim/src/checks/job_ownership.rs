@@ -1,4 +1,4 @@
-//! Who may change jobs and order queues (1).
+//! Ownership of jobs and schedulers (1).
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::facts::{CheckFacts, Report};
 use crate::model::{AppliedWrite, JobModel, ModelEvent};
 use rcfarm_api::ids::Namespaced;
 
-/// 1: whoever changes a job holds its lock; whoever orders the queues holds a scheduler's.
+/// 1: a writer of a job holds its lock; a writer of queue statuses holds a scheduler's.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &JobModel,

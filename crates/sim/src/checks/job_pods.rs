@@ -1,4 +1,4 @@
-//! Members of jobs as they come and go (8, 20, 22 to 24).
+//! Pods of jobs' members (8, 20, 22 to 24).
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::job::status::JobStatus;
 
-/// Checks one write: of a node what it starts, of a process what it makes and removes.
+/// Checks one write: starts by nodes, and creation and removal by processes.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &JobModel,
@@ -119,7 +119,7 @@ fn made(
     }
 }
 
-/// 20: no two pods of a member, and none of an older attempt beside one of a newer.
+/// 20: no two pods of a member, and no pods of an older attempt beside those of a newer one.
 fn beside(
     applied_write: &AppliedWrite<'_>,
     place: &PodRef,
@@ -171,7 +171,7 @@ fn real_beside(
     }
 }
 
-/// 20, as nodes see it: whatever the store says, tries do not run beside each other.
+/// 20, on nodes: whatever the store says, attempts at a member do not run at the same time.
 fn starts_on_nodes(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     if model.restored_at.is_some() {
         return;
@@ -185,7 +185,7 @@ fn starts_on_nodes(applied_write: &AppliedWrite<'_>, model: &JobModel, report: R
     }
 }
 
-/// 23: what it depends on was so, lately.
+/// 23: its dependencies were ready recently.
 fn depends(
     applied_write: &AppliedWrite<'_>,
     identity: &PodIdentity,
@@ -236,7 +236,7 @@ fn removed(
         _ => None,
     });
     let asked = step.and_then(|step| step.asked.as_deref());
-    // A restart that is one too many ends the job: then nothing is restarted, and all that runs is stopped.
+    // A restart beyond the limit fails the job: nothing is restarted, and all running pods are stopped.
     let ends = step.is_some_and(|step| step.phase == JobPhase::Failed.to_string());
     if !matches!(asked, Some("RestartPod" | "RestartTask")) || ends {
         return;
@@ -253,7 +253,7 @@ fn removed(
     let meant = failed
         || named(applied_write, &identity.slot, asked)
         || model.maybe_down(place, applied_write.at);
-    // The members of a task go together: one of them failed, or it was named.
+    // The members of a task are removed together: one failed, or the task was named.
     let of_task = asked == Some("RestartTask")
         && model.history.ended.iter().any(|(of, code)| {
             of.job == *id && of.slot.task == identity.slot.task && *code != Some(0)
@@ -271,7 +271,7 @@ fn removed(
     }
 }
 
-/// Whether the command that is consumed names the member.
+/// Whether the consumed command names the member.
 fn named(applied_write: &AppliedWrite<'_>, slot: &Slot, asked: Option<&str>) -> bool {
     applied_write.events.iter().any(|seen| match seen {
         ModelEvent::Command(_, (Some(command), None)) => match &command.target {

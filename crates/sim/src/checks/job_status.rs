@@ -1,4 +1,4 @@
-//! Steps of jobs: edges, conditions, counters, commands, the log, and the end (15, 21, 22, 24, 25).
+//! Changes of jobs' statuses: edges, conditions, counters, commands, audit log, and the end (15, 21, 22, 24, 25).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,10 +44,10 @@ pub fn check(
         let (ModelEvent::Pod(pair) | ModelEvent::Intent(_, pair)) = seen else { continue };
         let told = |id: &Namespaced| {
             let of = |seen: &ModelEvent| matches!(seen, ModelEvent::JobStatus(of, _) if of == id);
-            // What a job left whose record is gone is swept away.
+            // Leftovers of a job without a record are collected.
             applied_write.events.iter().any(of) || !model.jobs.contains_key(id)
         };
-        // Of a batched start that status told before; a pod that is made is held against it where pods are looked at.
+        // The status announced the batched start; created pods are checked against it with the pods.
         let is_made = matches!(pair, (None, Some(_)));
         if let Some(identity) =
             identities(pair).find(|identity| !told(&identity.job)).filter(|_| !is_made)
@@ -58,7 +58,7 @@ pub fn check(
     batched_starts(applied_write, model, report);
 }
 
-/// 15: transactions that make pods and leave the status as it is stand in the log with them.
+/// 15: transactions that create pods without a new status have audit records of these pods.
 fn batched_starts(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     let status_of = |seen: &ModelEvent| match seen {
         ModelEvent::JobStatus(id, _) => Some(id.clone()),
@@ -79,7 +79,7 @@ fn batched_starts(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Re
     for (id, added) in added {
         let steps: Vec<&JobStep> = logged(applied_write, id).collect();
         let is = |step: &JobStep| step.pods_added.iter().cloned().collect::<BTreeSet<_>>();
-        // Several of one batched start may have gone together.
+        // Several transactions of one batched start may have been applied as one.
         let logged: BTreeSet<String> = steps.iter().flat_map(|step| is(step)).collect();
         let count: usize = steps.iter().map(|step| step.pods_added.len()).sum();
         if logged != added || count != added.len() {
@@ -124,7 +124,7 @@ fn status(
     edges(id, before, after, report);
     log(applied_write, id, before, after, report);
     let Some((uid, spec)) = model.spec(id) else { return };
-    // Of a job that it could not look at, an owner says so in what it knows.
+    // An owner that could not reconcile a job says so in a status based on what it knows.
     let is_said = matches!(after.state.reason.as_str(), "Quarantined" | "InvalidRecord");
     if after.uid != uid {
         if is_said {
@@ -166,7 +166,7 @@ fn status(
     }
 }
 
-/// Whether a job has its place, and members of it wait for others.
+/// Whether a job is placed and members wait for other tasks.
 fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, model: &JobModel) {
     let made = |task: &str| {
         model
@@ -182,7 +182,7 @@ fn waits_for_others(id: &Namespaced, status: &JobStatus, spec: &JobSpec, model: 
     met_if(waits && placed && status.state.phase.starts_members(), Occasion::DependentWaits);
 }
 
-/// Tries of a job that ended, and not well.
+/// Attempts of a job that failed.
 pub fn failures<'b>(
     model: &'b JobModel,
     id: &'b Namespaced,
@@ -192,7 +192,7 @@ pub fn failures<'b>(
     own.filter(|(_, code)| **code != Some(0)).map(|(of, code)| (of, *code))
 }
 
-/// 21: exactly one of Succeeded and Failed once it has ended, none before; not both Running and Restarting.
+/// 21: exactly one of Succeeded and Failed after the end, none before; never both Running and Restarting.
 fn conditions(id: &Namespaced, status: &JobStatus, report: Report<'_>) {
     use JobConditionType as C;
     let [good, bad, runs, restarts] = [C::Succeeded, C::Failed, C::Running, C::Restarting]
@@ -207,7 +207,7 @@ fn conditions(id: &Namespaced, status: &JobStatus, report: Report<'_>) {
     }
 }
 
-/// 21: every phase that was passed, in order, is on a listed edge.
+/// 21: the phases passed, in order, follow listed edges.
 fn edges(id: &Namespaced, before: &JobStatus, after: &JobStatus, report: Report<'_>) {
     let (old, new): (Vec<JobPhase>, Vec<JobPhase>) = (
         before.phases.iter().map(|record| record.status).collect(),
@@ -254,7 +254,7 @@ fn listed(from: JobPhase, to: JobPhase) -> bool {
     }
 }
 
-/// 15: what was done stands in the log, once, in the same transaction.
+/// 15: each change has one audit record, in the same transaction.
 fn log(
     applied_write: &AppliedWrite<'_>,
     id: &Namespaced,
@@ -299,8 +299,8 @@ fn log(
     }
 }
 
-/// 22: counters grow by one with the restart that they count, and never beyond what happened or their limit; 20:
-/// nothing but a restart of the whole begins a new attempt of the whole.
+/// 22: counters grow by one with the restart that they count, and never exceed it or their limit. 20: only a restart of
+/// the whole job begins a new attempt of it.
 fn counters(
     applied_write: &AppliedWrite<'_>,
     id: &Namespaced,
@@ -359,7 +359,7 @@ fn counters(
     }
 }
 
-/// When the time of a job is up.
+/// When a job's record expires.
 fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
     let end = match status.state.phase {
         phase if phase.is_final() => status.completion_time,
@@ -369,7 +369,7 @@ fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
     end?.checked_add(spec.ttl?).ok()
 }
 
-/// 25: a record goes when a person says so or when its time is up, and nothing of it stays.
+/// 25: a record is deleted by a user or after its TTL, and nothing of it remains.
 fn gone(
     applied_write: &AppliedWrite<'_>,
     id: &Namespaced,
@@ -403,8 +403,7 @@ fn gone(
     }
 }
 
-/// A command is consumed in the transaction that carries it out.
-/// Of a job that goes, because a person says so or because its time is up (25), it goes with the job.
+/// A command is consumed in the transaction that executes it, or, if the job is deleted (25), with the job.
 fn consumed(
     applied_write: &AppliedWrite<'_>,
     command_id: uuid::Uuid,

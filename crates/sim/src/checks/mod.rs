@@ -1,7 +1,7 @@
-//! What must never happen, checked after every applied write: the table of checks, and the table of invariants.
+//! Safety checks after every applied write: the table of checks, and the table of invariants.
 //!
-//! A check is one function of an [`AppliedWrite`], the [`SimModel`] that it left, and the [`CheckFacts`]. It may report only
-//! the invariants of its row. Invariants 27 to 29 are checked once the faults have ended: `liveness/`, `world.rs`.
+//! A check is a function of an [`AppliedWrite`], the [`SimModel`] after it, and the [`CheckFacts`]. It may report only
+//! the invariants of its row. Invariants 27 to 29 are checked after the faults have ended: `liveness/`, `world.rs`.
 
 mod audit;
 mod gang;
@@ -34,7 +34,7 @@ pub struct Check {
 const SERVICES: fn(Mix) -> bool = |mix| mix.services;
 const JOBS: fn(Mix) -> bool = |mix| mix.jobs;
 
-/// Every check, in the order in which they run. The first violation counts.
+/// All checks in the order in which they run. The first violation counts.
 pub const CHECKS: &[Check] = &[
     Check {
         file: "checks/ownership.rs",
@@ -88,7 +88,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Checks one write; `model` is what it left.
+/// Checks one write; `model` is the state after it.
 ///
 /// # Panics
 /// If a check reports an invariant that its row does not name.

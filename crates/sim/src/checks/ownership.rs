@@ -1,4 +1,4 @@
-//! Who may write what (1 to 4).
+//! Ownership of writes (1 to 4).
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::reached::{Occasion, met_if};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::labels::{Labels, Selector};
 
-/// After one write.
+/// Checks one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -37,8 +37,8 @@ pub fn check(
     }
 }
 
-/// Records in whose name a transaction was made: the one whose status it replaces, or else those whose pods it
-/// touches. A record that touches another's pods is found out elsewhere (9).
+/// RCs that a transaction acts for: the one whose status it replaces, or else those whose pods it changes. Check 9
+/// finds changes of another RC's pods.
 fn written(applied_write: &AppliedWrite<'_>) -> BTreeSet<RcId> {
     if let Some(record) = applied_write.record() {
         return BTreeSet::from([record]);
@@ -64,7 +64,7 @@ fn may_match(
         .map_or(bare, |t| t.ever(model.oldest_view(applied_write.at), bare, matches))
 }
 
-/// A lock that nobody holds is none: its key goes with its holder.
+/// A lock key is deleted with the session that holds it.
 fn nothing_left(applied_write: &AppliedWrite<'_>, report: Report<'_>) {
     for (item, change) in &applied_write.changes {
         let (Item::Owner(rc) | Item::OtherLock(rc)) = item else { continue };
@@ -76,7 +76,7 @@ fn nothing_left(applied_write: &AppliedWrite<'_>, report: Report<'_>) {
     }
 }
 
-/// Whether an owner must let a record go.
+/// Whether an owner must release a record.
 fn relabelled(applied_write: &AppliedWrite<'_>, model: &ServiceModel, facts: &CheckFacts) {
     for (item, _) in &applied_write.changes {
         let Item::RcLabels(rc) = item else { continue };
@@ -88,7 +88,7 @@ fn relabelled(applied_write: &AppliedWrite<'_>, model: &ServiceModel, facts: &Ch
     }
 }
 
-/// Whoever gets a lock may have it.
+/// Checks that a new lock holder may have the record.
 fn new_owners(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,

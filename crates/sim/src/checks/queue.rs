@@ -1,4 +1,4 @@
-//! Queues: limits, counters, order, and nobody is put out (17 to 19, and 21 for queues and groups).
+//! Queues: limits, counters, order, and no eviction (17 to 19, and 21 for queues and groups).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rcfarm_api::pod_group::status::{
 use rcfarm_api::queue::spec::{Desired, QueueSpec, QueueStrategy};
 use rcfarm_api::queue::status::Counters;
 
-/// After one write.
+/// Checks one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &JobModel,
@@ -83,7 +83,7 @@ fn used(model: &JobModel, counts: impl Fn(&QueueName) -> bool) -> Amounts {
     Amounts::sum(mine.map(|status| &status.charged))
 }
 
-/// A queue and those above it, the nearest first.
+/// A queue and its parents, the nearest first.
 fn chain<'b>(model: &'b JobModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'b QueueSpec)> {
     let (mut chain, mut at) = (Vec::new(), Some(name));
     while let Some(name) = at.filter(|_| chain.len() < 9) {
@@ -94,8 +94,7 @@ fn chain<'b>(model: &'b JobModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'
     chain
 }
 
-/// What is charged more than before stays within what the queue and those above may use, and leaves their siblings what
-/// they are guaranteed.
+/// Additional charges stay within the limits of the queue and its parents, and leave the siblings' guarantees free.
 fn limits(
     id: &GroupId,
     after: &PodGroupStatus,
@@ -146,7 +145,7 @@ fn open(id: &GroupId, after: &PodGroupStatus, model: &JobModel, report: Report<'
     }
 }
 
-/// 18: in a strict queue nothing goes before what is higher, waits, and may go.
+/// 18: in a strict queue no group precedes a higher one that waits and may be admitted.
 fn order(
     applied_write: &AppliedWrite<'_>,
     id: &GroupId,
@@ -177,8 +176,8 @@ fn order(
     }
 }
 
-/// Whether a group asks for more than its queue may use, or those above it, had `admitted` not just been admitted: then it
-/// holds up nobody.
+/// Whether a group exceeds the limits of its queue or its parents, if `admitted` had not been admitted: then it blocks
+/// no other group.
 fn exceeds(model: &JobModel, admitted: &GroupId, id: &GroupId, queue: &QueueName) -> bool {
     let group = model.groups.get(id).and_then(|group| group.record.as_ref());
     let Some(least) = group.map(|record| record.spec.charge(&record.spec.least())) else {
@@ -194,7 +193,7 @@ fn exceeds(model: &JobModel, admitted: &GroupId, id: &GroupId, queue: &QueueName
     })
 }
 
-/// Groups that have waited in a queue for longer than a view is old, and may go; each with its priority.
+/// Groups that may be admitted and have waited in a queue for longer than views are old, with their priorities.
 fn waiting<'b>(
     applied_write: &'b AppliedWrite<'_>,
     model: &'b JobModel,
@@ -224,7 +223,7 @@ fn waiting<'b>(
     })
 }
 
-/// Whether in a strict queue a lower group that asks for less waits behind a higher one.
+/// Meets the occasion of a lower, smaller group that waits behind a higher one in a strict queue.
 fn lower_waits(applied_write: &AppliedWrite<'_>, model: &JobModel, facts: &CheckFacts) {
     let strict = |spec: &Option<QueueSpec>| {
         spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == QueueStrategy::Fifo)
@@ -248,7 +247,7 @@ fn lower_waits(applied_write: &AppliedWrite<'_>, model: &JobModel, facts: &Check
     }
 }
 
-/// Whether a group's queue and those above are open, and use no more than they may.
+/// Whether a group's queue and its parents are open and within their limits.
 fn would_admit(model: &JobModel, status: &PodGroupStatus) -> bool {
     let Some(queue) = &status.queue else { return false };
     let chain = chain(model, queue);
@@ -263,7 +262,7 @@ fn within(model: &JobModel, link: &QueueName, spec: &QueueSpec) -> bool {
     spec.capability.exceeded_by(&used(model, below)).is_none()
 }
 
-/// 19: nobody's place is taken away while its owner wants it and has pods there.
+/// 19: a placement is not removed while its owner wants it and has pods there.
 fn put_out(
     id: &GroupId,
     before: &PodGroupStatus,
@@ -293,7 +292,7 @@ fn put_out(
     }
 }
 
-/// 21: the edges of a group's machine.
+/// 21: edges of a group's state machine.
 fn edge(
     id: &GroupId,
     before: Option<&PodGroupStatus>,

@@ -1,4 +1,4 @@
-//! What farms do to pods (6 to 14).
+//! Changes of pods by farms (6 to 14).
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 
-/// What a transaction did to one RC's pods.
+/// Changes of one RC's pods by a transaction.
 struct Moves {
     added: BTreeSet<PodRef>,
     removed: BTreeSet<PodRef>,
@@ -40,7 +40,7 @@ impl Moves {
         places.iter().map(|place| &place.node).collect()
     }
 
-    /// Places that were left for good: not those whose pod only got another name on the same node.
+    /// Places without a pod after the transaction, except those whose pod got another id on the same node.
     fn left(&self) -> impl Iterator<Item = &PodRef> {
         let stay = Self::nodes(&self.added);
         self.removed.iter().filter(move |place| !stay.contains(&place.node))
@@ -52,7 +52,7 @@ impl Moves {
     }
 }
 
-/// After one write.
+/// Checks one write.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -91,7 +91,7 @@ pub fn check(
         report(10, format!("pods of {rc} were changed, which is disabled"));
     }
     let moves = Moves::of(applied_write, rc);
-    // No transaction is guarded against what people do to pods by hand: it counts once it can have been seen.
+    // Transactions are not guarded against pods that users change by hand. These count once a view can show them.
     if facts.by_hand.get(&rc).is_none_or(|at| *at < model.oldest_view(applied_write.at)) {
         counts(model, spec, &moves, report);
         order(applied_write, model, facts, spec, &moves, report);
@@ -101,7 +101,7 @@ pub fn check(
     removals(applied_write, model, spec, &moves, report);
 }
 
-/// 8 and 9: a pod is changed whole, with its record's status, and only by its own record.
+/// 8 and 9: a pod's keys change together, with its record's status, and only for its own record.
 fn whole_and_own(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -126,14 +126,14 @@ fn whole_and_own(
             report(8, format!("{pod} on {node} is left with labels or an intent, and not both"));
         }
         let owner = label_before(place).map(|pod| pod.rc);
-        // A pod without labels whose intent is already right may be adopted: the intent does not change then.
+        // A pod without labels but with the right intent may be adopted; its intent does not change then.
         if change.before.is_some() && owner != Some(Some(rc)) {
             report(9, format!("{rc} changed {}, which was not its own ({owner:?})", change.key));
         }
     }
 }
 
-/// 6 and 13: never more than asked for, never fewer.
+/// 6 and 13: not more pods than desired, and not fewer.
 fn counts(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report: Report<'_>) {
     let (count, desired) = (model.places(spec.id).len(), spec.replicas_desired as usize);
     let (added, removed) = (moves.added.len(), moves.removed.len());
@@ -176,7 +176,7 @@ fn places(
     }
 }
 
-/// Why a node cannot have looked fit. Since when an agent has been gone only those know who were there.
+/// Why no view shows the node as fit. Only farms that were running know since when an agent has been gone.
 fn unfit(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -190,7 +190,7 @@ fn unfit(
     why.filter(|why| was_there || *why != Unfit::Down)
 }
 
-/// Nodes that were free when a pod was placed, and not fit.
+/// Nodes that were free when a pod was placed, but not fit.
 fn passed_over(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -215,7 +215,7 @@ fn passed_over(
     }
 }
 
-/// 11 and 13: the healthy stay above the minimum; a pod moves only away from a node that it should leave.
+/// 11 and 13: healthy pods stay above the minimum; a pod moves only off a node that it should leave.
 fn removals(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -240,7 +240,7 @@ fn removals(
     }
 }
 
-/// What is certain of a pod when one of several is removed: the smaller goes first.
+/// Removal rank of a pod as far as it is certain: the smaller is removed first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     OnUnfitNode,
@@ -261,7 +261,7 @@ fn worth(
     let removed = applied_write.changes.iter().find(|(item, _)| *item == Item::Pod(place.clone()));
     let before = removed.and_then(|(_, change)| change.before.as_deref().map(ServicePod::of));
     let pod = before.or_else(|| model.pods.get(place).cloned())?;
-    // A pod without its promise may have to leave, too.
+    // A pod without its allocation may have to leave too.
     let of_node = Item::Allocations(place.node.clone());
     let allocated = match applied_write.changes.iter().find(|(item, _)| *item == of_node) {
         Some((_, change)) => {
@@ -284,7 +284,7 @@ fn worth(
     }
 }
 
-/// 11: those go first that are of the least use: on unfit nodes, then ailing ones, then the newest.
+/// 11: pods on unfit nodes are removed first, then unhealthy ones, then the newest.
 fn order(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -296,7 +296,7 @@ fn order(
     if !moves.added.is_empty() {
         return;
     }
-    // A healthy one is passed over for the minimum's sake.
+    // A healthy pod may be kept because of the minimum.
     let may_pass_over = spec_minimum(model, spec) > 0;
     for gone in &moves.removed {
         let Some(of_gone) = worth(applied_write, model, facts, spec, gone) else { continue };
@@ -316,8 +316,8 @@ fn order(
     }
 }
 
-/// 14: whatever got a pod has allocated it what it asks for, in the same transaction, and what a pod left promises
-/// it nothing.
+/// 14: a node that gets a pod allocates what it asks for in the same transaction, and a node that a pod leaves releases
+/// it.
 fn whole_allocations(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report: Report<'_>) {
     for place in moves.newly().filter(|place| !model.is_allocated(spec, place)) {
         report(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
@@ -330,7 +330,7 @@ fn whole_allocations(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report:
     }
 }
 
-/// Whether a disabled record has too many pods or too few, now that a person has written it.
+/// Meets the occasion of a disabled record with a wrong number of pods, after a user wrote it.
 fn amiss(applied_write: &AppliedWrite<'_>, model: &ServiceModel) {
     for (item, _) in &applied_write.changes {
         let Item::Record(rc) = item else { continue };
@@ -340,7 +340,7 @@ fn amiss(applied_write: &AppliedWrite<'_>, model: &ServiceModel) {
     }
 }
 
-/// Whether a healthy pod should move, and must not yet.
+/// Meets the occasion of a healthy pod that should move and must wait.
 fn waits_to_move(applied_write: &AppliedWrite<'_>, model: &ServiceModel, rc: RcId) {
     let Some(spec) = model.spec(rc).filter(|spec| spec.strategy == RcStrategy::Dynamic) else {
         return;
@@ -360,7 +360,7 @@ fn spec_minimum(model: &ServiceModel, spec: &RcSpec) -> usize {
     least.unwrap_or(0)
 }
 
-/// 11: a transfer of a healthy pod begins only while the others are healthy, or while enough are.
+/// 11: a transfer of a healthy pod begins only while all others, or enough of them, are healthy.
 fn transfer_begins(
     applied_write: &AppliedWrite<'_>,
     model: &ServiceModel,
@@ -385,7 +385,7 @@ fn transfer_begins(
     }
 }
 
-/// 14: what is allocated on a node is there.
+/// 14: allocations of a node do not exceed its capacity.
 fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: Report<'_>) {
     for (item, _) in &applied_write.changes {
         let Item::Allocations(node) = item else { continue };

@@ -1,4 +1,4 @@
-//! What must have come about once the faults have ended.
+//! Liveness of jobs and queues after the faults have ended.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::pod_group::status::PlacementState;
 use rcfarm_api::queue::status::QueueState;
 
-/// What is not yet as it shall be, and the invariant that this would break; `None`: everything is. `live` are the
-/// processes that run.
+/// Describes what is not settled, with the invariant that it violates; `None`: everything is. `live` are the running
+/// processes.
 #[must_use]
 pub fn unsettled(
     model: &JobModel,
@@ -30,7 +30,7 @@ pub fn unsettled(
         .or_else(|| queues(model))
 }
 
-/// 22: every command for something that is there has been carried out.
+/// 22: every command to an existing target was executed.
 fn commands(model: &JobModel) -> Option<(u32, String)> {
     model.commands.iter().find_map(|(id, command)| {
         let there = match &command.target {
@@ -41,7 +41,7 @@ fn commands(model: &JobModel) -> Option<(u32, String)> {
     })
 }
 
-/// 27: every job has ended, and left nothing that it needs no more.
+/// 27: every job has ended and left nothing behind.
 fn job(
     model: &JobModel,
     facts: &CheckFacts,
@@ -77,7 +77,7 @@ fn job(
     None
 }
 
-/// 16: no gang is half placed, and nothing is allocated to those that have ended.
+/// 16: no gang is partly placed, and ended ones have no allocations.
 fn gangs(model: &JobModel) -> Option<(u32, String)> {
     let half = model.group_statuses.iter().find_map(|(id, status)| {
         let place = status.placement.as_ref()?;
@@ -88,7 +88,7 @@ fn gangs(model: &JobModel) -> Option<(u32, String)> {
     half.or(left).map(|what| (16, what))
 }
 
-/// What runs is what is intended.
+/// Pods run if and only if they are intended.
 fn machines(model: &JobModel) -> Option<(u32, String)> {
     let dead = |node: &NodeName| model.nodes.get(node).is_some_and(|node| node.gone);
     let unwanted = |place: &&PodRef| !model.intents.contains_key(*place) && !dead(&place.node);
@@ -106,7 +106,7 @@ fn machines(model: &JobModel) -> Option<(u32, String)> {
     running.or(nobody).map(|what| (27, what))
 }
 
-/// Every queue is open, and says so.
+/// Every queue is open, by its status too.
 fn queues(model: &JobModel) -> Option<(u32, String)> {
     let ours = model.queues.keys().filter(|name| QUEUES.contains(&name.as_str()));
     ours.into_iter().find_map(|name| {

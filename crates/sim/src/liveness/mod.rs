@@ -1,4 +1,4 @@
-//! What must have come about once the faults have ended (16, 22, 27 to 29).
+//! Liveness after the faults have ended (16, 22, 27 to 29).
 
 mod jobs;
 mod names;
@@ -10,8 +10,8 @@ use crate::facts::CheckFacts;
 use crate::model::SimModel;
 use rcfarm_api::ids::RcId;
 
-/// What is not yet as it shall be, and the invariant that this would break. `None`: everything is. `live` are the
-/// processes that run, `records` the replication controllers that must exist.
+/// Describes what is not settled, with the invariant that it violates; `None`: everything is. `live` are the running
+/// processes, `records` the RCs that must exist.
 #[must_use]
 pub fn unsettled(
     model: &SimModel,

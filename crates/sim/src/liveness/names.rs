@@ -1,11 +1,11 @@
-//! Farms that have their names (27).
+//! Presences of farms (27).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::facts::CheckFacts;
 use rcfarm_api::ids::{FarmName, SessionId};
 
-/// A live farm without its name: an earlier session of the name may live on until its TTL has passed.
+/// A live farm without its presence: an earlier session of the name may exist until its TTL has passed.
 #[must_use]
 pub fn nameless(
     present: &BTreeMap<FarmName, SessionId>,

@@ -1,4 +1,4 @@
-//! What must always happen, once the faults have ended (27 to 29).
+//! Liveness of replication controllers after the faults have ended (27 to 29).
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::rc::spec::RcSpec;
 
-/// What is not yet as it shall be; `None`: everything is. `live` are the processes that run.
+/// Describes what is not settled; `None`: everything is. `live` are the running processes.
 #[must_use]
 pub fn unsettled(
     model: &ServiceModel,
@@ -27,7 +27,7 @@ pub fn unsettled(
     })
 }
 
-/// What is allocated in a record's name is allocated to its pods.
+/// A record's allocations belong to its pods.
 fn allocations(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
     let owner = spec.owner();
     model.allocations.iter().find_map(|(node, allocated)| {
@@ -64,7 +64,7 @@ fn owner(
         .then(|| format!("{rc} is owned by {}, which has not said so", farm.farm))
 }
 
-/// As many pods as asked for, or as there is room for.
+/// As many pods as desired, or as there is room for.
 fn count(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
     let mine = model.places(spec.id);
     let on: BTreeSet<_> = mine.iter().map(|place| &place.node).collect();

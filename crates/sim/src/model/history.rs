@@ -1,4 +1,4 @@
-//! What happened to jobs and no key shows any more.
+//! History of jobs that no key shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,18 +10,18 @@ use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::pod_group::spec::GroupId;
 
-/// One try at one member of one job.
+/// One attempt at one member of one job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Try {
     /// The job.
     pub job: Namespaced,
-    /// Which of its name.
+    /// Uid of the job.
     pub uid: JobUid,
-    /// Which member.
+    /// The member.
     pub slot: Slot,
     /// The attempt of the whole job.
     pub version: u64,
-    /// Which try.
+    /// The attempt at the member.
     pub attempt: u32,
 }
 
@@ -32,25 +32,25 @@ impl From<&PodIdentity> for Try {
     }
 }
 
-/// What happened to jobs and no key shows any more.
+/// History of jobs that no key shows.
 #[derive(Default)]
 pub struct History {
-    /// Tries that were ever made.
+    /// Attempts whose pods were created.
     pub made: BTreeSet<Try>,
-    /// Tries that ended on their nodes, and how.
+    /// Attempts that ended on their nodes, with their exit codes.
     pub ended: BTreeMap<Try, Option<i32>>,
-    /// Tries that were lost: taken away by somebody, or with their node.
+    /// Attempts that were lost: removed by somebody, or with their node.
     pub lost: BTreeSet<Try>,
-    /// Commands that were carried out.
+    /// Executed commands.
     pub consumed: BTreeSet<Uuid>,
-    /// Tasks whose members are as their dependents want them.
+    /// Tasks that are ready for their dependents now.
     pub ready_now: BTreeSet<(Namespaced, JobUid, String)>,
-    /// Until when they were so.
+    /// Until when tasks were ready.
     pub ready: BTreeMap<(Namespaced, JobUid, String), Duration>,
-    /// When nodes were out of hearing, and until when.
+    /// Times at which nodes had no live agent.
     pub absences: BTreeMap<NodeName, Vec<(Duration, Duration)>>,
-    /// Since when groups have waited in their queues.
+    /// Since when groups wait in their queues.
     pub waiting: BTreeMap<GroupId, Duration>,
-    /// Jobs that were told to end otherwise, by command or by a deadline.
+    /// Jobs that a command or a deadline ended.
     pub commanded: BTreeSet<(Namespaced, JobUid)>,
 }

@@ -1,4 +1,4 @@
-//! Jobs, pod groups, queues and commands as the checks see them.
+//! Model of jobs, PodGroups, queues and commands for the checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,11 +39,11 @@ pub type Pair<T> = (Option<Arc<T>>, Option<Arc<T>>);
 /// A job's record.
 #[derive(Debug, PartialEq)]
 pub struct JobView {
-    /// Which of the name.
+    /// Its uid.
     pub uid: JobUid,
-    /// What it says; `None`: it breaks a rule.
+    /// Its content; `None`: not valid.
     pub spec: Option<JobSpec>,
-    /// A person wants it to be gone.
+    /// A user deleted it.
     pub deleting: bool,
 }
 
@@ -52,32 +52,32 @@ pub struct JobView {
 pub struct GroupView {
     /// CreateIndex.
     pub created: Index,
-    /// Since when it has been as it is.
+    /// Time of its last change.
     pub since: Duration,
-    /// What it says; `None`: it breaks a rule.
+    /// Its content; `None`: not valid.
     pub record: Option<PodGroupRecord>,
 }
 
-/// What a node says of itself.
+/// Record of a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
     /// Its agent's session does not hold its record.
     pub gone: bool,
-    /// Since when.
+    /// Since when the session is gone.
     pub gone_since: Option<Duration>,
-    /// It shall become empty.
+    /// It is being drained.
     pub draining: bool,
-    /// What it has; `None`: it does not say.
+    /// Its capacity; `None`: not declared.
     pub capacity: Option<Resources>,
 }
 
-/// Whether an allocation belongs to a pod group, not to a replication controller.
+/// Whether an allocation belongs to a PodGroup instead of an RC.
 #[must_use]
 pub fn is_members(owner: &AllocationOwner) -> bool {
     !matches!(owner, AllocationOwner::Rc(_))
 }
 
-/// What a write did to one key.
+/// Effect of a write on one key.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum ModelEvent {
@@ -115,39 +115,39 @@ impl ModelEvent {
 pub struct JobModel {
     /// Jobs' records.
     pub jobs: BTreeMap<Namespaced, Arc<JobView>>,
-    /// And statuses.
+    /// Their statuses.
     pub statuses: BTreeMap<Namespaced, Arc<JobStatus>>,
-    /// Who owns each.
+    /// Sessions that own them.
     pub job_owners: BTreeMap<Namespaced, SessionId>,
     /// Groups' records.
     pub groups: BTreeMap<GroupId, Arc<GroupView>>,
-    /// And statuses.
+    /// Their statuses.
     pub group_statuses: BTreeMap<GroupId, Arc<PodGroupStatus>>,
-    /// Queues' records; `None`: unreadable.
+    /// Queues' records; `None`: not valid.
     pub queues: BTreeMap<QueueName, Option<QueueSpec>>,
-    /// And statuses.
+    /// Their statuses.
     pub queue_statuses: BTreeMap<QueueName, Arc<QueueStatus>>,
-    /// Who owns each scheduler.
+    /// Sessions that own schedulers.
     pub scheduler_owners: BTreeMap<ObjectName, SessionId>,
-    /// Whose session holds each farm's name.
+    /// Session that holds each farm's name.
     pub present: BTreeMap<FarmName, SessionId>,
     /// Pods of jobs by their labels.
     pub pods: BTreeMap<PodRef, Arc<PodIdentity>>,
-    /// Pods of jobs that nodes are to run.
+    /// Intents of jobs' pods.
     pub intents: BTreeMap<PodRef, (Arc<PodIdentity>, Arc<Entry>)>,
-    /// Pods of jobs that are real.
+    /// Realities of jobs' pods.
     pub realities: BTreeMap<PodRef, Arc<PodIdentity>>,
-    /// What nodes say of them.
+    /// Statuses of them.
     pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
-    /// What nodes say of themselves.
+    /// Records of nodes.
     pub nodes: BTreeMap<NodeName, NodeView>,
-    /// What they have allocated.
+    /// Allocations of nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
-    /// Commands that were not carried out.
+    /// Commands that are not executed yet.
     pub commands: BTreeMap<Uuid, Arc<Command>>,
-    /// When each command was given.
+    /// CreateIndex of each command.
     pub given: BTreeMap<Uuid, Index>,
-    /// What has happened.
+    /// History that no key shows.
     pub history: History,
     /// When a snapshot was last restored.
     pub restored_at: Option<Duration>,
@@ -166,7 +166,7 @@ fn mark_on(entry: &Entry) -> Option<Arc<PodIdentity>> {
     mark_of(&decode_labels(&entry.value).ok()?).map(Arc::new)
 }
 
-/// Puts a value in its place, or takes it away; both sides.
+/// Sets or removes a value. Returns it before and after.
 fn put<K: Ord + Clone, T>(
     map: &mut BTreeMap<K, Arc<T>>,
     key: &K,
@@ -185,12 +185,12 @@ fn place(prefix: &Prefix, key: &str) -> Option<PodRef> {
 }
 
 impl JobModel {
-    /// Takes a change in. What it did.
+    /// Applies a change. Returns its effect.
     pub fn apply(&mut self, at: Duration, change: &KvChange) -> ModelEvent {
         self.set(at, &change.key, change.after.as_ref())
     }
 
-    /// Takes over a restored state: what happened since did not happen.
+    /// Replaces the model by a restored state; later history is dropped.
     pub fn reload(&mut self, at: Duration, tables: &Tables) {
         let tries = std::mem::take(&mut self.history.ended);
         *self = JobModel { restored_at: Some(at), ..JobModel::default() };
@@ -368,7 +368,7 @@ impl JobModel {
         self.nodes.insert(node.clone(), NodeView { gone, gone_since, draining, capacity });
     }
 
-    /// Whether a node may have looked down within [`VIEW`].
+    /// Whether some view within [`VIEW`] may show the node as down.
     #[must_use]
     pub fn maybe_down(&self, place: &PodRef, now: Duration) -> bool {
         let from = now.saturating_sub(VIEW);
@@ -377,7 +377,7 @@ impl JobModel {
         gone || absences.is_some_and(|all| all.iter().any(|(_, until)| *until >= from))
     }
 
-    /// The readable job of a name.
+    /// The valid job of a name.
     #[must_use]
     pub fn spec(&self, id: &Namespaced) -> Option<(JobUid, &JobSpec)> {
         let seen = self.jobs.get(id)?;
@@ -393,7 +393,7 @@ impl JobModel {
         self.realities.iter().filter(own).map(|(place, identity)| (place, &**identity))
     }
 
-    /// What is intended on a node.
+    /// Intents of a node.
     pub fn intended<'a>(
         &'a self,
         node: &'a NodeName,

@@ -1,4 +1,4 @@
-//! The store as the checks see it: decoded, with the past of what transactions do not guard.
+//! The decoded store for the checks, with the past values of what transactions do not guard.
 //!
 //! | file | is |
 //! |---|---|
@@ -24,7 +24,7 @@ use crate::facts::SimActor;
 use crate::mix::Mix;
 use rcfarm_emulator::{KvChange, KvOp, Tables};
 
-/// The store, decoded. A part that the mix has no work for stays empty.
+/// The decoded store. Parts without work in the mix stay empty.
 pub struct SimModel {
     mix: Mix,
     /// Replication controllers.
@@ -40,13 +40,13 @@ impl SimModel {
         SimModel { mix, services: ServiceModel::default(), jobs: JobModel::default() }
     }
 
-    /// The kinds of work that it follows.
+    /// Kinds of work in the world.
     #[must_use]
     pub fn mix(&self) -> Mix {
         self.mix
     }
 
-    /// Takes a write in.
+    /// Applies a write.
     pub fn apply<'a>(
         &mut self,
         (at, actor): (Duration, SimActor),
@@ -61,7 +61,7 @@ impl SimModel {
         let of_services = if self.mix.services { changes } else { &[] };
         let item = |(n, change): (usize, &'a KvChange)| {
             let item = services.apply(at, change);
-            // Pods of jobs are nobody's business but theirs.
+            // Pods of jobs concern only the jobs.
             let of_job = events.get(n).is_some_and(ModelEvent::is_of_job);
             (if of_job { Item::Other } else { item }, change)
         };
@@ -69,7 +69,7 @@ impl SimModel {
         AppliedWrite { at, actor, changes, record, events }
     }
 
-    /// Takes over a restored state.
+    /// Replaces the model by a restored state.
     pub fn reload(&mut self, at: Duration, tables: &Tables) {
         if self.mix.services {
             self.services.reload(at, tables);

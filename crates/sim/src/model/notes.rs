@@ -1,4 +1,4 @@
-//! Notes in the history of jobs what each write shows.
+//! Records in the history of jobs what each write shows.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use rcfarm_api::job::spec::{JobSpec, JobUid};
 use rcfarm_api::job::status::PodPhase;
 use rcfarm_api::pod_group::status::PodGroupPhase;
 
-/// Notes which pods a write shows to be lost; before it is looked at.
+/// Records pods that a write shows to be lost; called before the checks.
 pub fn losses(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
     for seen in &applied_write.events {
         let ModelEvent::Intent(place, (Some(identity), None)) = seen else { continue };
@@ -22,7 +22,7 @@ pub fn losses(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
     }
 }
 
-/// Notes what a write did; after it was looked at.
+/// Records the effects of a write; called after the checks.
 pub fn note(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
     let mut touched: BTreeSet<Namespaced> = BTreeSet::new();
     for seen in &applied_write.events {
@@ -37,7 +37,7 @@ pub fn note(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
                     false => drop(waiting.remove(id)),
                 }
             }
-            // What its tasks need may be another number now.
+            // The job's tasks may need other numbers of members now.
             ModelEvent::Job(id, _) => drop(touched.insert(id.clone())),
             ModelEvent::PodStatus(place, Some(pod_state)) => {
                 let Some(identity) = model.realities.get(place) else { continue };
@@ -78,7 +78,7 @@ pub fn note(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
     }
 }
 
-/// Tasks of which as many members as their `minAvailable` run or have succeeded, as nodes say.
+/// Tasks with at least `minAvailable` members that run or have succeeded, by the nodes' statuses.
 pub fn ready_tasks<'a>(
     model: &'a JobModel,
     id: &'a Namespaced,

@@ -1,4 +1,5 @@
-//! Replication controllers, their pods and nodes as the checks see them, with the past of what transactions do not guard.
+//! Model of replication controllers, pods and nodes for the checks, with the past values of what transactions do not
+//! guard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::{KvChange, Tables};
 use rcfarm_store::{Entry, Index};
 
-/// What a key is about.
+/// Object that a key belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Item {
@@ -44,7 +45,7 @@ pub enum Item {
 }
 
 impl Item {
-    /// From a key.
+    /// The object of a key.
     #[must_use]
     pub fn of(text: &str) -> Item {
         Item::known(text).unwrap_or(Item::Other)
@@ -88,7 +89,7 @@ impl Item {
     }
 }
 
-/// A value and what it was before.
+/// A value with its earlier values.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline<T>(Vec<(Duration, T)>);
 
@@ -99,14 +100,13 @@ impl<T: Clone + PartialEq> Timeline<T> {
         }
     }
 
-    /// The value now.
+    /// The current value.
     #[must_use]
     pub fn now(&self) -> Option<&T> {
         self.0.last().map(|(_, value)| value)
     }
 
-    /// Whether there was a moment since `from` at which `holds` was true of the value; `absent` is what it is
-    /// before the first.
+    /// Whether `holds` was true of the value at any moment since `from`. Before the first value, `absent` counts.
     pub fn ever(&self, from: Duration, absent: bool, holds: impl Fn(&T) -> bool) -> bool {
         let begun = self.0.iter().rposition(|(at, _)| *at <= from);
         let before = begun.is_none() && absent;
@@ -117,7 +117,7 @@ impl<T: Clone + PartialEq> Timeline<T> {
 /// A pod's labels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServicePod {
-    /// Whose it is.
+    /// Its owner.
     pub rc: Option<RcId>,
     /// CreateIndex of its labels: its age.
     pub created: Index,
@@ -133,14 +133,14 @@ impl ServicePod {
     }
 }
 
-/// What a node says of itself, as far as placement goes.
+/// The parts of a node's record that placement uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportedStatus {
-    /// It shall become empty.
+    /// It is being drained.
     pub draining: bool,
     /// Its agent's session does not hold its record.
     pub gone: bool,
-    /// What it has.
+    /// Its capacity.
     pub capacity: Resources,
 }
 
@@ -151,12 +151,11 @@ pub enum Unfit {
     Labels,
     /// Its agent has been gone for longer than the grace.
     Down,
-    /// It shall become empty.
+    /// It is being drained.
     Draining,
 }
 
-/// A restored snapshot shows old data under indexes that never come again: watches notice when they next read
-/// everything, which is within five minutes.
+/// After a restored snapshot, caches show old data until their next full read, which is within 5 minutes.
 const AFTER_RESTORE: Duration = Duration::from_secs(310);
 
 /// Replication controllers, their pods and nodes.
@@ -164,15 +163,15 @@ const AFTER_RESTORE: Duration = Duration::from_secs(310);
 pub struct ServiceModel {
     restored_at: Option<Duration>,
     entries: BTreeMap<String, Arc<Entry>>,
-    /// The records; `None`: unreadable.
+    /// The records; `None`: not valid.
     pub records: BTreeMap<RcId, Option<Arc<RcSpec>>>,
-    /// Their labels; `None`: unreadable.
+    /// Their labels; `None`: not valid.
     pub rc_labels: BTreeMap<RcId, Timeline<Option<Labels>>>,
     /// Their statuses.
     pub statuses: BTreeMap<RcId, RcStatus>,
-    /// Who owns them.
+    /// Sessions that own them.
     pub owners: BTreeMap<RcId, SessionId>,
-    /// Whose session holds each farm's name.
+    /// Session that holds each farm's name.
     pub present: BTreeMap<FarmName, SessionId>,
     /// Pods by place.
     pub pods: BTreeMap<PodRef, ServicePod>,
@@ -182,21 +181,21 @@ pub struct ServiceModel {
     pub intents: BTreeSet<PodRef>,
     /// Health by place.
     pub health: BTreeMap<PodRef, Timeline<Health>>,
-    /// Labels of nodes; `None`: none, or unreadable.
+    /// Labels of nodes; `None`: missing or not valid.
     pub node_labels: BTreeMap<NodeName, Timeline<Option<Labels>>>,
-    /// What nodes say of themselves; `None`: nothing.
+    /// Records of nodes; `None`: missing.
     pub nodes: BTreeMap<NodeName, Timeline<Option<ReportedStatus>>>,
-    /// What is allocated on nodes.
+    /// Allocations of nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
 }
 
 impl ServiceModel {
-    /// Takes a change in; what kind of key it was.
+    /// Applies a change. Returns the object of its key.
     pub fn apply(&mut self, at: Duration, change: &KvChange) -> Item {
         self.set(at, &change.key, change.after.clone())
     }
 
-    /// Takes over a restored state.
+    /// Replaces the model by a restored state.
     pub fn reload(&mut self, at: Duration, tables: &Tables) {
         self.restored_at = Some(at);
         let gone: Vec<String> =
@@ -285,7 +284,7 @@ impl ServiceModel {
         self.pods.insert(place.clone(), seen);
     }
 
-    /// The places of an RC's pods.
+    /// Places of an RC's pods.
     #[must_use]
     pub fn places(&self, rc: RcId) -> BTreeSet<PodRef> {
         self.by_rc.get(&rc).cloned().unwrap_or_default()
@@ -297,7 +296,7 @@ impl ServiceModel {
         self.records.get(&rc)?.as_deref()
     }
 
-    /// Views that are acted on at `now` may be as old as this.
+    /// Oldest state on which a decision at `now` may be based.
     #[must_use]
     pub fn oldest_view(&self, now: Duration) -> Duration {
         let usual = now.saturating_sub(VIEW);
@@ -305,13 +304,13 @@ impl ServiceModel {
         restored.map_or(usual, |at| usual.min(at.saturating_sub(VIEW)))
     }
 
-    /// Whether a node may have looked fit for an RC's pods lately.
+    /// Whether some recent view may show the node as fit for an RC's pods.
     #[must_use]
     pub fn maybe_fit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> bool {
         self.surely_unfit(spec, node, now).is_none()
     }
 
-    /// Why a node cannot have looked fit for an RC's pods lately.
+    /// Why no recent view shows the node as fit for an RC's pods.
     #[must_use]
     pub fn surely_unfit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> Option<Unfit> {
         let from = self.oldest_view(now);
@@ -322,7 +321,7 @@ impl ServiceModel {
             return Some(Unfit::Labels);
         }
         let ready = |said: &Option<ReportedStatus>| said.as_ref().is_none_or(|said| !said.draining);
-        // A node whose agent is gone stays as fit as it was for a grace; a drain may end meanwhile.
+        // A node whose agent is gone stays fit for the grace period; a drain may end meanwhile.
         let here = |said: &Option<ReportedStatus>| said.as_ref().is_none_or(|said| !said.gone);
         let seen_since = from.saturating_sub(NODE_GRACE);
         let said = self.nodes.get(node)?;
@@ -333,7 +332,7 @@ impl ServiceModel {
         }
     }
 
-    /// Whether a node may have looked unfit for an RC's pods lately.
+    /// Whether some recent view may show the node as unfit for an RC's pods.
     #[must_use]
     pub fn maybe_unfit(&self, spec: &RcSpec, node: &NodeName, now: Duration) -> bool {
         let from = self.oldest_view(now);
@@ -344,7 +343,7 @@ impl ServiceModel {
         unlabelled || self.maybe_leaving(node, now)
     }
 
-    /// Whether a node may have looked drained or lost lately.
+    /// Whether some recent view may show the node as drained or down.
     #[must_use]
     pub fn maybe_leaving(&self, node: &NodeName, now: Duration) -> bool {
         let from = self.oldest_view(now);
@@ -353,7 +352,7 @@ impl ServiceModel {
         self.nodes.get(node).is_some_and(|t| t.ever(from, false, leaving))
     }
 
-    /// Whether a pod may have looked healthy lately.
+    /// Whether some recent view may show the pod as healthy.
     #[must_use]
     pub fn maybe_passing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
@@ -361,7 +360,7 @@ impl ServiceModel {
         self.health.get(place).is_some_and(|t| t.ever(from, false, passing))
     }
 
-    /// Whether a pod looked healthy all the time.
+    /// Whether all recent views show the pod as healthy.
     #[must_use]
     pub fn surely_passing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
@@ -370,7 +369,7 @@ impl ServiceModel {
         well && !self.maybe_leaving(&place.node, now)
     }
 
-    /// Whether a pod ailed all the time.
+    /// Whether all recent views show the pod as unhealthy.
     #[must_use]
     pub fn surely_ailing(&self, place: &PodRef, now: Duration) -> bool {
         let from = self.oldest_view(now);
@@ -378,13 +377,13 @@ impl ServiceModel {
         self.health.get(place).is_some_and(|t| !t.ever(from, true, well))
     }
 
-    /// Whether a pod's place was allocated all that its record asks for, if it asks for anything.
+    /// Whether a pod was allocated what its record asks for.
     #[must_use]
     pub fn is_allocated(&self, spec: &RcSpec, place: &PodRef) -> bool {
         was_allocated(spec, place, self.allocations.get(&place.node))
     }
 
-    /// Whether a node that says what it has has room for another pod of an RC.
+    /// Whether a node that declares its capacity has room for another pod of an RC.
     #[must_use]
     pub fn has_room(&self, spec: &RcSpec, node: &NodeName) -> bool {
         let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
@@ -403,14 +402,14 @@ impl ServiceModel {
             && said.is_none_or(|said| !said.draining && !said.gone)
     }
 
-    /// The entries below a prefix.
+    /// Entries below a prefix.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
         let from = self.entries.range(prefix.to_owned()..);
         from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, entry)| entry)
     }
 }
 
-/// Whether a pod's place is allocated all that its record asks for, by what its node has allocated.
+/// Whether a pod is allocated what its record asks for, in these allocations of its node.
 #[must_use]
 pub fn was_allocated(spec: &RcSpec, place: &PodRef, allocated: Option<&Allocations>) -> bool {
     let allocation = allocated.and_then(|all| all.pods.get(&place.pod));

@@ -13,19 +13,19 @@ use rcfarm_emulator::{KvChange, KvOp, Verb};
 
 /// One applied write of one actor.
 pub struct AppliedWrite<'a> {
-    /// When, since the start.
+    /// Time since the start.
     pub at: Duration,
-    /// Whose.
+    /// Its author.
     pub actor: SimActor,
-    /// What it changed, by the kind of key. Empty in a world without replication controllers.
+    /// Its changes by kind of object. Empty in a world without replication controllers.
     pub changes: Vec<(Item, &'a KvChange)>,
-    /// The record that a controller's transaction is about, and its status before: see [`record_of`].
+    /// The record that a controller's transaction is about, with its status before ([`record_of`]).
     pub record: Option<(RcId, RcStatus)>,
-    /// What it did to jobs and queues. Empty in a world without jobs.
+    /// Its effects on jobs and queues. Empty in a world without jobs.
     pub events: Vec<ModelEvent>,
 }
 
-/// The replication controller that a transaction is about: the one whose status it replaces.
+/// The RC that a transaction is about: the one whose status it replaces.
 #[must_use]
 pub fn record_of(ops: &[KvOp]) -> Option<RcId> {
     let statuses = key::rc_statuses();
@@ -36,13 +36,13 @@ pub fn record_of(ops: &[KvOp]) -> Option<RcId> {
 }
 
 impl AppliedWrite<'_> {
-    /// The replication controller that it is about.
+    /// The RC that it is about.
     #[must_use]
     pub fn record(&self) -> Option<RcId> {
         self.record.as_ref().map(|(id, _)| *id)
     }
 
-    /// The replication controllers whose pods it changed: those that had them, and those that have them now.
+    /// RCs whose pods it changed: owners before and after.
     #[must_use]
     pub fn owners_of_pods(&self) -> BTreeSet<RcId> {
         let pods = self.changes.iter().filter(|(item, _)| matches!(item, Item::Pod(_)));
@@ -50,7 +50,7 @@ impl AppliedWrite<'_> {
         sides.filter_map(|entry| ServicePod::of(entry).rc).collect()
     }
 
-    /// The process, if one did it.
+    /// The process that made it, if any.
     #[must_use]
     pub fn process(&self) -> Option<u32> {
         match self.actor {

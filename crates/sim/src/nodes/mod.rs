@@ -32,9 +32,9 @@ use rcfarm_emulator::Embedded;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store};
 
-/// Agents look at their intents this often; at the health of services every second time.
+/// Interval at which agents read their intents; health of services every second time.
 const MOMENT: Duration = Duration::from_millis(200);
-/// A process takes at most so long to stop.
+/// Longest time that a process takes to stop.
 const SLOWEST_STOP: Duration = Duration::from_secs(4);
 
 /// The name of a node.
@@ -56,13 +56,13 @@ pub struct Nodes {
 struct State {
     nodes: BTreeMap<NodeName, Node>,
     rng: SimRng,
-    /// Nothing fails by itself any more.
+    /// Nothing fails by itself from now on.
     calm: bool,
 }
 
 #[derive(Default)]
 struct Node {
-    /// Its agent's session, while that runs.
+    /// Session of its agent, while it runs.
     agent: Option<SessionId>,
     /// Its services fail their checks.
     ill: bool,
@@ -72,7 +72,7 @@ struct Node {
 type JobPods = BTreeMap<PodId, (Arc<PodIdentity>, Bytes)>;
 
 impl Nodes {
-    /// So many nodes, none of which has an agent yet. `rng` decides what becomes of their processes.
+    /// Nodes without agents. `rng` decides the fate of their processes.
     #[must_use]
     pub fn new(
         consul: Embedded,
@@ -87,7 +87,7 @@ impl Nodes {
         Arc::new(Nodes { consul, checker, mix, seed, count, state })
     }
 
-    /// How many there are.
+    /// Number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
@@ -107,13 +107,13 @@ impl Nodes {
         let _ = self.checker.now(SimActor::Node, delete);
     }
 
-    /// Some nodes of a world with replication controllers are such as p2's: they say nothing of themselves.
+    /// Whether a node has a record. In a world with replication controllers some have none, like p2's.
     #[must_use]
     pub fn has_own_agent(&self, n: usize) -> bool {
         !self.mix.services || n % 3 != 2
     }
 
-    /// What a node's agent says that it has.
+    /// Capacity that a node's agent declares.
     fn capacity(&self, node: &NodeName) -> Resources {
         let large = ["n4", "n6"].contains(&node.as_str());
         let cpu_milli = match (self.mix.is_both(), large) {
@@ -164,7 +164,7 @@ impl Nodes {
         }
     }
 
-    /// A node's agent dies. Its processes go on.
+    /// Kills a node's agent. Its processes keep running.
     pub fn kill_agent(&self, node: &NodeName) {
         let session = self.lock().nodes.get_mut(node).and_then(|node| node.agent.take());
         if let Some(session) = session {
@@ -172,7 +172,7 @@ impl Nodes {
         }
     }
 
-    /// The whole machine dies: nobody knows how its processes ended.
+    /// Crashes the machine: how its processes ended is unknown.
     pub fn crash(&self, node: &NodeName) {
         self.kill_agent(node);
         let mut state = self.lock();
@@ -191,7 +191,7 @@ impl Nodes {
         self.lock().nodes.get(node).is_some_and(|node| node.agent.is_some())
     }
 
-    /// An operator drains a node, or ends that.
+    /// Drains a node, or ends the drain.
     pub fn drain(&self, node: &NodeName, state: NodeState) {
         let key = key::node(node);
         let read = self.consul.get(&key, Query::PLAIN);
@@ -206,21 +206,21 @@ impl Nodes {
         self.put(SimActor::User, &key, record.encode(), PutMode::Set);
     }
 
-    /// A node's services fail their checks, or pass again.
+    /// Makes a node's services fail their checks, or pass again.
     pub fn set_ill(&self, node: &NodeName, ill: bool) {
         if let Some(node) = self.lock().nodes.get_mut(node) {
             node.ill = ill;
         }
     }
 
-    /// From now on every service passes, and every process that is not doomed ends well.
+    /// From now on every service passes, and every process that is not doomed succeeds.
     pub fn calm(&self) {
         let mut state = self.lock();
         state.calm = true;
         state.nodes.values_mut().for_each(|node| node.ill = false);
     }
 
-    /// Runs the agents, for ever.
+    /// Runs the agents without end.
     pub async fn run(self: Arc<Self>) {
         let nodes: Vec<NodeName> = self.lock().nodes.keys().cloned().collect();
         loop {
@@ -278,7 +278,7 @@ impl Nodes {
 
     // ---- jobs --------------------------------------------------------------------------------------------
 
-    /// One look of one agent at the pods of jobs.
+    /// One reconciliation of jobs' pods by one agent.
     fn turn(&self, node: &NodeName) {
         let now = monotonic();
         if !self.end_processes(node, now) {
@@ -293,7 +293,7 @@ impl Nodes {
         });
         self.stop(node, &intended, now);
         self.start(node, &intended, now);
-        // What a restored snapshot shows and nobody runs.
+        // Realities from a restored snapshot that no process has.
         for pod in real {
             if !self.lock().nodes[node].processes.contains_key(&pod) {
                 self.delete(&key::reality(node, &pod));
@@ -303,7 +303,7 @@ impl Nodes {
         self.tell(node);
     }
 
-    /// Processes end whether their agent runs or not. Whether it does.
+    /// Ends processes whose time has come, also without an agent. Returns whether the agent runs.
     fn end_processes(&self, node: &NodeName, now: Instant) -> bool {
         let mut state = self.lock();
         let Some(node) = state.nodes.get_mut(node) else { return false };
@@ -359,7 +359,7 @@ impl Nodes {
         }
     }
 
-    /// Writes what the store does not show yet.
+    /// Writes states that the store does not show yet.
     fn tell(&self, node: &NodeName) {
         let mut news = Vec::new();
         {

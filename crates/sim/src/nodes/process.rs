@@ -1,4 +1,4 @@
-//! The process of a job's pod on a simulated node, and what becomes of it.
+//! The process of a job's pod on a simulated node, and its fate.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus}
 pub struct NodeProcess {
     /// What it was started from.
     pub manifest: Bytes,
-    /// How it stands.
+    /// Its state.
     pub state: Run,
-    /// How often the agent started it again.
+    /// Number of restarts by the agent.
     pub restarts: u64,
-    /// Whether the store shows it as it is.
+    /// Whether its state is written to the store.
     pub told: bool,
 }
 
-/// How a process stands.
+/// State of a process.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Run {
     /// It ends at `until` with the exit code `then`.
@@ -35,22 +35,22 @@ pub enum Run {
         /// The exit code.
         then: i32,
     },
-    /// It ended. `None`: nobody knows how.
+    /// It ended with this exit code; `None`: unknown.
     Ended(Option<i32>),
-    /// It is gone then.
+    /// It will have stopped then.
     Stopping(Instant),
 }
 
-/// What becomes of one try.
+/// Fate of one attempt.
 pub struct ProcessFate {
-    /// How long it runs. `None`: until it is stopped.
+    /// Run time; `None`: until it is stopped.
     pub runs: Option<Duration>,
     /// Its exit code.
     pub code: i32,
 }
 
 impl ProcessFate {
-    /// What becomes of a try: always the same of the same one. When `calm`, only doomed jobs fail.
+    /// Fate of an attempt; the same for each call. With `calm`, only doomed jobs fail.
     #[must_use]
     pub fn of(seed: u64, identity: &PodIdentity, calm: bool) -> ProcessFate {
         let text =
@@ -75,7 +75,7 @@ impl ProcessFate {
 }
 
 impl NodeProcess {
-    /// It ends with `code`, and is started again where its manifest says so.
+    /// Ends it with `code`, and restarts it if its manifest says so.
     pub fn end(&mut self, code: i32, now: Instant) {
         let manifest: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();
         let launchables = manifest["launchables"].as_object();
@@ -95,7 +95,7 @@ impl NodeProcess {
         self.told = false;
     }
 
-    /// What the agent says of it.
+    /// Status that the agent writes.
     #[must_use]
     pub fn status(&self) -> PodStatus {
         let (phase, exit) = match self.state {

@@ -1,4 +1,4 @@
-//! What can happen in a world: faults, and what users and operators do.
+//! Actions in a world: faults, and writes of users and operators.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::faults::{NetworkFaults, millis};
 use crate::scheduler::Mood;
 use rcfarm_api::command::CommandAction;
 
-/// One thing that happens. Nodes, farms, replication controllers and jobs are numbered.
+/// One action. Nodes, farms, replication controllers and jobs are numbered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum SimAction {
@@ -47,7 +47,7 @@ pub enum Fault {
     Restore,
 }
 
-/// What happens to a node.
+/// Action on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum NodeAction {
@@ -62,7 +62,7 @@ pub enum NodeAction {
     Drain(usize, bool),
 }
 
-/// What is done to a replication controller.
+/// Action on a replication controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum RcAction {
@@ -78,14 +78,14 @@ pub enum RcAction {
     Delete(usize),
     GivePod(usize, usize),
     DropIntent(usize),
-    /// On this node a pod is put by hand where one of this record would stand.
+    /// A user puts a pod with the RC's pod id on this node.
     Squat(usize, usize),
     Unsquat(usize, usize),
     HoldLock(usize, bool),
     Litter,
 }
 
-/// What is done to jobs and queues.
+/// Action on jobs and queues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum JobAction {
@@ -102,7 +102,7 @@ pub enum JobAction {
     DropIntent(usize),
     CommandQueue(usize, bool),
     Close(usize, bool),
-    /// The queue may use so many processors.
+    /// CPU limit of the queue.
     Limit(usize, u64),
     MalformQueue(usize),
     MendQueue(usize),

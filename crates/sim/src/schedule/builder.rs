@@ -20,11 +20,11 @@ pub struct ScheduleBuilder {
     pub nodes: usize,
     /// When the last fault has ended.
     pub healed_at: Duration,
-    /// Clocks are set wrong by one of these, in seconds.
+    /// Jumps of clocks, in seconds.
     pub jumps: &'static [i64],
-    /// Trees of which a farm may lose sight.
+    /// Prefixes that may be hidden from a farm.
     pub hideable: Vec<Prefix>,
-    /// Actions so far, and when.
+    /// Actions so far, with their times.
     pub actions: Vec<(Duration, SimAction)>,
 }
 
@@ -42,7 +42,7 @@ impl ScheduleBuilder {
         self.actions.push((at.min(self.healed_at), action.into()));
     }
 
-    /// From `at` for a while between `least` and `most` seconds.
+    /// A period from `at` of `least` to `most` seconds.
     pub fn while_(
         &mut self,
         at: Duration,
@@ -66,7 +66,7 @@ impl ScheduleBuilder {
         self.rng.below(self.farms)
     }
 
-    /// A moment while there is trouble.
+    /// A moment during the faults.
     pub fn moment(&mut self) -> Duration {
         self.rng.between(CALM_UNTIL, self.healed_at - Duration::from_secs(3))
     }
@@ -107,7 +107,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Consul takes long to list anything, and what it answers is old by then.
+    /// Lists take long, and their answers are old when they arrive.
     pub fn slow_lists(&mut self, at: Duration) {
         let by = self.rng.between(Duration::from_secs(1), Duration::from_secs(4));
         let end = Fault::SlowLists(Duration::ZERO);

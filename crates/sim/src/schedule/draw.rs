@@ -11,9 +11,9 @@ use crate::mix::{Mix, Scenario};
 use crate::rng::SimRng;
 use crate::workload::documents::KINDS;
 
-/// Clocks are set wrong by so many seconds where no timer of a job depends on them.
+/// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
-/// And where one does.
+/// Jumps where one does.
 const SHORT_JUMPS: &[i64] = &[-20, -5, 5, 20];
 
 impl Schedule {
@@ -23,14 +23,14 @@ impl Schedule {
         let mix = Mix::of(scenario, seed);
         let mut rng = SimRng::new(seed);
         let chance = rng.seed();
-        // In half of the worlds a handful of entries makes a tree that is read in parts.
+        // In half of the worlds, trees with few entries are read in parts.
         let asked = *rng.pick(&[0, 3, 100]);
         let read_in_parts = rng.permille(500).then_some(asked);
         let farms = farms(&mut rng, mix);
         let network = network(&mut rng);
         let poisoned = mix.services && rng.permille(200);
         let nodes = if mix.services { 7 } else { 4 };
-        // Where there are replication controllers, what stays of the nodes must be enough for all jobs.
+        // With replication controllers, the remaining nodes must suffice for all jobs.
         let lost = !mix.services && rng.permille(250);
         let lost = lost.then(|| rng.below(nodes));
         let healed_at = Duration::from_secs(if mix.services { 55 } else { 36 });
@@ -51,7 +51,7 @@ impl Schedule {
             actions: Vec::new(),
         };
         if mix.services {
-            // Beside jobs there are fewer, so that jobs get on.
+            // With jobs there are fewer, so that jobs make progress.
             let scenes = (14 + builder.rng.below(14)) / if mix.jobs { 2 } else { 1 };
             (0..scenes).for_each(|_| builder.rc_scene());
         }
@@ -66,8 +66,8 @@ impl Schedule {
     }
 }
 
-/// Two or three farms. Beside replication controllers two claim everything and one a part. Now and then one cannot have a
-/// check, or believes that little fits into a transaction.
+/// Two or three farms. With replication controllers, two claim everything and one claims a part. Sometimes one cannot
+/// have a check, or uses small transactions.
 fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
     let part = if mix.services { "tier=web" } else { "" };
     let farms = [("a", ""), ("b", ""), ("c", part)];
@@ -79,11 +79,11 @@ fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
         pick(rng, &mut farms).session_ttl = Duration::from_secs(10);
     }
     if mix.jobs && rng.permille(500) {
-        // Gangs are then placed in several transactions.
+        // Gangs then need several transactions.
         let ops = *rng.pick(&[12, 14, 20]);
         farms.iter_mut().for_each(|farm| farm.ops = Some(ops));
     } else if mix.services && rng.permille(200) {
-        // As if it knew an older Consul: everything takes more transactions.
+        // As with an older Consul: everything needs more transactions.
         pick(rng, &mut farms).ops = Some(9);
     }
     if rng.permille(300) {
@@ -97,7 +97,7 @@ fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign
     &mut farms[n]
 }
 
-/// What the network is like before anything happens.
+/// Network faults at the start.
 fn network(rng: &mut SimRng) -> NetworkFaults {
     let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
     NetworkFaults {

@@ -1,4 +1,4 @@
-//! What happens to jobs and queues.
+//! Actions on jobs and queues.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rcfarm_api::command::CommandAction;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::Prefix;
 
-/// Trees of which a farm may lose sight.
+/// Prefixes that may be hidden from a farm.
 pub fn hideable() -> Vec<Prefix> {
     vec![
         key::jobs(),
@@ -28,8 +28,8 @@ pub fn hideable() -> Vec<Prefix> {
 const ACTIONS: [CommandAction; 7] = CommandAction::OF_JOBS;
 
 impl ScheduleBuilder {
-    /// Adds what happens to jobs. Gives the jobs, each by its kind and its number. In a `narrow` world now and then a
-    /// gang waits for nodes for long.
+    /// Adds actions on jobs. Returns the jobs, each by kind and number. In a `narrow` world a gang sometimes waits long
+    /// for nodes.
     pub fn jobs(&mut self, narrow: bool) -> Vec<(usize, usize)> {
         let jobs = 2 + self.rng.below(4);
         let mut kinds: Vec<_> = (0..jobs).map(|n| (self.rng.below(KINDS.len()), n)).collect();
@@ -50,7 +50,7 @@ impl ScheduleBuilder {
         kinds
     }
 
-    /// A gang waits for machines for long, at the head of a strict queue, and what would fit comes behind it.
+    /// A gang waits long for nodes at the head of a strict queue, before groups that would fit.
     fn strait(&mut self, kinds: &mut [(usize, usize)]) {
         let kind = |name: &str| KINDS.iter().position(|kind| *kind == name).unwrap_or(0);
         for (n, job) in kinds.iter_mut().enumerate() {
@@ -64,7 +64,7 @@ impl ScheduleBuilder {
         self.at(early, JobAction::Submit(0));
     }
 
-    /// Adds one scene of a world with jobs.
+    /// Adds one group of related actions of a world with jobs.
     fn job_scene(&mut self, jobs: usize) {
         let at = self.moment();
         match self.rng.below(12) {
@@ -77,8 +77,8 @@ impl ScheduleBuilder {
         }
     }
 
-    /// While lists come late, people ask one thing after the other of every job, and jobs change hands: whoever takes one
-    /// over still sees commands that were carried out.
+    /// While lists are delayed, users send commands to every job, and jobs change owners: a new owner still sees
+    /// executed commands.
     fn job_busy(&mut self, at: Duration, jobs: usize) {
         self.slow_lists(at);
         for job in 0..jobs {
@@ -101,7 +101,7 @@ impl ScheduleBuilder {
                 let length = self.rng.between(Duration::from_secs(1), Duration::from_secs(6));
                 self.at(at, Fault::Stall(length));
             }
-            // What was sent before the session ended arrives after it.
+            // Requests sent before the session ended arrive after it.
             3 | 4 => {
                 let farm = self.any_farm();
                 self.at(at, Fault::Stall(Duration::from_secs(3)));
@@ -137,7 +137,7 @@ impl ScheduleBuilder {
             0..=4 => {
                 let action = *self.rng.pick(&ACTIONS);
                 self.at(at, JobAction::Command(job, action));
-                // Somebody changes his mind, or asks twice.
+                // A user reverts a command, or repeats it.
                 if self.rng.permille(400) {
                     let (soon, action) = (self.soon(at), *self.rng.pick(&ACTIONS));
                     self.at(soon, JobAction::Command(job, action));

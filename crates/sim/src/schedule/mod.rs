@@ -1,4 +1,4 @@
-//! What a world is like and what happens in it, and when: drawn from a seed before anything runs, or read from a file.
+//! Setup and actions of a world: drawn from a seed before it runs, or read from a file.
 
 pub mod action;
 mod builder;

@@ -1,4 +1,4 @@
-//! A schedule as it is kept in a file, with every parameter of its actions resolved.
+//! A schedule as stored in a file, with all parameters of its actions.
 
 use std::time::Duration;
 
@@ -9,41 +9,41 @@ use crate::facts::CHECK_TTL;
 use crate::faults::{NetworkFaults, millis};
 use crate::mix::Mix;
 
-/// Everything that one world needs to be run again.
+/// Everything that is needed to run one world again.
 ///
-/// A change of the program's or the simulator's draws does not change what users and faults do. It may change what the
-/// network does to a single request, and when an answer comes: these are drawn from `chance` as they happen.
+/// Changed draws in program or simulator do not change the actions. They may change faults and delays of single
+/// requests, which are drawn from `chance` when they happen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// What it once found, for people: the invariant and the bug.
+    /// The invariant and the bug that it found, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub found: String,
-    /// Seeds what happens to single requests and processes, and ids.
+    /// Seed of faults of single requests and processes, and of ids.
     pub chance: u64,
-    /// Which kinds of work there are.
+    /// Its kinds of work.
     pub mix: Mix,
-    /// What the world is like at first.
+    /// State of the world at the start.
     pub setup: Setup,
-    /// What happens, in order of time.
+    /// Actions, in order of time.
     pub actions: Vec<Timed>,
 }
 
-/// What a world is like at first.
+/// State of a world at the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    /// A handful of entries makes a tree that is read in parts; of more entries than this it is not asked which have
-    /// changed. `None`: trees are read whole.
+    /// Trees with few entries are read in parts; up to this many entries of a part are compared. `None`: trees are read
+    /// whole.
     pub read_in_parts: Option<usize>,
     /// The farms.
     pub farms: Vec<FarmDesign>,
-    /// What the network is like before a fault is injected.
+    /// Network faults at the start.
     pub network: NetworkFaults,
-    /// How many nodes there are.
+    /// Number of nodes.
     pub nodes: usize,
     /// Nodes that are run by the real agent over a fake driver.
     #[serde(default)]
     pub agents: Vec<usize>,
-    /// There is a record whose scheduler always panics.
+    /// Whether there is a record whose scheduler always panics.
     #[serde(default)]
     pub poisoned: bool,
     /// A node that never comes back after the faults.
@@ -57,7 +57,7 @@ pub struct Setup {
     pub healed_at: Duration,
 }
 
-/// How a farm is set up, whenever it is started.
+/// Configuration of a farm, for every start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarmDesign {
     /// Its name.
@@ -69,10 +69,10 @@ pub struct FarmDesign {
     /// TTL of its sessions.
     #[serde(with = "millis")]
     pub session_ttl: Duration,
-    /// Operations that it puts into one transaction. `None`: as many as Consul takes.
+    /// Most operations of its transactions. `None`: Consul's limit.
     #[serde(default)]
     pub ops: Option<usize>,
-    /// It is of a newer version than the others.
+    /// It runs a newer version than the others.
     #[serde(default)]
     pub is_newer: bool,
 }
@@ -103,18 +103,18 @@ pub struct Timed {
 }
 
 impl Schedule {
-    /// From the text of a file.
+    /// Parses a schedule file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Text about what is wrong.
     pub fn from_json(text: &str) -> Result<Schedule, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// The text of a file: one line for the set-up, one for each action.
+    /// Encodes a schedule file: one line for the setup, and one for each action.
     ///
     /// # Panics
-    /// Never: every part of it can be written.
+    /// Never.
     #[must_use]
     pub fn to_json(&self) -> String {
         let json = |value: serde_json::Result<String>| value.expect("schedules can be written");

@@ -1,4 +1,4 @@
-//! What happens to replication controllers and their nodes.
+//! Actions on replication controllers and their nodes.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::workload::documents::RECORDS;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::Prefix;
 
-/// Trees of which a farm may lose sight.
+/// Prefixes that may be hidden from a farm.
 pub fn hideable() -> Vec<Prefix> {
     vec![
         key::labels(LabelKind::Node),
@@ -30,7 +30,7 @@ const SELECTORS: [&str; 3] = ["pool=web", "pool in (web,db)", "pool!=none"];
 const TIERS: [&str; 2] = ["web", "batch"];
 
 impl ScheduleBuilder {
-    /// Adds one scene of a world with replication controllers.
+    /// Adds one group of related actions of a world with replication controllers.
     pub fn rc_scene(&mut self) {
         let at = self.moment();
         match self.rng.below(11) {
@@ -59,7 +59,7 @@ impl ScheduleBuilder {
                 let length = self.rng.between(Duration::from_secs(1), most);
                 self.at(at, Fault::Stall(length));
             }
-            // What was sent before the session ended arrives after it.
+            // Requests sent before the session ended arrive after it.
             4 | 5 => {
                 let farm = self.rng.below(self.farms);
                 self.at(at, Fault::Stall(Duration::from_secs(3)));
@@ -74,7 +74,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// While lists come late, people change their minds about a record of which each pod finds another node.
+    /// While lists are delayed, users change a record's selector again and again, so that each pod is placed elsewhere.
     fn rc_busy(&mut self, at: Duration) {
         self.slow_lists(at);
         let record = self.rng.below(3);
@@ -103,7 +103,7 @@ impl ScheduleBuilder {
                 NodeAction::Drain(node, false),
             ),
             6 => self.rc_long_gone(node),
-            // Some ail for long, and a node of the healthy must be left meanwhile.
+            // Some nodes are ill for long, and the node of a healthy pod must be left meanwhile.
             _ => {
                 let early = CALM_UNTIL;
                 for _ in 0..2 {
@@ -121,7 +121,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// A node is unfit for so long that everybody must know, and then there are pods to be placed.
+    /// A node is unfit for longer than views are old; then pods are to be placed.
     fn rc_long_gone(&mut self, node: usize) {
         let (begin, end) = match self.rng.below(3) {
             0 => (NodeAction::AgentDown(node), NodeAction::AgentUp(node)),
@@ -155,7 +155,7 @@ impl ScheduleBuilder {
                 RcAction::Disable(record, true),
                 RcAction::Disable(record, false),
             ),
-            // Somebody changes his mind at once.
+            // A user reverts the change at once.
             5 | 6 => {
                 let count = self.rc_count();
                 self.at(at, RcAction::Scale(record, count));
@@ -198,7 +198,7 @@ impl ScheduleBuilder {
                 ),
                 _ => self.at(at, RcAction::Litter),
             },
-            // Somebody puts a pod by hand where one is about to be placed.
+            // A user puts a pod where one is about to be placed.
             _ => {
                 let node = self.rng.below(self.nodes);
                 self.while_(

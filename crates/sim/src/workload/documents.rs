@@ -1,4 +1,4 @@
-//! Replication controllers, jobs and queues as users first write them.
+//! Initial records of replication controllers, jobs and queues.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -6,9 +6,9 @@ use uuid::Uuid;
 use rcfarm_api::ids::{Namespaced, PodId, RcId};
 use rcfarm_api::rc::spec::RcRecord;
 
-/// Replication controllers. The last two call their pods the same.
+/// Number of replication controllers. The last two have the same pod id.
 pub const RECORDS: usize = 5;
-/// What jobs are like. The name of a job begins with its kind's.
+/// Kinds of jobs. A job's name begins with its kind.
 pub const KINDS: [&str; 13] = [
     "one", "gang", "steps", "pods", "tf", "torch", "mpi", "doomed", "elastic", "plain", "evicted",
     "endless", "wide",
@@ -22,14 +22,14 @@ pub fn rc_id(n: usize) -> RcId {
     RcId(Uuid::from_u128(0xabcd_0000_0000_4000_8000_0000_0000_0000 + n as u128))
 }
 
-/// What a record's pods are called: the last two share a name.
+/// Pod id of a record; the last two share one.
 #[must_use]
 pub fn pod_id(n: usize) -> PodId {
     let name = if n == 3 || n == 4 { "shared".to_owned() } else { format!("pod-{n}") };
     name.parse().expect("a pod's id")
 }
 
-/// A record as it is first written.
+/// Initial record.
 #[must_use]
 pub fn record(n: usize) -> RcRecord {
     let strategy = if n.is_multiple_of(2) { "dynamic_strategy" } else { "static_strategy" };
@@ -128,7 +128,7 @@ pub fn document(kind: &str, n: usize) -> Value {
             "policies": [{"event": "PodEvicted", "action": "RestartJob"},
                 {"event": "PodFailed", "action": "AbortJob", "timeout": "2s"}],
         }),
-        // With little room in a transaction it starts in a batched start of several.
+        // With small transactions its batched start takes several.
         "wide" => {
             let mut many = task("w", 9, "c");
             many["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] =
@@ -156,7 +156,7 @@ pub fn document(kind: &str, n: usize) -> Value {
     json!({"apiVersion": api, "kind": word, "spec": spec})
 }
 
-/// What a queue is like when it is first written.
+/// Initial record of a queue.
 #[must_use]
 pub fn queue(name: &str) -> Value {
     let spec = match name {

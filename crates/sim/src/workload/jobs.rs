@@ -1,4 +1,4 @@
-//! What users do with jobs, commands and queues.
+//! Writes of users to jobs, commands and queues.
 
 use serde_json::{Value, json};
 
@@ -37,14 +37,14 @@ impl Workload {
         serde_json::from_slice(&self.get(&key::job(id))?.value).ok()
     }
 
-    /// Changes a job's document, if it can be read.
+    /// Changes a job's document if it is valid.
     fn edit_job(&self, id: &Namespaced, how: impl FnOnce(&mut Value)) {
         let Some(mut document) = self.document(id) else { return };
         how(&mut document);
         self.put(&key::job(id), document.to_string());
     }
 
-    /// Suspends a job in its record, or ends that.
+    /// Suspends a job in its record, or resumes it.
     pub fn suspend_job(&self, id: &Namespaced, suspend: bool) {
         self.edit_job(id, |document| match document["kind"] == "Job" {
             true => document["spec"]["suspend"] = json!(suspend),
@@ -52,7 +52,7 @@ impl Workload {
         });
     }
 
-    /// Wants so many members of the first task.
+    /// Sets the number of members of the first task.
     pub fn scale_job(&self, id: &Namespaced, count: usize) {
         self.edit_job(id, |document| {
             if let Some(task) = document.pointer_mut("/spec/tasks/0") {
@@ -73,12 +73,12 @@ impl Workload {
         self.delete(&key::job(id));
     }
 
-    /// Spoils a job's record.
+    /// Writes a malformed job.
     pub fn malform_job(&self, id: &Namespaced, how: usize) {
         match how {
             0 if self.get(&key::job(id)).is_some() => self.put(&key::job(id), "{"),
             1 => self.edit_job(id, |document| document["spec"]["teh"] = json!(1)),
-            // A circle.
+            // A cycle.
             _ => self.edit_job(id, |document| {
                 if let Some(task) = document.pointer_mut("/spec/tasks/0") {
                     task["dependsOn"] = json!({"name": [task["name"].clone()]});
@@ -87,7 +87,7 @@ impl Workload {
         }
     }
 
-    /// Puts a record right that was changed, unless it is being deleted.
+    /// Repairs a changed record, unless it is being deleted.
     pub fn mend_job(&self, id: &Namespaced, document: &Value) {
         let Some(entry) = self.get(&key::job(id)) else { return };
         let stands: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
@@ -96,10 +96,10 @@ impl Workload {
         }
     }
 
-    /// Asks something of a job; by name and index of a member where `of` says so.
+    /// Sends a command to a job, or to a task or member as `of` says.
     pub fn command(&self, id: &Namespaced, action: CommandAction, of: Option<(&str, Option<u32>)>) {
         let uid = self.get(&key::job(id)).map(|entry| entry.create_index);
-        // Some name the very job, some do not.
+        // Some commands name the uid, some do not.
         let uid = uid.filter(|_| self.ids.below(2) == 0);
         let (task, index) = of.map_or((None, None), |(task, n)| (Some(task.to_owned()), n));
         self.give(action, Target::Job { job: id.clone(), uid, task, index });
@@ -129,17 +129,17 @@ impl Workload {
         self.put(&queue_key(name), record.to_string());
     }
 
-    /// Spoils a queue's record.
+    /// Writes a malformed queue.
     pub fn malform_queue(&self, name: &str) {
         self.put(&queue_key(name), r#"{"spec":{"weight":0}}"#);
     }
 
-    /// Writes a queue as it was at first, and open.
+    /// Writes the original record of a queue, open.
     pub fn mend_queue(&self, name: &str) {
         self.put(&queue_key(name), queue(name).to_string());
     }
 
-    /// Takes the intent of a job's pod away, as if evicted by hand.
+    /// Deletes the intent of a job's pod, as an eviction by hand.
     pub fn drop_job_intent(&self, id: &Namespaced) {
         let place = self.checker.look(|model, _| {
             let model = &model.jobs;
@@ -154,7 +154,7 @@ impl Workload {
         }
     }
 
-    /// Leaves keys where they do not belong.
+    /// Writes keys that do not belong there.
     pub fn litter_jobs(&self) {
         for prefix in [key::jobs(), key::commands(), key::pod_groups(), key::queues()] {
             if let Some(key) = prefix.key_of("litter") {
@@ -163,13 +163,13 @@ impl Workload {
         }
     }
 
-    /// Has jobs go on that somebody stopped: nothing shall be waited for any more.
+    /// Resumes all stopped jobs.
     pub fn resume_all(&self) {
         let stopped: Vec<Namespaced> = self.checker.look(|model, _| {
             let model = &model.jobs;
             let stopped = model.statuses.iter().filter(|(id, status)| {
                 let of_this = model.jobs.get(*id).is_some_and(|job| job.uid == status.uid);
-                // Those that their record suspended go on by themselves.
+                // Jobs that their record suspended resume by themselves.
                 status.state.phase == JobPhase::Aborted && of_this && !status.suspended
             });
             let asked = |id: &Namespaced| {

@@ -1,4 +1,4 @@
-//! What users do with replication controllers: as the commands do it, and sometimes as they should not.
+//! Writes of users to replication controllers: as the commands make them, and sometimes wrong ones.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -59,7 +59,7 @@ impl Workload {
         self.txn(&[put, self.log(&Details::ControllerCreated(created)), self.bell(n)]);
     }
 
-    /// Changes a record, if it can be read.
+    /// Changes a record if it is valid.
     fn edit_rc(&self, n: usize, how: impl FnOnce(&mut RcRecord)) {
         let Some(mut record) = self.read(n) else { return };
         let before = record.replicas_desired;
@@ -67,13 +67,13 @@ impl Workload {
         let scaled = self.change(n, Some(before), Some(record.replicas_desired));
         let put = Op::Set { key: key::rc(record.id), value: record.encode(), flags: 0 };
         let log = self.log(&Details::ControllerScaled(scaled));
-        // Some ring, some do not.
+        // Some users ring the doorbell, some do not.
         let bell = self.bell(n);
         let ops = [put, log, bell];
         self.txn(if self.ids.below(2) == 0 { &ops } else { &ops[..2] });
     }
 
-    /// Asks for so many pods.
+    /// Sets the desired count.
     pub fn scale_rc(&self, n: usize, count: i64) {
         self.edit_rc(n, |record| record.replicas_desired = count);
     }
@@ -83,12 +83,12 @@ impl Workload {
         self.edit_rc(n, |record| record.disabled = disabled);
     }
 
-    /// Wants other nodes.
+    /// Changes the node selector.
     pub fn select_nodes(&self, n: usize, selector: &str) {
         self.edit_rc(n, |record| record.node_selector = selector.to_owned());
     }
 
-    /// Labels a record; the third one has a declared minimum of health.
+    /// Labels a record; the third one declares a minimum health.
     pub fn tier(&self, n: usize, tier: &str) {
         let least = if n == 2 { Some((key::MIN_HEALTH_LABEL, "2")) } else { None };
         let labels: BTreeMap<&str, &str> = [("tier", tier)].into_iter().chain(least).collect();
@@ -96,17 +96,17 @@ impl Workload {
         self.put(&key::rc_labels(rc_id(n)), value);
     }
 
-    /// Spoils a record.
+    /// Writes a malformed record.
     pub fn malform_rc(&self, n: usize) {
         self.put(&key::rc(rc_id(n)), "{");
     }
 
-    /// Spoils a record's labels.
+    /// Writes malformed labels of a record.
     pub fn bad_labels(&self, n: usize) {
         self.put(&key::rc_labels(rc_id(n)), "[");
     }
 
-    /// Puts right what cannot be read, is gone, or is disabled.
+    /// Repairs a record that is malformed, missing or disabled.
     pub fn mend_rc(&self, n: usize, tier: &str) {
         match self.read(n) {
             Some(record) if record.disabled => self.disable(n, false),
@@ -129,7 +129,7 @@ impl Workload {
         self.txn(&[Op::Delete { key: key::rc(rc_id(n)) }, log]);
     }
 
-    /// Gives a pod of one record to another that calls its pods the same.
+    /// Relabels a pod to another record with the same pod id.
     pub fn give_pod(&self, from: usize, to: usize) {
         let (old, new) = (rc_id(from), rc_id(to));
         let places =
@@ -152,7 +152,7 @@ impl Workload {
         let _ = self.checker.now(SimActor::User, delete);
     }
 
-    /// Puts a pod by hand where a record's pod would stand.
+    /// Writes a pod by hand on a node where a record's pod may be placed.
     pub fn squat(&self, node: &NodeName, n: usize) {
         let place = PodRef { node: node.clone(), pod: pod_id(n) };
         let taken = self.checker.look(|model, _| model.services.pods.contains_key(&place));
@@ -164,7 +164,7 @@ impl Workload {
         }
     }
 
-    /// Takes it away again.
+    /// Removes it.
     pub fn unsquat(&self, node: &NodeName, n: usize) {
         let key = key::intent(node, &pod_id(n));
         if let Some(entry) = self.get(&key).filter(|entry| entry.value.ends_with(b"by: hand\n")) {
@@ -174,7 +174,7 @@ impl Workload {
         }
     }
 
-    /// Holds a record's mutation lock, or gives it back.
+    /// Takes a record's mutation lock, or releases it.
     pub fn hold_lock(&self, n: usize, hold: bool) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if !hold {
@@ -193,7 +193,7 @@ impl Workload {
         locks.insert(n, session);
     }
 
-    /// Leaves keys where they do not belong.
+    /// Writes keys that do not belong there.
     pub fn litter_rcs(&self) {
         for prefix in [key::rcs(), key::labels(LabelKind::Pod), key::intents(), key::rc_statuses()]
         {

@@ -1,4 +1,4 @@
-//! The users of a world: who they are, and how they write.
+//! The users of a world, and how they write.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
