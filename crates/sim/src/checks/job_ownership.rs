@@ -7,7 +7,7 @@ use crate::facts::{CheckFacts, Report};
 use crate::model::{AppliedWrite, JobModel, ModelEvent};
 use rcfarm_api::ids::Namespaced;
 
-/// 1: a writer of a job holds its lock; a writer of queue statuses holds a scheduler's.
+/// 1: a writer of a job holds its lock; a writer of statuses of groups and queues holds a scheduler's.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &JobModel,

@@ -223,7 +223,7 @@ fn waiting<'b>(
     })
 }
 
-/// Meets the occasion of a lower, smaller group that waits behind a higher one in a strict queue.
+/// Counts the occasion of a lower, smaller group that waits behind a higher one in a strict queue.
 fn lower_waits(applied_write: &AppliedWrite<'_>, model: &JobModel, facts: &CheckFacts) {
     let strict = |spec: &Option<QueueSpec>| {
         spec.as_ref().is_some_and(|spec| spec.dequeue_strategy == QueueStrategy::Fifo)

@@ -330,7 +330,7 @@ fn whole_allocations(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report:
     }
 }
 
-/// Meets the occasion of a disabled record with a wrong number of pods, after a user wrote it.
+/// Counts the occasion of a disabled record with a wrong number of pods, after a user wrote it.
 fn amiss(applied_write: &AppliedWrite<'_>, model: &ServiceModel) {
     for (item, _) in &applied_write.changes {
         let Item::Record(rc) = item else { continue };
@@ -340,7 +340,7 @@ fn amiss(applied_write: &AppliedWrite<'_>, model: &ServiceModel) {
     }
 }
 
-/// Meets the occasion of a healthy pod that should move and must wait.
+/// Counts the occasion of a healthy pod that should move and must wait.
 fn waits_to_move(applied_write: &AppliedWrite<'_>, model: &ServiceModel, rc: RcId) {
     let Some(spec) = model.spec(rc).filter(|spec| spec.strategy == RcStrategy::Dynamic) else {
         return;

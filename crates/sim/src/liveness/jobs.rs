@@ -88,7 +88,7 @@ fn gangs(model: &JobModel) -> Option<(u32, String)> {
     half.or(left).map(|what| (16, what))
 }
 
-/// Pods run if and only if they are intended.
+/// All running pods are intended, and belong to the present job of their name.
 fn machines(model: &JobModel) -> Option<(u32, String)> {
     let dead = |node: &NodeName| model.nodes.get(node).is_some_and(|node| node.gone);
     let unwanted = |place: &&PodRef| !model.intents.contains_key(*place) && !dead(&place.node);
