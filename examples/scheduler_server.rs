@@ -24,12 +24,12 @@ use serde::{Deserialize, Serialize};
 struct Machine {
     #[serde(default)]
     labels: Labels,
-    /// Takes no new pods; those that it has shall leave.
+    /// Gets no new pods; its pods shall leave.
     #[serde(default)]
     cordoned: bool,
 }
 
-/// What every request says; `allocate_nodes` and `deallocate_nodes` say more.
+/// Fields of every request; `allocate_nodes` and `deallocate_nodes` have more.
 #[derive(Deserialize)]
 struct Ask {
     replication_controller_id: String,
@@ -49,12 +49,12 @@ struct Nodes {
     nodes: Vec<String>,
 }
 
-/// What was promised.
+/// Reservations.
 #[derive(Default)]
 struct Book {
     /// Controllers by node.
     reserved: BTreeMap<String, BTreeSet<String>>,
-    /// What was answered to a token: asked again, it gets the same answer.
+    /// Answer by token: a repeated request gets the same answer.
     answered: BTreeMap<String, Vec<String>>,
 }
 
@@ -64,7 +64,7 @@ struct Scheduler {
     book: Arc<Mutex<Book>>,
 }
 
-/// Anything but 2xx and 409 makes the farm ask again later.
+/// A status other than 2xx and 409 makes the farm retry later.
 type Answer<T> = Result<T, (StatusCode, String)>;
 
 /// The service over the machines in the file `fleet`.
@@ -122,7 +122,7 @@ async fn allocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) -> A
     Ok(Json(Nodes { nodes: free }))
 }
 
-/// Giving back what is not reserved is fine: it makes a repeated call harmless.
+/// Releasing a node that is not reserved succeeds, so that a call can be repeated.
 async fn deallocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) -> StatusCode {
     let mut book = scheduler.book();
     for node in &ask.nodes {

@@ -1,4 +1,4 @@
-//! Times read off Consul's index: when was each index first seen?
+//! Measures when each Consul index was first seen.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Drop for IndexClock {
 }
 
 impl IndexClock {
-    /// Blocks on a prefix, and reads only its folders: late by a wake-up, about a millisecond.
+    /// Watches a prefix by a blocking query for its folders. About 1 ms late.
     pub async fn blocking(store: Arc<Consul>, prefix: Prefix) -> anyhow::Result<IndexClock> {
         let first = store.keys(&prefix, Some("/"), Query::PLAIN).await?.index;
         let log = Arc::new(Log::default());
@@ -61,8 +61,8 @@ impl IndexClock {
         Ok(IndexClock { log, task })
     }
 
-    /// Asks for a key that does not exist, which shows the index of all keys for next to nothing: late by up to
-    /// `every`, but does not disturb a farm that writes thousands of transactions.
+    /// Polls a missing key, whose answer carries the index of the whole KV store. Up to `every` late, but cheap for a
+    /// server under load.
     pub async fn sampled(store: Arc<Consul>, every: Duration) -> anyhow::Result<IndexClock> {
         let nothing = Key::parse("rcfarm-bench-no-such-key")?;
         let log = Arc::new(Log::default());
@@ -95,7 +95,7 @@ impl IndexClock {
         seen.get(at).map(|(_, at)| *at).with_context(|| format!("index {index} was never seen"))
     }
 
-    /// Waits until an index beyond `before` is seen, and says when that was.
+    /// Waits until an index greater than `before` is seen. Returns when that was.
     pub async fn beyond(&self, before: Index, at_most: Duration) -> anyhow::Result<Instant> {
         let found = async {
             loop {
@@ -109,7 +109,7 @@ impl IndexClock {
         timeout(at_most, found).await.context("nothing happened")?
     }
 
-    /// Waits until the index has stood still for `quiet`.
+    /// Waits until the index has not changed for `quiet`.
     pub async fn still(&self, quiet: Duration, at_most: Duration) -> anyhow::Result<()> {
         let give_up = Instant::now() + at_most;
         while Instant::now() < give_up {

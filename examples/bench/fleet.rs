@@ -1,4 +1,4 @@
-//! What the user of the benchmark has: nodes and records, written as people and p2's tools write them.
+//! Nodes and records of the benchmark, written as users and p2's tools write them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn trees() -> impl Iterator<Item = Prefix> {
     TREES.iter().filter_map(|tree| Prefix::parse(tree).ok())
 }
 
-/// Everything is deleted after each row, so it must be ours.
+/// Fails if any prefix of the benchmark has keys: they are deleted after each row.
 pub async fn must_be_empty(store: &Consul) -> anyhow::Result<()> {
     for tree in trees() {
         if !store.keys(&tree, Some("/"), Query::PLAIN).await?.value.is_empty() {
@@ -81,7 +81,7 @@ impl Rc {
         .to_string()
     }
 
-    /// Creates the record, or gives it another count.
+    /// Creates the record, or changes its count.
     pub async fn write(self, store: &Consul, replicas: usize) -> anyhow::Result<()> {
         let record = self.record(replicas).into();
         if !store.put(&key::rc(self.id), record, 0, PutMode::Set).await? {

@@ -90,7 +90,7 @@ impl Bench {
         Ok(NodesProcess { child, questions, answers })
     }
 
-    /// A farm that has made the queue and the scheduler that it works with, and is at rest.
+    /// An idle farm that has created the queue and the scheduler.
     async fn idle_farm(&self, name: &str) -> anyhow::Result<crate::farm::FarmProcess> {
         let farm = self.start(name)?;
         let queue = key::queue(&"default".parse()?);
@@ -110,7 +110,7 @@ impl Bench {
         Ok(entry.map(|entry| JobStatus::decode(&entry.value)).transpose()?.unwrap_or_default())
     }
 
-    /// `count` jobs of one pod are submitted at once, and all of them come to their end.
+    /// `count` jobs of one pod are submitted at once; measured until all have ended.
     pub async fn jobs(&self, count: usize) -> anyhow::Result<Vec<Figure>> {
         let raw_few = raw::rate(&self.store, 1).await?;
         let raw_full = raw::rate(&self.store, 30).await?;
@@ -172,7 +172,7 @@ impl Bench {
         ])
     }
 
-    /// A job of as many pods as there are nodes with room for one each: all intents are there.
+    /// A job with one pod per node, each node with room for one; measured until all intents exist.
     pub async fn gang(&self, count: usize) -> anyhow::Result<Vec<Figure>> {
         let nodes = self.nodes(count, 1).await?;
         let mut farm = self.idle_farm("bench-a").await?;

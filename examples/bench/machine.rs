@@ -1,4 +1,4 @@
-//! What `/proc` says of a process and of the machine.
+//! Resource use of processes and of the machine, from `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 /// `USER_HZ`: 100 on every Linux that Consul runs on.
 const TICKS: f64 = 100.0;
 
-/// Processor time of a process so far.
+/// CPU time of a process so far.
 pub fn cpu(pid: u32) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the program's name in brackets and may hold anything.
@@ -19,7 +19,7 @@ pub fn cpu(pid: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64((user + system) / TICKS))
 }
 
-/// Resident memory of a process in MiB: now, and at its most.
+/// Resident memory of a process in MiB: current, and peak.
 pub fn memory(pid: u32) -> anyhow::Result<(f64, f64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| -> Option<f64> {
@@ -47,7 +47,7 @@ pub fn connections(pid: u32) -> anyhow::Result<usize> {
     Ok(open.filter(|link| established.contains(link)).count())
 }
 
-/// How busy the machine is, and how much of it is ours.
+/// CPU time of the machine, and the part of the benchmark's own processes.
 pub struct Busy {
     at: Instant,
     all: Duration,
@@ -55,7 +55,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// `pids`: ours, besides this process and the children that have ended.
+    /// `pids`: own processes, besides this one and its ended children.
     pub fn now(pids: &[u32]) -> anyhow::Result<Busy> {
         let stat = fs::read_to_string("/proc/stat")?;
         let fields: Vec<f64> = stat

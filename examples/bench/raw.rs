@@ -1,5 +1,4 @@
-//! What the same Consul gives with the same requests and no farm: how many transactions a second, and how fast
-//! one is answered by another.
+//! Baseline: the same requests to the same Consul without a farm. Transactions per second, and latency.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +21,9 @@ use uuid::Uuid;
 
 use crate::fleet::{Rc, node};
 
-/// How long a rate is taken.
+/// Length of a measurement of a rate.
 const FOR: Duration = Duration::from_millis(1_500);
-/// As many connections as a farm uses.
+/// Number of connections, as a farm uses.
 const CONNECTIONS: usize = 8;
 
 /// A record with a count of pods, and the claim on it.
@@ -77,7 +76,7 @@ pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-/// How long `count` transactions of `pods` pods each take, one after the other.
+/// Durations of `count` transactions of `pods` pods each, one after the other.
 pub async fn one_after_the_other(
     store: &Arc<Consul>,
     pods: usize,
@@ -103,8 +102,8 @@ async fn epoch(store: &Consul) -> anyhow::Result<Epoch> {
     Ok(Epoch::new(session, Instant::now() + Duration::from_secs(3600)))
 }
 
-/// The requests that a farm cannot do without, and nothing else: a watch on the records, as a farm has it, and for each
-/// that has changed a lock, if it is new, and a transaction that writes one pod. How fast a farm could be.
+/// The minimum of requests that a farm needs: a watch on the records, and for each changed one a lock, if it is new,
+/// and a transaction that writes one pod. It shows how fast a farm could be.
 pub struct Echo {
     epoch: Epoch,
     task: JoinHandle<anyhow::Result<()>>,
@@ -170,7 +169,7 @@ async fn echo(
                 lock(&store, &epoch, &[rc]).await?;
             }
             let claim = Claim::new(key::rc_lock(rc), epoch.clone());
-            // One answer may show several records: each gets a pod of its own.
+            // One answer may show several new records; each gets a pod.
             n += 1;
             match writer.commit(transaction(&claim, (rc, record.modify_index), n, 1)).await? {
                 Commit::Applied(_) => {}
@@ -189,7 +188,7 @@ fn transaction(
     let filler = |len: usize| bytes::Bytes::from(vec![b'x'; len]);
     let mut txn = Txn::under(claim);
     txn.push(Op::CheckIndex { key: key::rc(rc), index });
-    // As long as a status and an audit record are.
+    // As long as real statuses and audit records.
     let status = key::rc_status(RcId(Uuid::new_v4()));
     txn.push(Op::Cas { key: status, value: filler(760), flags: 0, index: Index::ZERO });
     let pod: PodId = format!("raw-{n}").parse().expect("a legal name");

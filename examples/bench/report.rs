@@ -1,17 +1,17 @@
-//! Figures, their bars, and the table.
+//! Figures, their limits, and the table.
 
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-/// What a figure must not pass.
+/// Limit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bar {
     AtMost(f64),
     AtLeast(f64),
-    /// Shown beside the others, with no bar of its own.
+    /// Shown without a limit.
     None,
 }
 
@@ -58,7 +58,7 @@ struct Summary {
     values: Vec<f64>,
     best: f64,
     median: f64,
-    /// Whether the median keeps to the bar.
+    /// Whether the median keeps the limit.
     met: Option<bool>,
 }
 
@@ -131,7 +131,7 @@ impl Report {
     }
 }
 
-/// Three digits that count.
+/// Three significant digits.
 fn digits(value: f64) -> String {
     let decimals = if value >= 100.0 || value == value.trunc() {
         0

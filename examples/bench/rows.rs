@@ -85,11 +85,11 @@ pub struct Bench {
     pub idle: u64,
 }
 
-/// Longer than any row may take to settle.
+/// Limit for a row to settle.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Nothing has been written for this long: a farm is done.
+/// A farm is done when nothing has been written for this long.
 pub const QUIET: Duration = Duration::from_millis(250);
-/// How exactly a farm that writes thousands of transactions is timed.
+/// Sampling interval for a farm that writes thousands of transactions.
 pub const SAMPLING: Duration = Duration::from_millis(5);
 
 fn ms(duration: Duration) -> f64 {
@@ -123,7 +123,7 @@ impl Bench {
         FarmProcess::start(&self.address, name, &self.logs)
     }
 
-    /// A farm that has brought `rcs` records of `replicas` to their pods and is at rest.
+    /// An idle farm that has created all pods of `rcs` records with `replicas` each.
     async fn settled(
         &self,
         nodes: usize,
@@ -135,7 +135,7 @@ impl Bench {
         let rcs = fleet::make_rcs(&self.store, rcs, replicas).await?;
         let farm = self.start("bench-a")?;
         self.wait_for_pods(rcs.len() * replicas).await?;
-        // The trees that a farm reads least often come to rest, too.
+        // The caches that are read least often settle too.
         sleep(Duration::from_secs(3)).await;
         Ok((farm, rcs))
     }
@@ -227,7 +227,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Records are created, one after the other, and taken away again.
+    /// Creates records one after the other and deletes them again. Measures the creation.
     async fn creations(&self, by_farm: bool) -> anyhow::Result<Vec<Duration>> {
         let clock = IndexClock::blocking(self.store.clone(), key::intents()).await?;
         let others = fleet::intents(&self.store).await?;
@@ -267,7 +267,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Records come at random instants, 20 a second.
+    /// Creates records at random times, 20 a second.
     async fn arrive(&self, from: usize) -> anyhow::Result<(Vec<Duration>, Vec<Rc>)> {
         let clock = IndexClock::blocking(self.store.clone(), key::intents()).await?;
         let pods = fleet::intents(&self.store).await?;
@@ -370,8 +370,8 @@ impl Bench {
         self.consul_pid.map_or(Ok(Duration::ZERO), machine::cpu)
     }
 
-    /// Two farms share 1,000 records; one ends. Until the other has written the last status, which it does under
-    /// its own fence, as soon as it acts on a record.
+    /// Two farms share 1,000 records; one ends. Measures until the other has written the last status under its own
+    /// fence.
     async fn failover(&self, kill: bool) -> anyhow::Result<Vec<Figure>> {
         let (leaver, _) = self.settled(200, 1_000, 3).await?;
         let heir = self.start("bench-b")?;
@@ -415,7 +415,7 @@ impl Bench {
         ])
     }
 
-    /// How many records a farm has acted on last, and when the last status of all was written.
+    /// Number of records whose status a farm wrote last, and the index of the last status of all.
     async fn owned_by(&self, farm: &str) -> anyhow::Result<(usize, Index)> {
         let statuses = self.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
         let owner = |entry: &Entry| {
@@ -443,7 +443,7 @@ pub fn sent(requests: &Requests, kind: &str) -> f64 {
     requests.get(kind).copied().unwrap_or(0) as f64
 }
 
-/// A latency, what the same requests take without a farm, and how many times that it is.
+/// A latency, the same requests without a farm, and the ratio of both.
 fn latencies(of: &str, ours: (f64, f64), floor: (f64, f64)) -> Vec<Figure> {
     vec![
         Figure::new(format!("{of}, p50"), ours.0, "ms"),

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-/// How often the store is asked whether something has happened, where no time is taken.
+/// Interval of polls where no time is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 pub struct Lab {
@@ -33,7 +33,7 @@ pub struct Lab {
     consul: ConsulServer,
 }
 
-/// Cores that all processes of the machine use together.
+/// CPU time of all processes of the machine, and when it was read.
 pub struct Busy(Instant, f64);
 
 fn jiffies() -> anyhow::Result<f64> {
@@ -54,7 +54,7 @@ impl Busy {
 }
 
 impl Lab {
-    /// A server that keeps its data, so that it can be restarted. It allows a client so many connections.
+    /// A server with data on disk, so that it can be restarted. It allows each client this many connections.
     pub async fn new(program: &Path, connections: u32) -> anyhow::Result<Lab> {
         let config =
             format!("log_level = \"warn\"\nlimits {{ http_max_conns_per_client = {connections} }}");
@@ -79,7 +79,7 @@ impl Lab {
         self.until_led().await
     }
 
-    /// Waits until it can be written to, and has the node that sessions need.
+    /// Waits until it accepts writes and has registered its node, which sessions need.
     async fn until_led(&self) -> anyhow::Result<()> {
         let probe = Key::parse("bench-probe")?;
         until("a leader", || async {
@@ -112,7 +112,7 @@ impl Lab {
         Ok(Process::start(command.args(arguments), self.dir.path(), &format!("{name}.log")))
     }
 
-    /// A farm, gone when dropped.
+    /// Starts a farm, which is killed when dropped.
     pub fn farm(&self) -> anyhow::Result<impl Drop + use<>> {
         self.daemon("farm", &["farm", "run", "--name", "bench"])
     }
@@ -191,12 +191,12 @@ impl Node {
         Ok(())
     }
 
-    /// `kill -9`; its pods go on.
+    /// `kill -9` of the agent; its pods keep running.
     pub fn kill_agent(&mut self) {
         self.agent = None;
     }
 
-    /// As if the machine had lost its power.
+    /// Kills the agent and its pods, as a power failure does.
     pub fn kill_everything(&mut self) {
         self.agent = None;
         pod_processes::kill(&self.data);

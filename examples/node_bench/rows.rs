@@ -136,7 +136,7 @@ async fn start(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// How long it takes until a blocking read shows a write, with nobody in between.
+/// Time until a blocking read shows a write, without an agent.
 async fn echo(lab: &Lab) -> anyhow::Result<(Duration, Duration)> {
     let mut times = Vec::new();
     let at = rcfarm_store::Key::parse("bench-echo")?;
@@ -169,7 +169,7 @@ fn fork() -> anyhow::Result<(Duration, Duration)> {
     Ok(percentiles(times))
 }
 
-/// From `kill -9` of a pod's process to the owner's status that counts one healthy pod less.
+/// Time from `kill -9` of a pod's process to the RC status with one healthy pod less.
 async fn exit(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     const RCS: usize = 20;
     let _farm = lab.farm()?;
@@ -181,7 +181,7 @@ async fn exit(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         controllers.push((id, pod));
     }
     until_running(lab, RCS).await?;
-    // Changes of health alone are written at most every two seconds; here each has the time.
+    // Status writes that change only health are limited to one per 2 s; the pause avoids that limit.
     sleep(Duration::from_secs(5)).await;
     let mut times = Vec::new();
     for round in 0..5 {
@@ -214,7 +214,7 @@ async fn exit(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// Requests of agents that have nothing to do.
+/// Requests of idle agents.
 async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     const AGENTS: usize = 200;
     const FOR: Duration = Duration::from_secs(60);
@@ -302,7 +302,7 @@ async fn adopt(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         Ok(now.is_some() && now != session)
     })
     .await?;
-    // Health went with the old session; it is back when all pods were told anew.
+    // The health keys were deleted with the old session and return with the first reports.
     until("health", || async {
         let keys = lab.store.keys(&key::healths(), None, Query::PLAIN).await?.value;
         Ok(keys.len() == 50)
@@ -325,7 +325,7 @@ async fn kill(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     let _farm = lab.farm()?;
     let dir = tempfile::tempdir()?;
     let at = dir.path().display();
-    // Whoever lives has the file; a process that was killed cannot take it away, so its pid is looked at.
+    // A live process owns the file. A killed process cannot delete it, so its pid is checked.
     let script = format!(
         "if [ -e {at}/pid ] && kill -0 $(cat {at}/pid) 2>/dev/null; then echo twice >> {at}/twice; fi; \
          echo $$ > {at}/pid; exec sleep 600"
@@ -350,7 +350,7 @@ async fn kill(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         .await?;
         let on = intended_on(lab, &pod).await?.context("an intent")?;
         let victim = nodes.iter_mut().find(|node| node.name == on).context("its node")?;
-        // Every other time only the agent dies, and the shim has to end the process before it may run elsewhere.
+        // Every second time only the agent is killed, and the shim must end the process before it may run elsewhere.
         let killed = Instant::now();
         if round % 2 == 0 {
             victim.kill_everything()
@@ -420,7 +420,7 @@ async fn drain(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         record["state"] = json!("draining");
         lab.put(&key::node(&node.name), record.to_string()).await?;
     }
-    // Each state of the tree that a blocking read shows is looked at.
+    // Each state that a blocking read shows is checked.
     let (mut index, mut least, mut states) = (Index::ZERO, usize::MAX, 0);
     loop {
         let query = Query::after(index, Duration::from_millis(200));
@@ -467,7 +467,7 @@ async fn restart(lab: &mut Lab) -> anyhow::Result<Vec<Figure>> {
     let before = pids(lab).await?;
     let more: Vec<PodId> =
         (0..40).map(|n| format!("more-{n:02}").parse()).collect::<Result<_, _>>()?;
-    // Half of the change before, half after; some of what came before goes again.
+    // Half of the changes come before the restart, half after it; some new intents are deleted again.
     for pod in &more[..20] {
         lab.put(&key::intent(&node.name, pod), manifest(pod.as_str(), "")).await?;
         sleep(Duration::from_millis(20)).await;

@@ -87,7 +87,8 @@ impl Kv {
         self.get(key).map_or(self.newest, |entry| entry.modify_index)
     }
 
-    /// The index of a read of a prefix: the newest of its entries and tombstones, or the table's index without any.
+    /// The index of a read of a prefix: the newest of its entries and tombstones. Without any, and for the empty prefix,
+    /// the table's index.
     #[must_use]
     pub fn prefix_index(&self, prefix: &str) -> Index {
         if prefix.is_empty() {
@@ -243,7 +244,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Deletes everything under a prefix. Leaves one tombstone, named by the prefix.
+    /// Deletes everything under a prefix. If there was anything, leaves one tombstone, named by the prefix.
     pub(super) fn delete_tree(&mut self, prefix: &str) {
         let doomed: Vec<String> = below(&self.kv.entries, prefix).map(|(k, _)| k.clone()).collect();
         for key in &doomed {
