@@ -22,11 +22,11 @@ use rcfarm_api::backoff;
     reason = "a length is only ever compared with the one before"
 )]
 pub trait CacheIndex: Default + Send + Sync + 'static {
-    /// The meaning of `entries`, all below `prefix`; `old` is the last one, so that what did not change need not be
-    /// decoded again.
+    /// Builds the index of `entries`, all below `prefix`. `old` is the last index, so that unchanged entries need not
+    /// be decoded again.
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self;
 
-    /// Entries in it, for noticing that it became suddenly much smaller.
+    /// Number of entries, for the mass deletion guard.
     fn len(&self) -> usize;
 }
 
@@ -46,24 +46,24 @@ pub async fn read_once<I: CacheIndex>(
 /// Contents of a prefix at one read.
 #[derive(Debug, Default)]
 pub struct Snapshot<T> {
-    /// Its meaning.
+    /// The index built from the entries.
     pub value: Arc<T>,
-    /// The answer's index.
+    /// `X-Consul-Index` of the answer.
     pub index: Index,
     /// When the read was sent; `None` before the first.
     pub asked: Option<Instant>,
-    /// How many reads had been sent when this one was answered.
+    /// Number of reads that had been sent when this one was answered.
     sent_by_then: u64,
-    /// Why the mass deletion guard holds it back, if it does.
+    /// Why it is untrusted, if it is.
     pub untrusted: Option<UntrustedReason>,
-    /// How often it was not. Somebody may have looked at it then, although the watch was not told of it.
+    /// How often it became untrusted. Controllers may have seen that although the watch did not report it.
     doubts: u32,
-    /// The size it had when it was last trusted.
+    /// Number of entries when it was last trusted.
     trusted_len: usize,
-    /// The size of the answer.
+    /// Number of entries in the answer.
     entries: usize,
-    /// The sum of its entries' indexes: read in parts, a tree may show more than its own index allocations, and a snapshot
-    /// that is restored takes that away under the same index.
+    /// Sum of the entries' indexes. A prefix that is read in parts may show entries newer than its own index. A
+    /// restored snapshot removes them under the same index.
     indexes: u64,
 }
 
@@ -74,34 +74,34 @@ impl<T> Clone for Snapshot<T> {
 }
 
 impl<T> Snapshot<T> {
-    /// Whether it has been read at all.
+    /// Whether the prefix was read at least once.
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.asked.is_some()
     }
 
     /// Whether a write that was committed at `index`, and answered at `at`, is in the snapshot. The index alone does
-    /// not tell: it goes backwards when Consul forgets deletions (`consul-semantics.md` §4.4).
+    /// not tell: it decreases when Consul drops tombstones (`consul-semantics.md` §4.4).
     #[must_use]
     pub fn shows(&self, index: Index, at: Option<Instant>) -> bool {
         let surely_later = |at: Instant| self.asked.is_some_and(|asked| asked > at + SURELY_LATER);
         self.index >= index || at.is_some_and(surely_later)
     }
 
-    /// Whether nothing has happened from `then` to now. The index of an empty tree moves with unrelated writes.
+    /// Whether nothing has changed since `then`. The index of an empty prefix moves with unrelated writes.
     fn says_the_same_as(&self, then: &Self) -> bool {
         let same = Arc::ptr_eq(&self.value, &then.value) || (self.entries, then.entries) == (0, 0);
         same && then.is_read() && self.is_trusted_as(then)
     }
 
-    /// Whether it is trusted as it was `then`, and was all the time.
+    /// Whether it is trusted as `then`, and was all the time in between.
     #[must_use]
     pub fn is_trusted_as(&self, then: &Self) -> bool {
         (self.untrusted, self.doubts) == (then.untrusted, then.doubts)
     }
 }
 
-/// A prefix read this long after a write was answered shows the write, whatever the indexes say.
+/// A read this long after a write was answered shows the write, whatever the indexes are.
 const SURELY_LATER: Duration = Duration::from_secs(30);
 
 /// A read that was sent: its time and its sequence number.
@@ -120,7 +120,7 @@ pub struct Cache<T> {
     seen: Mutex<Arc<Snapshot<T>>>,
     /// Reads that were sent.
     sent: AtomicU64,
-    /// Held while an answer is digested and put in place of the last one: several tasks read one tree.
+    /// Held while an answer is indexed and replaces the snapshot: several tasks may read one prefix.
     taking: Mutex<()>,
     read_at_once: Notify,
     doubted: Notify,
@@ -128,26 +128,26 @@ pub struct Cache<T> {
     listeners: Mutex<Vec<Listener<T>>>,
 }
 
-/// Called with the snapshot that was reported last and the new one.
+/// Called with the snapshot reported last and the new one.
 type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
 
-/// A tree that is empty is read at most this often: a watch on an empty prefix wakes on unrelated writes.
+/// Pause between reads of an empty prefix, whose watch wakes on unrelated writes.
 const EMPTY_PAUSE: Duration = Duration::from_millis(500);
 
-/// A tree that is not trusted is read again this often.
+/// Pause between reads of an untrusted prefix.
 const DOUBTFUL_PAUSE: Duration = Duration::from_secs(2);
 
-/// At least this often a tree is read anew, whatever its watch says.
+/// Interval of full reads, whatever the watch reports.
 const FULL_EVERY: Duration = Duration::from_secs(300);
 
 impl<T: CacheIndex> Cache<T> {
-    /// A tree to be watched at `poll_policy`.
+    /// A cache to be watched with `poll_policy`.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
         Self::build(reader, prefix, poll_policy, false)
     }
 
-    /// A tree that is not trusted when it becomes suddenly much smaller.
+    /// A cache with the mass deletion guard: it is untrusted when it suddenly shrinks.
     #[must_use]
     pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
         Self::build(reader, prefix, poll_policy, true)
@@ -180,13 +180,13 @@ impl<T: CacheIndex> Cache<T> {
         &self.prefix
     }
 
-    /// The tree as last read.
+    /// The last snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot<T>> {
         self.lock().clone()
     }
 
-    /// Reads the tree now. What comes back was read after this call began, and confirmed by the leader.
+    /// Reads the prefix now. The snapshot is from a consistent read sent after this call began.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -211,7 +211,7 @@ impl<T: CacheIndex> Cache<T> {
         SentRead { at: monotonic(), number: self.sent.fetch_add(1, Ordering::SeqCst) + 1 }
     }
 
-    /// Resolves when the tree has been read once.
+    /// Resolves when the prefix was read once.
     pub async fn first_read(&self) {
         loop {
             let notified = self.first.notified();
@@ -222,7 +222,7 @@ impl<T: CacheIndex> Cache<T> {
         }
     }
 
-    /// A person says that the tree is meant to be as small as it is.
+    /// An operator confirmed that the prefix is meant to be as small as it is.
     pub fn confirm(&self) {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = self.lock();
@@ -230,14 +230,14 @@ impl<T: CacheIndex> Cache<T> {
         *seen = Arc::new(Snapshot { untrusted: None, trusted_len, ..(**seen).clone() });
     }
 
-    /// Ends the pause before the next read, if there is one.
+    /// Ends the pause before the next read.
     pub fn refresh_soon(&self) {
         self.read_at_once.notify_one();
     }
 
     /// Calls `listener` with the last snapshot and the new one at each change, besides the callback of
-    /// [`Cache::watch`]. A prefix is watched once, and may concern several kinds of records. A listener that comes
-    /// after the first read begins with what has been read: the snapshot before it is an empty one.
+    /// [`Cache::watch`]. A listener that comes after the first read is called with an empty snapshot and the current
+    /// one.
     pub fn subscribe(&self, listener: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync + 'static) {
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = self.snapshot();
@@ -247,8 +247,8 @@ impl<T: CacheIndex> Cache<T> {
         listeners.push(Box::new(listener));
     }
 
-    /// Watches for ever; `changed` is called with what was told last and what is, when something has changed,
-    /// whoever read it.
+    /// Watches without end. `changed` is called with the snapshot reported last and the new one after a change,
+    /// whichever task read it.
     pub async fn watch(
         self: Arc<Self>,
         ids: IdSource,
@@ -264,8 +264,8 @@ impl<T: CacheIndex> Cache<T> {
             let next = tokio::select! {
                 biased;
                 next = watch.next() => next,
-                // Another read found it suspicious, or found an older state, which a snapshot brought back. This one
-                // would block until something else changes.
+                // Another read found the prefix untrusted, or an older state from a restored snapshot. This read would
+                // block until another change.
                 () = self.doubted.notified() => {
                     watch.reset();
                     tokio::time::sleep(DOUBTFUL_PAUSE).await;
@@ -301,7 +301,7 @@ impl<T: CacheIndex> Cache<T> {
                     last_read = monotonic();
                     let pause = budget.pause(self.poll_policy);
                     if doubtful {
-                        // Rights that come back change no index: no watch would wake for them.
+                        // Restored rights change no index, so no watch wakes for them.
                         watch.reset();
                         pause.max(DOUBTFUL_PAUSE)
                     } else if empty {
@@ -331,9 +331,9 @@ impl<T: CacheIndex> Cache<T> {
         }
     }
 
-    /// Looks twice at a tree that shrank suspiciously, or that is empty and was not so or was never seen otherwise: without
-    /// rights a list is cut silently, while a read of one key is refused; with rights, what a list then shows is true.
-    /// Whether the leader confirmed it is passed on.
+    /// Checks the token's rights if the prefix shrank suspiciously, became empty, or is empty at the first read:
+    /// without rights a list is silently cut, while a read of one key is refused. Returns whether the answer is
+    /// consistent.
     async fn verified(
         &self,
         mut answer: Answer<Vec<Entry>>,
@@ -353,14 +353,14 @@ impl<T: CacheIndex> Cache<T> {
         Ok((answer, confirmed))
     }
 
-    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one, and that
-    /// may be the past: nobody confirmed it, and a deposed leader remembers such a state; or it was under way when the
-    /// last one was answered, and which of them is of the later time nothing tells.
+    /// Takes an answer, unless a later read was taken before. `false`: it shows an older state than the last one and
+    /// may be out of date: it is not consistent, so a deposed leader may have sent it, or it overlapped with the read
+    /// of the last one.
     fn take(&self, answer: Answer<Vec<Entry>>, request: SentRead, confirmed: bool) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
-        // A read that blocked was asked long ago and is news all the same: its index is higher. One that was asked
-        // earlier and shows nothing newer was overtaken.
+        // A blocking read was sent long ago but is new if its index is higher. One that was sent earlier and has no
+        // higher index was overtaken.
         if old.asked.is_some_and(|then| then > request.at) && answer.index <= old.index {
             return true;
         }
@@ -371,7 +371,7 @@ impl<T: CacheIndex> Cache<T> {
         let sent_by_then = self.sent.load(Ordering::SeqCst);
         let (first, entries) = (!old.is_read(), answer.value.len());
         let indexes = answer.value.iter().fold(0, |sum: u64, e| sum.wrapping_add(e.modify_index.0));
-        // Rights that come or go change what is shown, and no index.
+        // Lost or restored rights change the entries but no index.
         let same = (answer.index, entries, indexes) == (old.index, old.entries, old.indexes)
             && !answer.filtered;
         if !first && same && old.untrusted.is_none() {
@@ -423,7 +423,7 @@ impl<T: CacheIndex> Cache<T> {
     }
 }
 
-/// What the last read cost. Of a read that blocked, only the digestion is known; what was transferred stands in for the
+/// Cost of the last read. Of a blocking read only the indexing time is known; the transferred amount stands for the
 /// rest.
 fn cost<T>(
     before: &Snapshot<T>,
@@ -433,14 +433,14 @@ fn cost<T>(
 ) -> Duration {
     let digestion = monotonic() - woken;
     let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    // Names are listed twice, whole and by parts.
+    // Keys are listed twice, whole and by parts.
     let names = Duration::from_micros(2) * times(transferred.names);
     let by_size = Duration::from_micros(8) * times(transferred.entries) + names;
     let waited = woken.duration_since(asked);
     if before.is_read() { digestion + by_size } else { digestion + waited }
 }
 
-/// The mass-deletion guard, unless it is switched off.
+/// The mass deletion guard, unless the failpoint switches it off.
 fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> {
     if enabled(Failpoint::NoEmptinessGuard) {
         return None;
@@ -448,7 +448,7 @@ fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> 
     mass_deletion_guard::judge(trusted, now, filtered)
 }
 
-/// Whether the tree has become empty, unless the guard is switched off.
+/// Whether the prefix became empty, unless the failpoint switches the guard off.
 fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
     !enabled(Failpoint::NoEmptinessGuard) && mass_deletion_guard::emptied(entries, untrusted)
 }

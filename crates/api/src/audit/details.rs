@@ -320,7 +320,7 @@ details!(
 const RC_ID: &str = "replication_controller_id";
 
 impl Details {
-    /// The controller of the event. `None` for labels, nodes, checkpoints, and events of p2 without one.
+    /// The controller of the event. `None` for events about other objects, and for those of p2 that name none.
     #[must_use]
     pub fn controller(&self) -> Option<RcId> {
         match self {
