@@ -1,11 +1,11 @@
-//! A scheduler over HTTP, small enough to start from: it knows its machines from a file, keeps pods off those that are
-//! cordoned, and spreads what it allocates. `docs/guide/custom-scheduler.md` describes the JSON.
+//! An example of a scheduler over HTTP. It reads its machines from a file, places no pods on cordoned ones, and spreads
+//! its allocations. `docs/guide/custom-scheduler.md` describes the JSON.
 //!
 //!     cargo run --example scheduler_server -- 127.0.0.1:7000 examples/fleet.json
 //!     rcfarm farm run --scheduler http://127.0.0.1:7000
 //!
-//! The file is read again for each request, so that it can be edited while all this runs. Reservations are kept in
-//! memory; a scheduler that matters keeps them, and the tokens, where a restart finds them again.
+//! The file is read for each request, so it can be edited at any time. Reservations are in memory; a production
+//! scheduler must keep them, and the tokens, across restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,11 +1,11 @@
-//! Faults on a real cluster of three Consul servers, for as long as you like.
+//! Injects faults into a real cluster of three Consul servers, for any length of time.
 //!
 //! ```text
 //! .ci/get-consul && cargo build && cargo run --example soak -- --minutes 10
 //! ```
 //!
-//! `tests/it/faults/mod.rs` says what is injected and what it proves; the test suite makes a short run of the same.
-//! `docs/contribute/testing.md` says what was seen. Ends with 1 when anything was violated; then the logs are kept.
+//! `tests/it/faults/mod.rs` describes the faults and checks; the test suite makes a short run.
+//! `docs/contribute/testing.md` has results. Exits with 1 if a check failed, and then keeps the logs.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it measures how long calls take")]
 

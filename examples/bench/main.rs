@@ -6,9 +6,9 @@
 //! cargo run --release --example bench -- --http-addr 127.0.0.1:8500       # one that runs; it must be empty
 //! ```
 //!
-//! The farm is a process of its own (this program again, as `bench farm`), so that its processor time, memory
-//! and connections can be read from `/proc`. Everything else is seen through Consul, as a user would see it.
-//! `docs/operate/benchmarks.md` says what the rows mean and what was seen.
+//! The farm is a process of its own (this program, as `bench farm`), so that its CPU time, memory and connections can
+//! be read from `/proc`. Everything else is measured through Consul. `docs/operate/benchmarks.md` describes the rows
+//! and results.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it measures time, at random moments")]
 

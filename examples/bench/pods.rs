@@ -1,4 +1,4 @@
-//! The process of fake nodes: pods end as their command says, without being run.
+//! The process of fake nodes: pods end as their command says, without a process.
 //!
 //! | command of the first container | the pod |
 //! |---|---|

@@ -4,9 +4,9 @@
 //! cargo build --release && cargo run --release --example node_bench -- --consul consul
 //! ```
 //!
-//! Agents and farms are processes of the `rcfarm` program that was built beside this one, but for the row with 200
-//! agents, which run in this process and only pretend to run pods. Everything is seen through Consul and `/proc`, as a user
-//! would see it. `docs/operate/benchmarks.md` says what the rows mean and what was seen.
+//! Agents and farms are processes of the `rcfarm` program that was built beside this one. Only in the row with 200
+//! agents the agents run in this process, with a fake driver. Everything is measured through Consul and `/proc`.
+//! `docs/operate/benchmarks.md` describes the rows and results.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it measures time, at random moments")]
 
@@ -36,7 +36,7 @@ pub struct Figure {
     what: String,
     value: f64,
     unit: &'static str,
-    /// What it must not pass; `None`: shown beside the others.
+    /// Its limit; `None`: shown without one.
     at_most: Option<f64>,
 }
 

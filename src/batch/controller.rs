@@ -187,7 +187,7 @@ impl OrderingController {
                 let pending_reasons = FieldError::list(&bad);
                 if self.alerted.as_ref() != Some(&pending_reasons) {
                     warn!(alert = true, key = %key::scheduler(&self.me), why = pending_reasons,
-                        "the scheduler's record cannot be worked on: nothing is admitted");
+                        "the scheduler's record is not valid: nothing is admitted");
                     self.alerted = Some(pending_reasons.clone());
                 }
                 let mut status = self.chain.status().clone();
@@ -385,7 +385,7 @@ impl OrderingController {
             Ok(Committed::Applied(_)) => info!(queue = %name, "default queue created"),
             Ok(Committed::Refused(_)) => {}
             Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
-                warn!(queue = %name, "the token may not make the default queue: somebody else has to");
+                warn!(queue = %name, "the token may not create the default queue: create it with another token");
                 self.may_make_queues = false;
                 return Ok(false);
             }

@@ -44,13 +44,13 @@ pub fn spec() -> KindSpec {
                 title: "schedulers",
                 prefix: key::schedulers(),
                 check: check_scheduler,
-                remedy: "mend or delete them: consul kv",
+                remedy: "correct or delete them: consul kv",
             },
             RecordCheck {
                 title: "pod groups",
                 prefix: key::pod_groups(),
                 check: check_group,
-                remedy: "mend or delete them: consul kv",
+                remedy: "correct or delete them: consul kv",
             },
             RecordCheck {
                 title: "queues",

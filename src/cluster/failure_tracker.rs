@@ -3,7 +3,7 @@
 //! A failed start is held against a node if the record's pods failed on no other node; otherwise the record is at fault.
 //! A node at which pods of several such records failed becomes suspect, each time for longer.
 //!
-//! State is in memory. After a restart, or on another farm, it is learnt anew from pods that fail to start.
+//! The state is in memory. After a restart, or on another farm, it starts empty.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -196,7 +196,7 @@ impl KindState {
                     alert = true,
                     key = format!("{}{id}", self.spec.records),
                     why,
-                    "a key that names no record stands among the records; it is left alone"
+                    "a key below the records' prefix is no valid record name; it is ignored"
                 );
             }
         }

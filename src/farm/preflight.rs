@@ -88,7 +88,7 @@ async fn create_missing(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(
         match store.put(key, value.clone(), 0, NEW).await {
             Ok(_) => {}
             Err(StoreError::Forbidden { .. }) => {
-                tracing::warn!(%key, "the token may not make this record: somebody else has to");
+                tracing::warn!(%key, "the token may not create this record: create it with another token");
             }
             Err(error) => return Err(error.into()),
         }

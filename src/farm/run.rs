@@ -34,9 +34,7 @@ pub enum FarmError {
     #[error(transparent)]
     Preflight(#[from] PreflightError),
     /// A watch panicked, which is a defect of the program. The panic is in the log.
-    #[error(
-        "a watch of a tree ended, which is a defect: its panic is in the log; start the farm again"
-    )]
+    #[error("a watch ended after a panic, which is a defect: see the log, then restart the farm")]
     WatchDied,
 }
 

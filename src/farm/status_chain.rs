@@ -121,7 +121,7 @@ impl Layout {
 }
 
 impl<S: ChainedStatus> StatusChain<S> {
-    /// The chain of a record whose status stands at `key`, read at the claim or not.
+    /// The chain of a record whose status is at `key`. `read` is the status if it was read at the claim.
     pub fn new(
         ctx: &ControllerContext,
         claimed: &ClaimedRecord,

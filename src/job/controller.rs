@@ -557,7 +557,7 @@ impl JobController {
         let words = words.join("; ");
         if self.warned.as_ref() != Some(&words) {
             warn!(alert = true, key = %key::job(&self.id), why = words,
-                "the job cannot be worked on; its pods are left as they are");
+                "the job is not valid; its pods are left as they are");
             self.warned = Some(words.clone());
         }
         let mut status = self.chain.status().clone();

@@ -444,7 +444,7 @@ impl RcController {
         if self.alerted.as_ref() != status.last_error.as_ref() {
             self.alerted.clone_from(&status.last_error);
             warn!(alert = true, key = %key::rc(self.id), field = bad.path, why = bad.problem,
-                fix = bad.fix, "the record cannot be worked on; its pods are left as they are");
+                fix = bad.fix, "the record is not valid; its pods are left as they are");
         }
         self.write_status(record_index, status).await.map(drop)
     }

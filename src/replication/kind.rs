@@ -46,7 +46,7 @@ pub fn spec() -> KindSpec {
             title: "controllers",
             prefix: key::rcs(),
             check: check_record,
-            remedy: "mend or delete them; a p2 farm on the same tree stops at them altogether",
+            remedy: "correct or delete them; a p2 farm on the same tree stops at them",
         }],
         ..KindSpec::new(
             "rc",
@@ -63,9 +63,10 @@ fn check_name(tail: &str) -> Result<(), String> {
             Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
                 .to_owned())
         }
-        Ok(id) if id.to_string() != tail => {
-            Err(format!("it is not how keys spell a UUID: write the record under {}", key::rc(id)))
-        }
+        Ok(id) if id.to_string() != tail => Err(format!(
+            "keys have UUIDs in lower case with hyphens: write the record under {}",
+            key::rc(id)
+        )),
         Ok(_) => Ok(()),
     }
 }

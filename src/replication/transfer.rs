@@ -286,7 +286,7 @@ impl RcController {
             }
             let node = transfer.new_node.as_ref().map_or("?", NodeName::as_str);
             warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
-                "what a failed transfer allocated could not be given back: deallocate it by hand");
+                "the node of an undone transfer could not be deallocated: deallocate it by hand");
         }
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();

@@ -1,5 +1,4 @@
-//! The hash that tells contents apart: 64-bit FNV-1a. It is stable and fast, and no protection against collisions that
-//! somebody makes on purpose.
+//! 64-bit FNV-1a, a hash for comparing contents. It is stable and fast, but does not resist deliberate collisions.
 
 /// FNV-1a over bytes that arrive in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::FieldError;
 
-/// A record that stands in Consul as one JSON object.
+/// A record that is stored in Consul as one JSON object.
 pub trait Stored: Serialize + DeserializeOwned {
     /// The page that documents the fields; errors name it.
     const PAGE: &'static str = "docs/reference/keys.md";

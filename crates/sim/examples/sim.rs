@@ -6,8 +6,8 @@
 //!     cargo run -p rcfarm-sim --example sim -- --schedule violation.json --trace
 //!     cargo run -p rcfarm-sim --example sim -- --mutations
 //!
-//! A violation writes its schedule to a file, with fewer actions where these still violate the same invariant.
-//! Ends with 0 when nothing was found, with 1 when something was, with 2 when it was called wrongly.
+//! After a violation, writes its schedule to a file, with fewer actions where these still violate the same invariant.
+//! Exits with 0 without violations, 1 with one, 2 for wrong arguments.
 
 use std::io::Write as _;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! A simulated world: real farms over the model of Consul, on a paused clock, with all chance from one seed.
+//! A simulated world: real farms on the emulator, on a paused clock, with all random numbers from one seed.
 //!
 //! Replication controllers, jobs, queues and commands compete for the same nodes, under the same faults.
 //!

@@ -111,7 +111,7 @@ fn shrinking_keeps_the_violation() {
     assert_eq!(violation.invariant, invariant);
 }
 
-/// `UPDATE_DOCS=1` writes the page anew.
+/// `UPDATE_DOCS=1` writes the page.
 #[test]
 fn the_page_of_invariants_is_current() {
     let failpoints = std::fs::read_to_string(docs("contribute/failpoints.md")).unwrap();
@@ -123,7 +123,7 @@ fn the_page_of_invariants_is_current() {
     assert_eq!(stands, page, "UPDATE_DOCS=1 cargo test -p rcfarm-sim the_page_of_invariants");
 }
 
-/// `UPDATE_DOCS=1` writes the page anew.
+/// `UPDATE_DOCS=1` writes the page.
 #[test]
 fn without_a_safety_layer_an_invariant_is_violated() {
     let path = docs("contribute/failpoints.md");

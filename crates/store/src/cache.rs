@@ -389,8 +389,8 @@ impl<T: CacheIndex> Cache<T> {
         match (&old.untrusted, &untrusted) {
             (None, Some(why)) => warn!(
                 alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
-                %why, "the tree became suspiciously small: nothing is removed or moved until it \
-                is back, or `rcfarm farm confirm` says that it is meant so"
+                %why, "the prefix shrank suspiciously: nothing is removed or moved until its keys \
+                are back, or `rcfarm farm confirm` accepts the loss"
             ),
             (Some(_), None) => {
                 info!(tree = %self.prefix, "the mass deletion guard no longer holds this prefix")

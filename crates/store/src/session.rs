@@ -80,7 +80,7 @@ pub struct Keeper {
     member: FarmMember,
     settings: SessionSettings,
     /// Earlier sessions of this process that may still exist. They share the check that the next session passes, so
-    /// they and their locks would last for ever.
+    /// they and their locks would never expire.
     unclosed: Mutex<Vec<SessionId>>,
 }
 

@@ -1,4 +1,4 @@
-//! Decoded records with their versions, and the index of a prefix that holds nothing else.
+//! Decoded records with their versions, and an index for prefixes that hold one kind of record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct Versioned<T> {
     pub index: Index,
     /// CreateIndex.
     pub created: Index,
-    /// What is stored.
+    /// The value.
     pub value: T,
 }
 
@@ -25,7 +25,7 @@ impl<T> Versioned<T> {
         Versioned { index: entry.modify_index, created: entry.create_index, value }
     }
 
-    /// The same version of another reading of it.
+    /// The same version with another value.
     #[must_use]
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Versioned<U> {
         Versioned { index: self.index, created: self.created, value: f(self.value) }
@@ -34,19 +34,19 @@ impl<T> Versioned<T> {
 
 /// How the keys and values below one prefix are decoded.
 pub trait Decoder: Send + Sync + 'static {
-    /// What the part of a key below the prefix names.
+    /// Decoded part of a key below the prefix.
     type Key: Ord + Clone + fmt::Debug + Send + Sync + 'static;
-    /// What a value means. A value that cannot be decoded is `None` or an error where somebody asks for it.
+    /// Decoded value. A type whose users must know about invalid values is an `Option` or a `Result`.
     type Value: PartialEq + fmt::Debug + Send + Sync + 'static;
 
-    /// What `key` names; `None` if it names nothing: it is left out of the index.
+    /// Decodes a key; `None`: it is left out of the index.
     fn key(prefix: &Prefix, key: &str) -> Option<Self::Key>;
 
-    /// What an entry means; `None`: it is left out of the index.
+    /// Decodes an entry; `None`: it is left out of the index.
     fn decode(key: &Self::Key, entry: &Entry) -> Option<Self::Value>;
 }
 
-/// All records below one prefix, by key. What has not changed since the last read is not decoded again.
+/// All records below one prefix, by key. Entries that have not changed since the last read are not decoded again.
 pub struct VersionedIndex<D: Decoder>(pub BTreeMap<D::Key, Arc<Versioned<D::Value>>>);
 
 impl<D: Decoder> VersionedIndex<D> {

@@ -41,7 +41,7 @@ impl VirtualClock {
         epoch.unwrap_or(Timestamp::UNIX_EPOCH) + (monotonic() - self.start)
     }
 
-    /// Sets the clock forward by so many seconds, back if negative.
+    /// Sets the clock forward by `seconds`, back if negative.
     pub fn jump(&self, seconds: i64) {
         let mut setting = self.lock();
         let shown = self.shows(setting.off_by);

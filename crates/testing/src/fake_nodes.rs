@@ -1,4 +1,4 @@
-//! Nodes without agents and processes: what is intended on them is reported as running, and as ended when the test says so.
+//! Nodes without agents and processes. They report intended pods as running, and as ended when the test says so.
 //!
 //! Keys read: `intent/`. Keys written: `reality/<node>/<pod>`, `status/pods/<pod>/<node>`.
 
@@ -21,13 +21,13 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How often a node acts on what is intended.
+/// Interval at which nodes read the intents.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Transactions that are sent at once.
 const CONCURRENT_TXNS: usize = 8;
 
-/// A pod that is about to be reported, and what may decide whether it has ended.
+/// A pod to be reported, with the input for its exit code.
 #[derive(Debug)]
 pub struct FakePod<'a> {
     /// Its id.
@@ -47,7 +47,7 @@ pub struct FakePod<'a> {
 /// Exit code of a pod that has ended, `None` while it runs.
 pub type ExitCode = Box<dyn Fn(&FakePod<'_>) -> Option<i32> + Send + Sync>;
 
-/// The starts that fake nodes made.
+/// Starts by fake nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartLog {
     /// Number of starts by pod id.
@@ -151,11 +151,11 @@ struct Pods {
     real: BTreeMap<(NodeName, PodId), RealPod>,
     /// How many of them belong to each job.
     of_job: BTreeMap<String, usize>,
-    /// On how many nodes each of them is.
+    /// Number of nodes of each.
     nodes: BTreeMap<PodId, usize>,
     /// Attempts that were started.
     attempts: BTreeSet<String>,
-    /// Pods were removed whose successors are to be started.
+    /// Pods were removed whose replacements are to be started.
     is_behind: bool,
 }
 
@@ -187,8 +187,8 @@ impl RealPod {
 }
 
 impl Pods {
-    /// Stops what is not intended any more, and starts what is. A pod with a new manifest is stopped in one period and
-    /// started in the next.
+    /// Stops pods that are not intended any more, and starts new ones. A pod with a new manifest is stopped in one
+    /// period and started in the next.
     fn follow(
         &mut self,
         intended: &[Entry],
@@ -268,7 +268,7 @@ impl Pods {
     }
 }
 
-/// What an agent writes of a pod: its manifest as reality, and a status that says running, or ended with a code.
+/// The operations of an agent's report: the manifest as reality, and a status that is running, or ended with a code.
 #[must_use]
 pub fn report(
     node: &NodeName,

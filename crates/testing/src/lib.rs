@@ -1,4 +1,4 @@
-//! What tests, benchmarks and the simulator share. Each thing exists once, here.
+//! Shared by tests, benchmarks and the simulator. Each tool exists once, here.
 //!
 //! | module | is |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | [`consul_server`] | a real Consul on loopback |
 //! | [`pod_processes`] | processes that a node agent left below its data directory |
 //!
-//! This crate does not depend on the root package: an edit of `src/` does not rebuild it.
+//! The crate does not depend on the root package: an edit of `src/` does not rebuild it.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

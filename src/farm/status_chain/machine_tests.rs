@@ -10,7 +10,7 @@ use rcfarm_store::Index;
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Status {
     revision: u64,
-    /// Plans carried out since the status was written by somebody else.
+    /// Plans applied since somebody else wrote the status.
     plans: u64,
     /// Differs between plans, but not always: two attempts may write the same status.
     note: u8,
@@ -22,7 +22,7 @@ impl Revisioned for Status {
     }
 }
 
-/// What becomes of a transaction on its way.
+/// Fate of a transaction in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Answered,
@@ -89,7 +89,7 @@ struct Consul {
     status: Option<(Index, Status)>,
     applied: BTreeSet<usize>,
     late: Vec<Sent>,
-    /// Transactions that the owner takes for settled: none of them may be applied any more.
+    /// Transactions that the owner considers settled: none of them may be applied any more.
     closed: BTreeSet<usize>,
 }
 
@@ -211,7 +211,7 @@ impl Owner {
         if self.machine.is_behind() || self.machine.is_open() {
             self.refresh(consul);
         }
-        // The plan counts on it that what is not there yet of these never will be.
+        // The plan relies on it that missing ones will never exist.
         let open = self.dependents.difference(&consul.applied).copied().collect::<Vec<_>>();
         consul.closed.extend(open);
         self.dependents.clear();

@@ -253,7 +253,7 @@ impl fmt::Display for Short {
 impl fmt::Display for Insufficient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Insufficient::NothingDeclared => f.write_str("it does not say what it has"),
+            Insufficient::NothingDeclared => f.write_str("it declares no capacity"),
             Insufficient::Unreadable => f.write_str("the record of its allocations cannot be read"),
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();

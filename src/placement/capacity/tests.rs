@@ -209,7 +209,7 @@ fn who_waits_hears_why_with_the_numbers() {
     assert_eq!(
         reasons[0].message,
         "room for 1 of 2 on 3 nodes that match; n0000: gpu: 1 wanted, 0 of 1 free; \
-         n0001: gpu: 1 wanted, 0 of 0 free; n0002: it does not say what it has"
+         n0001: gpu: 1 wanted, 0 of 0 free; n0002: it declares no capacity"
     );
     assert_eq!(reasons[1].reason, WaitReason::NoEligibleNodes);
     assert_eq!(reasons[1].message, "no ready node matches n=9");

@@ -195,7 +195,7 @@ fn disabled(observed: &ReplicationObserved) -> ReplicationPlan {
 enum Shortage {
     None,
     Nodes,
-    /// On so many nodes another record has a pod of the same id.
+    /// Another record has a pod of the same id on this many nodes.
     Slots(usize),
     /// Message with the numbers.
     Capacity(String),

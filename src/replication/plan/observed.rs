@@ -34,7 +34,7 @@ pub struct RcPod {
     pub health: Health,
 }
 
-/// What stands on a node under the RC's pod id, where the RC has no pod.
+/// What occupies the RC's pod id on a node where the RC has no pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlotState {
     /// Neither labels nor an intent.

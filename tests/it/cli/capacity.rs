@@ -36,7 +36,7 @@ async fn explain_says_for_each_node_what_is_short() {
     let lack =
         "n2: matches, but has no room: cpu: 2 wanted, 1 of 4 free; gpu: 1 wanted, 0 of 1 free";
     assert!(text.contains(lack), "{text}");
-    assert!(text.contains("n3: matches, but has no room: it does not say what it has"), "{text}");
+    assert!(text.contains("n3: matches, but has no room: it declares no capacity"), "{text}");
     let shown = world.json(&["rc", "explain", &id]).await;
     assert_eq!(shown["unfit_nodes"][0]["reason"], "InsufficientCapacity");
     assert_eq!(

@@ -151,7 +151,7 @@ async fn a_part_is_scheduled_and_the_rest_when_a_node_comes_or_grows() {
     says(&cluster, 1, RcConditionType::Scheduled, RcReason::InsufficientNodes).await;
     cluster.label_node(&node(2), json!({"pool": "web"})).await;
     let why = says(&cluster, 1, RcConditionType::Scheduled, RcReason::InsufficientCapacity).await;
-    assert!(why.contains("n0002: it does not say what it has"), "{why}");
+    assert!(why.contains("n0002: it declares no capacity"), "{why}");
     give(&cluster, 2, "cpu=2,memory=1Gi").await;
     has_pods(&cluster, 1, 3).await;
     farm.stop().await;

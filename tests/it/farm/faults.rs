@@ -159,7 +159,7 @@ async fn a_farm_whose_watch_dies_gives_everything_up_and_says_so() {
     });
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 1 }).await;
     let error = farm.outcome().await.unwrap_err().to_string();
-    assert!(error.contains("a watch of a tree ended"), "{error}");
+    assert!(error.contains("a watch ended after a panic"), "{error}");
     assert_eq!(cluster.owner(1).await, None, "another may have it");
     let other = cluster.start("b");
     cluster.create_rc(1, 2).await;

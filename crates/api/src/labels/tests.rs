@@ -12,7 +12,7 @@ fn selector(text: &str) -> Selector {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// `p2.md` §1.11, line by line, and what Kubernetes' own table of that time has besides.
+/// `p2.md` §1.11, line by line, and further cases of Kubernetes' own table of that time.
 #[test]
 fn spelling_and_canonical_spelling() {
     for (text, canonical) in [
@@ -135,7 +135,7 @@ fn in_json_a_selector_is_its_string() {
     assert!(serde_json::from_str::<Selector>(r#""a b""#).is_err());
 }
 
-/// A requirement as the test generates it: written out, and judged, by other means than the code's.
+/// A requirement that the test generates, formats and evaluates by other means than the code.
 #[derive(Debug, Clone)]
 struct Naive {
     key: String,

@@ -1,9 +1,8 @@
 //! Pod manifests: what a node is asked to run. Pure.
 //!
-//! A manifest is kept byte for byte, because it may be signed and because square/p2's preparer compares it by
-//! hash. Of its contents only the pod's id, its request for resources and, for display, the launchables are read;
-//! everything else is the business of whoever runs the pod. A manifest may be wrapped in a PGP clear signature, as p2's are
-//! (`p2.md` §7); the signature is not verified here.
+//! A manifest is kept byte for byte, because it may be signed and because square/p2's preparer compares it by hash.
+//! Only the pod's id, its resources and, for display, its launchables are decoded here. A manifest may be wrapped in a
+//! PGP clear signature, as p2's are (`p2.md` §7); the signature is not verified.
 
 mod clearsign;
 mod pod;

@@ -94,7 +94,7 @@ pub struct AgentPlan {
     pub again_at: Option<Instant>,
 }
 
-/// Compares the intended pods with those of the agent. A pod whose hash changed is stopped, then accepted anew. A pod
+/// Compares the intended pods with those of the agent. A pod whose hash changed is stopped, then accepted again. A pod
 /// that is no longer intended is stopped, then forgotten.
 pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
     let mut plan = AgentPlan::default();

@@ -120,7 +120,7 @@ impl AgentLoop {
                     }
                 }
                 Some(Err(error)) = self.pods.tasks.join_next() => {
-                    // The loop would wait for this task's event for ever. The pods keep running.
+                    // The loop would wait forever for this task's event. The pods keep running.
                     if error.is_panic() {
                         error!(alert = true, %error, "a task of the agent panicked: the agent stops");
                         break Err(AgentError::TaskDied);

@@ -39,7 +39,7 @@ pub struct History {
     pub made: BTreeSet<Try>,
     /// Attempts that ended on their nodes, with their exit codes.
     pub ended: BTreeMap<Try, Option<i32>>,
-    /// Attempts that were lost: removed by somebody, or with their node.
+    /// Attempts that were lost: their pods were removed, or their nodes crashed.
     pub lost: BTreeSet<Try>,
     /// Executed commands.
     pub consumed: BTreeSet<Uuid>,

@@ -1,9 +1,9 @@
-//! The nodes: their labels and records, and what runs on them.
+//! Nodes: their labels and records, and the pods on them.
 //!
-//! A simulated agent is honest and prompt. The pod of a replication controller is healthy a moment after its intent
-//! appears, unless its node is ill. The process of a job's pod starts, ends as the seed says, and is stopped when it is
-//! not wanted any more. An agent that dies leaves its processes running, and the next one finds them; a machine that
-//! dies takes them with it, and nobody knows how they ended.
+//! A simulated agent is correct and prompt. The pod of a replication controller is healthy shortly after its intent
+//! appears, unless its node is ill. The process of a job's pod starts, ends as drawn from the seed, and is stopped when it
+//! is no longer intended. An agent that dies leaves its processes running, and the next one adopts them. A machine that
+//! crashes ends them, and how they ended is unknown.
 
 mod process;
 

@@ -29,7 +29,7 @@ pub enum Fault {
     Freeze(usize),
     Thaw(usize),
     KillSession(usize),
-    /// The clock jumps by so many seconds.
+    /// The clock jumps by this many seconds.
     Jump(usize, i64),
     // The network of one farm.
     Storm(usize, Box<NetworkFaults>),
