@@ -32,7 +32,7 @@ fn allocations(model: &JobModel, report: Report<'_>) {
         if let Some(capacity) = capacity.map(|capacity| capacity.cpu_milli) {
             met_if(cpu + 1_000 > capacity, Occasion::NodeFilled);
             if cpu > capacity {
-                report(14, format!("{node} promised {cpu}m of {capacity}m"));
+                report(14, format!("{node} allocated {cpu}m of {capacity}m"));
             }
         }
         let members = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));
@@ -47,13 +47,13 @@ fn allocations(model: &JobModel, report: Report<'_>) {
             let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
             if place.state == PlacementState::Bound && asks && !allocated.contains(&member) {
                 let (node, pod) = &member;
-                report(16, format!("{id} may start, and {node} promised {pod} nothing"));
+                report(16, format!("{id} may start, and {node} allocated nothing to {pod}"));
             }
             known.insert(member);
         }
     }
     if let Some((node, pod)) = allocated.difference(&known).next() {
-        report(16, format!("{node} promised {pod} room, which is nobody's member"));
+        report(16, format!("{node} has an allocation for {pod}, which is no member"));
     }
 }
 

@@ -320,12 +320,15 @@ fn order(
 /// it.
 fn whole_allocations(model: &ServiceModel, spec: &RcSpec, moves: &Moves, report: Report<'_>) {
     for place in moves.newly().filter(|place| !model.is_allocated(spec, place)) {
-        report(14, format!("{} got a pod on {}, which promised it nothing", spec.id, place.node));
+        report(
+            14,
+            format!("{} got a pod on {}, which allocated nothing to it", spec.id, place.node),
+        );
     }
     for PodRef { node, pod } in moves.left() {
         let allocated = model.allocations.get(node).and_then(|all| all.pods.get(pod));
         if allocated.is_some_and(|allocated| allocated.owner == spec.owner()) {
-            report(14, format!("{} left {node}, which still promises {pod} something", spec.id));
+            report(14, format!("{} left {node}, which still has an allocation for {pod}", spec.id));
         }
     }
 }
@@ -378,7 +381,7 @@ fn transfer_begins(
     let others = || places.iter().filter(|place| *place != old);
     let passing = others().filter(|place| model.maybe_passing(place, applied_write.at)).count();
     if passing < others().count() {
-        report(11, format!("{rc} moves a healthy pod off {} while others ail", old.node));
+        report(11, format!("{rc} moves a healthy pod off {} while others are unhealthy", old.node));
     }
     if !model.maybe_unfit(spec, &old.node, applied_write.at) {
         report(13, format!("{rc} moves a pod off {}, which was fit all the time", old.node));
@@ -399,7 +402,7 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         let cpu: u64 = allocated.pods.values().map(|a| a.cpu_milli).sum();
         let memory: u64 = allocated.pods.values().map(|a| a.memory_bytes).sum();
         if cpu > capacity.cpu_milli || memory > capacity.memory_bytes {
-            report(14, format!("{node} promised {cpu}m and {memory} B, it has {capacity:?}"));
+            report(14, format!("{node} allocated {cpu}m and {memory} B, it has {capacity:?}"));
         }
         let mut given = BTreeSet::new();
         let devices = allocated.pods.values().flat_map(|pod| &pod.devices);
@@ -408,7 +411,7 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         {
             let there = capacity.devices.get(kind).is_some_and(|count| number < count);
             if !there || !given.insert((kind, number)) {
-                report(14, format!("{node} promised {kind} {number} twice, or has it not"));
+                report(14, format!("{node} allocated {kind} {number} twice, or does not have it"));
             }
         }
     }

@@ -37,7 +37,9 @@ fn allocations(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
             model.pods.get(&place).and_then(|pod| pod.rc) != Some(spec.id)
         };
         let left = own.map(|(pod, _)| pod).find(|pod| is_left(pod));
-        left.map(|pod| format!("{} has no pod {pod} on {node}, which promised it room", spec.id))
+        left.map(|pod| {
+            format!("{} has no pod {pod} on {node}, which has an allocation for it", spec.id)
+        })
     })
 }
 
