@@ -1,10 +1,10 @@
 //! `rcfarm`: replication controllers and batch jobs on machines that already run Consul.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
 //! | [`daemon`] | composition root: the only file that names every kind |
 //! | [`farm`] | the daemon: session loop, claims, one task per claimed record |
-//! | [`cluster`] | view of nodes, pods, allocations: one cache per Consul tree |
+//! | [`cluster`] | view of nodes, pods, allocations: one cache per Consul prefix |
 //! | [`placement`] | the `Scheduler` trait and its implementations |
 //! | [`replication`] | replication controllers |
 //! | [`job`] | jobs: documents, plans, controller |
@@ -12,8 +12,8 @@
 //! | [`http`] | health, readiness, metrics and status of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
 //!
-//! Below it stand the crates `rcfarm-node`, `rcfarm-consul`, `rcfarm-emulator`, `rcfarm-store` and `rcfarm-api`, in that order.
-//! `docs/architecture.md` has the whole picture.
+//! It depends on the crates `rcfarm-node`, `rcfarm-consul`, `rcfarm-emulator`, `rcfarm-store` and `rcfarm-api`.
+//! Overview: `docs/architecture.md`.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,7 +1,7 @@
-//! `rcfarm dev`: a store, a farm and the agents of some nodes in one process, to try things out.
+//! `rcfarm dev`: a store, a farm and agents of several nodes in one process, for trials.
 //!
-//! The nodes are real but for being one machine: their pods are processes, each under its shim. Those end with this
-//! process: when it is killed, too, because each has a lease ([`AtShutdown::StopPods`]).
+//! The nodes share this machine. Their pods are processes under shims, which end with this process, even if it is
+//! killed: each has a lease ([`AtShutdown::StopPods`]).
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener as PortProbe};
@@ -37,39 +37,39 @@ use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::SystemClock;
 use rcfarm_store::{PutMode, Store, TxnLimits};
 
-/// Where Consul would be.
+/// Default address, as of a Consul agent.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
-/// So many connections may be open at once.
+/// Limit of open connections.
 const CONNECTIONS: usize = 1_000;
-/// How the names of simulated nodes begin.
+/// Prefix of the names of simulated nodes.
 const SIMULATED: &str = "sim-";
 
-/// What to try things out with.
+/// Arguments of `dev`.
 #[derive(clap::Args)]
 pub struct DevArgs {
-    /// Create what this file describes (examples/web.yaml is one)
+    /// Create the objects in this file (examples/web.yaml is one)
     #[arg(long, value_name = "FILE")]
     apply: Option<PathBuf>,
-    /// How many nodes there are, labelled pool=dev; their pods are processes of this machine
+    /// Number of nodes, labelled pool=dev; their pods are processes of this machine
     #[arg(long, default_value_t = 3)]
     nodes: u16,
-    /// What each of these nodes says it has; the GPUs are numbers and nothing more
+    /// Resources of each of these nodes; GPUs are only counted
     #[arg(long, default_value = "cpu=4,memory=8Gi,gpu=2", value_name = "NAME=AMOUNT,…")]
     capacity: Resources,
-    /// Pods on the first node find this as $NODE_PORT, those on the next the one after it, and so on
+    /// $NODE_PORT of pods on the first node; the following nodes count up from it
     #[arg(long, default_value_t = 9001, value_name = "PORT")]
     first_port: u16,
-    /// So many nodes more, labelled pool=simulated, on which pods only seem to run
+    /// Number of further nodes, labelled pool=simulated, which start no processes
     #[arg(long, default_value_t = 0, value_name = "N")]
     simulated: u16,
-    /// Where the nodes keep their pods and logs [default: a temporary directory, gone at the end]
+    /// Directory of pods and logs [default: a temporary directory, deleted at the end]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
     log: LogArgs,
 }
 
-/// What a file describes.
+/// Content of the file of `--apply`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Described {
@@ -97,7 +97,7 @@ impl Described {
     }
 }
 
-/// Runs until it is told to stop.
+/// Runs until SIGTERM or SIGINT.
 pub(super) async fn run(
     args: DevArgs,
     address: Option<String>,
@@ -150,7 +150,7 @@ fn settings() -> FarmSettings {
     }
 }
 
-/// Where the nodes keep things. A directory that nobody named goes at the end.
+/// Data directory; a temporary one is deleted at the end.
 struct Home {
     path: PathBuf,
     is_temporary: bool,
@@ -176,10 +176,10 @@ impl Drop for Home {
     }
 }
 
-/// A node that shares this machine with the others.
+/// A node of this process.
 struct Machine {
     name: NodeName,
-    /// What its pods find as `$NODE_PORT`.
+    /// `$NODE_PORT` of its pods.
     port: u16,
     data_dir: PathBuf,
 }
@@ -209,7 +209,7 @@ fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
     (1..=args.nodes).map(machine).collect()
 }
 
-/// Starts an agent for each machine, and what serves its logs.
+/// Starts an agent and a server of logs for each machine.
 async fn start_agents(
     machines: &[Machine],
     capacity: &Resources,
@@ -240,7 +240,7 @@ async fn start_agents(
     Ok(agents)
 }
 
-/// What the pods of a machine find, besides what every pod finds: a port, and this program first in the path.
+/// Additional environment of a machine's pods: a port, and this program first in the path.
 fn environment(machine: &Machine) -> anyhow::Result<BTreeMap<String, String>> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let own = program.parent().map(|path| path.display().to_string()).unwrap_or_default();

@@ -71,7 +71,7 @@ pub struct LabelGetArgs {
     id: String,
 }
 
-/// Of what.
+/// Arguments of `label list`.
 #[derive(clap::Args)]
 pub struct LabelListArgs {
     /// node, pod, replication_controller (rc) or rolls

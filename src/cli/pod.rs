@@ -1,4 +1,4 @@
-//! `rcfarm pod …`
+//! `rcfarm pod …`.
 
 use std::io::Write;
 
@@ -46,7 +46,7 @@ pub struct PodListArgs {
 pub struct WhichArgs {
     /// The pod's id
     pod: PodId,
-    /// On which node; needed when it is on several
+    /// The node; needed if the pod is on several
     #[arg(long)]
     node: Option<NodeName>,
 }
@@ -58,18 +58,18 @@ impl WhichArgs {
     }
 }
 
-/// What of it.
+/// Arguments of `pod logs`.
 #[derive(clap::Args)]
 pub struct PodLogsArgs {
     #[command(flatten)]
     which: WhichArgs,
-    /// Of this launchable; needed when there are several
+    /// The launchable; needed if there are several
     #[arg(long)]
     launchable: Option<String>,
-    /// Print what is written from now on, too
+    /// Also print new output as it is written
     #[arg(short, long)]
     follow: bool,
-    /// Begin with the last lines; 0 prints everything
+    /// Number of last lines to begin with; 0: the whole log
     #[arg(long, default_value_t = 100)]
     lines: usize,
 }
@@ -91,7 +91,7 @@ impl PodLogsArgs {
 struct Row {
     pod: PodId,
     node: NodeName,
-    /// Its node is down: what follows is what it said last.
+    /// Whether its node is down; the other fields are its last report.
     node_down: bool,
     #[serde(flatten)]
     status: PodStatus,
@@ -106,7 +106,7 @@ impl Row {
         if self.node_down { Health::Unknown } else { self.status.health }
     }
 
-    /// For the table: of what has ended well there is no health to worry about.
+    /// Health for the table; `-` for pods that have succeeded.
     fn health_shown(&self) -> String {
         let ended_well = |process: &ProcessStatus| {
             process.last_exit.as_ref().is_some_and(|exit| exit.exit_code == 0)
@@ -143,7 +143,7 @@ async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let cluster = ClusterSnapshot::read_once(store, [key::nodes()]).await?;
     let row = |entry: &rcfarm_store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
-        // `status/pods/<uuid>/preparer` is p2's, of another kind of pod.
+        // `status/pods/<uuid>/preparer` is written by p2 for another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
         let node_down = cluster.readiness(&node) == NodeReadiness::Down;
         Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })

@@ -1,11 +1,11 @@
-//! One contract for everything that acts as Consul here: the emulator, its HTTP server, and a real Consul.
+//! One contract for the emulator, its HTTP server and a real Consul.
 //!
-//! Wire cases speak HTTP, and run on the emulator's server and on a real Consul. Port cases use [`rcfarm_store`], and run
-//! on the emulator too. Ids are those of `docs/reference/consul-semantics.md` (`K` keys, `L` locks, `T` transactions,
-//! `S` sessions, `B` blocking reads, `C` catalog); a `p` begins the ids of port cases.
+//! Wire cases send HTTP to the emulator's server and to a real Consul. Port cases use [`rcfarm_store`] and also run on
+//! the emulator itself. Ids are those of `docs/reference/consul-semantics.md`: `K` keys, `L` locks, `T` transactions,
+//! `S` sessions, `B` blocking reads, `C` catalog. Ids of port cases start with `p`.
 //!
-//! Each case is a test of its own, named after table, backend, id and statement: `wire::consul::K01_a_new_keys_…`.
-//! A case has its own prefix of keys on a server shared by all, so all of them run at once.
+//! Each case is a test named by table, backend, id and statement: `wire::consul::K01_a_new_keys_…`. Cases share a
+//! server and run concurrently, each under a key prefix of its own.
 
 #![expect(clippy::disallowed_methods, reason = "cases measure how long calls take")]
 
@@ -22,29 +22,29 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 
-/// Where a case runs.
+/// Server that a case needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum On {
-    /// The server that all cases share.
+    /// Shared by all cases.
     Shared,
-    /// A server of its own, on which nothing was ever written.
+    /// New and empty.
     Fresh,
-    /// A real Consul alone: the emulator refuses what this is about, and says so.
+    /// A real Consul only: the emulator refuses the feature.
     Real,
 }
 
-/// Limit of one case. (The longest takes 25 s.)
+/// Time limit of one case; the longest takes 25 s.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Cases that run at once under `cargo test`. Most of them wait for a timer of Consul's.
+/// Concurrent cases under `cargo test`. Most of them wait for timers of Consul.
 const AT_ONCE: usize = 64;
 
-/// Bytes of a case's statement in its name.
+/// Bytes of the statement in a test's name.
 const STATEMENT: usize = 40;
 
 type Run<C> = fn(C) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// One fact about Consul. `C` is what it is tried on.
+/// One fact about Consul. `C`: client of the backend.
 struct Case<C: 'static> {
     id: &'static str,
     says: &'static str,
@@ -52,7 +52,7 @@ struct Case<C: 'static> {
     run: Run<C>,
 }
 
-/// A table of cases: `K01 Shared "what holds" => function;`
+/// Table of cases: `K01 Shared "statement" => function;`
 macro_rules! cases {
     ($($id:ident $on:ident $says:literal => $run:path;)*) => {
         &[$($crate::Case {
@@ -67,7 +67,7 @@ use cases;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
 
-/// A test of a case on a backend: `target` connects to the backend.
+/// Test of a case on a backend; `target` connects to it.
 fn trial<C: Send + 'static, F>(
     table: &str,
     backend: &str,
@@ -98,7 +98,7 @@ where
     })
 }
 
-/// The beginning of a statement as a name: words joined by `_`.
+/// Converts the start of a statement to words joined by `_`.
 fn slug(says: &str) -> String {
     let mut slug = String::new();
     let words = says
@@ -126,7 +126,7 @@ fn panic_message(error: tokio::task::JoinError) -> String {
     }
 }
 
-/// Each name once, and no table lost on the way.
+/// Checks that names are unique and that every table is listed.
 fn complete(trials: &[Trial]) -> Trial {
     let names: Vec<String> = trials.iter().map(|trial| trial.name().to_owned()).collect();
     Trial::test("every_case_is_listed_once", move || {

@@ -1,4 +1,4 @@
-//! B20: what a restored snapshot does, on a real Consul and on the model.
+//! B20: effects of restoring a snapshot, on a real Consul and on the emulator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::named;
 use super::port::{Port, adapter, text};
 use rcfarm_testing::consul_server::ConsulServer;
 
-/// Something whose whole state can be saved and brought back.
+/// A server whose state can be saved and restored.
 trait Restorable {
     type Saved;
     fn store(&self) -> Arc<dyn Store>;
@@ -56,7 +56,7 @@ impl Restorable for ConsulServer {
     }
 }
 
-/// Loopback is not behind a proxy.
+/// Without proxies.
 fn direct() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
@@ -83,7 +83,7 @@ async fn a_restored_snapshot(on: impl Restorable) {
     assert_eq!(tree.next().await.unwrap().value.len(), 2);
     let before = p.read("tree/a").await;
     let blocked = p.watch("tree/a", before.index).await;
-    // A read that is not in place yet would wait for the old index to come again.
+    // A read that starts later would wait until the old index is reached again.
     tokio::time::sleep(Duration::from_secs(1)).await;
     on.restore(saved).await;
 
@@ -96,13 +96,12 @@ async fn a_restored_snapshot(on: impl Restorable) {
     assert!(p.store.session(&lost).await.unwrap().value.is_none(), "a later one is gone");
     assert!(!p.exists("tree/lost").await);
 
-    // A watch that goes on from the old index would wait for ever; reading anew now and then, it does not.
+    // A watch would wait forever at the old index, unless it reads again from time to time.
     while !tree.next().await.unwrap().value.iter().any(|entry| text(entry) == "old") {}
     p.set("tree/a", "newest").await;
     assert!(p.entry("tree/a").await.modify_index > before.index);
 }
 
-/// The case on both backends.
 pub fn trials() -> Vec<Trial> {
     let name = |backend| format!("restore::{backend}::B20_a_restored_snapshot");
     let says = "a restored snapshot";

@@ -1,4 +1,4 @@
-//! The servers that cases share. Each is started when the first case needs it.
+//! Servers shared by cases. The first case that needs one starts it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -13,14 +13,14 @@ use crate::On;
 /// Address of a Consul that all processes of a test run share; `.ci/contract-consul` starts it under nextest.
 const SHARED: &str = "RCFARM_CONTRACT_CONSUL";
 
-/// All cases share the agent: more at once than the 200 connections that it grants one address by default.
+/// All cases connect from one address; the default limit is 200 connections.
 const MANY_CONNECTIONS: &str = "limits { http_max_conns_per_client = 2000 }";
 
-/// Lives as long as the process, and ends with it: see [`rcfarm_testing::process`].
+/// Ends with the process: see [`rcfarm_testing::process`].
 static CONSUL: OnceCell<ConsulServer> = OnceCell::const_new();
 static EMULATOR: OnceCell<SocketAddr> = OnceCell::const_new();
 
-/// An emulator's HTTP server: the shared one, or one of its own.
+/// HTTP server of the emulator, shared or new.
 pub async fn emulator(on: On) -> SocketAddr {
     match on {
         On::Fresh => serve_emulator().await,
@@ -28,7 +28,7 @@ pub async fn emulator(on: On) -> SocketAddr {
     }
 }
 
-/// A real Consul: the shared one, or one of its own.
+/// A real Consul, shared or new.
 pub async fn consul(on: On) -> SocketAddr {
     static FRESH: std::sync::Mutex<Vec<ConsulServer>> = std::sync::Mutex::new(Vec::new());
     if on == On::Fresh {

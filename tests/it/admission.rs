@@ -1,7 +1,7 @@
-//! The rules of Volcano's admission that apply here (`volcano.md` §6), by number: each as a record that breaks it, given to the
-//! command line, and written past it into the store of a farm. Both name the field; what is beside it goes on.
+//! Volcano's admission rules that apply here (`volcano.md` §6), by number. Each violation is given to the command line,
+//! and written directly to the store of a farm. Both must name the field; the farm must go on with other records.
 //!
-//! J: creating a job. C: its schema. U: updating it. Q: queues. G: PodGroups, which are written by hand alone.
+//! J: creating a job. C: its schema. U: updating it. Q: queues. G: PodGroups, written directly only.
 
 use rcfarm_api::key;
 use rcfarm_store::{Query, Reader};
@@ -12,13 +12,13 @@ use crate::farm::SECOND;
 use crate::farm::cluster::Cluster;
 use rcfarm_testing::wait::within;
 
-/// A record that breaks a rule.
+/// A record that violates a rule.
 struct Rule {
     number: &'static str,
-    /// Its name.
+    /// Name of the record.
     name: String,
     document: Value,
-    /// What is said: the field's path, and some words.
+    /// Expected message: path of the field, and a part of the text.
     field: &'static str,
     words: &'static str,
 }
@@ -28,7 +28,7 @@ fn task(name: &str) -> Value {
         "restartPolicy": "Never", "containers": [{"name": "c", "command": ["true"]}]}}})
 }
 
-/// A good job.
+/// A valid job.
 fn job(name: &str) -> Value {
     json!({"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name, "namespace": "default"},
         "spec": {"minAvailable": 3, "tasks": [task("a"), task("b")]}})
@@ -43,7 +43,7 @@ fn bend(document: &mut Value, at: &str, value: Value) {
     }
 }
 
-/// What is changed in a good job, and what is then said of it.
+/// Number, changed field, new value, and the expected message.
 type Bent = (&'static str, &'static str, Value, &'static str, &'static str);
 
 fn bent_jobs() -> Vec<Bent> {
@@ -175,7 +175,7 @@ fn bent_jobs() -> Vec<Bent> {
     ]
 }
 
-/// Jobs that cannot be read or break a rule by themselves.
+/// Jobs that cannot be decoded or are invalid by themselves.
 fn bad_jobs() -> Vec<Rule> {
     let rule = |(number, at, value, field, words): Bent| {
         let name = number.to_lowercase();
@@ -194,7 +194,7 @@ fn bad_jobs() -> Vec<Rule> {
     rules
 }
 
-/// Jobs whose queues take none of them.
+/// Jobs whose queues refuse them.
 fn jobs_of_bad_queues() -> Vec<Rule> {
     let rule = |(number, queue, words): (&'static str, &str, &'static str)| {
         let name = number.to_lowercase();
@@ -212,7 +212,7 @@ fn jobs_of_bad_queues() -> Vec<Rule> {
     .into()
 }
 
-/// The queues of [`jobs_of_bad_queues`].
+/// Queues used by [`jobs_of_bad_queues`].
 fn their_queues() -> [(&'static str, Value); 3] {
     [
         ("closed", json!({"state": "Closed"})),
@@ -221,7 +221,7 @@ fn their_queues() -> [(&'static str, Value); 3] {
     ]
 }
 
-/// Queues that break a rule, and how they are written at the command line; `None`: they cannot be.
+/// Invalid queues, and their arguments at the command line; `None`: impossible there.
 fn bad_queues() -> Vec<(Rule, Option<Vec<&'static str>>)> {
     type Row = (&'static str, Value, &'static str, &'static str, Option<&'static str>);
     let rows: [Row; 8] = [
@@ -260,7 +260,7 @@ fn bad_queues() -> Vec<(Rule, Option<Vec<&'static str>>)> {
     rows.into_iter().map(rule).collect()
 }
 
-/// The good queues beside [`bad_queues`].
+/// Valid queues that [`bad_queues`] refers to.
 fn good_queues() -> Vec<(String, Value)> {
     let deep = |n: usize| match n {
         0 => ("deep0".to_owned(), json!({})),
@@ -275,7 +275,7 @@ fn group(spec: Value) -> String {
     json!({"spec": spec}).to_string()
 }
 
-/// PodGroups that break a rule.
+/// PodGroups that violate a rule.
 fn bad_groups() -> Vec<(&'static str, String, &'static str, &'static str)> {
     let tasks = json!([{"name": "w", "replicas": 2}]);
     let of = |queue: &str| group(json!({"queue": queue, "tasks": tasks}));
@@ -301,7 +301,7 @@ async fn cli_names_the_field_of_each_bad_job_and_writes_none() {
     for (name, spec) in their_queues() {
         world.put(&format!("rcfarm/queues/{name}"), &json!({"spec": spec}).to_string()).await;
     }
-    // U1 to U3: a job that has begun is changed in what may not change, gets another task, or too few members.
+    // U1 to U3: a changed immutable field, a new task, too few members.
     world.put("rcfarm/jobs/default/u", &job("u").to_string()).await;
     world.put("rcfarm/jobs/default/v", &job("v").to_string()).await;
     world.put("rcfarm/jobs/default/w", &job("w").to_string()).await;
@@ -354,7 +354,7 @@ async fn cli_names_the_field_of_each_bad_queue_and_writes_none() {
         let said = said.failed();
         assert!(said.contains(field) && said.contains(words), "{number}: {said}");
     }
-    // Q9: the name of all queues together.
+    // Q9: the reserved name of the root queue.
     let said = world.run(&["queue", "create", "root"]).await.failed();
     assert!(said.contains("name of all queues"), "{said}");
     assert_eq!(world.everything(), before);
@@ -434,7 +434,7 @@ async fn farm_names_bad_fields_in_status_and_others_go_on() {
         let key = format!("rcfarm/pod_group_status/hand/{}", number.to_lowercase());
         says(&cluster, number, &key, "", &[&format!("\"{reason}\""), words]).await;
     }
-    // What is beside them goes on, and nothing was made of them.
+    // Valid records are still reconciled; the invalid ones had no effect.
     let mut more = job("good");
     bend(&mut more, "/spec/tasks/0/replicas", json!(5));
     put_job("good", &more).await;

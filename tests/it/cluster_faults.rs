@@ -1,4 +1,4 @@
-//! Faults on a real cluster, for about a minute; and the judge before histories that are wrong.
+//! Faults on a real cluster, for about a minute; and tests of the verdict with wrong histories.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::faults::load::{Effect, Told, Write};
 use crate::faults::verdict::{Rest, judge};
 use crate::faults::{Floors, Run};
 
-/// Together with the cluster's start and the rest at the end about a minute.
+/// With the cluster's start and end the test takes about a minute.
 const LENGTH: Duration = Duration::from_secs(40);
-/// Where so much has not been tried by then, it goes on, though not beyond [`AT_MOST`].
+/// Minimum counts. Below them it runs longer, up to [`AT_MOST`].
 const FLOORS: Floors =
     Floors { faults: 5, applied: 50, transitions: 20, pods: 50, holder_seen: 100 };
 const AT_MOST: Duration = Duration::from_secs(300);
-/// The order of the faults; `FAULT_SEED` sets another.
+/// Order of the faults; set by `FAULT_SEED`.
 const SEED: u64 = 1;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn invariants_1_15_27_hold_on_a_cluster_under_faults() {
 
 const FARM: &str = "a-1";
 
-/// A history in which everything is right: a controller is created, scheduled by its owner, and left alone.
+/// A correct history: a controller is created, scheduled by its owner, and left unchanged.
 struct Scene {
     history: History,
     writes: Vec<Write>,
@@ -179,7 +179,7 @@ fn a_right_history_is_right() {
 
 type Wrong = fn(&mut Scene);
 
-/// Each wrong history, and a word of what must be said of it.
+/// Wrong histories, each with a part of the expected message.
 #[test]
 fn a_wrong_history_is_found_out() {
     fn retargeted(scene: &mut Scene, change: fn(&mut Retarget)) {

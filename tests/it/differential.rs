@@ -1,9 +1,8 @@
-//! The same random operations on the model and on a real Consul: every answer must be the same.
+//! Runs random operations on the emulator and on a real Consul; all answers must be equal.
 //!
-//! Session ids and indexes differ between the two, so sessions are compared by the order of their creation, and
-//! indexes by their order: what is equal, greater or less on one side must be so on the other.
+//! Session ids and indexes differ. Sessions are compared by the order of their creation, indexes by their order.
 //!
-//! `DIFFERENTIAL_SEED=n` replays one sequence, `DIFFERENTIAL_STEPS=n` sets its length (of each, without a seed).
+//! `DIFFERENTIAL_SEED=n` replays one sequence; `DIFFERENTIAL_STEPS=n` sets the length of each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -26,17 +25,17 @@ use rcfarm_testing::consul_server::ConsulServer;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
 const STEPS: u64 = 3_000;
 
-/// Few of everything, so that operations meet.
+/// Small sets, so that operations interact.
 const KEYS: &[&str] =
     &["a", "a/b", "a/b/c", "a/d", "ab", "b/a", "b/b", "b/b/b", "c", "lock/a", "lock/b", "lock/c"];
 const PREFIXES: &[&str] = &["", "a", "a/b", "b", "lock", "none"];
 const VALUES: &[&str] = &["", "x", "y", "longer"];
 const OPEN_SESSIONS: usize = 6;
 
-/// Sessions that never were. The first is none at all, which only the operations on keys can name.
+/// Unknown sessions. The empty id is valid only in operations on keys.
 const NO_SESSIONS: [&str; 3] = ["", "00000000-0000-4000-8000-000000000000", "no-uuid"];
 
-/// An index as each side knows it: the model's, Consul's.
+/// An index of the emulator and of Consul.
 type Both = [u64; 2];
 
 /// One operation. Sessions are positions in [`Run::sessions`].
@@ -64,7 +63,7 @@ enum Mode {
     Release(usize),
 }
 
-/// How to read: freshness, and an index to wait on (for a moment only).
+/// Consistency of a read, and an index for a short blocking read.
 #[derive(Debug, Clone)]
 struct How(Consistency, Option<Both>);
 
@@ -84,14 +83,14 @@ enum Verb {
     DeleteCas(&'static str, Both),
 }
 
-/// An answer without what may differ, and the indexes in it in order.
+/// A comparable answer; indexes are listed separately.
 #[derive(Debug, Default)]
 struct Seen {
     text: String,
     indexes: Vec<u64>,
 }
 
-/// One of the two stores, and the ids of the sessions there.
+/// One of the two stores, with its session ids.
 struct Side {
     which: usize,
     store: Arc<dyn Store>,
@@ -101,9 +100,9 @@ struct Side {
 struct Run {
     chance: IdSource,
     sides: [Side; 2],
-    /// Every index seen so far, the model's by Consul's: in the same order on both sides.
+    /// Known indexes, emulator to Consul; both sides must have the same order.
     indexes: BTreeMap<u64, u64>,
-    /// The last indexes seen, to be used again in conditions.
+    /// Recent indexes, used in conditions.
     recent: VecDeque<Both>,
     open: Vec<usize>,
 }
@@ -168,7 +167,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes two indexes that must mean the same moment.
+    /// Adds two indexes that must correspond.
     fn learn(&mut self, [model, consul]: Both) -> Result<(), String> {
         let before = self.indexes.range(..model).next_back();
         let after = self.indexes.range((Excluded(model), Unbounded)).next();
@@ -198,7 +197,7 @@ impl Run {
         self.chance.below(n) == 0
     }
 
-    /// Mostly a session that lives, sometimes one that is gone or never was.
+    /// Usually an existing session, sometimes a destroyed or unknown one.
     fn session(&self) -> usize {
         match self.open.is_empty() || self.one_in(6) {
             true => {
@@ -208,7 +207,7 @@ impl Run {
         }
     }
 
-    /// Mostly the key's index now, sometimes none, a past one, or one that nothing has.
+    /// Usually the key's present index, sometimes none, a past or an unused one.
     async fn index(&mut self, key: &'static str) -> Both {
         match self.chance.below(6) {
             0 => [0, 0],
@@ -232,7 +231,6 @@ impl Run {
         How(consistency, (!recent.is_empty() && self.one_in(4)).then(|| self.pick(&recent)))
     }
 
-    /// The next operation.
     async fn step(&mut self) -> Step {
         let (key, value, prefix) = (self.pick(KEYS), self.pick(VALUES), self.pick(PREFIXES));
         match self.chance.below(100) {
@@ -406,7 +404,7 @@ impl Side {
         Query { consistency: *consistency, wait }
     }
 
-    /// Sessions by their order, numbers left out.
+    /// Replaces sessions by their order, and removes numbers.
     fn masked(&self, text: &str) -> String {
         let uuids = self.sessions.iter().enumerate().filter(|(_, id)| id.as_str().len() == 36);
         let named = uuids
@@ -451,7 +449,7 @@ impl Side {
         match result {
             Ok(TxnOutcome::Committed { index, entries }) => {
                 entries.iter().for_each(|entry| self.entry(entry, &mut seen));
-                // 0 is no index, and the same on both sides.
+                // Index 0 means no change, on both sides.
                 let _ = write!(seen.text, "committed, changed: {}", index != Index::ZERO);
                 seen.indexes.extend((index != Index::ZERO).then_some(index.0));
             }
@@ -472,7 +470,7 @@ impl Side {
                 let known = |id| self.sessions.iter().position(|known| known == id);
                 let mut infos: Vec<_> =
                     answer.value.iter().filter_map(|i| Some((known(&i.id)?, i))).collect();
-                // Consul lists them by their random ids, and those of earlier sequences with them.
+                // Consul lists them by random id, together with those of earlier sequences.
                 infos.sort_by_key(|(n, _)| *n);
                 for (n, info) in infos {
                     let _ =
@@ -487,14 +485,14 @@ impl Side {
     }
 }
 
-/// A session's number in letters, which masking leaves alone.
+/// Number of a session in letters, which masking keeps.
 fn session_name(n: usize) -> String {
     let letters =
         n.to_string().bytes().map(|digit| char::from(digit - b'0' + b'a')).collect::<String>();
     format!("#{letters}")
 }
 
-/// A single thing as a list, so that one and many are compared alike.
+/// Converts an optional entry to a list, to compare both alike.
 trait Listed<T> {
     fn listed(self) -> Answer<Vec<T>>;
 }

@@ -1,4 +1,4 @@
-//! The Dockerfile without Docker: what it copies is let through by `.dockerignore`, and is a package that cargo reads.
+//! Checks the Dockerfile without Docker: `.dockerignore` admits what it copies, and cargo can load that package.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
 }
 
-/// What the Dockerfile copies out of the project: the sources of each `COPY` that names no other stage.
+/// Sources of each `COPY` that refers to no other stage.
 fn copied() -> Vec<String> {
     let dockerfile = read("Dockerfile");
     let copies = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY "));
@@ -36,7 +36,7 @@ fn what_the_dockerfile_copies_is_a_whole_package() {
         let done = Command::new("cp").arg("-r").arg(from).arg(context.path()).status().unwrap();
         assert!(done.success(), "{source}");
     }
-    // Cargo reads the whole package before it looks for the program. (Its `metadata` passes over examples without a file.)
+    // `cargo check` loads the whole package before it looks for the program; `cargo metadata` ignores missing examples.
     let cargo = Command::new(env!("CARGO"))
         .args(["check", "--offline", "--locked", "--bin", "no-such-program"])
         .current_dir(context.path())

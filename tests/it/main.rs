@@ -1,6 +1,6 @@
-//! Tests of the whole: through the port, over HTTP, and on a real Consul.
+//! Tests of the whole program: through the store, over HTTP, and on a real Consul.
 //!
-//! One binary, so that it links once. A real Consul comes from `.ci/get-consul`; `.ci/test` runs everything.
+//! A single binary, to link only once. `.ci/get-consul` downloads Consul; `.ci/test` runs everything.
 
 #![expect(clippy::disallowed_methods, reason = "tests measure how long calls take")]
 

@@ -1,4 +1,4 @@
-//! The example of a scheduler over HTTP, as a farm uses it.
+//! Uses the example of an HTTP scheduler with a farm.
 
 #[path = "../../examples/scheduler_server.rs"]
 #[allow(dead_code)]
@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use rcfarm_testing::wait::until;
 
-/// A server on loopback over a file of machines.
+/// Serves a file of machines on loopback.
 async fn serve(fleet: &Path) -> RemoteScheduler {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -108,7 +108,7 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
     tokio::spawn(farm.run(shutdown));
     until("it is on n1", async || scheduled(&consul).await == ["n1"]).await;
     write(&fleet, &["n1"]);
-    // The farm does not know that the scheduler has changed its mind: somebody rings.
+    // The farm does not watch the scheduler; a doorbell makes it reconcile.
     put(&consul, &key::rc_bell(id), "cordoned").await;
     until("it is on n2", async || scheduled(&consul).await == ["n2"]).await;
 }

@@ -1,7 +1,7 @@
-//! `rcfarm doctor`: looks at everything that commands and farms need, and says what to do about what is missing.
+//! `rcfarm doctor`: checks what commands and farms need, with a remedy for each failure.
 //!
-//! It writes nothing: rights to write are tried with transactions that cannot be committed. (One session is made
-//! and ended.)
+//! Keys written: none. Rights to write are tested by transactions that cannot be committed. One session is created and
+//! destroyed.
 
 mod records;
 mod rights;
@@ -18,7 +18,7 @@ use crate::farm::LAYOUT;
 use rcfarm_api::key;
 use rcfarm_store::{NewSession, Op, Query, StoreError};
 
-/// One line of the answer.
+/// Result of a check.
 #[derive(Serialize)]
 struct Check {
     check: String,
@@ -83,7 +83,7 @@ pub(super) async fn run(context: &CommandContext, address: &str) -> anyhow::Resu
 }
 
 async fn leader(context: &CommandContext, address: &str, checks: &mut Vec<Check>) -> bool {
-    // An agent without a leader answers so, or with an error after some seconds.
+    // Without a leader an agent answers with an empty string, or with an error after some seconds.
     let asked = match context.store.leader().await {
         Err(StoreError::NoLeader) => Ok(String::new()),
         asked => asked,
@@ -141,7 +141,7 @@ async fn session(context: &CommandContext) -> Check {
     }
 }
 
-/// Newer versions take 128 operations per transaction.
+/// Consul allows 128 operations per transaction since 1.14, 64 before.
 async fn limits(context: &CommandContext) -> Check {
     let many = vec![Op::GetTree { prefix: key::bells() }; 128];
     match context.store.txn(&many).await {

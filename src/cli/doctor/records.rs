@@ -1,4 +1,4 @@
-//! Whether farms can work on the records in the store. What is checked is derived from the kinds.
+//! Checks of the records in the store, as declared by the kinds.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     checks.push(allocations(context).await);
 }
 
-/// One check of all entries below a prefix; names the first one that is wrong.
+/// Checks all entries below a prefix; names the first invalid one.
 fn summary(
     title: &str,
     entries: &[Entry],
@@ -56,7 +56,7 @@ async fn entries(context: &CommandContext, prefix: Prefix) -> Result<Vec<Entry>,
     Ok(entries)
 }
 
-/// Commands that were not carried out yet: whether they can be read, and whether their targets exist.
+/// Checks pending commands: whether they can be decoded, and whether their targets exist.
 async fn commands(context: &CommandContext) -> Result<Check, StoreError> {
     let commands = entries(context, key::commands()).await?;
     let jobs = entries(context, key::jobs()).await?;
@@ -69,7 +69,7 @@ async fn commands(context: &CommandContext) -> Result<Check, StoreError> {
     Ok(summary("commands", &commands, |entry| targets.check(entry), remedy))
 }
 
-/// Names that commands may target.
+/// Possible targets of commands.
 struct Targets {
     jobs: BTreeSet<Namespaced>,
     queues: BTreeSet<QueueName>,
@@ -91,7 +91,7 @@ impl Targets {
     }
 }
 
-/// Allocations: whether each belongs to a pod that exists, and whether nodes have what is allocated.
+/// Checks whether each allocation belongs to an existing pod and fits the node's capacity.
 async fn allocations(context: &CommandContext) -> Check {
     let allocations = match allocations::allocations(context).await {
         Ok(allocations) => allocations,

@@ -1,4 +1,4 @@
-//! Which prefixes this token may read and write. The list of prefixes is derived from the kinds.
+//! Checks which prefixes this token may read and write, as declared by the kinds.
 
 use super::{Check, POLICY, Verdict, failed};
 use crate::cli::context::CommandContext;
@@ -7,7 +7,7 @@ use crate::farm::rights::{WrittenBy, written_by};
 use rcfarm_api::key;
 use rcfarm_store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
 
-/// A name that no key has.
+/// Name of a key that does not exist.
 const PROBE: &str = "rcfarm-probe";
 
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
@@ -48,7 +48,7 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     }
 }
 
-/// Reads a single key, which Consul refuses without rights. A list would come back empty instead.
+/// Reads a single key, which Consul refuses without rights; a list would be empty instead.
 async fn may_read(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
     match context.store.get(&probe, Query::PLAIN).await {
@@ -58,8 +58,8 @@ async fn may_read(context: &CommandContext, prefix: &Prefix) -> Result<bool, Sto
     }
 }
 
-/// Tries a transaction that writes and that can never be committed: its first operation checks an index that no key
-/// has. If Consul refuses the second one, too, the right to write is missing.
+/// Sends a transaction that writes but cannot be committed: its first operation checks an impossible index. If Consul
+/// also refuses the second operation, the right to write is missing.
 async fn may_write(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
     let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
     let impossible = Op::CheckIndex { key: key::layout(), index: Index(u64::MAX >> 1) };

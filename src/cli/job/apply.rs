@@ -1,7 +1,7 @@
 //! `rcfarm apply -f`, `rcfarm plan -f`: jobs from files in the formats of Volcano and Kubeflow.
 //!
-//! Keys read: the records of jobs, queues. Keys written: `job/<ns>/<name>`, by CAS, one transaction per job. A crash
-//! between two jobs leaves the first applied; `apply` again applies the rest.
+//! Keys read: the records of jobs, queues. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one transaction per job. A
+//! crash between two jobs leaves the first applied; `apply` again applies the rest.
 
 use std::io::Read as _;
 

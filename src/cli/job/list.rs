@@ -1,4 +1,4 @@
-//! `rcfarm job list`
+//! `rcfarm job list`.
 
 use serde::Serialize;
 

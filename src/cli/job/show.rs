@@ -1,4 +1,4 @@
-//! `rcfarm job get`, `tree`, `explain`, `logs`
+//! `rcfarm job get`, `tree`, `explain`, `logs`.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! `rcfarm job wait`
+//! `rcfarm job wait`.
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
-//! `rcfarm node drain`, `undrain`
+//! `rcfarm node drain`, `undrain`.
+//!
+//! Key written: `rcfarm/nodes/<node>`, by CAS, in one transaction with its audit record; the node's agent writes it,
+//! too.
+//! A crash between two nodes leaves the first one changed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,12 +24,12 @@ use rcfarm_api::node::record::NodeState;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
-/// Which, and for how long.
+/// Arguments of `node drain`.
 #[derive(clap::Args)]
 pub struct DrainArgs {
     #[command(flatten)]
     which: Which,
-    /// By when it shall be done; then the command reports what is left, and the nodes stay draining
+    /// Time limit; afterwards the command reports the remaining pods, and the nodes stay draining
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = duration)]
     deadline: Duration,
     /// Wait until no pod is left (the default)
@@ -50,7 +54,7 @@ struct Row {
     state: NodeListState,
     draining: bool,
     drain_deadline: Option<Timestamp>,
-    /// Pods that are left, each with what keeps it.
+    /// Remaining pods with their reasons.
     pods: Vec<NodePod>,
 }
 
@@ -66,12 +70,12 @@ impl Row {
     }
 }
 
-/// How often a change is tried again because somebody else changed the record meanwhile.
+/// Attempts of a change that is refused because the record changed meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// How long a wait goes without looking, for what is told in no key that it watches.
+/// Maximum interval of reads, for changes in keys that are not watched.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// The same while the node has no more intents: a watch on nothing wakes on anything.
+/// Interval once the node has no intents: a watch of an empty prefix wakes on unrelated writes.
 const LOOK_SOON: Duration = Duration::from_millis(300);
 
 pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
@@ -101,7 +105,7 @@ pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow:
     Err(unfinished(&rows, args.deadline))
 }
 
-/// What to say at the deadline while pods are left.
+/// Error for the pods that remain at the deadline.
 fn unfinished(rows: &[Row], deadline: Duration) -> anyhow::Error {
     let on: Vec<&str> =
         rows.iter().filter(|row| !row.pods.is_empty()).map(|row| row.name.as_str()).collect();
@@ -147,8 +151,8 @@ pub(super) async fn undrain(
     Ok(CliExit::Ok)
 }
 
-/// Writes what an operator wants of a node, guarded by the record's index, with its audit record. The agent's session
-/// goes on holding the key: a plain CAS keeps it (`consul-semantics.md` §0 #4). `false`: it was so before.
+/// Writes the desired state of a node by CAS, with its audit record. The agent's session keeps the lock on the key
+/// (`consul-semantics.md` §0 #4). `false`: the state was set before.
 async fn change(
     context: &CommandContext,
     seen: &NodeSnapshot,
@@ -187,7 +191,7 @@ async fn change(
     ))
 }
 
-/// The pods that are meant to be on a node.
+/// Pods with an intent on a node.
 pub(super) async fn intended(
     context: &CommandContext,
     node: &NodeName,
@@ -207,7 +211,7 @@ async fn look(context: &CommandContext, names: &[NodeName]) -> anyhow::Result<Ve
     Ok(rows)
 }
 
-/// Waits until no pod is left, the deadline has passed, or somebody has ended the drain.
+/// Waits until no pod is left, the deadline has passed, or the drain was ended by others.
 async fn emptied(
     context: &CommandContext,
     names: &[NodeName],
@@ -243,7 +247,7 @@ async fn emptied(
     }
 }
 
-/// Waits until the intents of a node change, though not for long, and never past `give_up`.
+/// Waits for a change of a node's intents, for at most [`LOOK_EVERY`] and not beyond `give_up`.
 async fn wait(
     context: &CommandContext,
     node: Option<&NodeName>,
@@ -258,7 +262,7 @@ async fn wait(
     let intents = key::node_intents(node);
     match timeout_at(give_up, context.store.keys(&intents, None, query)).await {
         Ok(Ok(answer)) => answer.index,
-        // The next look says what is wrong, if it still is.
+        // The next read reports the error if it persists.
         Ok(Err(_)) => {
             let _ = timeout_at(give_up, sleep(LOOK_EVERY)).await;
             Index::ZERO

@@ -1,4 +1,4 @@
-//! `rcfarm node list`
+//! `rcfarm node list`.
 
 use std::collections::BTreeMap;
 
@@ -23,25 +23,25 @@ pub struct NodeListArgs {
     selector: Option<Selector>,
 }
 
-/// A node in a list.
+/// A row of `node list`.
 #[derive(Serialize)]
 pub(super) struct NodeRow {
     pub(super) name: NodeName,
     pub(super) state: NodeListState,
-    /// An operator wants it empty; also of a node that is down.
+    /// Draining, even if the node is down.
     pub(super) draining: bool,
     pub(super) drain_deadline: Option<Timestamp>,
-    /// Pods that are meant to be there.
+    /// Number of intents.
     pub(super) pods: usize,
     pub(super) labels: Labels,
     pub(super) address: Option<String>,
     pub(super) capacity: Option<Resources>,
     pub(super) agent_version: Option<String>,
-    /// The session of the agent, while it runs.
+    /// Session of the agent while it runs.
     pub(super) agent_session: Option<SessionId>,
-    /// When the node last wrote the health of a pod; only changes are written.
+    /// Time of the last change of a pod's health.
     pub(super) last_heard: Option<Timestamp>,
-    /// What of its record and its labels cannot be read.
+    /// Errors in its record and labels.
     pub(super) invalid: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl NodeRow {
         }
     }
 
-    /// How old what is known of the node is.
+    /// Age of the last report.
     pub(super) fn heard(&self, now: Timestamp) -> String {
         match (&self.agent_session, self.last_heard) {
             (Some(_), _) => "now".to_owned(),
@@ -116,14 +116,14 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
     Ok(CliExit::Ok)
 }
 
-/// The part of a health record that tells when it was written.
+/// Timestamp of a health record.
 #[derive(Deserialize)]
 struct Heartbeat {
     #[serde(rename = "Time")]
     time: Timestamp,
 }
 
-/// When each node last wrote a health record.
+/// Time of the last health record of each node.
 async fn last_heard(context: &CommandContext) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
     let prefix = key::healths();
     let mut heard = BTreeMap::new();
@@ -139,7 +139,7 @@ async fn last_heard(context: &CommandContext) -> anyhow::Result<BTreeMap<NodeNam
     Ok(heard)
 }
 
-/// The same of one node, from the health of the pods that are known to be there.
+/// As [`last_heard`], for one node with known pods.
 pub(super) async fn last_heard_of<'p>(
     context: &CommandContext,
     node: &NodeName,

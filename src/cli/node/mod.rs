@@ -1,4 +1,4 @@
-//! `rcfarm node …`: machines, and their maintenance.
+//! `rcfarm node …`: machines and their maintenance.
 
 mod drain;
 mod list;

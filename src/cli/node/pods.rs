@@ -1,4 +1,4 @@
-//! The pods of a node, and why those that should leave are still there.
+//! Pods of a node, and why those that should leave are still there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,20 +24,20 @@ pub(super) struct NodePod {
     pub(super) pod_id: PodId,
     pub(super) replication_controller_id: Option<RcId>,
     pub(super) health: Health,
-    /// It has an intent.
+    /// Whether it has an intent.
     pub(super) intended: bool,
-    /// The node says that it is there.
+    /// Whether the node reports it in `reality/`.
     pub(super) real: bool,
-    /// Why it is still there; `None` when it need not leave.
+    /// Why it is still there; `None`: it need not leave.
     pub(super) stays: Option<Stay>,
 }
 
 /// Why a pod that should leave is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Stay {
-    /// A fixed token: one of the owner's ([`RcReason`]), or one of those below.
+    /// An [`RcReason`] of the owner, or a token of this module.
     pub(super) reason: String,
-    /// In words.
+    /// Message for users.
     pub(super) message: String,
 }
 
@@ -47,25 +47,25 @@ impl Stay {
     }
 }
 
-/// What is known of a controller whose pod is looked at.
+/// Controller of a pod.
 struct Controller {
     found: Option<Found>,
     status: Option<RcStatus>,
     is_owned: bool,
 }
 
-/// Reads the pods of a node: by intent, by label, or because the node says that they are there.
+/// Reads the pods of a node, by intents, labels and `reality/`.
 pub(super) async fn pods(
     context: &CommandContext,
     node: &NodeSnapshot,
 ) -> anyhow::Result<Vec<NodePod>> {
     let store = &context.store;
     let name = &node.name;
-    // Label and intent go in one transaction: of a pod that goes meanwhile it must still be known whose it was.
+    // Labels first: label and intent are deleted in one transaction, and the owner of a vanishing pod must be known.
     let entries = store.list(&key::node_pod_labels(name), Query::PLAIN).await?.value;
     let labelled = ClusterSnapshot::of(&entries).pods;
     let intended = pod_ids(context, &key::node_intents(name)).await?;
-    // What a node said last before its agent went is no news.
+    // The last report of a node that is down is ignored.
     let is_told = node.readiness() != NodeReadiness::Down;
     let real = pod_ids(context, &key::node_realities(name)).await?;
     let owners: BTreeMap<PodId, RcId> = labelled
@@ -120,7 +120,7 @@ async fn controllers(
     Ok(ids.into_iter().map(|id| (id, controller(id))).collect())
 }
 
-/// Why a pod that should leave `node` is there; `None` when it may stay.
+/// Why a pod that should leave `node` is still there; `None`: it may stay.
 fn stays(
     node: &NodeSnapshot,
     controller: Option<(RcId, &Controller)>,
@@ -147,7 +147,7 @@ fn stays(
     (!is_fit || !matches).then(|| why(node, found, controller))
 }
 
-/// Why the pod of a controller has not left yet.
+/// Why the controller has not moved the pod yet.
 fn why(node: &NodeSnapshot, found: &Found, controller: &Controller) -> Stay {
     if !controller.is_owned {
         let message = format!("no farm owns {}: rcfarm rc explain {}", found.title(), found.id);
@@ -169,7 +169,7 @@ fn why(node: &NodeSnapshot, found: &Found, controller: &Controller) -> Stay {
             None => "a node for it is being chosen".to_owned(),
         },
         (_, Some(transfer)) => format!("the one on {} moves first", transfer.old_node),
-        // Without numbers: the status tells changes of health alone with a delay.
+        // Without numbers: the status is updated with a delay if only the health changes.
         (RcReason::PodsUnhealthy, None) => {
             "too few of its controller's pods are healthy to spare this one".to_owned()
         }
@@ -185,12 +185,11 @@ fn unseen() -> Stay {
     Stay::new("NotSeenYet", "its owner has yet to look")
 }
 
-/// As in `1 pod` and `2 pods`.
 pub(super) fn pods_words(count: usize) -> String {
     if count == 1 { "1 pod".to_owned() } else { format!("{count} pods") }
 }
 
-/// How many pods there are for each reason, as in `3 TransferUnderWay, 1 NoOwner`.
+/// Number of pods by reason, as in `3 TransferUnderWay, 1 NoOwner`.
 pub(super) fn tally<'p>(pods: impl Iterator<Item = &'p NodePod>) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for stay in pods.filter_map(|pod| pod.stays.as_ref()) {
@@ -201,7 +200,7 @@ pub(super) fn tally<'p>(pods: impl Iterator<Item = &'p NodePod>) -> String {
     words.join(", ")
 }
 
-/// Pods for people.
+/// Table of pods.
 pub(super) fn pods_table<'p>(pods: impl IntoIterator<Item = &'p NodePod>) -> String {
     let rows = pods.into_iter().map(|pod| {
         let controller = pod.replication_controller_id.map(|id| title(Some(&pod.pod_id), id));

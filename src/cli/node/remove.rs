@@ -1,4 +1,7 @@
-//! `rcfarm node remove`
+//! `rcfarm node remove`.
+//!
+//! Keys deleted in one transaction: the node's record and labels. Then, in others: what a dead agent has left in
+//! `reality/`, `status/pods/` and `health/`. A crash in between leaves these; the command can be repeated.
 
 use serde_json::json;
 
@@ -15,13 +18,13 @@ use rcfarm_api::key;
 use rcfarm_node::agent::report::removal;
 use rcfarm_store::{Entry, Key, Op, Query, Txn};
 
-/// Which, and how.
+/// Arguments of `node remove`.
 #[derive(clap::Args)]
 pub struct NodeRemoveArgs {
     /// The node
     #[arg(value_name = "NODE")]
     node: NodeName,
-    /// Remove record and labels although pods or an agent are there; both are left as they are, and named
+    /// Remove record and labels although pods or an agent are there; both are kept, and listed
     #[arg(long)]
     force: bool,
 }
@@ -75,7 +78,7 @@ pub(super) async fn run(
             .note("its agent still runs; until it is stopped, it may register the node again");
     }
     if pods.is_empty() && !intended(context, &node.name).await?.is_empty() {
-        // Nothing can guard a transaction against a key that is not there yet.
+        // A transaction cannot check that a prefix is empty.
         context.out.note(&format!(
             "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
             node.name
@@ -84,7 +87,7 @@ pub(super) async fn run(
     Ok(CliExit::Ok)
 }
 
-/// Deletes what an agent that is gone has said of pods that are not meant to be there any more. How many pods.
+/// Deletes reports of a dead agent about pods without an intent. Returns the number of pods.
 async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
     let store = &context.store;
     let mut said: BTreeSet<PodId> = BTreeSet::new();
@@ -101,7 +104,7 @@ async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::R
     for some in stale.chunks(context.limits.ops / 3) {
         let mut txn = Txn::by_user();
         txn.extend(some.iter().flat_map(|pod| removal(node, pod)));
-        // Plain deletes: there is nothing that could refuse them.
+        // Plain deletes cannot be refused.
         let _ = store.txn(txn.ops()).await?;
     }
     Ok(stale.len())
@@ -131,7 +134,7 @@ fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
     }
 }
 
-/// Record and labels as they were seen, both or neither.
+/// Deletes record and labels if unchanged, both or neither.
 async fn delete(
     context: &CommandContext,
     node: &NodeSnapshot,

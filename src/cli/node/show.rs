@@ -1,4 +1,4 @@
-//! `rcfarm node get`
+//! `rcfarm node get`.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Reads what is known of nodes: `rcfarm/nodes/` and `labels/node/`.
+//! One-shot read of nodes: `rcfarm/nodes/` and `labels/node/`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,19 +16,19 @@ use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Key, Prefix, Query};
 
-/// A node's state in a word.
+/// State of a node in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum NodeListState {
-    /// Its agent runs, and pods may be added.
+    /// Its agent runs; it takes pods.
     Ready,
-    /// It is being emptied, or is empty and stays so.
+    /// It is being drained, or is drained.
     Draining,
     /// Its agent is gone.
     Down,
-    /// It is known by its labels or its pods alone, as p2's nodes are, and takes pods like a ready one.
+    /// Known only by labels or pods, as p2's nodes; takes pods like a ready one.
     NoAgent,
-    /// Its record breaks a rule; farms pass over the record, so the node takes pods like a ready one.
+    /// Its record is invalid. Farms ignore the record, so it takes pods like a ready one.
     Unreadable,
 }
 
@@ -67,7 +67,7 @@ impl NodeSnapshot {
         }
     }
 
-    /// Reads one node; one of which there is nothing, too.
+    /// Reads one node, which need not exist.
     pub(super) async fn read(
         context: &CommandContext,
         name: &NodeName,
@@ -90,7 +90,7 @@ impl NodeSnapshot {
         self.record.as_ref().is_ok_and(|record| record.state == NodeState::Draining)
     }
 
-    /// The session of the agent that runs.
+    /// Session of the running agent.
     pub(super) fn agent(&self) -> Option<&SessionId> {
         self.entry.as_ref().and_then(|entry| entry.session.as_ref())
     }
@@ -105,7 +105,7 @@ impl NodeSnapshot {
             (Err(_), _) => NodeListState::Unreadable,
             (Ok(_), NodeReadiness::Down) => NodeListState::Down,
             (Ok(_), NodeReadiness::Draining) => NodeListState::Draining,
-            // Which nodes a farm passes over, it says itself (`farm list`), and so do the statuses of controllers.
+            // Quarantine is known only to farms; `farm list` and the statuses of controllers show it.
             (Ok(_), NodeReadiness::Ready | NodeReadiness::Suspect | NodeReadiness::Quarantined) => {
                 match self.agent() {
                     Some(_) => NodeListState::Ready,
@@ -115,7 +115,7 @@ impl NodeSnapshot {
         }
     }
 
-    /// The state for people: a node may be down while it drains.
+    /// The state as text; a node may be down and draining.
     pub(super) fn state_words(&self) -> String {
         match self.state() {
             NodeListState::Down if self.is_draining() => "down, draining".to_owned(),
@@ -123,7 +123,7 @@ impl NodeSnapshot {
         }
     }
 
-    /// What of the node cannot be read, with its key.
+    /// Errors in the node's keys.
     pub(super) fn invalid(&self) -> Vec<String> {
         let words =
             |key: Key, bad: &FieldError| format!("{key}: field {}: {}", bad.path, bad.problem);
@@ -133,7 +133,7 @@ impl NodeSnapshot {
     }
 }
 
-/// Every node that has a record or labels.
+/// All nodes with a record or labels.
 pub(super) async fn all(
     context: &CommandContext,
 ) -> anyhow::Result<BTreeMap<NodeName, NodeSnapshot>> {
@@ -159,12 +159,12 @@ fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
     entries.into_iter().filter_map(named).collect()
 }
 
-/// A node of which nothing is known but its name, perhaps by its pods.
+/// A node without record and labels.
 pub(super) fn unknown(name: NodeName) -> NodeSnapshot {
     NodeSnapshot::of(name, None, None)
 }
 
-/// One or several nodes.
+/// Selects one or several nodes.
 #[derive(clap::Args)]
 pub(super) struct Which {
     /// The nodes
@@ -176,7 +176,7 @@ pub(super) struct Which {
 }
 
 impl Which {
-    /// The nodes that are meant. Each is known and has a readable record, so that a mistake changes no node at all.
+    /// The selected nodes. Fails if any is unknown or has an invalid record, so that a mistake changes no node.
     pub(super) async fn find(&self, context: &CommandContext) -> anyhow::Result<Vec<NodeSnapshot>> {
         let mut nodes = Vec::new();
         if let Some(selector) = &self.selector {
@@ -198,7 +198,7 @@ impl Which {
     }
 }
 
-/// A node that has a record, labels or pods: the name is no slip.
+/// A node with a record, labels or pods.
 pub(super) async fn find(
     context: &CommandContext,
     name: &NodeName,
@@ -217,7 +217,7 @@ pub(super) async fn find(
     ))
 }
 
-/// A record that cannot be read is not rewritten.
+/// Fails if the record is invalid: it is not rewritten.
 pub(super) fn check_readable(node: &NodeSnapshot) -> anyhow::Result<()> {
     let Err(bad) = &node.record else { return Ok(()) };
     let key = key::node(&node.name);

@@ -1,4 +1,4 @@
-//! `rcfarm queue list`, `get`
+//! `rcfarm queue list`, `get`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `rcfarm rc plan`, `explain`
+//! `rcfarm rc plan`, `explain`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,19 +25,19 @@ use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::spec::{RcSpec, check_count};
 use rcfarm_store::Query;
 
-/// Of which, and what if.
+/// Arguments of `rc plan`.
 #[derive(clap::Args)]
 pub struct PlanArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(value_name = "RC")]
     rc: String,
-    /// Suppose that there shall be so many pods
+    /// Assume this number of desired pods
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     replicas: Option<i64>,
-    /// Suppose that the pods may run on these nodes
+    /// Assume this node selector
     #[arg(long, value_name = "SELECTOR")]
     node_selector: Option<Selector>,
-    /// Write what the plan depends on to a file, as JSON, for a bug report; it has no manifest text
+    /// Write the plan's input to a file as JSON, for a bug report; without the manifest's text
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
 }
@@ -198,10 +198,10 @@ fn plan_text(
     text
 }
 
-/// Nodes that an explanation lists.
+/// Limit of listed nodes.
 const NODES_SHOWN: usize = 20;
 
-/// Why a node cannot take a pod.
+/// A node that cannot take a pod.
 #[derive(Serialize)]
 struct Unfit {
     node: NodeName,
@@ -209,27 +209,27 @@ struct Unfit {
     why: String,
 }
 
-/// Why a node cannot take a pod, as a fixed token.
+/// Why a node cannot take a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum UnfitReason {
-    /// An operator wants it empty.
+    /// It is draining.
     Draining,
     /// Its agent is gone.
     Down,
-    /// It cannot start the pod, or could not a while ago.
+    /// It could not start the pod, now or recently.
     Quarantined,
-    /// A pod of the same id stands there and is not the controller's.
+    /// A pod of the same id and another owner is there.
     PlaceTaken,
-    /// It has too little room for what the pod asks for.
+    /// It lacks the requested resources.
     InsufficientCapacity,
     /// Its labels do not match.
     NotMatching,
-    /// The owner's scheduler does not name it.
+    /// The owner's scheduler does not list it.
     NotNamed,
 }
 
 impl UnfitReason {
-    /// Whether the node matches and is not ready.
+    /// Whether the node matches but is not ready.
     fn is_of_the_node(self) -> bool {
         matches!(self, UnfitReason::Draining | UnfitReason::Down | UnfitReason::Quarantined)
     }
@@ -290,7 +290,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
     Ok(CliExit::Ok)
 }
 
-/// The most important thing, in a line.
+/// The first failed condition, or a summary.
 fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
     let (current, desired) = (seen.pods.len(), plan.replicas.desired);
     match plan.conditions.iter().find(|condition| !condition.status) {
@@ -307,7 +307,7 @@ fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
     }
 }
 
-/// Who owns the record, or why nobody does.
+/// Owner of the record, or why there is none.
 async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String> {
     let lock = context.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
@@ -368,8 +368,7 @@ fn status_words(context: &CommandContext, found: &Found, seen: &RcSnapshot) -> S
     words
 }
 
-/// The nodes that cannot take a pod, and why: those first that match and are not ready, then those without room, then
-/// those where the place is taken.
+/// Nodes that cannot take a pod: first those that match but are not ready, then those without capacity, then conflicts.
 fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
     let unready = seen.eligible.iter().filter_map(|node| {
         let (reason, why) = match seen.readiness(node) {
@@ -431,7 +430,7 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
     unready.chain(roomless).chain(taken).chain(unmatched).collect()
 }
 
-/// Who says which nodes are eligible; `None`: labels, as ever.
+/// Source of the eligible nodes; `None`: labels.
 fn scheduler_words(asked: &AskedScheduler) -> Option<String> {
     match asked {
         AskedScheduler::Labels => None,

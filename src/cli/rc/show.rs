@@ -1,4 +1,4 @@
-//! `rcfarm rc get`, `status`, `pods`
+//! `rcfarm rc get`, `status`, `pods`.
 
 use anyhow::Context;
 use serde::Serialize;
@@ -22,13 +22,13 @@ use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::Query;
 
-/// What of a record.
+/// Arguments of `rc get`.
 #[derive(clap::Args)]
 pub struct RcGetArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(value_name = "RC")]
     rc: String,
-    /// Print the manifest alone, byte for byte
+    /// Print only the manifest, byte for byte
     #[arg(long)]
     manifest: bool,
 }
@@ -118,12 +118,12 @@ struct Unhealthy {
     node: NodeName,
     pod_id: PodId,
     health: Health,
-    /// How far its node says that it has come; `None`: it says nothing.
+    /// Phase reported by its node, if any.
     phase: Option<NodePodPhase>,
     why: String,
 }
 
-/// The pods that are not healthy, with what their nodes say of them.
+/// Unhealthy pods with the reports of their nodes.
 async fn unhealthy(context: &CommandContext, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
     let seen = read_snapshot(context, found).await?;
     let is_well = |place: &PodRef, pod: &RcPod| {
@@ -215,7 +215,7 @@ fn status_text(
     format!("{}\n{}", fields(rows), table(&header, conditions))
 }
 
-/// A pod in a list.
+/// A row of `rc pods`.
 #[derive(Serialize)]
 struct PodRow {
     node: NodeName,

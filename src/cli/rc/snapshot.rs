@@ -1,4 +1,4 @@
-//! Reads what a farm would look at for one controller, for the same pure plan.
+//! One-shot read of the input of a controller's plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,50 +24,49 @@ use rcfarm_api::rc::status::{Quarantine, RcStatus};
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Entry, Query};
 
-/// What was read.
+/// Input of a controller's plan.
 pub(super) struct RcSnapshot {
-    /// The labels of all nodes.
+    /// Labels of all nodes.
     pub(super) nodes: BTreeMap<NodeName, Labels>,
-    /// Nodes that the owner's scheduler calls eligible, or that the selector matches; none when the record cannot be
-    /// read.
+    /// Nodes that the owner's scheduler lists, or that match the selector; none if the record is invalid.
     pub(super) eligible: BTreeSet<NodeName>,
-    /// Who was asked for them.
+    /// Source of `eligible`.
     pub(super) asked: AskedScheduler,
-    /// The controller's pods.
+    /// Pods of the controller.
     pub(super) pods: BTreeMap<PodRef, RcPod>,
-    /// Who stands where on the eligible nodes that have no pod of its own.
+    /// State of the controller's slot on eligible nodes without a pod of its own.
     pub(super) slots: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
-    /// What the owner said last.
+    /// Status by the owner.
     pub(super) status: Option<RcStatus>,
-    /// Somebody holds the record's mutation or transfer lock.
+    /// Whether the record's mutation or transfer lock is held.
     pub(super) lock_held: bool,
-    /// Nodes that cannot start the controller's pod, or could not a while ago, in words.
+    /// Nodes that could not start the controller's pod, now or recently, with the reason.
     pub(super) quarantined: BTreeMap<NodeName, String>,
-    /// Nodes that could not start pods of several records: the owner adds none there for a while.
+    /// Nodes that failed for several records; the owner adds no pods there for some time.
     suspects: BTreeSet<NodeName>,
     cluster: ClusterSnapshot,
-    /// What the nodes have, and what of it is allocated.
+    /// Capacities and allocations of nodes.
     rooms: NodeCapacities,
-    /// The controller's own labels, which declare its minimum health.
+    /// Labels of the controller, which can set its minimum health.
     labels: Option<Entry>,
 }
 
-/// Who says which nodes are eligible.
+/// Source of eligible nodes.
 pub(super) enum AskedScheduler {
-    /// The built-in scheduler, which goes by labels.
+    /// The built-in scheduler.
     Labels,
-    /// The owner's scheduler over HTTP, which answered.
+    /// The owner's HTTP scheduler.
     Server(String),
-    /// The same, and it gave no answer: labels had to do.
+    /// The owner's HTTP scheduler failed; labels were used instead.
     Silent {
-        /// Where it is.
+        /// URL of the scheduler.
         address: String,
-        /// Why not.
+        /// Its error.
         why: ScheduleError,
     },
 }
 
-/// What the farm that owns the controller says of itself.
+/// Presence of the owner farm.
 async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
     let lock = context.get(&key::rc_lock(id)).await?;
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
@@ -76,7 +75,7 @@ async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<Farm
     Ok(owner.and_then(|entry| FarmPresence::decode(&entry.value).ok()))
 }
 
-/// Asks the owner's scheduler at `address`, if it has one over HTTP, for the eligible nodes; `by_labels` do otherwise.
+/// Eligible nodes from the HTTP scheduler at `address`; without one, or if it fails, `by_labels`.
 async fn eligible(
     address: Option<String>,
     spec: Option<&RcSpec>,
@@ -95,7 +94,7 @@ async fn eligible(
     }
 }
 
-/// Reads everything about a controller.
+/// Reads the input for a controller.
 pub(super) async fn read_snapshot(
     context: &CommandContext,
     found: &Found,
@@ -192,7 +191,7 @@ pub(super) async fn read_snapshot(
 }
 
 impl RcSnapshot {
-    /// What a node is fit for, besides its labels.
+    /// Readiness of a node, quarantine included.
     pub(super) fn readiness(&self, node: &NodeName) -> NodeReadiness {
         match self.cluster.readiness(node) {
             NodeReadiness::Ready if self.quarantined.contains_key(node) => {
@@ -203,22 +202,21 @@ impl RcSnapshot {
         }
     }
 
-    /// What the nodes have, and what of it is allocated.
+    /// Capacities and allocations of nodes.
     pub(super) fn rooms(&self) -> &NodeCapacities {
         &self.rooms
     }
 
-    /// `spec` with what the controller's own labels declare.
+    /// `spec` with the settings in the controller's labels.
     ///
-    /// # Errors
-    /// [`FieldError`] naming the label, or all of them when they cannot be read.
+    /// # Errors [`FieldError`] naming an invalid label, or all labels if they cannot be decoded.
     pub(super) fn with_labels(&self, spec: RcSpec) -> Result<RcSpec, FieldError> {
         let none = Ok(Labels::new());
         let labels = self.labels.as_ref().map_or(none, |entry| decode_labels(&entry.value));
         spec.with_labels(labels.ok().as_ref())
     }
 
-    /// What the owner would plan from, if it saw what was read here and made `spec` of the record.
+    /// The input of the owner's plan for `spec`.
     pub(super) fn observed(&self, spec: &RcSpec) -> ReplicationObserved {
         let nodes = self.eligible.iter().chain(self.pods.keys().map(|pod_ref| &pod_ref.node));
         let not_ready = |node: &NodeName| {

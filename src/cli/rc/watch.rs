@@ -1,4 +1,4 @@
-//! `rcfarm rc watch`
+//! `rcfarm rc watch`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

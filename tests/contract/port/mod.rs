@@ -1,4 +1,4 @@
-//! What every `Store` must do: the emulator, the adapter on the emulator's server, the adapter on a real Consul.
+//! Behaviour of every `Store`: the emulator, and the adapter on the emulator's server and on a real Consul.
 
 mod entries;
 mod locks;
@@ -38,10 +38,10 @@ const TABLES: &[&[Case<Port>]] = &[
     writers::CASES,
 ];
 
-/// Long enough for a watch to be in place, or for a wrong wake-up to happen; nothing depends on it being right.
+/// Time for a watch to start, or for a wrong wake-up to arrive. A test never fails because it is too short.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// A store under test, and a root that one case has for itself.
+/// A store, and the key prefix of one case.
 #[derive(Clone)]
 pub struct Port {
     pub store: Arc<dyn Store>,
@@ -51,14 +51,14 @@ pub struct Port {
 impl Port {
     pub fn new(store: Arc<dyn Store>, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
-        // The server may be shared by several processes.
+        // Other processes may use the same server.
         let own =
             format!("{case}-{}-{}", std::process::id(), CASES.fetch_add(1, Ordering::Relaxed));
         let store = Prefixed::new(store, Prefix::parse(&own).unwrap());
         Port { store, own }
     }
 
-    /// A service of this case alone.
+    /// A service used only by this case.
     pub fn service(&self, ttl: Duration) -> TtlService {
         let name = self.own.to_lowercase();
         let deregister_after = Duration::from_secs(60);
@@ -78,7 +78,7 @@ impl Port {
         self.store.get(&key(name), Query::PLAIN).await.unwrap()
     }
 
-    /// The entry of a key that exists.
+    /// Entry of an existing key.
     pub async fn entry(&self, name: &str) -> Entry {
         self.read(name).await.value.unwrap_or_else(|| panic!("{name} is absent"))
     }
@@ -95,7 +95,7 @@ impl Port {
         self.store.keys(&prefix(below), separator, Query::PLAIN).await.unwrap().value
     }
 
-    /// A session without TTL, lock-delay and checks that deletes its keys.
+    /// Session without TTL, lock-delay and checks that deletes its keys.
     pub async fn session(&self) -> SessionId {
         self.session_with(NewSession::default()).await
     }
@@ -108,7 +108,7 @@ impl Port {
         self.store.destroy_session(session).await.unwrap();
     }
 
-    /// A blocking read of a key that waits in the background, in place when this returns.
+    /// Starts a blocking read of a key; it is waiting when this returns.
     pub async fn watch(&self, name: &str, after: Index) -> JoinHandle<Answer<Option<Entry>>> {
         let (store, key) = (self.store.clone(), key(name));
         let read = async move { store.get(&key, wait(after)).await.unwrap() };
@@ -117,7 +117,7 @@ impl Port {
         reading
     }
 
-    /// As [`Port::watch`], of a prefix.
+    /// As [`Port::watch`], for a prefix.
     pub async fn watch_list(&self, below: &str, after: Index) -> JoinHandle<Answer<Vec<Entry>>> {
         let (store, prefix) = (self.store.clone(), prefix(below));
         let read = async move { store.list(&prefix, wait(after)).await.unwrap() };
@@ -151,7 +151,7 @@ fn cas(name: &str, text: &str, index: Index) -> Op {
     Op::Cas { key: key(name), value: Bytes::copy_from_slice(text.as_bytes()), flags: 0, index }
 }
 
-/// Asserts an error that was refused for good, unapplied.
+/// Asserts a permanent error of a request that was not applied.
 #[track_caller]
 fn rejected<T: std::fmt::Debug>(result: Result<T, StoreError>) {
     let error = result.unwrap_err();
@@ -160,7 +160,7 @@ fn rejected<T: std::fmt::Debug>(result: Result<T, StoreError>) {
 }
 
 pub fn adapter(at: SocketAddr) -> Arc<dyn Store> {
-    // All cases share it.
+    // Shared by all cases.
     let max_requests = Some(100);
     let config =
         ConsulConfig { address: Some(at.to_string()), max_requests, ..ConsulConfig::default() };
@@ -170,7 +170,7 @@ pub fn adapter(at: SocketAddr) -> Arc<dyn Store> {
 /// Shared by the cases of this process.
 static EMULATOR: LazyLock<Embedded> = LazyLock::new(Embedded::default);
 
-/// Every case on every backend.
+/// All cases on all backends.
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for case in TABLES.iter().copied().flatten() {

@@ -1,4 +1,4 @@
-//! Our own service and its check, and what the catalog says of services.
+//! TTL services, their checks and health.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ impl Port {
         health.iter().map(|h| h.passing).collect()
     }
 
-    /// Waits until the catalog says this of the service's instances: the agent tells the servers in its own time.
+    /// Waits for this health of the service's instances; the agent syncs to the servers with a delay.
     async fn until_health(&self, service: &TtlService, wanted: &[bool]) {
         while self.health(service).await != wanted {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -52,7 +52,7 @@ impl Port {
         }
     }
 
-    /// Which operations were refused.
+    /// Indexes of the refused operations.
     async fn refused(&self, ops: &[Op]) -> Vec<usize> {
         match self.store.txn(ops).await.unwrap() {
             TxnOutcome::Refused(refusals) => {

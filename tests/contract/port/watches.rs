@@ -1,7 +1,6 @@
 //! Blocking reads.
 //!
-//! "Does not wake" is shown without a clock: after the write that must not wake comes one that does, and the answer is
-//! that of the second.
+//! To show that a write does not wake a watch, a second write that wakes it follows; the answer must be of the second.
 
 use std::time::{Duration, Instant};
 
@@ -65,7 +64,7 @@ async fn delete_wakes(p: Port) {
 }
 
 async fn creation_wakes(p: Port) {
-    // An absent key also wakes on writes near it: ask again, as any watcher must.
+    // Writes nearby also wake a read of an absent key, so it reads again.
     let mut seen = p.read("a").await;
     let watcher = {
         let p = p.clone();
@@ -284,7 +283,7 @@ async fn tree_watch(p: Port) {
     while !watch.next().await.unwrap().value.is_empty() {}
 }
 
-/// Waits until the watch shows what there is, and says how many entries it read for its last answer.
+/// Waits until the watch shows all entries. Returns the number of entries that it read last.
 async fn catches_up(p: &Port, watch: &mut TreeWatch, what: &str) -> usize {
     let wanted = p.list("p").await.value;
     loop {
@@ -300,17 +299,17 @@ async fn large_tree(p: Port) {
     follow(p, 300, "x", 100).await;
 }
 
-/// Of long values only those are read that have changed.
+/// Only changed values are read.
 async fn large_values(p: Port) {
     follow(p, 300, &"x".repeat(2_000), 1).await;
 }
 
-/// Not divided, but asked for what has changed.
+/// Small prefixes are not divided.
 async fn hundred_values(p: Port) {
     follow(p, 100, &"x".repeat(2_000), 1).await;
 }
 
-/// At `most` so much is read for one change.
+/// At most `most` entries are read per change.
 async fn follow(p: Port, keys: usize, value: &str, most: usize) {
     let name = |n: usize| format!("p/{:08x}", (n as u32).wrapping_mul(0x9e37_79b9));
     for n in 0..keys {
@@ -332,7 +331,7 @@ async fn follow(p: Port, keys: usize, value: &str, most: usize) {
     let session = p.session().await;
     assert!(p.put(&name(3), "held", PutMode::Acquire(session.clone())).await);
     catches_up(&p, &mut watch, "a lock").await;
-    // The last change of all takes something away.
+    // The last change is a delete.
     for (n, deleted) in [name(3), name(5), "p/new".to_owned()].iter().enumerate() {
         assert!(p.store.delete(&key(deleted), DeleteMode::Always).await.unwrap());
         while watch.next().await.unwrap().value.len() != p.list("p").await.value.len() {}

@@ -1,4 +1,4 @@
-//! Claims and the writer that they fence.
+//! Claims, and writers fenced by them.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub const CASES: &[Case<Port>] = cases! {
 const LONG: Duration = Duration::from_secs(600);
 
 impl Port {
-    /// A claim on a lock that its session holds.
+    /// Claim on a lock of its session.
     async fn claim(&self, lock: &str, epoch: &Epoch) -> Claim {
         assert!(self.put(lock, "", PutMode::Acquire(epoch.session().clone())).await);
         Claim::new(key(lock), epoch.clone())
@@ -105,7 +105,7 @@ async fn one_of_two(p: Port) {
     p.put("lock/1", "", PutMode::Release(epoch.session().clone())).await;
     assert_eq!(p.write(&lost, "data", "x").await, Commit::ClaimLost);
     assert!(p.put("lock/1", "", PutMode::Acquire(epoch.session().clone())).await);
-    // Consul would take it now; the claim does not come back.
+    // Consul would accept the write, but a lost claim stays lost.
     assert_eq!(p.write(&lost, "data", "x").await, Commit::ClaimLost);
     assert!(matches!(p.write(&kept, "data", "y").await, Commit::Applied(_)));
 }

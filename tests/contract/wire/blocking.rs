@@ -1,7 +1,7 @@
 //! Blocking reads: `consul-semantics.md` §4.
 //!
-//! "Does not wake" is shown without a clock: after the write that must not wake comes one that does, and the answer is
-//! that of the second. A watch that woke at the first would have answered with the index it waited on.
+//! To show that a write does not wake a watch, a second write that wakes it follows. A watch woken by the first would
+//! answer with an earlier index.
 
 use std::time::{Duration, Instant};
 
@@ -38,13 +38,13 @@ pub const CASES: &[Case<Wire>] = cases! {
     B41 Shared "keys folded by a separator wake on a change below the fold" => b41;
 };
 
-/// Long enough for a watch to be in place, or for a wrong wake-up to happen; nothing depends on it being right.
+/// Time for a watch to start, or for a wrong wake-up to arrive. A test never fails because it is too short.
 async fn moment() {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 impl Wire {
-    /// Watches `path` from its present index on.
+    /// Watches `path` from its present index.
     async fn watch_now(&self, path: &str) -> (u64, tokio::task::JoinHandle<Reply>) {
         let index = self.get(path).await.index();
         let watch = self.watch(path, index);
@@ -84,7 +84,7 @@ async fn b04(w: Wire) {
 }
 
 async fn b05(w: Wire) {
-    // An absent key also wakes on writes near it: ask again, as any watcher must.
+    // Writes nearby also wake a read of an absent key, so it reads again.
     let mut index = w.get(&w.kv("a")).await.index();
     let watcher = {
         let w = w.clone();
@@ -300,7 +300,7 @@ async fn b38(w: Wire) {
     let mut index = w.get("/v1/session/list").await.index();
     let id = w.session(json!({})).await;
     loop {
-        // Other cases make sessions, too.
+        // Other cases create sessions, too.
         let reply = w.watch("/v1/session/list", index).await.unwrap();
         assert!(reply.index() > index);
         index = reply.index();

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand: what a client library would tidy up (`//`, `%2E%2E`, redirects, `HEAD`) goes out as written.
+//! Minimal HTTP/1.1 client. Sends unusual requests unchanged (`//`, `%2E%2E`, redirects, `HEAD`).
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,16 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// Larger bodies are sent only after `100 Continue`, so that a server may refuse them by their length.
+/// Larger bodies wait for `100 Continue`, so that a server can refuse them by their length.
 const ASK_FIRST: usize = 64 * 1024;
 
-/// A server under test, and a prefix of keys that one case has for itself.
+/// A server, and the key prefix of one case.
 #[derive(Clone)]
 pub struct Wire {
     at: SocketAddr,
     own: String,
 }
 
-/// An answer.
 #[derive(Debug, Clone)]
 pub struct Reply {
     pub status: u16,
@@ -29,25 +28,24 @@ pub struct Reply {
 }
 
 impl Wire {
-    /// A client of the server at `at`; the case's keys begin with its id.
+    /// Client of the server at `at`; keys start with the case's id.
     pub fn new(at: SocketAddr, case: &str) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let n = CASES.fetch_add(1, Ordering::Relaxed);
-        // The server may be shared by several processes.
+        // Other processes may use the same server.
         Wire { at, own: format!("{case}-{}-{n}", std::process::id()) }
     }
 
-    /// A key of this case.
     pub fn key(&self, tail: &str) -> String {
         format!("{}/{tail}", self.own)
     }
 
-    /// The path of a key of this case; a query string may follow.
+    /// Path of a key of this case; a query string may follow.
     pub fn kv(&self, tail: &str) -> String {
         format!("/v1/kv/{}", self.key(tail))
     }
 
-    /// A name that no other case uses, for nodes, services and checks.
+    /// Name of a node, service or check, used only by this case.
     pub fn name(&self, tail: &str) -> String {
         format!("{}-{tail}", self.own.to_lowercase())
     }
@@ -64,25 +62,23 @@ impl Wire {
         self.send("DELETE", path, b"").await
     }
 
-    /// PUT of a JSON document.
     pub async fn put_json(&self, path: &str, body: &Value) -> Reply {
         self.put(path, body.to_string()).await
     }
 
-    /// A transaction of KV operations.
     pub async fn txn(&self, ops: &[Value]) -> Reply {
         let ops: Vec<Value> = ops.iter().map(|op| json!({ "KV": op })).collect();
         self.put_json("/v1/txn", &Value::Array(ops)).await
     }
 
-    /// The one entry of a key that exists.
+    /// Entry of an existing key.
     pub async fn entry(&self, tail: &str) -> Value {
         let reply = self.get(&self.kv(tail)).await;
         assert_eq!(reply.status, 200, "{tail}: {reply:?}");
         reply.json()[0].clone()
     }
 
-    /// A new session: `{}` plus what is given; no checks and no lock-delay unless given.
+    /// New session with these fields; by default without checks and lock-delay.
     pub async fn session(&self, more: Value) -> String {
         let mut body = json!({ "NodeChecks": [], "LockDelay": "0s" });
         for (field, value) in more.as_object().unwrap() {
@@ -93,7 +89,7 @@ impl Wire {
         reply.json()["ID"].as_str().unwrap().to_owned()
     }
 
-    /// A blocking read that waits in the background, for at most a minute.
+    /// Starts a blocking read of at most 60 s.
     pub fn watch(&self, path: &str, index: u64) -> JoinHandle<Reply> {
         let wire = self.clone();
         let sep = if path.contains('?') { '&' } else { '?' };
@@ -175,7 +171,7 @@ async fn read_body(stream: &mut BufStream<TcpStream>, reply: &Reply) -> std::io:
 }
 
 impl Reply {
-    /// A header, whatever its capitals.
+    /// A header, case-insensitive.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
     }
@@ -195,7 +191,7 @@ impl Reply {
             .unwrap_or_else(|e| panic!("HTTP {} without JSON ({e}): {}", self.status, self.text()))
     }
 
-    /// Asserts status and text; of an error's text only the core, which every server and version words alike.
+    /// Asserts the status and a part of the text that is equal in all versions of Consul.
     #[track_caller]
     pub fn is(&self, status: u16, core: &str) {
         assert!(
@@ -207,18 +203,17 @@ impl Reply {
     }
 }
 
-/// The text of an entry's value; "" where Consul says null.
+/// Value of an entry as text; "" for null.
 pub fn value(entry: &Value) -> String {
     let bytes = BASE64.decode(entry["Value"].as_str().unwrap_or("")).unwrap();
     String::from_utf8(bytes).unwrap()
 }
 
-/// A value as transactions carry it.
+/// Value as encoded in transactions.
 pub fn base64(text: &str) -> String {
     BASE64.encode(text)
 }
 
-/// A number in an entry.
 #[track_caller]
 pub fn number(entry: &Value, field: &str) -> u64 {
     entry[field].as_u64().unwrap_or_else(|| panic!("no number {field} in {entry}"))

@@ -17,7 +17,7 @@ use client::Wire;
 const TABLES: &[&[Case<Wire>]] =
     &[kv::CASES, lock::CASES, txn::CASES, session::CASES, blocking::CASES, catalog::CASES];
 
-/// Every case on both backends, but for those that the emulator refuses.
+/// All cases on both backends, except those that the emulator refuses.
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for case in TABLES.iter().copied().flatten() {

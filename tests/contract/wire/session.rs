@@ -45,7 +45,7 @@ impl Wire {
         self.info(id).await.as_array().is_some_and(|list| !list.is_empty())
     }
 
-    /// A service with a passing TTL check on the agent; returns the check's id once the catalog knows it.
+    /// Registers a service with a passing TTL check; returns the check's id once the catalog has it.
     pub async fn passing_service(&self, name: &str, ttl: &str) -> String {
         let id = self.name(name);
         let body = json!({ "Name": id, "ID": id, "Check": { "TTL": ttl } });
@@ -56,7 +56,7 @@ impl Wire {
         check
     }
 
-    /// Waits until the catalog shows this status of the service's check: the agent tells the servers in its own time.
+    /// Waits for this status of the service's check; the agent syncs to the servers with a delay.
     pub async fn until_status(&self, service: &str, status: &str) {
         loop {
             let checks = self.get(&format!("/v1/health/checks/{service}")).await.json();
@@ -67,7 +67,7 @@ impl Wire {
         }
     }
 
-    /// Waits until the session is gone; how long that took.
+    /// Waits until the session is gone; returns the time.
     async fn until_gone(&self, id: &str) -> Duration {
         let from = Instant::now();
         while self.is_alive(id).await {
@@ -141,7 +141,7 @@ async fn s08(w: Wire) {
     let index = w.get(&w.kv("a")).await.index();
     let gone = w.watch(&w.kv("a"), index).await.unwrap();
     assert_eq!(gone.status, 404);
-    // Not sooner; how much later is the machine's affair.
+    // Only a lower bound: the upper one depends on the machine's load.
     assert!(from.elapsed() >= Duration::from_millis(19_900), "{:?}", from.elapsed());
     assert!(!w.is_alive(&id).await);
 }
@@ -270,7 +270,7 @@ async fn s38(w: Wire) {
     w.put(&format!("/v1/agent/check/pass/{check}"), "").await.is(200, "");
     let id = w.session(json!({ "NodeChecks": [check], "TTL": "30s" })).await;
     w.until_gone(&id).await;
-    // The check's own TTL, without a factor, and long before the session's.
+    // TTL of the check without a factor, long before the session's TTL.
     assert!(from.elapsed() >= Duration::from_millis(1_900), "{:?}", from.elapsed());
     assert!(from.elapsed() < Duration::from_secs(30), "{:?}", from.elapsed());
 }

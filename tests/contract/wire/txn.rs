@@ -41,7 +41,7 @@ pub const CASES: &[Case<Wire>] = cases! {
     T42 Shared "a get-tree of nothing succeeds" => t42;
 };
 
-/// The entries of an applied transaction.
+/// Entries of an applied transaction.
 #[track_caller]
 fn entries(reply: &Reply) -> Vec<Value> {
     reply.is(200, "");
@@ -50,7 +50,7 @@ fn entries(reply: &Reply) -> Vec<Value> {
     results.iter().map(|r| r["KV"].clone()).collect()
 }
 
-/// Asserts a refusal with these operations and words.
+/// Asserts a refusal of these operations with these messages.
 #[track_caller]
 fn refused(reply: &Reply, wanted: &[(u64, &str)]) {
     reply.is(409, "");

@@ -1,4 +1,4 @@
-//! `rcfarm audit …` while no farm is running.
+//! `rcfarm audit …` without a farm.
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -9,7 +9,7 @@ async fn list_filters_by_time_and_controller() {
     let world = World::new().await;
     let id = world.create(&[]).await;
     world.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
-    // Written by p2 in 2019, under a random key.
+    // Written by p2 in 2019, under a random UUID.
     let p2 = r#"{"event_type":"REPLICATION_CONTROLLER_RETARGET","event_details":{"pod_id":"old","availability_zone":"az1","cluster_name":"prod","nodes":["n1"]},"timestamp":"2019-12-31T16:00:00Z","schema_version":1}"#;
     world.put("audit_logs/0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5", p2).await;
 

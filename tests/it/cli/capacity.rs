@@ -1,4 +1,4 @@
-//! Resources as people see them: why there is no room, and what is allocated to nobody.
+//! Output about resources: missing capacity and orphaned allocations.
 
 use serde_json::json;
 
@@ -96,7 +96,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
     assert_eq!(world.run(&["audit", "verify"]).await.code, 0);
     assert_eq!(world.events().await.last().unwrap(), "ORPHANS_REMOVED");
 
-    // More than there is: somebody lowered the capacity.
+    // Allocated more than the capacity, which was lowered.
     world.put("rcfarm/nodes/n2", r#"{"capacity":{"cpu_milli":500}}"#).await;
     let doctor = world.run(&["doctor"]).await.ok();
     assert!(doctor.contains("rcfarm/allocations/n2: cpu: 1 allocated of 500m"), "{doctor}");

@@ -17,12 +17,12 @@ use rcfarm_testing::wait::{eventually, in_time, until};
 pub struct Program {
     pub child: Child,
     pub address: String,
-    /// What it says on standard error, so far.
+    /// Standard error so far.
     log: Arc<Mutex<String>>,
 }
 
 impl Program {
-    /// Starts it, and waits until it says where its store is.
+    /// Starts it and waits until it prints the store's address.
     pub async fn start(mut command: Command) -> Program {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
@@ -47,7 +47,7 @@ impl Program {
             in_time("the end of its log", noting).await.unwrap();
             panic!("it ended: {}", log.lock().unwrap());
         };
-        // Nobody reads the rest; the pipe must not be closed.
+        // Keeps the pipe open; the output is not needed.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Program { child, address, log }
     }
@@ -63,7 +63,7 @@ impl Program {
     }
 }
 
-/// Everything in one process, and what its pods listen on.
+/// All components in one process, and the ports of its pods.
 struct Dev {
     program: Program,
     ports: [u16; 3],
@@ -98,7 +98,7 @@ impl Dev {
         until("so many run", async || self.running().await == count).await;
     }
 
-    /// Waits until nothing listens where the pods did.
+    /// Waits until the pods' ports are free.
     async fn until_silent(&self) {
         let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
         eventually("nothing listens any more", || self.ports.iter().all(is_free)).await;
@@ -158,7 +158,7 @@ async fn status_and_explain_say_why_a_pod_is_not_healthy() {
     let create = ["rc", "create", "-f", "ghost.yaml", "--node-selector", "pool=dev"];
     dev.run(&[&create[..], &["--replicas", "1", "--strategy", "dynamic"]].concat()).await.ok();
     let mut text = String::new();
-    // Every node was tried, and none is left to go to.
+    // All nodes have failed, so no further one is tried.
     until("all nodes are passed over", async || {
         text = dev.run(&["rc", "status", "ghost"]).await.ok();
         text.contains("CannotStart") && text.contains("NOT HEALTHY ON")

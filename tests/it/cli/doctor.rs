@@ -1,4 +1,4 @@
-//! `rcfarm doctor`
+//! `rcfarm doctor`.
 
 use super::world::{World, command, run};
 use rcfarm_testing::consul_server::ConsulServer;
@@ -24,7 +24,7 @@ async fn a_fresh_server_is_well_but_for_the_missing_farm() {
     assert!(bad(&checks).is_empty(), "what a farm keeps in the trees is no record: {checks}");
 }
 
-/// The checks that are not well.
+/// Checks with problems.
 fn bad(checks: &serde_json::Value) -> Vec<&str> {
     let checks = checks.as_array().unwrap().iter();
     checks
@@ -77,7 +77,7 @@ async fn batch_records_that_nobody_can_work_on_are_named() {
     assert_eq!(check("controllers")["result"], "ok");
 }
 
-/// Who comes without a token may do everything: so the harness sees when the server is ready.
+/// Requests without a token may do everything, so that the test can see when the server is ready.
 const ACL: &str = r#"
 acl {
   enabled = true
@@ -87,7 +87,7 @@ acl {
 "#;
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 const VIEWER: &str = r#"key_prefix "" { policy = "read" } session_prefix "" { policy = "read" }"#;
-/// What a user of the command line needs: farms alone write pods and statuses.
+/// Rights of a command-line user; only farms write pods and statuses.
 const USER: &str = r#"
 key_prefix "" { policy = "read" }
 key_prefix "replication_controllers/" { policy = "write" }
@@ -98,7 +98,7 @@ key_prefix "rcfarm/bell/" { policy = "write" }
 "#;
 const BLIND: &str = r#"key_prefix "" { policy = "deny" } key_prefix "rcfarm/" { policy = "read" }"#;
 
-/// Rights as a real Consul grants and refuses them.
+/// With a real Consul's ACLs.
 #[tokio::test]
 async fn rights_are_told_apart_tree_by_tree() {
     let consul = ConsulServer::with_config(ACL).await;
@@ -141,7 +141,7 @@ async fn rights_are_told_apart_tree_by_tree() {
     assert!(stderr.contains("ermission denied") && stderr.contains("rcfarm doctor"), "{stderr}");
 }
 
-/// A user's token, which may write neither pods nor statuses.
+/// With a user's token, which may write neither pods nor statuses.
 #[tokio::test]
 async fn a_users_rights_are_enough_for_a_controllers_life() {
     let consul = ConsulServer::with_config(ACL).await;
@@ -165,7 +165,7 @@ async fn a_users_rights_are_enough_for_a_controllers_life() {
     assert_eq!(rcfarm(&["rc", "list"]).await.ok(), "there are no replication controllers\n");
 }
 
-/// A token with these rules.
+/// Creates a token with these rules.
 async fn token(address: &str, rules: &str) -> String {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let name = format!("p{}", rules.len());

@@ -1,4 +1,4 @@
-//! `rcfarm apply`, `plan` and `job …`, on their own and beside a farm.
+//! `rcfarm apply`, `plan` and `job …`, with and without a farm.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ async fn a_file_is_planned_applied_changed_and_refused() {
     assert_eq!(actions, ["Created", "Changed"]);
 }
 
-/// Asks until the answer is as wanted.
+/// Polls until `holds` is true.
 async fn until(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..600 {
         let shown = world.json(&["job", "get", "mnist"]).await;
@@ -101,7 +101,7 @@ async fn until(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
     panic!("{:#}", world.json(&["job", "get", "mnist"]).await);
 }
 
-/// What a node without an agent of ours says: what is intended is there, or is not.
+/// Writes `reality/` of a node without an agent: equal to the intents.
 async fn follow(world: &World) {
     let list = async |prefix| world.consul.list(&prefix, Query::PLAIN).await.unwrap().value;
     let intents = list(key::intents()).await;
@@ -186,7 +186,7 @@ async fn a_job_is_looked_at_asked_and_deleted() {
     assert_eq!(world.json(&["job", "list"]).await, json!([]));
 }
 
-/// With the group goes the promise of the room in which the pods still run.
+/// The group's allocation is released while the pods still run.
 #[tokio::test]
 async fn deleted_job_leaves_nothing_but_a_users_pod_group() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! `examples/meet.yaml` as it stands: three processes on the nodes of `rcfarm dev` that find each other.
+//! Runs `examples/meet.yaml` on `rcfarm dev`: three processes that find each other.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ async fn the_members_of_the_example_meet() {
     let dir = tempfile::tempdir().unwrap();
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/meet.yaml");
     let text = std::fs::read_to_string(example).unwrap();
-    // Those of two nodes; and others than the usual ones for three members that may share a node.
+    // Ports of two nodes, and three ports for members that may share a node.
     let [first, _, port, _, _] = free_ports();
     let ports = format!(
         "- name: pytorch\n              ports: [{{name: pytorchjob-port, containerPort: {port}}}]\n"
@@ -27,7 +27,7 @@ async fn the_members_of_the_example_meet() {
     let first = first.to_string();
     let arguments = ["dev", "--nodes", "2", "--first-port", &first, "--data-dir", &data];
     let mut dev = command("127.0.0.1:0", dir.path(), &arguments);
-    // Where python3 is.
+    // Contains python3.
     dev.env("PATH", std::env::var_os("PATH").unwrap());
     let mut dev = Program::start(dev).await;
     let ask = async |arguments: &[&str]| run(command(&dev.address, dir.path(), arguments)).await;

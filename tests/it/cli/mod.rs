@@ -1,5 +1,4 @@
-//! The built binary, as people and scripts run it, against the embedded server over HTTP (and, where rights
-//! matter, against a real Consul).
+//! Runs the built binary against the emulator over HTTP; ACL tests use a real Consul.
 
 mod audit;
 mod capacity;

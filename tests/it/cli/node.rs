@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::world::World;
 use rcfarm_testing::wait::{eventually, in_time, until};
 
-/// A node with an agent: its record, held by a session of its own.
+/// A node with an agent: its record, locked by a session.
 async fn agent(world: &World, name: &str) -> SessionId {
     let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
     let session = world.consul.create_session(&new).await.unwrap();
@@ -28,7 +28,7 @@ async fn agent(world: &World, name: &str) -> SessionId {
     session
 }
 
-/// Whatever is intended becomes real and healthy, until the guard is dropped.
+/// Makes all intents real and healthy until the guard is dropped.
 fn simulated_nodes(world: &World) -> DropGuard {
     let (store, shutdown) = (Arc::new(world.consul.clone()), CancellationToken::new());
     tokio::spawn(simulated::run(store, Arc::new(SystemClock), |_| true, shutdown.clone()));
@@ -246,7 +246,7 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     }
     assert_eq!(world.everything(), before);
 
-    // What an agent that died had said; of a pod that moved away meanwhile.
+    // Leftovers of a dead agent, and of a pod that has moved.
     world.put("reality/n3/web", "id: web").await;
     world.put("status/pods/web/n3", r#"{"phase":"Running"}"#).await;
     world.put("status/pods/web/n1", r#"{"phase":"Running"}"#).await;

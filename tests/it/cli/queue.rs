@@ -1,10 +1,10 @@
-//! `rcfarm queue …` on its own, and beside a farm.
+//! `rcfarm queue …`, with and without a farm.
 
 use serde_json::{Value, json};
 
 use super::world::World;
 
-/// A group of single-processor pods, as a job's controller writes it.
+/// A group of one-CPU pods, as the job controller writes it.
 async fn group(world: &World, name: &str, queue: &str, members: u32) {
     let tasks = json!([{"name": "w", "replicas": members, "resources": {"cpu": 1}}]);
     let record = json!({"spec": {"queue": queue, "tasks": tasks}});
@@ -17,7 +17,7 @@ async fn node(world: &World, cpus: u64) {
     world.put("rcfarm/nodes/n1", &record.to_string()).await;
 }
 
-/// Asks until the answer is as wanted.
+/// Polls until `holds` is true.
 async fn until(world: &World, queue: &str, holds: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..600 {
         let shown = world.json(&["queue", "get", queue]).await;

@@ -1,4 +1,4 @@
-//! `rcfarm rc …` while no farm is running.
+//! `rcfarm rc …` without a farm.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ async fn create_writes_record_labels_audit_and_bell_at_one_index() {
     let labels = ["--pod-label", "extra=yes", "--rc-label", "team=a", "--strategy", "dynamic"];
     let id = world.create(&[&more[..], &labels[..]].concat()).await;
 
-    // Byte for byte as p2 has it (p2.md §1.2).
+    // Identical to p2's bytes (p2.md §1.2).
     let expected = format!(
         r#"{{"id":"{id}","manifest":"id: web\nlaunchables:\n  web:\n    launchable_type: hoist\n","node_selector":"role=web","pod_labels":{{"availability_zone":"az1","cluster_name":"prod","extra":"yes"}},"replicas_desired":3,"disabled":false,"allocation_strategy":"dynamic_strategy"}}"#
     );
@@ -213,7 +213,7 @@ async fn plan_shows_the_changes_and_exits_with_2_when_there_are_any() {
     assert!(ran.stdout.contains("1 -> 2 pods, 2 desired\n  + n1  add: wanted\n"), "{ran:?}");
 
     let ran = world.run(&["rc", "plan", "web", "--replicas", "1", "-o", "json"]).await;
-    // The pod's labels lack those of the record: none here, so nothing is to be done.
+    // The record has no pod labels to add, so nothing changes.
     assert_eq!(ran.code, 0, "{ran:?}");
 
     let ran = world.run(&["rc", "plan", "web", "--replicas", "0"]).await;

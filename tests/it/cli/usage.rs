@@ -1,4 +1,4 @@
-//! What holds for every command: help, exit codes, flags, errors.
+//! Help, exit codes, flags and errors of all commands.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Commands and a farm on one store.
+//! Commands on a store with a running farm.
 
 use std::process::Stdio;
 
@@ -86,7 +86,7 @@ async fn farms_show_themselves_and_can_be_told() {
     let world = World::new().await;
     let _farm = world.farm("f1", "team=a");
     let id = world.create(&["--rc-label", "team=b"]).await;
-    // The farm shows itself as soon as its session is open.
+    // The farm is listed once its session is open.
     let mut list = Value::Null;
     until("it shows itself", async || {
         list = world.json(&["farm", "list"]).await;

@@ -1,4 +1,4 @@
-//! A server, the binary, and perhaps a farm.
+//! A server, the binary, and optionally a farm.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -23,12 +23,12 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A manifest to create things with.
+/// Manifest of new controllers.
 pub const MANIFEST: &str = "id: web\nlaunchables:\n  web:\n    launchable_type: hoist\n";
 
 pub use rcfarm_testing::program::Ran;
 
-/// A server on loopback, gone when dropped.
+/// A server on loopback, stopped when dropped.
 pub struct World {
     pub consul: Embedded,
     pub address: SocketAddr,
@@ -50,7 +50,7 @@ impl World {
         World { consul, address, dir, server }
     }
 
-    /// The binary with nothing of this process's environment.
+    /// The binary with an empty environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
         command(&self.address.to_string(), self.dir.path(), arguments)
     }
@@ -59,17 +59,17 @@ impl World {
         run(self.command(arguments)).await
     }
 
-    /// Runs with `-o json` and reads the answer.
+    /// Runs with `-o json` and decodes the output.
     pub async fn json(&self, arguments: &[&str]) -> Value {
         self.run(&[arguments, &["-o", "json"]].concat()).await.json()
     }
 
-    /// Starts something that goes on until it is killed.
+    /// Starts a command that runs until it is killed.
     pub fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
     }
 
-    /// Creates a controller of [`MANIFEST`] and gives its id.
+    /// Creates a controller of [`MANIFEST`]; returns its id.
     pub async fn create(&self, more: &[&str]) -> String {
         let basic = ["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"];
         self.run(&[&basic, more].concat()).await.ok().trim().to_owned()
@@ -82,21 +82,21 @@ impl World {
         }
     }
 
-    /// Writes a key behind everybody's back.
+    /// Writes a key directly.
     pub async fn put(&self, key: &str, value: &str) {
         let key = Key::parse(key).unwrap();
         let value = value.to_owned().into();
         assert!(self.consul.put(&key, value, 0, PutMode::Set).await.unwrap());
     }
 
-    /// Writes a pod of a controller as a farm would.
+    /// Writes a pod of a controller as a farm does.
     pub async fn pod(&self, node: &str, rc: &str) {
         let labels = format!(r#"{{"pod_id":"web","replication_controller_id":"{rc}"}}"#);
         self.put(&format!("labels/pod/{node}/web"), &labels).await;
         self.put(&format!("intent/{node}/web"), MANIFEST).await;
     }
 
-    /// Has a farm `f1` own a controller that says `more` of itself, and do nothing.
+    /// Writes a status by the inactive farm `f1`, with the fields `more`.
     pub async fn owned(&self, rc: &str, more: Value) {
         let session = self.consul.create_session(&NewSession::default()).await.unwrap();
         let mut presence = json!({
@@ -111,19 +111,17 @@ impl World {
         }
     }
 
-    /// A key's value, if it is there.
     pub async fn get(&self, key: &str) -> Option<String> {
         let key = Key::parse(key).unwrap();
         let entry = self.consul.get(&key, Query::PLAIN).await.unwrap().value?;
         Some(String::from_utf8(entry.value.to_vec()).unwrap())
     }
 
-    /// A key's value as JSON.
     pub async fn value(&self, key: &str) -> Value {
         serde_json::from_str(&self.get(key).await.unwrap_or_else(|| panic!("no {key}"))).unwrap()
     }
 
-    /// Everything that is stored.
+    /// All entries of the store.
     pub fn everything(&self) -> Vec<String> {
         let line = |entry: &Arc<rcfarm_store::Entry>| {
             format!("{}@{}={:?}", entry.key, entry.modify_index, entry.value)
@@ -131,21 +129,21 @@ impl World {
         self.consul.inspect(|tables| tables.kv.list("").map(line).collect())
     }
 
-    /// The events of the log, oldest first.
+    /// Types of audit records, oldest first.
     pub async fn events(&self) -> Vec<String> {
         let log = self.json(&["audit", "list"]).await;
         let records = log.as_array().unwrap().iter();
         records.map(|r| r["record"]["event_type"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Nodes that have a pod of a controller.
+    /// Nodes with pods of any controller.
     pub async fn pods(&self) -> Vec<String> {
         let prefix = key::labels(LabelKind::Pod);
         let keys = self.consul.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
         keys.iter().map(|key| prefix.tail(key).unwrap().to_owned()).collect()
     }
 
-    /// A farm on this world, stopped when the guard is dropped.
+    /// Starts a farm, stopped when the guard is dropped.
     pub fn farm(&self, name: &str, selector: &str) -> FarmGuard {
         let settings = FarmSettings {
             name: name.parse().unwrap(),
@@ -181,7 +179,7 @@ impl Drop for FarmGuard {
     }
 }
 
-/// The program in `directory`, pointed at a Consul.
+/// The program in `directory`, connected to a Consul.
 pub fn command(address: &str, directory: &std::path::Path, arguments: &[&str]) -> Command {
     Program::new(env!("CARGO_BIN_EXE_rcfarm"), address, directory).command(arguments).into()
 }

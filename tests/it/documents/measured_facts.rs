@@ -1,11 +1,10 @@
-//! The facts of Volcano's that are to hold here, by their numbers (`volcano.md` §5.4): each is a test that carries its
-//! number, `f_j7_…`, and where one test tells of several, it names each. And Kubeflow's measured tables
-//! (`kubeflow.md` §1 and §2): each is a test that says so.
+//! Checks that each measured fact of Volcano (`volcano.md` §5.4) and each table of Kubeflow (`kubeflow.md` §1 and §2)
+//! has a test. The test's name or doc comment contains the number of the fact (`f_j7_…`) or the section of the table.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Names of the functions marked as tests in all sources, and what is said of each.
+/// Names of all test functions, with their doc comments.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for dir in ["src/job", "src/batch", "crates/api/src"] {
@@ -26,7 +25,7 @@ fn read(dir: &Path, names: &mut BTreeSet<String>) {
         for pair in parts.windows(2) {
             let name = pair[1].split_once("fn ").and_then(|(_, rest)| rest.split_once('('));
             let Some((name, _)) = name else { continue };
-            // What is written right above it.
+            // The doc comment.
             let above = pair[0].trim_end().rsplit_once("\n\n").map_or("", |(_, above)| above);
             let about: String =
                 above.lines().filter(|line| line.trim().starts_with("///")).collect();
@@ -46,7 +45,7 @@ fn every_fact_has_its_test() {
     assert_eq!(missing, Vec::<String>::new(), "of {} tests", tests.len());
 }
 
-/// The sections with measured tables that apply: expectations, services and the outer loop have no counterpart here
+/// Sections with tables that apply. Expectations, services and the outer loop have no counterpart
 /// (`docs/reference/differences-kubeflow.md`).
 const TABLES: [&str; 10] =
     ["§1.3", "§1.4", "§1.5", "§1.6", "§1.7", "§1.8", "§1.12", "§2.1", "§2.2", "§2.3"];

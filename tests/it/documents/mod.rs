@@ -1,5 +1,4 @@
-//! The documentation against the program: links and citations lead somewhere, lists are the program's own, and the form
-//! of pages is kept.
+//! Checks the documentation against the program: links, citations, generated lists, and the format of pages.
 
 mod measured_facts;
 
@@ -13,7 +12,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every file below `directory` with the extension; none when there is no such directory.
+/// Files below `directory` with the extension; none if it is absent.
 fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut found = Vec::new();
@@ -28,7 +27,7 @@ fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The pages in the root and everything below docs/.
+/// Pages in the root and below docs/.
 fn pages() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
     let mut pages: Vec<PathBuf> =
@@ -39,7 +38,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The sources of the product and of its crates.
+/// Sources of the product and of its crates.
 fn sources() -> Vec<PathBuf> {
     let mut sources = files(&root().join("src"), "rs");
     sources.extend(files(&root().join("crates"), "rs"));
@@ -50,14 +49,14 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The targets of a page's links. Code is no link.
+/// Targets of a page's links, outside of code.
 fn links(text: &str) -> Vec<String> {
     let prose = text.lines().filter(|line| !line.starts_with("    "));
     let pieces = prose.flat_map(|line| line.split("](").skip(1));
     pieces.filter_map(|piece| Some(piece.split_once(')')?.0.to_owned())).collect()
 }
 
-/// The anchors of a page's headings, as GitHub makes them.
+/// GitHub's anchors of a page's headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| -> String {
@@ -88,7 +87,7 @@ fn every_link_leads_somewhere() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// What `--help` of a command says.
+/// Output of `--help`.
 fn help(command: &[&str]) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
     let output = program.args(command).arg("--help").env_clear().output().unwrap();
@@ -96,7 +95,7 @@ fn help(command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Names and descriptions in a help text's list of commands; a long description goes on in lines further in.
+/// Commands and descriptions in a help text; continuation lines are indented further.
 fn listed(help: &str) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -114,7 +113,7 @@ fn listed(help: &str) -> Vec<(String, String)> {
     all
 }
 
-/// The table of commands, as the program describes them.
+/// Table of all commands, from their help texts.
 fn table() -> String {
     let mut table = String::from("| command | does |\n|---|---|\n");
     let mut open: Vec<(Vec<String>, String)> = vec![(Vec::new(), String::new())];
@@ -157,7 +156,7 @@ fn page(name: &str) -> String {
 #[test]
 fn the_page_of_keys_has_every_event() {
     let page = page("reference/keys.md");
-    // A row may begin with one in full and go on with the last words of others.
+    // A row may abbreviate further events to their last word.
     let stands = |event: &str| {
         let last = event.rsplit('_').next().unwrap();
         page.contains(&format!("`{event}`")) || page.contains(&format!("`…_{last}`"))
@@ -185,7 +184,7 @@ fn the_page_of_keys_has_every_path() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The messages of log lines with `alert = true`: the last text of each such call, without the breaks of its lines.
+/// Messages of log calls with `alert = true`: the last string of each call.
 fn alerts(source: &str) -> Vec<String> {
     let calls = source.split("alert = true").skip(1);
     let message = |call: &str| {
@@ -202,14 +201,14 @@ fn the_page_of_alerts_has_every_alert() {
     let page = page("operate/alerts.md");
     let all: BTreeSet<String> = sources().iter().flat_map(|path| alerts(&read(path))).collect();
     assert!(all.len() > 10, "the alerts are no longer found where they stand: {all:?}");
-    // The page leaves out the end of a long one.
+    // The page may shorten a long message.
     let begin = |text: &str| text.chars().take(60).collect::<String>();
     let missing: Vec<&String> =
         all.iter().filter(|text| !page.contains(&format!("`{}", begin(text)))).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The variants of the stored enums (those that are deserialized) whose names end in `Reason`.
+/// Variants of stored enums (deserialized ones) whose names end in `Reason`.
 fn reasons(source: &str) -> Vec<String> {
     let parts: Vec<&str> = source.split("pub enum ").collect();
     let bodies = parts.windows(2).filter_map(|pair| {
@@ -252,7 +251,7 @@ fn the_page_of_metrics_has_every_metric() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The comments of a source as running text, so that a citation may be broken between lines.
+/// Comments of a source as one text, since a citation may be broken between lines.
 fn comments(source: &str) -> String {
     let comment = |line: &str| {
         Some(line.trim_start().strip_prefix("//")?.trim_start_matches(['/', '!']).to_owned())
@@ -260,7 +259,7 @@ fn comments(source: &str) -> String {
     source.lines().filter_map(comment).collect::<Vec<_>>().join(" ").replace("  ", " ")
 }
 
-/// What comments cite: the page, and the section with its dots, or the row of the list of findings as `#12`.
+/// Citations of a page: sections, or rows of its list of findings as `#12`.
 fn citations(text: &str, page: &str) -> BTreeSet<String> {
     let mut cited = BTreeSet::new();
     for rest in text.split(page).skip(1) {
@@ -314,7 +313,7 @@ fn every_citation_leads_to_a_section() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// Pages that tests write from the code.
+/// Pages generated from code.
 const GENERATED: [&str; 2] = ["state-machines/queue.md", "state-machines/pod_group.md"];
 
 #[test]

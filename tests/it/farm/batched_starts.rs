@@ -1,4 +1,4 @@
-//! Gangs whose pods do not fit into one transaction: what a farm that dies, or an answer that is lost, in the middle leaves.
+//! Gangs that need several transactions, with a farm that dies or an answer that is lost in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,14 +21,15 @@ use super::cluster::{Cluster, RunningFarm};
 use rcfarm_testing::wait::within;
 
 const MEMBERS: usize = 150;
-/// The batched start begins in a transaction with 28 of them and goes on in five; one comes before it and one after.
+/// 28 pods in the first transaction of the batched start, the rest in five more; one transaction before it and one
+/// after.
 const TRANSACTIONS: usize = 9;
 
 fn job() -> Namespaced {
     "default/j".parse().unwrap()
 }
 
-/// The job's own transactions are counted, and the `nth` and, for a farm that `dies`, all after it come to `fate`.
+/// Farm whose `nth` transaction for the job (and all later ones, if it `dies`) has the outcome `fate`.
 fn farm(
     cluster: &Cluster,
     nth: usize,
@@ -39,7 +40,7 @@ fn farm(
     let made = count.clone();
     let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
         let Request::Txn(ops) = request else { return Fate::DELIVER };
-        // Each of them writes the status, or is guarded by it.
+        // Such transactions write the job's status or check it.
         if !ops.iter().any(|op| op.key.starts_with("rcfarm/job_status/")) {
             return Fate::DELIVER;
         }
@@ -68,7 +69,7 @@ async fn intents(cluster: &Cluster) -> usize {
     cluster.store.list(&key::intents(), Query::PLAIN).await.unwrap().value.len()
 }
 
-/// Every pod was made once, is there and the first try, and nothing is remembered of how it came to be.
+/// Waits until each pod exists as its first attempt, created once, and no start is in progress.
 async fn all_once(cluster: &Cluster, what: &str) {
     within(60 * SECOND, &format!("all are there: {what}"), || async {
         intents(cluster).await == MEMBERS && !status(cluster).await.is_starting()
@@ -179,7 +180,7 @@ async fn batched_start_of_an_aborted_job_is_rolled_back() {
     }
 }
 
-/// One that is nobody's stands where a member is to go: the others start, and the job says what it waits for.
+/// A pod of another owner has the id of a member: other members start, and the job reports the conflict.
 #[tokio::test(start_paused = true)]
 async fn conflicting_pod_blocks_only_its_own_member() {
     let cluster = Cluster::new(1).await;

@@ -1,4 +1,4 @@
-//! Shared trees: what overtakes what.
+//! Shared caches with concurrent reads.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ fn names(tree: &Cache<NodeIndex>) -> BTreeSet<String> {
     tree.snapshot().value.labels.nodes.keys().map(ToString::to_string).collect()
 }
 
-/// A read that was asked earlier may still be the one that shows more: it reached Consul later.
+/// A read that was sent earlier may reach Consul later and return newer data.
 #[tokio::test(start_paused = true)]
 async fn a_read_between_does_not_hide_what_a_slower_watch_brings() {
     let cluster = Cluster::new(1).await;
-    // The watch's second request travels for two seconds.
+    // The watch's second request takes two seconds.
     let asked = AtomicU64::new(0);
     let slow = move |_: &Request<'_>| match asked.fetch_add(1, Ordering::SeqCst) {
         1 => Fate { before: 2 * SECOND, ..Fate::DELIVER },
@@ -44,8 +44,7 @@ async fn a_read_between_does_not_hide_what_a_slower_watch_brings() {
     watch.abort();
 }
 
-/// Whoever waits while another reads is served by a reading that began later than he asked, and only if it
-/// came to a good end.
+/// A task that waits for another's read is served only by a read that began later and succeeded.
 #[tokio::test(start_paused = true)]
 async fn a_reading_that_failed_serves_nobody() {
     let cluster = Cluster::new(0).await;
@@ -71,7 +70,7 @@ async fn a_reading_that_failed_serves_nobody() {
     assert_eq!(world.pods.snapshot().value.len(), 2, "the third was told that it sees everything");
 }
 
-/// Lists show nothing and reads are refused, while `hidden`.
+/// While `hidden`, lists are empty and reads are refused.
 fn without_rights(hidden: Arc<AtomicBool>) -> impl Fn(&Request<'_>) -> Fate {
     move |request| match (hidden.load(Ordering::SeqCst), request) {
         (true, Request::List(_)) => Fate::of(FaultOutcome::Short(0)),
@@ -82,7 +81,7 @@ fn without_rights(hidden: Arc<AtomicBool>) -> impl Fn(&Request<'_>) -> Fate {
     }
 }
 
-/// A farm's rights may go after it has checked them, and before it has read anything that could be missed.
+/// ACLs may be revoked after the farm's check and before its first read.
 #[tokio::test(start_paused = true)]
 async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
     let cluster = Cluster::new(2).await;
@@ -101,7 +100,7 @@ async fn a_tree_that_may_not_be_read_is_never_taken_for_an_empty_one() {
     watch.abort();
 }
 
-/// Nothing but a second look tells that the only entry is not gone.
+/// Only a second read shows that the single entry still exists.
 #[tokio::test(start_paused = true)]
 async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
     let cluster = Cluster::new(1).await;
@@ -121,7 +120,7 @@ async fn a_single_entry_that_is_hidden_is_not_taken_for_gone() {
 /// Reads at most every five seconds.
 const SLOW: PollPolicy = PollPolicy { min_pause: Duration::from_secs(5), ..PollPolicy::RESYNC };
 
-/// A deposed leader answers plain reads with the past (`consul-semantics.md` §0 #3).
+/// A deposed leader answers stale reads with old data (`consul-semantics.md` §0 #3).
 #[tokio::test(start_paused = true)]
 async fn the_past_is_not_taken_for_news() {
     let cluster = Cluster::new(1).await;
@@ -153,7 +152,7 @@ async fn the_past_is_not_taken_for_news() {
     watch.abort();
 }
 
-/// One record's task reads a tree for itself; what it sees of others must still wake them.
+/// A read by one task must still wake other tasks.
 #[tokio::test(start_paused = true)]
 async fn what_a_read_between_has_shown_is_still_told() {
     let cluster = Cluster::new(1).await;
@@ -177,7 +176,7 @@ async fn what_a_read_between_has_shown_is_still_told() {
 static DIGESTING: AtomicBool = AtomicBool::new(false);
 static LATER_IS_IN: AtomicBool = AtomicBool::new(false);
 
-/// Takes its time over a single entry: until the later answer is in, or has shown that it waits.
+/// Blocks on a single entry until the later answer has arrived or waits.
 #[derive(Default)]
 struct Slow(usize);
 
@@ -198,7 +197,7 @@ impl CacheIndex for Slow {
     }
 }
 
-/// Several tasks read one tree, on several threads.
+/// Several tasks read one prefix on several threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_digestion_does_not_overwrite_a_later_answer() {
     let cluster = Cluster::new(1).await;

@@ -1,4 +1,4 @@
-//! Resources: who gets room, who waits, what is promised and what becomes free again (invariant 14).
+//! Allocations: who gets capacity, who waits, and when capacity is free again (invariant 14).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn give(cluster: &Cluster, n: usize, text: &str) {
     cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
 }
 
-/// Nodes that all have the same.
+/// Nodes with equal capacity.
 async fn cluster(nodes: usize, each: &str) -> Cluster {
     let cluster = Cluster::new(nodes).await;
     for n in 0..nodes {
@@ -51,8 +51,8 @@ async fn allocated(cluster: &Cluster, n: &NodeName) -> Allocations {
     entry.map(|entry| Allocations::decode(&entry.value).unwrap()).unwrap_or_default()
 }
 
-/// Every promise belongs to a pod, every pod that asks for something has its promise, and no node gave more than it
-/// has: one look at the store, between two of its transactions.
+/// Checks in one snapshot: each allocation has a pod, each pod with requests has its allocation, and no node exceeds
+/// its capacity.
 fn check_books(cluster: &Cluster, each: &str) {
     cluster.store.inspect(|state| {
         for entry in state.kv.list("rcfarm/allocations/") {
@@ -82,7 +82,7 @@ fn allocation_count(cluster: &Cluster) -> usize {
     })
 }
 
-/// Devices that are promised.
+/// Number of allocated devices.
 fn devices(cluster: &Cluster) -> usize {
     cluster.store.inspect(|state| {
         let records = state.kv.list("rcfarm/allocations/");
@@ -135,7 +135,7 @@ async fn pods_go_where_there_is_room_and_get_devices_of_their_own() {
     assert!(why.contains("0 of 1") && why.contains("n0000: gpu: 1 wanted, 0 of 2 free"), "{why}");
     assert!(why.contains("n0001: gpu: 1 wanted, 0 of 0 free"), "{why}");
     check_books(&cluster, "cpu=4,memory=8Gi,gpu=2");
-    // Somebody makes room.
+    // Another controller releases capacity.
     create(&cluster, 2, 1, "gpu: 1").await;
     has_pods(&cluster, 3, 1).await;
     check_books(&cluster, "cpu=4,memory=8Gi,gpu=2");
@@ -199,7 +199,7 @@ async fn invariant_14_racing_farms_never_allocation_a_node_twice() {
     let each = "cpu=3,memory=8Gi,gpu=2";
     let cluster = cluster(6, each).await;
     let farms = [cluster.start("a"), cluster.start("b"), cluster.start("c")];
-    // 12 devices; 20 controllers that together ask for 40, and change their minds.
+    // 12 devices; 20 controllers request 40 in total, and change their requests.
     for round in 0..6_i64 {
         for n in 0..20_u128 {
             let replicas = (i64::try_from(n).unwrap() * 7 + round * 3) % 5;
@@ -211,11 +211,11 @@ async fn invariant_14_racing_farms_never_allocation_a_node_twice() {
             check_books(&cluster, each);
         }
     }
-    // In the end everything is taken that somebody wants.
+    // Finally all devices are in use.
     for n in 0..20_u128 {
         create(&cluster, n, 2, "gpu: 1").await;
     }
-    // What had a pod that asks for a processor may keep it where there is no device left.
+    // A pod that requested CPU may stay on a node without a free device.
     within(60 * SECOND, "all devices are promised", || async { devices(&cluster) == 12 }).await;
     check_books(&cluster, each);
     for n in 0..20_u128 {
@@ -266,11 +266,11 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     let home = cluster.nodes_of(1).await;
     let home: NodeName = home.first().unwrap().parse().unwrap();
     let cpu = |allocations: Allocations| allocations.pods[&pod_id(1)].cpu_milli;
-    // There is room for more.
+    // The node has capacity for more.
     create(&cluster, 1, 1, "cpu: 2").await;
     within(5 * SECOND, "grown", || async { cpu(allocated(&cluster, &home).await) == 2_000 }).await;
     assert!(cluster.intent(&home, 1).await.unwrap().contains("cpu: 2"));
-    // Somebody else takes the rest, and there is none.
+    // Another controller takes the rest.
     let mut other = wanting(&cluster, 2, 1, "cpu: 2");
     other["node_selector"] = json!("only=home");
     cluster.label_node(&home, json!({"pool": "web", "only": "home"})).await;
@@ -280,7 +280,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     let why = says(&cluster, 1, RcConditionType::Placed, RcReason::InsufficientCapacity).await;
     assert!(why.contains(home.as_str()), "{why}");
     assert!(cluster.intent(&home, 1).await.unwrap().contains("cpu: 2"), "left as it is");
-    // A dynamic one moves to where there is.
+    // A dynamic controller moves to another node.
     record = wanting(&cluster, 1, 1, "cpu: 3");
     record["allocation_strategy"] = json!("dynamic_strategy");
     cluster.write_rc(1, &record).await;
@@ -290,7 +290,7 @@ async fn a_pod_that_asks_for_more_stays_moves_or_waits() {
     })
     .await;
     check_books(&cluster, "cpu=4,memory=8Gi");
-    // What asks for nothing any more gives everything back.
+    // Without requests it releases its allocation.
     cluster.create_rc(1, 1).await;
     within(5 * SECOND, "given back", || async { allocation_count(&cluster) == 1 }).await;
     farm.stop().await;
@@ -340,7 +340,7 @@ async fn orphaned_allocation_is_freed_by_owner_or_by_need() {
     create(&cluster, 1, 1, "cpu: 1").await;
     has_pods(&cluster, 1, 1).await;
     tokio::time::sleep(5 * SECOND).await;
-    // The owner's pod is taken away by hand, and its node does not match any more: it goes elsewhere.
+    // The owner's pod is deleted by hand, and its node no longer matches: it is placed elsewhere.
     let home = cluster.nodes_of(1).await.first().unwrap().clone();
     cluster.label_node(&home.parse().unwrap(), json!({"pool": "db"})).await;
     cluster.delete(&format!("intent/{home}/pod-1")).await;
@@ -350,7 +350,7 @@ async fn orphaned_allocation_is_freed_by_owner_or_by_need() {
     })
     .await;
     has_pods(&cluster, 1, 1).await;
-    // Record and pod vanish: nobody is left who would free it, until somebody needs it.
+    // Record and pod are deleted: no owner releases the allocation until another needs it.
     let home = cluster.nodes_of(1).await.first().unwrap().clone();
     cluster.delete(key::rc(rc_id(1)).as_str()).await;
     tokio::time::sleep(5 * SECOND).await;

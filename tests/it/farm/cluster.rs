@@ -1,4 +1,4 @@
-//! A store in memory, farms on it, and a user. Time is tokio's, paused: hours pass in milliseconds.
+//! An in-memory store with farms and a user. Tokio's paused time makes hours pass in milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -31,13 +31,13 @@ pub struct RunningFarm {
 }
 
 impl RunningFarm {
-    /// `kill -9`: nothing more is said to Consul.
+    /// As `kill -9`: sends nothing more to Consul.
     pub async fn kill(self) {
         self.task.abort();
         let _ = self.task.await;
     }
 
-    /// SIGTERM: gives up everything and returns.
+    /// As SIGTERM: releases all claims and returns.
     pub async fn stop(self) {
         self.shutdown.cancel();
         self.task.await.unwrap().unwrap();
@@ -58,7 +58,7 @@ pub struct Cluster {
     pub clock: Arc<VirtualClock>,
     pub scheduler: Option<Arc<dyn Scheduler>>,
     pub discovery: Arc<dyn Discovery>,
-    /// Of the farms that are started.
+    /// Transaction limits of new farms.
     pub limits: TxnLimits,
 }
 
@@ -76,7 +76,7 @@ impl Cluster {
         for n in 0..nodes {
             cluster.label_node(&node(n), json!({"pool": "web"})).await;
         }
-        // Else the first farm makes it, and tells so in the audit log.
+        // Otherwise the first farm creates it and writes an audit record.
         cluster.put(key::queue(&"default".parse().unwrap()).as_str(), "{}").await;
         cluster
     }
@@ -94,7 +94,7 @@ impl Cluster {
         (self.start_on(name, "", Arc::new(store)), counter)
     }
 
-    /// A farm whose requests meet with `faults`.
+    /// Starts a farm whose requests are subject to `faults`.
     pub fn start_faulty(
         &self,
         name: &str,
@@ -113,7 +113,7 @@ impl Cluster {
         run(Farm::of_all_kinds(settings, env, scheduler, self.discovery.clone()))
     }
 
-    /// What a farm of any kinds is built with.
+    /// Settings of a farm of any kinds.
     pub fn settings(
         &self,
         name: &str,
@@ -130,7 +130,7 @@ impl Cluster {
         (settings, Env { store, clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) })
     }
 
-    /// The value of a key; empty when there is none.
+    /// Value of a key; empty if absent.
     pub async fn text(&self, key: &str) -> String {
         let key = rcfarm_store::Key::parse(key).unwrap();
         let entry = self.store.get(&key, Query::PLAIN).await.unwrap().value;
@@ -151,7 +151,7 @@ impl Cluster {
         self.put(key::node_labels(node).as_str(), labels.to_string()).await;
     }
 
-    /// A record as a user would write it.
+    /// A record as a user writes it.
     pub fn record(&self, n: u128, replicas: i64) -> serde_json::Value {
         json!({
             "id": rc_id(n), "manifest": format!("id: pod-{n}\n"), "node_selector": "pool=web",
@@ -169,7 +169,7 @@ impl Cluster {
         self.write_rc(n, &self.record(n, replicas)).await;
     }
 
-    /// Nodes that run pods labelled with the RC; checks that every pod is whole.
+    /// Nodes with pods of the controller. Checks that each pod has labels and intent.
     pub async fn nodes_of(&self, n: u128) -> BTreeSet<String> {
         let prefix = key::labels(key::LabelKind::Pod);
         let labelled = self.store.list(&prefix, Query::PLAIN).await.unwrap().value;

@@ -1,4 +1,4 @@
-//! What fails in the middle: reads, writes, rights, sessions.
+//! Failing reads, writes, ACLs and sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,7 +74,7 @@ async fn pods_that_may_not_be_seen_any_more_are_not_replaced() {
     farm.stop().await;
 }
 
-/// A write that can never succeed, because what stands in its way is not shown.
+/// A write that cannot succeed, since the conflicting key is hidden.
 #[tokio::test(start_paused = true)]
 async fn refused_transaction_backs_off() {
     let cluster = pods_of_p2().await;
@@ -99,7 +99,7 @@ async fn refused_transaction_backs_off() {
     farm.stop().await;
 }
 
-/// A lock-delay, such as p2's farms have, closes a lock for a while after its holder died.
+/// A lock-delay, as p2's farms have, keeps a lock closed after its holder died.
 #[tokio::test(start_paused = true)]
 async fn held_lock_is_retried_with_backoff_and_taken_when_free() {
     let cluster = Cluster::new(1).await;
@@ -120,7 +120,7 @@ async fn held_lock_is_retried_with_backoff_and_taken_when_free() {
     farm.stop().await;
 }
 
-/// Consul heard the beats, the farm heard nothing, and the end of its session was lost too.
+/// Consul received the renewals, but the farm received no answers, and destroying the session failed, too.
 #[tokio::test(start_paused = true)]
 async fn unclosed_session_is_closed_before_the_next_begins() {
     let cluster = Cluster::new(1).await;
@@ -146,7 +146,7 @@ async fn unclosed_session_is_closed_before_the_next_begins() {
     farm.stop().await;
 }
 
-/// A farm whose watch has died would go on with what it last saw, and nobody else would take its records.
+/// With a dead watch it would act on old data, and no other farm could claim its records.
 #[tokio::test(start_paused = true)]
 async fn a_farm_whose_watch_dies_gives_everything_up_and_says_so() {
     let cluster = Cluster::new(2).await;
@@ -167,7 +167,7 @@ async fn a_farm_whose_watch_dies_gives_everything_up_and_says_so() {
     other.stop().await;
 }
 
-/// p2's users take a pod out of an RC by deleting its labels; the pod is then theirs.
+/// p2's users take a pod from its controller by deleting its labels; the pod is then theirs.
 #[tokio::test(start_paused = true)]
 async fn a_pod_taken_away_at_the_last_moment_is_not_removed() {
     let cluster = Cluster::new(2).await;

@@ -1,4 +1,4 @@
-//! Jobs from their submission to their end: farms, nodes that pretend to run what is intended, and users.
+//! Jobs from submission to end, with farms, fake nodes and users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use rcfarm_testing::fake_nodes::{FakeNodes, FakePod, report};
 use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
 
-/// Nodes on which a pod ends as `ends` says, by its id and the member's attempt.
+/// Nodes on which a pod ends with the code of `ends`, given its id and attempt.
 fn nodes(
     cluster: &Cluster,
     ends: impl Fn(&str, u64) -> Option<i32> + Send + Sync + 'static,
 ) -> FakeNodes {
-    // Each pod is seen to run first.
+    // Each pod is reported as running first.
     let exit_code = move |pod: &FakePod<'_>| match pod.is_new {
         true => None,
         false => ends(pod.id.as_str(), pod.attempt),
@@ -36,7 +36,7 @@ fn nodes(
     FakeNodes::start(store, cluster.clock.clone(), Box::new(exit_code))
 }
 
-/// Reports a pod as running, or as ended with a code, past the nodes.
+/// Reports a pod as running or ended, without its node.
 async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, manifest: &Bytes, code: Option<i32>) {
     let ops = report(node, pod, manifest, code, cluster.clock.wall());
     assert!(matches!(cluster.store.txn(&ops).await.unwrap(), TxnOutcome::Committed { .. }));
@@ -163,7 +163,7 @@ async fn commands_are_carried_out_once_and_a_stopped_job_goes_on() {
     farm.stop().await;
 }
 
-/// A command that was consumed is not planned again while the tree still shows it.
+/// An executed command is not planned again while the cache still shows it.
 #[tokio::test(start_paused = true)]
 async fn each_command_costs_one_transaction() {
     let cluster = Arc::new(Cluster::new(4).await);
@@ -190,7 +190,7 @@ async fn each_command_costs_one_transaction() {
     farm.stop().await;
 }
 
-/// What it counted would be forgotten.
+/// Its counts would be lost.
 #[tokio::test(start_paused = true)]
 async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
     let cluster = Arc::new(Cluster::new(4).await);
@@ -229,7 +229,7 @@ async fn next_owner_finishes_a_gang_restart() {
     submit(&cluster, "default/j", json!({"tasks": [task("w", 40)], "policies": policies})).await;
     reaches(&cluster, "default/j", JobPhase::Restarting, 20 * SECOND).await;
     let owner = status(&cluster, "default/j").await.owner.unwrap().farm;
-    // Of 40 pods no transaction takes all, so the restart is under way.
+    // One transaction cannot hold 40 pods, so the restart is in progress.
     let rest = match owner.as_str() {
         "a" => {
             a.kill().await;
@@ -260,7 +260,7 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     let farm = cluster.start("a");
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
     let first = reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
-    // By hand, without asking anybody, and at once made anew.
+    // Deleted directly, and created again at once.
     cluster.delete("rcfarm/jobs/default/j").await;
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
     within(20 * SECOND, "the new one runs alone", || async {
@@ -278,7 +278,7 @@ async fn a_deleted_job_leaves_nothing_and_its_name_is_another_jobs() {
     farm.stop().await;
 }
 
-/// Below 11 operations there is no room for a pod beside a group and a command; one is removed all the same.
+/// Below 11 operations no pod fits beside a group and a command; still one is removed.
 #[tokio::test(start_paused = true)]
 async fn orphans_are_removed_under_a_low_limit_of_operations() {
     let mut cluster = Cluster::new(4).await;
@@ -324,7 +324,7 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     say(&cluster, &node, &pod, &manifest, None).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
     is_deaf.store(true, Ordering::SeqCst);
-    // The query that hangs since before is answered; the next ones are not.
+    // The pending blocking query is answered; later ones are not.
     say(&cluster, &node, &"other".parse().unwrap(), &manifest, None).await;
     tokio::time::sleep(10 * SECOND).await;
     say(&cluster, &node, &pod, &manifest, Some(0)).await;
@@ -358,7 +358,7 @@ async fn a_job_whose_status_was_deleted_goes_on_as_it_stands() {
     let after = reaches(&cluster, "default/j", JobPhase::Running, 60 * SECOND).await;
     assert_eq!((after.version, after.members.running), (1, 2));
     assert_eq!(nodes.starts().values().copied().collect::<Vec<_>>(), [2, 2], "none was made anew");
-    // By hand, and its status with it.
+    // Record and status are deleted directly.
     cluster.delete("rcfarm/jobs/default/j").await;
     cluster.delete(key::job_status(&id("default/j")).as_str()).await;
     nothing_is_left(&cluster).await;
@@ -415,7 +415,7 @@ async fn a_job_whose_record_is_deleted_by_hand_leaves_nothing() {
     farm.stop().await;
 }
 
-/// Else they would be a plan's business for ever, and all be claimed when the other farm dies.
+/// Otherwise they would stay in every claim plan, and be claimed when the other farm dies.
 #[tokio::test(start_paused = true)]
 async fn a_farm_forgets_the_jobs_that_another_has_tidied_up() {
     let cluster = Arc::new(Cluster::new(4).await);
@@ -465,7 +465,7 @@ async fn a_job_whose_record_only_seems_to_be_gone_keeps_everything() {
     submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
     is_blind.store(true, std::sync::atomic::Ordering::SeqCst);
-    // Something changes, so that the tree is read.
+    // A change, so that the cache is read.
     submit(&cluster, "default/other", json!({"tasks": [task("w", 1)]})).await;
     tokio::time::sleep(700 * SECOND).await;
     for tree in ["intent/", "labels/pod/"] {
@@ -559,7 +559,7 @@ async fn a_job_whose_record_is_spoilt_can_be_deleted() {
     farm.stop().await;
 }
 
-/// Its node has not begun with it, so nothing but the intent's absence shows it.
+/// Its node has not started it, so only the missing intent shows the deletion.
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_intent_is_taken_away_is_made_again_without_delay() {
     let cluster = Arc::new(Cluster::new(2).await);
@@ -580,7 +580,7 @@ async fn a_pod_whose_intent_is_taken_away_is_made_again_without_delay() {
     farm.stop().await;
 }
 
-/// A node writes what is real and how it stands at once; a farm reads each tree for itself, and one of them may be slow.
+/// A node writes reality and status in one transaction, but the farm's caches may read them at different times.
 #[tokio::test(start_paused = true)]
 async fn how_an_older_try_ended_is_not_taken_for_the_newer_ones_end() {
     let cluster = Arc::new(Cluster::new(2).await);
@@ -608,7 +608,7 @@ async fn how_an_older_try_ended_is_not_taken_for_the_newer_ones_end() {
     farm.stop().await;
 }
 
-/// Without rights a list is empty, and a pod that runs looks like one that has stopped.
+/// Without rights a list is empty, and a running pod seems stopped.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
     let cluster = Arc::new(Cluster::new(2).await);
@@ -642,11 +642,11 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
     cluster.put(&reality, manifest).await;
     reaches(&cluster, "default/j", JobPhase::Running, 20 * SECOND).await;
 
-    // Its node is slow to stop it.
+    // Its node stops it slowly.
     command(&cluster, 1, "default/j", "RestartJob").await;
     intended(0).await;
     is_blind.store(true, std::sync::atomic::Ordering::SeqCst);
-    // Something changes, so that the tree is read.
+    // A change, so that the cache is read.
     cluster.put("reality/n0001/other", "x").await;
     tokio::time::sleep(60 * SECOND).await;
     intended(0).await;
@@ -658,7 +658,7 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
     farm.stop().await;
 }
 
-/// After how many transactions a farm dies, and whether there is room for the gang afterwards: all members start, or none.
+/// Kills a farm after `writes` transactions; with or without capacity afterwards, all members start or none.
 async fn dies_after(writes: usize, with_room: bool) -> bool {
     const MEMBERS: u32 = 60;
     let cluster = Arc::new(Cluster::new(60).await);
@@ -683,7 +683,7 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
     member["template"]["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": 1}});
     submit(&cluster, "default/j", json!({"tasks": [member]})).await;
     let all = async || keys(&cluster, "intent/").await.len() == MEMBERS as usize;
-    // Until it has done all it can, or everything.
+    // Until the farm has used up its writes or is done.
     let start = tokio::time::Instant::now();
     while left.load(std::sync::atomic::Ordering::SeqCst) > 0
         && !all().await
@@ -701,12 +701,12 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
     assert!(is_bound || !begun, "after {writes}: members began before all had their place");
     let taken = super::cluster::node(7);
     if !with_room && !is_bound {
-        // One node fewer: the gang cannot be placed any more.
+        // One node less: the gang no longer fits.
         cluster.put(key::node(&taken).as_str(), r#"{"state":"draining"}"#).await;
         let allocated = key::allocation(&taken);
         let allocations = keys(&cluster, "rcfarm/allocations/").await;
         if allocations.iter().any(|key| key == allocated.as_str()) {
-            // It was promised already: then that promise counts, and all are placed.
+            // If the node's allocation exists already, it counts, and all are placed.
             cluster.put(key::node(&taken).as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Farms on the model of Consul, in virtual time: what p2's own tests assert (`p2.md` §5), and what they never did.
+//! Farms on the emulator in virtual time: assertions of p2's own tests (`p2.md` §5), and more.
 
 mod batched_starts;
 mod caches;

@@ -1,4 +1,4 @@
-//! Nodes that are emptied and nodes that die.
+//! Draining and dying nodes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ async fn placed(cluster: &Cluster, n: u128) -> Option<RcReason> {
     Some(cluster.status(n).await?.condition(RcConditionType::Placed)?.reason)
 }
 
-/// An agent's record, held by a session of its own.
+/// An agent's record, locked by a session.
 async fn agent(cluster: &Cluster, n: usize) -> rcfarm_api::ids::SessionId {
     let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
     let session = cluster.store.create_session(&new).await.unwrap();
@@ -39,7 +39,7 @@ async fn with_strategy(cluster: &Cluster, n: u128, replicas: i64, strategy: &str
     cluster.write_rc(n, &record).await;
 }
 
-/// Whoever is scheduled becomes healthy a moment later.
+/// Makes scheduled pods healthy.
 async fn keep_healthy(cluster: &Cluster, records: u128, nodes: usize) {
     for n in 0..records {
         let on = cluster.nodes_of(n).await;
@@ -155,7 +155,7 @@ async fn a_minimum_that_is_no_number_is_said_and_changes_nothing() {
     farm.stop().await;
 }
 
-/// Clients are sent to these nodes.
+/// Nodes that clients are sent to.
 struct Shown(BTreeSet<NodeName>);
 
 #[async_trait]
@@ -186,7 +186,7 @@ async fn a_dead_nodes_last_words_do_not_hold_its_replacement_back() {
     farm.stop().await;
 }
 
-/// Fails all reads of a tree for the first ten seconds.
+/// Fails all reads of a prefix for the first ten seconds.
 fn late(prefix: &'static str) -> impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static {
     let start = tokio::time::Instant::now();
     move |request: &Request<'_>| match request {
@@ -230,7 +230,7 @@ async fn ring(cluster: &Cluster, n: u128) {
     cluster.put(key::rc_bell(rc_id(n)).as_str(), value).await;
 }
 
-/// What an agent says of a pod that it cannot start.
+/// Reports a pod that an agent cannot start.
 async fn fail_to_start(cluster: &Cluster, at: usize, n: u128) {
     let pod = super::cluster::pod_id(n);
     let record = json!({"Status": "critical", "CannotStart": "main: no such program"});
@@ -244,7 +244,7 @@ async fn doorbell_reads_health_of_its_pods_at_once() {
     cluster.create_rc(1, 2).await;
     let start = tokio::time::Instant::now();
     let farm = cluster.start_faulty("a", move |request: &Request<'_>| match request {
-        // The watch of the whole tree hears nothing after the first seconds.
+        // The watch of the prefix receives nothing after five seconds.
         Request::List(prefix) if *prefix == "health/" && start.elapsed() > 5 * SECOND => {
             Fate::of(FaultOutcome::Lose)
         }
@@ -261,7 +261,7 @@ async fn doorbell_reads_health_of_its_pods_at_once() {
         .await;
         tokio::time::sleep(5 * SECOND).await;
     }
-    // A pod that flaps is written now and then, and in the end as it is.
+    // Frequent changes are written at intervals, and finally the last state.
     let revision = cluster.status(1).await.unwrap().revision;
     for n in 0..1_000 {
         cluster.set_health(&node(0), 1, if n % 2 == 0 { "critical" } else { "passing" }).await;
@@ -274,7 +274,7 @@ async fn doorbell_reads_health_of_its_pods_at_once() {
     .await;
     let writes = cluster.status(1).await.unwrap().revision - revision;
     assert!((20..=60).contains(&writes), "{writes} writes in 100 s");
-    // Now and then it may change without waiting: a pod's end, its start, and its next end.
+    // After a quiet time the next changes are written at once: end, start, end.
     tokio::time::sleep(30 * SECOND).await;
     for healthy in [0, 1, 0, 1] {
         let status = if healthy == 1 { "passing" } else { "critical" };
@@ -322,7 +322,7 @@ async fn node_failing_for_many_controllers_is_avoided_by_all() {
     assert!(scheduled.message.contains("1 of them avoided"), "{scheduled:?}");
     assert_eq!(cluster.nodes_of(3).await, names(&[0]), "what runs there stays");
 
-    // When its time is over it is tried again; one failure is then enough.
+    // After the quarantine the node is tried again; one failure is then enough.
     within(90 * SECOND, "tried again", || async { cluster.nodes_of(11).await.len() == 2 }).await;
     within(5 * SECOND, "not named any more", || named(vec![])).await;
     fail_to_start(&cluster, 0, 11).await;
@@ -332,7 +332,7 @@ async fn node_failing_for_many_controllers_is_avoided_by_all() {
     farm.stop().await;
 }
 
-/// Nothing is begun that would have to be undone.
+/// It starts no transition that would have to be undone.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_must_move_and_cannot_waits_without_a_write() {
     let cluster = Cluster::new(2).await;
@@ -366,7 +366,7 @@ async fn node_that_cannot_start_a_pod_is_left_and_avoided() {
     assert_eq!((entry.failures, entry.why.as_str()), (1, "main: no such program"));
     cluster.delete(key::health(&super::cluster::pod_id(1), &node(0)).as_str()).await;
 
-    // A node whose labels change does not look better for it: the quarantine is of the record.
+    // A change of node labels does not end the quarantine, which belongs to the record.
     cluster.label_node(&node(3), json!({"pool": "db"})).await;
     cluster.label_node(&node(1), json!({"pool": "db"})).await;
     tokio::time::sleep(5 * SECOND).await;
@@ -376,7 +376,7 @@ async fn node_that_cannot_start_a_pod_is_left_and_avoided() {
     })
     .await;
 
-    // It fails again: twice as long, unless the record is changed.
+    // The next failure doubles the quarantine, unless the record changes.
     cluster.label_node(&node(3), json!({"pool": "web"})).await;
     fail_to_start(&cluster, 0, 1).await;
     within(40 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[2, 3]) }).await;

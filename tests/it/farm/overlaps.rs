@@ -1,4 +1,4 @@
-//! Reads of one tree that overlap, and what its watch tells of doubts that another read had.
+//! Overlapping reads of one prefix, and doubts that another read has raised.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use super::SECOND;
 
 const TREE: &str = "some/";
 
-/// The names of its keys.
+/// Names of the keys.
 #[derive(Debug, Default)]
 struct Names(BTreeSet<String>);
 
@@ -30,8 +30,7 @@ impl CacheIndex for Names {
     }
 }
 
-/// A watched tree of a Consul whose lists a test makes slow, or hides; and what the watch told: how many names, and
-/// whether it was trusted all the time.
+/// A cache with lists that the test delays or hides; and its events: number of names, and whether all were trusted.
 struct Watched {
     consul: Embedded,
     tree: Arc<Cache<Names>>,

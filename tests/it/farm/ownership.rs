@@ -1,4 +1,4 @@
-//! Who owns what: claims, take-over, hand-over, release.
+//! Claims, takeover, handover and release.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

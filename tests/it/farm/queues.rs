@@ -1,4 +1,4 @@
-//! Queues and gangs: who is admitted, where it goes, and what a farm that dies in the middle leaves (invariants 14 to 18).
+//! Queues and gangs: admission, placement, and farms that die in between (invariants 14 to 18).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ async fn is(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: PodGrou
     status(cluster, name).await.is_some_and(|s| (s.phase, s.reason) == (phase, reason))
 }
 
-/// The counters and charges of the default queue are those of what is there: one group of two.
+/// Whether counters and charges of the default queue are those of one group of two.
 async fn counts_one_of_two(cluster: &Cluster) -> bool {
     let status = queue_status(cluster, "default").await;
     let charged = Amounts::of_pods(&"cpu=1".parse().unwrap(), 2);
@@ -88,17 +88,17 @@ async fn deleted_statuses_leave_counters_and_allocations_right() {
         put_group(&cluster, name, json!({"tasks": workers(2, "1")})).await;
         within(20 * SECOND, "it is bound", || bound(&cluster, name)).await;
     }
-    // A group and its status at once, past whoever owns the scheduler: it would be counted for ever.
+    // A group and its status, deleted directly; without a recount it would be counted forever.
     cluster.delete(key::pod_group(&id("one")).as_str()).await;
     cluster.delete(key::pod_group_status(&id("one")).as_str()).await;
     within(1_000 * SECOND, "it is counted no more", || counts_one_of_two(&cluster)).await;
-    // A status alone: its group is admitted anew, and counted once.
+    // Only a status: its group is admitted again, and counted once.
     cluster.delete(key::pod_group_status(&id("two")).as_str()).await;
     within(1_000 * SECOND, "it is there again", || async {
         status(&cluster, "two").await.is_some() && counts_one_of_two(&cluster).await
     })
     .await;
-    // The counters themselves.
+    // The counters.
     cluster.delete(key::queue_status(&queue("default")).as_str()).await;
     within(1_000 * SECOND, "they are there again", || counts_one_of_two(&cluster)).await;
     within(20 * SECOND, "two is bound", || bound(&cluster, "two")).await;
@@ -110,14 +110,14 @@ async fn becomes(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: Po
     within(20 * SECOND, &what, || is(cluster, name, phase, reason)).await;
 }
 
-/// A gang is bound: its owner may start it.
+/// Whether a gang may start.
 async fn bound(cluster: &Cluster, name: &str) -> bool {
     check(cluster);
     let status = status(cluster, name).await;
     status.is_some_and(|s| s.may_start(&PodGroupSpec::default()))
 }
 
-/// What must hold between any two transactions: promises and capacities, gangs whole, counters equal to a recount.
+/// Checks in one snapshot: allocations, capacities, complete gangs, and counters equal to a recount.
 fn check(cluster: &Cluster) {
     cluster.store.inspect(|state| {
         let mut counters: BTreeMap<QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
@@ -137,7 +137,7 @@ fn check(cluster: &Cluster) {
         let mut known = BTreeSet::new();
         for entry in state.kv.list("rcfarm/pod_group_status/") {
             let prefix = key::pod_group_statuses();
-            // The sentinel is no group's.
+            // The sentinel is not a group.
             let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
             let status = PodGroupStatus::decode(&entry.value).unwrap();
             if let Some(queue) = &status.queue {
@@ -317,7 +317,7 @@ async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
     within(30 * SECOND, "the ghost's are free", || async { allocated().await.is_empty() }).await;
     put_group(&cluster, "g", json!({"tasks": workers(2, "3")})).await;
     within(20 * SECOND, "bound", || bound(&cluster, "g")).await;
-    // Its status goes past its owner, and the record with it.
+    // Status and record are deleted directly.
     farm.stop().await;
     cluster.delete(key::pod_group(&id("g")).as_str()).await;
     cluster.delete(key::pod_group_status(&id("g")).as_str()).await;
@@ -326,8 +326,7 @@ async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
     farm.stop().await;
 }
 
-/// A farm that cannot be heard any more from its `deadly`-th transaction of the scheduler on, which is lost, or of which
-/// only the answer is.
+/// Farm that is cut off from its `deadly`-th scheduler transaction on; that one is lost, or only its answer.
 fn mortal(
     cluster: &Cluster,
     deadly: usize,
@@ -444,7 +443,7 @@ async fn records_that_vanish_behind_lost_rights_cost_no_place() {
     })
     .await;
     hidden.store(1, Ordering::SeqCst);
-    // Something changes, so that the tree is read again.
+    // A change, so that the cache is read again.
     put_group(&cluster, "g8", json!({"tasks": workers(1, "9")})).await;
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(queue_status(&cluster, "default").await.groups.inqueue, 8);
@@ -521,7 +520,7 @@ async fn command_is_applied_once_in_its_consuming_transaction() {
     }
 }
 
-/// It is about what was there when it was given, or about nothing.
+/// A command refers to the queue that existed when it was given.
 #[tokio::test(start_paused = true)]
 async fn a_command_does_not_wait_for_a_queue_that_is_made_later() {
     let cluster = cluster(1).await;

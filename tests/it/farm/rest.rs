@@ -1,4 +1,4 @@
-//! What a farm asks for when little or nothing happens: counts of requests, not times.
+//! Requests of an idle or nearly idle farm; counts, not times.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn scheduled(cluster: &Cluster, pods: usize) {
     tokio::time::sleep(10 * SECOND).await;
 }
 
-/// Each tree that is waited for holds a connection; Consul grants a host 200 of them.
+/// Each watched prefix needs a connection; Consul allows 200 per client address.
 #[tokio::test(start_paused = true)]
 async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     let cluster = Cluster::new(3).await;
@@ -35,7 +35,7 @@ async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     let of_jobs = ["reality/", "status/pods/", "lock/rcfarm/jobs/", "labels/job/"];
     assert!(of_jobs.iter().all(|tree| !trees.contains(*tree)), "{trees:?}");
 
-    // A job is claimed all the same, and its trees are watched from then on.
+    // A job is still claimed; from then on the prefixes of jobs are watched.
     let task = json!({"name": "t", "replicas": 1, "template": {"id": "x", "launchables": {}}});
     cluster.put("rcfarm/jobs/default/j", json!({"spec": {"tasks": [task]}}).to_string()).await;
     within(30 * SECOND, "claimed", || async {
@@ -51,7 +51,7 @@ async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     farm.stop().await;
 }
 
-/// However many kinds look at a prefix, one blocking query serves them all.
+/// Several kinds share one blocking query per prefix.
 #[tokio::test(start_paused = true)]
 async fn one_blocking_query_per_prefix() {
     let cluster = Cluster::new(3).await;
@@ -77,7 +77,7 @@ async fn one_blocking_query_per_prefix() {
     farm.stop().await;
 }
 
-/// A farm that comes later and selects by labels makes the others look at them.
+/// A farm with a label selector makes the others watch labels.
 #[tokio::test(start_paused = true)]
 async fn labels_are_watched_when_a_farm_selects_by_them() {
     let cluster = Cluster::new(1).await;
@@ -91,7 +91,7 @@ async fn labels_are_watched_when_a_farm_selects_by_them() {
     farm.stop().await;
 }
 
-/// A watch on an empty tree wakes on unrelated writes, of which the model makes no show: so of ours none is empty.
+/// A watch of an empty prefix wakes on unrelated writes (not in the emulator), so none of ours may be empty.
 #[tokio::test(start_paused = true)]
 async fn no_tree_of_ours_that_is_watched_is_empty() {
     let cluster = Cluster::new(1).await;
@@ -100,7 +100,7 @@ async fn no_tree_of_ours_that_is_watched_is_empty() {
     scheduled(&cluster, 1).await;
     counter.reset();
     tokio::time::sleep(120 * SECOND).await;
-    // Promises come with the first pod that asks for resources; until then few writes are below `rcfarm/`.
+    // Allocations are created with the first requests; until then there are few writes below `rcfarm/`.
     for tree in counter.prefixes() {
         if tree.starts_with("rcfarm/") && tree != "rcfarm/allocations/" {
             let prefix = Prefix::parse(&tree).unwrap();
@@ -111,7 +111,7 @@ async fn no_tree_of_ours_that_is_watched_is_empty() {
     farm.stop().await;
 }
 
-/// Consul takes 15 ms for a list of 700 records, whatever has changed in it.
+/// Consul needs 15 ms to list 700 records, however few have changed.
 #[tokio::test(start_paused = true)]
 async fn of_many_records_those_that_changed_are_read() {
     let cluster = Cluster::new(2).await;
@@ -136,7 +136,7 @@ async fn of_many_records_those_that_changed_are_read() {
     farm.stop().await;
 }
 
-/// Only farms write these, and the owner of a record knows what it wrote.
+/// Only farms write these, and the owner knows its own writes.
 #[tokio::test(start_paused = true)]
 async fn pod_prefixes_are_read_seldom_during_own_writes() {
     let cluster = Cluster::new(420).await;
@@ -151,7 +151,7 @@ async fn pod_prefixes_are_read_seldom_during_own_writes() {
     assert_eq!(cluster.nodes_of(1).await.len(), 420);
     let read = |tree: &str| counter.count(&format!("list {tree}"));
     assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{counter:?}");
-    // What people do there is seen all the same.
+    // Changes by users are still seen.
     tokio::time::sleep(10 * SECOND).await;
     let gone = key::pod_labels(&node(3), &super::cluster::pod_id(1));
     cluster.delete(gone.as_str()).await;
@@ -162,7 +162,7 @@ async fn pod_prefixes_are_read_seldom_during_own_writes() {
     farm.stop().await;
 }
 
-/// The status is what waits for the bell; on a server with a disk the write before it costs it a sync.
+/// The status waits for the doorbell's delete: on a real disk each write before it costs a sync.
 #[tokio::test(start_paused = true)]
 async fn bells_are_taken_down_together_and_after_they_were_answered() {
     const RCS: u128 = 10;
@@ -197,7 +197,7 @@ async fn bells_are_taken_down_together_and_after_they_were_answered() {
         .await;
         assert_eq!(bells(), RCS as usize, "the answers come first");
         within(2 * SECOND, "taken down", || async { bells() == 0 }).await;
-        // A transaction per status, and one for all bells; without it each bell was a request.
+        // One transaction per status and one for all doorbells.
         assert_eq!(counter.count("txn"), RCS as u64 + 1, "{counter:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -1,5 +1,4 @@
-//! What a restored snapshot, or a tree that is read late, leaves behind: an old state that no watch tells of
-//! (`consul-semantics.md` §0 #12).
+//! Restored snapshots and late reads: old states that no watch reports (`consul-semantics.md` §0 #12).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,7 +24,7 @@ async fn owner_said(cluster: &Cluster, n: u128, farm: &str) -> bool {
     owner.is_some_and(|owner| owner.farm.as_str() == farm)
 }
 
-/// A farm and the record that it had claimed before a snapshot of the time before was restored.
+/// A farm whose claim was undone by restoring an older snapshot.
 async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
     let cluster = Cluster::new(5).await;
     label(&cluster, 0, "batch").await;
@@ -39,7 +38,7 @@ async fn claimed_and_taken_away() -> (Cluster, RunningFarm) {
     (cluster, farm)
 }
 
-/// Of a large tree a farm reads the parts that have changed; a part that is older than what is known of it has.
+/// Of a large prefix only changed parts are read; a part with an older index counts as changed.
 #[tokio::test(start_paused = true)]
 async fn restored_snapshot_of_large_prefix_shows_with_next_write() {
     let cluster = Cluster::new(100).await;
@@ -62,7 +61,7 @@ async fn restored_snapshot_of_large_prefix_shows_with_next_write() {
     watch.abort();
 }
 
-/// The lock is gone, and its tree still says that it is ours.
+/// The lock is gone, but the cache still shows it as ours.
 #[tokio::test(start_paused = true)]
 async fn claim_lost_to_a_restored_snapshot_is_retaken_at_once() {
     let (cluster, farm) = claimed_and_taken_away().await;
@@ -72,11 +71,11 @@ async fn claim_lost_to_a_restored_snapshot_is_retaken_at_once() {
     farm.stop().await;
 }
 
-/// A farm that believes its tree would run into the fence several times a second until the tree is read again.
+/// A farm that trusts its cache would be refused several times a second until the next read.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_lost_again_and_again_is_looked_at_instead() {
     let (cluster, farm) = claimed_and_taken_away().await;
-    // Somebody else has it now, which is no farm.
+    // The lock now belongs to a session that is not a farm's.
     let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
     let taken = PutMode::Acquire(session);
     let key = key::rc_lock(rc_id(0));
@@ -89,7 +88,7 @@ async fn a_claim_that_is_lost_again_and_again_is_looked_at_instead() {
     farm.stop().await;
 }
 
-/// An owner at rest writes nothing that would be refused.
+/// An idle owner writes nothing that could be refused.
 #[tokio::test(start_paused = true)]
 async fn an_owner_says_again_what_a_restored_snapshot_took_back() {
     let cluster = Cluster::new(5).await;
@@ -97,7 +96,7 @@ async fn an_owner_says_again_what_a_restored_snapshot_took_back() {
     let a = cluster.start("a");
     within(3 * SECOND, "said", || owner_said(&cluster, 0, "a")).await;
     a.kill().await;
-    // The moment at which the next owner has the lock, and has not said so.
+    // The state in which the next owner has the lock and has not written its status.
     let moment: Arc<Mutex<Option<Tables>>> = Arc::default();
     let seen = moment.clone();
     cluster.store.observe(move |applied: &Applied, tables: &Tables| {
@@ -115,7 +114,7 @@ async fn an_owner_says_again_what_a_restored_snapshot_took_back() {
     b.stop().await;
 }
 
-/// The new owner has seen a record that a restored snapshot took back.
+/// The new owner knows a version of the record that a restored snapshot has undone.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
     let cluster = Cluster::new(5).await;
@@ -138,7 +137,7 @@ async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
     b.stop().await;
 }
 
-/// One farm reads the labels late and hands a record over that the other does not want.
+/// One farm reads labels late and hands over a record that the other does not select.
 #[tokio::test(start_paused = true)]
 async fn farms_with_different_label_views_do_not_swap_a_record() {
     let cluster = Cluster::new(1).await;
@@ -148,7 +147,7 @@ async fn farms_with_different_label_views_do_not_swap_a_record() {
     }
     let asked = AtomicU64::new(0);
     let a = cluster.start_faulty("a", move |request| match request {
-        // The second one waits for a change, and is answered a minute late.
+        // The second one waits for a change, and is answered after a minute.
         Request::List("labels/replication_controller/")
             if asked.fetch_add(1, Ordering::SeqCst) == 1 =>
         {

@@ -1,4 +1,4 @@
-//! How many pods, and where: the behaviours of p2's `pkg/rc` tests (`p2.md` §5), by their names there.
+//! Number and placement of pods: behaviour of p2's `pkg/rc` tests (`p2.md` §5), by their names there.
 
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id};
@@ -314,7 +314,7 @@ async fn a_suddenly_empty_node_tree_removes_and_moves_nothing() {
     farm.stop().await;
 }
 
-/// Panics, hangs or fails for one RC; serves the others.
+/// Panics, hangs or fails for one controller; serves the others.
 struct Vicious {
     victim: rcfarm_api::ids::RcId,
     how: &'static str,
@@ -391,8 +391,7 @@ async fn panicking_hanging_and_failing_plans_harm_only_their_record() {
 #[tokio::test(start_paused = true)]
 async fn full_transaction_has_room_for_audit_of_long_names() {
     let cluster = Cluster::new(0).await;
-    // As many nodes as an audit record lists, with the longest names that there may be; and manifests of which as many as
-    // fit leave little room.
+    // As many nodes as an audit record lists, with the longest names, and manifests that leave little space.
     for n in 0..128 {
         let node = format!("n{n:03}-{}", "x".repeat(195)).parse().unwrap();
         cluster.label_node(&node, json!({"pool": "web"})).await;

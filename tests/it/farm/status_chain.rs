@@ -23,10 +23,10 @@ use tokio::time::{Instant, sleep};
 use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id};
 
-/// Plans to carry out, one transaction each.
+/// Number of plans, one transaction each.
 const PLANS: u32 = 30;
 
-/// What became of transactions on their way.
+/// Outcomes of transactions.
 #[derive(Default)]
 struct Lost {
     request: AtomicUsize,
@@ -34,7 +34,7 @@ struct Lost {
     late: AtomicUsize,
 }
 
-/// A store of which every third transaction loses its answer, or more.
+/// A store that loses at least every third answer of a transaction.
 fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
     let (dice, lost) = (IdSource::from_seed(seed), lost.clone());
     let faults = move |request: &Request<'_>| match request {
@@ -60,7 +60,7 @@ fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
     Arc::new(cluster.store.with_faults(Arc::new(faults)))
 }
 
-/// The chain of a claimed record, and the index of the record.
+/// Chain of a claimed record, and the record's index.
 async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcStatus>, Index) {
     let id = rc_id(1);
     cluster.create_rc(1, 1).await;
@@ -93,7 +93,7 @@ async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcSta
     (StatusChain::new(&ctx, &claimed, keys, None), record.modify_index)
 }
 
-/// Each attempt creates a key of its own and counts in the status; returns those that were reported applied.
+/// Commits plans that each create a key and increment a counter; returns those reported as applied.
 async fn carry_out_plans(
     cluster: &Cluster,
     chain: &mut StatusChain<RcStatus>,
@@ -148,7 +148,7 @@ async fn plans_are_carried_out_once_although_answers_are_lost() {
         let (mut chain, record) = claimed(&cluster, faulty(&cluster, seed, &lost)).await;
         let applied = carry_out_plans(&cluster, &mut chain, record).await;
         reported += applied.len();
-        // What is late arrives.
+        // Delayed transactions arrive.
         sleep(10 * SECOND).await;
         let status = cluster.status(1).await.unwrap();
         assert_eq!((status.replicas.desired, status.revision), (PLANS, u64::from(PLANS)));
@@ -165,7 +165,7 @@ async fn plans_are_carried_out_once_although_answers_are_lost() {
     }
     let counts = [&lost.request, &lost.answer, &lost.late].map(|n| n.load(Ordering::SeqCst));
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
-    // Of the 1,200 plans about 650 are answered; the others count once their statuses are recognised.
+    // About 650 of 1,200 plans are answered; the others count once their statuses are recognised.
     assert!(reported > 750, "{reported}");
 }
 

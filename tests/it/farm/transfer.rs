@@ -1,4 +1,4 @@
-//! Node transfers: p2's conditions one by one (`p2.md` §2.3, §5), and what happens when a step fails.
+//! Node transfers: p2's conditions (`p2.md` §2.3, §5), and failing steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use rcfarm_testing::wait::within;
 use serde_json::json;
 use uuid::Uuid;
 
-/// A scheduler that keeps books and fails when told to.
+/// A scheduler that records allocations and fails on request.
 #[derive(Default)]
 struct Books {
     eligible: Mutex<BTreeSet<NodeName>>,
@@ -81,7 +81,7 @@ impl Discovery for Behind {
     }
 }
 
-/// Two healthy pods on n0 and n1, dynamic.
+/// A dynamic controller with two healthy pods on n0 and n1.
 async fn cluster() -> (Cluster, Arc<Books>) {
     let mut cluster = Cluster::new(2).await;
     let ledger = Arc::new(Books::default());
@@ -96,7 +96,7 @@ async fn cluster() -> (Cluster, Arc<Books>) {
     (cluster, ledger)
 }
 
-/// n0 becomes ineligible; a change of node labels makes every task look.
+/// Makes n0 ineligible; a change of node labels makes every task reconcile.
 async fn forbid_n0(cluster: &Cluster, ledger: &Books) {
     ledger.eligible.lock().unwrap().remove(&node(0));
     cluster.label_node(&node(0), json!({"pool": "drained"})).await;
@@ -269,7 +269,7 @@ async fn a_transfer_survives_the_death_of_its_farm() {
     next.stop().await;
 }
 
-/// Starts a transfer that stands still after its second step: n50 is allocated, n0 cannot be given back.
+/// Starts a transfer that stops after its second step: n50 is allocated, n0 cannot be released.
 async fn half_done(cluster: &Cluster, ledger: &Books) -> Uuid {
     *ledger.refuse_return_of.lock().unwrap() = Some(node(0));
     scheduled(cluster).await;
@@ -350,7 +350,7 @@ async fn the_node_of_a_transfer_is_not_taken_by_a_higher_count() {
     farm.stop().await;
 }
 
-/// The crash point between giving the new node back and saying so.
+/// Crash between releasing the new node and recording it.
 #[tokio::test(start_paused = true)]
 async fn next_owner_does_not_finish_a_transfer_being_undone() {
     let (cluster, ledger) = cluster().await;

@@ -1,4 +1,4 @@
-//! What goes wrong, in an order that the seed decides: one lane of faults for servers, one for farms, side by side.
+//! Injects faults in an order that the seed decides: one sequence for servers and one for farms, concurrently.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::{Cluster, SERVERS};
 use super::farms::Farms;
 
-/// How often each fault was injected.
+/// Number of injections per fault.
 pub type Injected = BTreeMap<&'static str, usize>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +20,10 @@ enum ServerFault {
     KillLeader,
     KillFollower,
     RestartFollower,
-    /// The leader is in the minority; it wakes up deposed, and does not know it yet.
+    /// The leader is in the minority; when it resumes it is deposed and does not know it yet.
     FreezeLeader,
     FreezeFollower,
-    /// No majority: nobody leads.
+    /// No majority, so no leader.
     FreezeTwo,
 }
 
@@ -42,9 +42,9 @@ impl ServerFault {
 enum FarmFault {
     Kill,
     Stop,
-    /// Longer than its check's TTL.
+    /// Longer than the TTL of its check.
     Freeze,
-    /// By an operator, while it lives.
+    /// As by an operator, while the farm runs.
     DestroySession,
 }
 
@@ -57,7 +57,7 @@ impl FarmFault {
     ];
 }
 
-/// Each of `all` once in an order of its own, then all anew.
+/// Yields all elements in random order, then all again.
 struct Bag<'i, T> {
     all: Vec<T>,
     left: Vec<T>,
@@ -81,12 +81,12 @@ fn below(ids: &IdSource, n: usize) -> usize {
     usize::try_from(ids.below(n as u64)).unwrap()
 }
 
-/// Between so many seconds and twice as many.
+/// A time between `seconds` and twice as much.
 fn about(ids: &IdSource, seconds: u64) -> Duration {
     ids.jitter(Duration::from_secs(seconds), 1.0)
 }
 
-/// Server faults until it is over; each heals before the next begins.
+/// Injects server faults; each ends before the next begins.
 pub async fn of_servers(
     cluster: &mut Cluster,
     ids: &IdSource,
@@ -136,7 +136,7 @@ async fn freeze(cluster: &mut Cluster, ids: &IdSource, servers: &[usize]) {
     }
 }
 
-/// Farm faults until it is over; each heals before the next begins. Gives what farms did that they must not.
+/// Injects farm faults; each ends before the next begins. Returns violations by farms.
 pub async fn of_farms(
     farms: &mut Farms,
     stores: &[Arc<dyn Store>],
@@ -186,7 +186,7 @@ pub async fn of_farms(
     }
 }
 
-/// Ends a farm's session as an operator might, at the first server that answers.
+/// Destroys a farm's session through the first server that answers.
 async fn destroy_session(stores: &[Arc<dyn Store>], farm: &str) -> bool {
     for store in stores {
         let attempt = async {

@@ -1,4 +1,4 @@
-//! Three Consul servers on loopback that can be killed, frozen and started again.
+//! Three Consul servers on loopback that can be killed, frozen and restarted.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,17 +13,16 @@ use serde_json::json;
 use super::PATIENCE;
 use rcfarm_testing::process::{Process, consul_program, free_ports};
 
-/// A majority of three is two, so any one may be lost.
+/// The majority is two, so the cluster tolerates one failure.
 pub const SERVERS: usize = 3;
 
-/// The cluster.
 pub struct Cluster {
     servers: Vec<Server>,
 }
 
 struct Server {
     http: SocketAddr,
-    /// Where the leader is said to be when it is this one.
+    /// Address reported for the leader if it is this server.
     rpc: SocketAddr,
     dir: PathBuf,
     store: Arc<Consul>,
@@ -31,7 +30,7 @@ struct Server {
 }
 
 impl Cluster {
-    /// Starts all servers below `scratch` and waits until each of them knows a leader and itself.
+    /// Starts all servers below `scratch`; waits until each has a leader and is healthy.
     pub async fn start(scratch: &Path) -> Cluster {
         let ports: [u16; 3 * SERVERS] = free_ports();
         let peers: Vec<String> = ports.chunks(3).map(|p| format!("127.0.0.1:{}", p[2])).collect();
@@ -48,7 +47,7 @@ impl Cluster {
                 "retry_join": peers,
                 "retry_interval": "1s",
                 "performance": {"raft_multiplier": 1},
-                // A server that is frozen for a while is not to be replaced.
+                // A frozen server must not be replaced.
                 "autopilot": {"cleanup_dead_servers": false},
                 "disable_update_check": true,
                 "ports": {
@@ -73,17 +72,17 @@ impl Cluster {
         cluster
     }
 
-    /// A client of each server.
+    /// A client per server.
     pub fn stores(&self) -> Vec<Arc<dyn Store>> {
         self.servers.iter().map(|server| server.store.clone() as Arc<dyn Store>).collect()
     }
 
-    /// Where a server's HTTP API listens.
+    /// Address of a server's HTTP API.
     pub fn http(&self, n: usize) -> SocketAddr {
         self.servers[n].http
     }
 
-    /// The server that leads, by the word of any that answers.
+    /// The leader according to any server that answers.
     pub async fn leader(&self) -> Option<usize> {
         for server in &self.servers {
             let asked = tokio::time::timeout(Duration::from_secs(1), server.store.leader());
@@ -96,7 +95,6 @@ impl Cluster {
         None
     }
 
-    /// Starts a server that is down.
     pub fn start_server(&mut self, n: usize) {
         let server = &mut self.servers[n];
         let mut command = Command::new(consul_program());
@@ -110,20 +108,19 @@ impl Cluster {
         self.servers[n].process = None;
     }
 
-    /// SIGTERM, and waits for the end: a server that is shut down keeps its place in the cluster.
+    /// Sends SIGTERM and waits for the end. The server stays a member of the cluster.
     pub async fn shut_down(&mut self, n: usize) {
         let process = self.servers[n].process.take().expect("it runs");
         process.signal("TERM");
         process.ended().await;
     }
 
-    /// Sends a running server a signal.
+    /// Sends a signal to a running server.
     pub fn signal(&self, n: usize, name: &str) {
         self.servers[n].process.as_ref().expect("it runs").signal(name);
     }
 
-    /// Waits until a server answers for itself: it has a leader, and its own node is healthy. One that ended (another
-    /// process had taken one of its ports) is started again.
+    /// Waits until a server has a leader and its node is healthy. Restarts one that ended because a port was in use.
     pub async fn wait_until_ready(&mut self, n: usize) {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let health = format!("http://{}/v1/health/node/{}", self.servers[n].http, name(n));

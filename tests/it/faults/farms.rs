@@ -1,4 +1,4 @@
-//! Farm processes, each pointed at a server of its own.
+//! Farm processes, each connected to a server of its own.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rcfarm_testing::process::Process;
 
-/// Farms that are always meant to run.
+/// Farms that should all run.
 pub struct Farms {
     program: PathBuf,
     scratch: PathBuf,
@@ -15,7 +15,7 @@ pub struct Farms {
 
 struct Slot {
     letter: char,
-    /// How often it was started: each life has its own name, so that the audit log tells the lives apart.
+    /// Number of starts. Each start has its own farm name, so that the audit log distinguishes them.
     lives: usize,
     consul: SocketAddr,
     selector: &'static str,
@@ -23,7 +23,7 @@ struct Slot {
 }
 
 impl Farms {
-    /// One farm per server. The last one claims only what is not labelled `tier=batch`.
+    /// Starts one farm per server. The last one does not claim records labelled `tier=batch`.
     pub fn start(program: &Path, scratch: &Path, servers: &[SocketAddr]) -> Farms {
         let slot = |(n, consul): (usize, &SocketAddr)| {
             let selector = if n + 1 == servers.len() { "tier!=batch" } else { "" };
@@ -38,18 +38,17 @@ impl Farms {
         farms
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// The name of a farm's present life.
+    /// Present name of a farm.
     pub fn name(&self, n: usize) -> String {
         let Slot { letter, lives, .. } = &self.slots[n];
         format!("{letter}-{lives}")
     }
 
-    /// Starts one that is down.
+    /// Starts a farm that is down.
     pub fn start_one(&mut self, n: usize) {
         self.slots[n].lives += 1;
         let name = self.name(n);
@@ -67,19 +66,18 @@ impl Farms {
         self.slots[n].process = None;
     }
 
-    /// SIGTERM, and waits for the end; whether it said that it ended well.
+    /// Sends SIGTERM and waits for the end; returns whether it exited with 0.
     pub async fn stop(&mut self, n: usize) -> bool {
         let Some(process) = self.slots[n].process.take() else { return false };
         process.signal("TERM");
         process.ended().await.success()
     }
 
-    /// Sends one a signal.
     pub fn signal(&self, n: usize, name: &str) {
         self.slots[n].process.as_ref().expect("it runs").signal(name);
     }
 
-    /// Whether it runs: a farm never ends by itself.
+    /// Whether it still runs. A farm never ends by itself.
     pub fn runs(&mut self, n: usize) -> bool {
         self.slots[n].process.as_mut().is_some_and(Process::runs)
     }

@@ -1,4 +1,4 @@
-//! What a recorder sees of the trees that farms write, while they write them.
+//! Records the prefixes that farms write, during the test.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,45 +14,42 @@ use rcfarm_store::{BlockingWait, Consistency, Entry, Index, Prefix, Query, Store
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// A lock seen held: by whom, and up to which index for certain. Since when is the lock's ModifyIndex.
+/// Holder of a lock, from the lock's ModifyIndex up to `through`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenure {
-    /// The lock's value.
+    /// Value of the lock.
     pub farm: String,
-    /// The session.
     pub session: SessionId,
-    /// The last index at which it is known to have been held so.
+    /// Last index at which it was certainly held.
     pub through: Index,
 }
 
-/// Everything seen. Versions are named by their ModifyIndex.
+/// All recorded versions, by ModifyIndex.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    /// Ownership locks.
     pub locks: BTreeMap<RcId, BTreeMap<Index, Tenure>>,
-    /// Labels of pods, by key.
+    /// Pod labels, by key.
     pub labels: BTreeMap<(String, Index), Bytes>,
     /// Intents, by key.
     pub intents: BTreeMap<(String, Index), Bytes>,
-    /// Statuses.
     pub statuses: BTreeMap<RcId, BTreeMap<Index, RcStatus>>,
-    /// Answers taken down.
+    /// Number of recorded answers.
     pub samples: usize,
-    /// What cannot be.
+    /// Impossible observations.
     pub contradictions: Vec<String>,
 }
 
-/// Who held a lock at an index.
+/// Holder of a lock at an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder<'h> {
-    /// This farm, for certain.
+    /// This farm, certainly.
     Farm(&'h str),
-    /// It was not seen.
+    /// Not recorded.
     Unseen,
 }
 
 impl History {
-    /// Who owned a controller when `index` was written.
+    /// Owner of a controller when `index` was written.
     pub fn holder(&self, rc: RcId, index: Index) -> Holder<'_> {
         let tenures = self.locks.get(&rc);
         let last = tenures.and_then(|tenures| tenures.range(..=index).next_back());
@@ -62,7 +59,7 @@ impl History {
         }
     }
 
-    /// Takes down one lock as it was at `through`.
+    /// Records a lock as it was at `through`.
     pub fn saw_lock(&mut self, entry: &Entry, through: Index) {
         let tail = key::rc_locks().tail(&entry.key).and_then(|tail| tail.parse().ok());
         let (Some(rc), Some(session)) = (tail, entry.session.clone()) else { return };
@@ -118,7 +115,7 @@ impl Tree {
     }
 }
 
-/// Watches the trees until it is told to stop.
+/// Watches the prefixes until it is stopped.
 pub struct Recorder {
     seen: Arc<Seen>,
     watches: JoinSet<()>,
@@ -127,12 +124,11 @@ pub struct Recorder {
 #[derive(Default)]
 struct Seen {
     history: Mutex<History>,
-    /// The newest index that any answer has shown: whatever a consistent read finds after it, held at it.
+    /// Newest index in any answer; a consistent read that starts later is true at it.
     newest: AtomicU64,
 }
 
 impl Recorder {
-    /// Begins to watch.
     pub fn start(stores: &[Arc<dyn Store>]) -> Recorder {
         let seen = Arc::new(Seen::default());
         let mut watches = JoinSet::new();
@@ -142,19 +138,17 @@ impl Recorder {
         Recorder { seen, watches }
     }
 
-    /// What was seen so far.
     pub fn so_far(&self) -> History {
         self.seen.history.lock().unwrap().clone()
     }
 
-    /// What was seen.
     pub async fn stop(mut self) -> History {
         self.watches.shutdown().await;
         std::mem::take(&mut *self.seen.history.lock().unwrap())
     }
 }
 
-/// A short wait: a lock that nobody touches must still be seen to be held, at later and later indexes.
+/// Short, so that an unchanged lock is seen at later and later indexes.
 const WAIT: Duration = Duration::from_millis(500);
 
 async fn watch(tree: Tree, stores: Vec<Arc<dyn Store>>, seen: Arc<Seen>) {

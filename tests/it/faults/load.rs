@@ -1,5 +1,4 @@
-//! Users: they scale, switch, create, delete and relabel, each change guarded by what they read, and keep a journal of
-//! what they were told.
+//! Users who scale, disable, create, delete and relabel, each change by CAS. They keep a journal of the answers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,39 +17,38 @@ use rcfarm_store::{Entry, Index, Key, Op, Prefix, Query, Store, StoreError, Txn,
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-/// Nodes that there are; at most [`NODES_OUT`] (and one per further user) are out of the pool at a time.
+/// Number of nodes. At most [`NODES_OUT`], and one per further user, are out of the pool.
 pub const NODES: usize = 10;
 const NODES_OUT: usize = 2;
-/// So every controller can be scheduled at any time.
+/// Low enough that every controller can always be scheduled.
 const MOST_REPLICAS: u64 = 6;
-/// Controllers are created and deleted between these.
+/// Number of controllers at any time.
 const CONTROLLERS: std::ops::RangeInclusive<usize> = 4..=10;
 
-/// A write that a user sent, once.
+/// One write of a user.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// What for.
+    /// Purpose.
     pub what: &'static str,
-    /// Its record in the audit log, written in the same transaction: the proof that it was applied.
+    /// Audit record in the same transaction; it proves that the write was applied.
     pub audit: Uuid,
-    /// What it does to each key of the users'.
+    /// Effects on the keys that users write.
     pub effects: Vec<Effect>,
-    /// What the user was told.
+    /// Answer to the user.
     pub told: Told,
 }
 
-/// What a write does to one key.
+/// Effect of a write on one key.
 #[derive(Debug, Clone)]
 pub struct Effect {
-    /// The key.
     pub key: Key,
-    /// The version that it replaces; 0: none.
+    /// Version that it replaces; 0: absent.
     pub base: Index,
-    /// What stands there then; `None`: nothing.
+    /// New value; `None`: deleted.
     pub value: Option<Bytes>,
 }
 
-/// What became of a write, as its user was told.
+/// Answer to a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
     /// Applied at this index.
@@ -59,14 +57,14 @@ pub enum Told {
     Refused,
     /// Failed, and not applied.
     NotApplied,
-    /// Nobody knows.
+    /// Failed, result unknown.
     Unknown,
 }
 
 /// All writes of all users.
 pub type Journal = Arc<Mutex<Vec<Write>>>;
 
-/// One user. Goes to another server when one fails.
+/// One user; changes to another server after a failure.
 pub struct User {
     stores: Vec<Arc<dyn Store>>,
     at: usize,
@@ -75,7 +73,7 @@ pub struct User {
     journal: Journal,
 }
 
-/// A user's request takes no longer; what it did is not known then.
+/// Timeout of a request; its result is unknown then.
 const LIMIT: Duration = Duration::from_secs(3);
 
 impl User {
@@ -83,7 +81,7 @@ impl User {
         User { at: n % stores.len(), stores, ids, name: format!("user-{n}"), journal }
     }
 
-    /// Works until the task is told to stop, one change after the other.
+    /// Makes one change after the other until the task is told to stop.
     pub async fn work(mut self, stop: tokio_util::sync::CancellationToken) {
         while !stop.is_cancelled() {
             if let Err(_elsewhere) = self.change_something().await {
@@ -93,7 +91,7 @@ impl User {
         }
     }
 
-    /// Makes the nodes, all in the pool. The cluster is whole then, so this must succeed.
+    /// Creates all nodes in the pool. No faults are injected yet, so this must succeed.
     pub async fn make_nodes(&mut self) {
         for n in 0..NODES {
             let node: NodeName = format!("n{n:02}").parse().unwrap();
@@ -104,7 +102,7 @@ impl User {
         }
     }
 
-    /// What is left to do when the faults are over: every node in the pool, most controllers enabled.
+    /// After the faults: puts every node back into the pool and enables most controllers.
     pub async fn tidy_up(&mut self) -> Result<(), StoreError> {
         for entry in self.list(&key::labels(LabelKind::Node)).await? {
             let labels = decode_labels(&entry.value).unwrap();
@@ -136,7 +134,7 @@ impl User {
             _ if record.replicas_desired == 0 && !record.disabled => {
                 self.delete(&entry, record).await
             }
-            // First its pods must go.
+            // Pods are removed before the record.
             _ if records.len() > *CONTROLLERS.start() && !record.disabled => {
                 self.set_count(&entry, record, 0).await
             }
@@ -150,7 +148,7 @@ impl User {
             if self.ids.below(2) == 0 { RcStrategy::Static } else { RcStrategy::Dynamic };
         let record = RcRecord {
             id,
-            // Of its own, so that no two controllers want the same place.
+            // A pod id of its own, so that controllers do not conflict.
             manifest: format!("id: pod-{}\n", &id.to_string()[..8]),
             node_selector: "pool=web".to_owned(),
             pod_labels: None,
@@ -197,7 +195,7 @@ impl User {
         self.commit("switch", vec![replaces(entry, record.encode())], vec![], details).await
     }
 
-    /// As `rcfarm rc delete` does: only a record whose owner says that it has no pods.
+    /// As `rcfarm rc delete`: only if the status reports no pods.
     async fn delete(&mut self, entry: &Entry, record: RcRecord) -> Result<(), StoreError> {
         let id = record.id;
         let Some(status) = self.read(&key::rc_status(id)).await? else { return Ok(()) };
@@ -228,7 +226,7 @@ impl User {
         self.relabel(&key, Some(entry), [("pool".to_owned(), pool.to_owned())].into()).await
     }
 
-    /// Moves a controller into the part that not every farm claims, or out of it.
+    /// Toggles the label by which the last farm ignores a controller.
     async fn relabel_controller(&mut self, id: RcId) -> Result<(), StoreError> {
         let Some(entry) = self.read(&key::rc_labels(id)).await? else { return Ok(()) };
         let labels = decode_labels(&entry.value).unwrap();
@@ -258,7 +256,7 @@ impl User {
         self.commit("relabel", effects, vec![], details).await
     }
 
-    /// Sends a write once and puts down what was answered. It is never sent again: whoever wants the change reads anew.
+    /// Sends a write once and records the answer. A retry starts with a new read.
     async fn commit(
         &mut self,
         what: &'static str,

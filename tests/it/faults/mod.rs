@@ -1,39 +1,36 @@
-//! Faults on a real cluster of Consul servers: what is injected, what is recorded, and what it proves.
+//! Faults on a real cluster of Consul servers: injection, recording and verdict.
 //!
-//! Three servers, three farms (the built program), each farm at a server of its own; two users who change things all
-//! the time, each change guarded by CAS. Two lanes of faults run side by side in an order that a seed decides
-//! ([`chaos`]): servers are killed, restarted and frozen, alone and two at a time; farms are killed, stopped, frozen
-//! beyond the TTL of their check, and lose their sessions. (The seed decides what happens, not when: time is real.)
+//! Three servers, and three farms (the built program), each connected to its own server; two users change records by
+//! CAS. Two sequences of faults run concurrently, in an order that a seed decides ([`chaos`]). Servers are killed,
+//! restarted and frozen, one or two at a time. Farms are killed, stopped, frozen beyond the TTL of their check, and
+//! lose their sessions. The seed does not decide the timing.
 //!
 //! # What is proved
 //!
-//! A watch sees coalesced states, so no recorder sees all writes; what Consul itself keeps of every one does:
+//! A watch skips intermediate states, so no recorder sees all writes. The proof uses what Consul keeps of each write:
 //!
-//! - *No lost update.* Each write of a user has its own audit record in the same transaction. At the end every
-//!   acknowledged write is in the log at the index that was acknowledged, none that was said to have failed is, and the
-//!   applied writes of each key form a chain: each one replaced the very version that its user had read, and the last
-//!   one stands in Consul.
-//! - *Atomicity.* Each version of a pod's labels and intent that was seen has the ModifyIndex of an audit record that
-//!   names that pod.
-//! - *The record guard.* Each change by a farm was for the count that the record asked for at that index, and none was
-//!   made for a disabled or deleted record.
-//! - *Ownership* (invariant 1). A lock entry seen with ModifyIndex `m` in an answer that was true at index `t` was held by
-//!   its session from `m` to `t`. Each change by a farm (audit records and statuses name the farm) that falls into such a
-//!   span was made by that holder. The recorder reads consistently, and again after 500 ms without a change, so nearly all
-//!   changes fall into a span; the summary says how many. Each life of a farm process has a name of its own, so two lives
-//!   are told apart.
+//! - *No lost update.* Each write of a user has an audit record in the same transaction. At the end every acknowledged 
+//!    write is in the log at the acknowledged index, and no failed one is. The applied writes of a key form a chain:
+//!   each   replaced the version that its user had read, and the last one is in Consul.
+//! - *Atomicity.* Each recorded version of a pod's labels and intent has the ModifyIndex of an audit record of that
+//!   pod.
+//! - *The record guard.* Each change by a farm has the count that the record requested at that index. No change is made
+//!   for   a disabled or deleted record.
+//! - *Ownership* (invariant 1). A lock with ModifyIndex `m` in an answer that is true at index `t` was held by its
+//!   session   from `m` to `t`. Each change by a farm within such a span was made by that holder. The recorder reads
+//!   consistently, at   least every 500 ms, so nearly all changes are within a span; the summary counts them. Each
+//!   start of a farm has its own   name.
 //! - *The chain.* Revisions of a status only grow.
-//! - *Audit equality* (invariant 15). `rcfarm audit verify` finds no difference, and at most one record for a change.
-//! - *Liveness* (invariant 27). When the faults are over, every enabled controller gets its pods.
+//! - *Audit equality* (invariant 15). `rcfarm audit verify` finds no difference, and at most one record per change.
+//! - *Liveness* (invariant 27). After the faults every enabled controller gets its pods.
 //!
 //! # What is not
 //!
-//! - Two sessions of one life of a farm cannot be told apart, since records name the farm: a write under its old session
-//!   that was applied while the same process held the same lock under a new one would pass. The fence's own tests
-//!   (contract suite) and the simulator, which sees every operation, cover that.
-//! - Changes for which the holder was not seen are only counted.
-//! - A frozen server is silent, not cut off: packets to it wait in the kernel and are answered when it wakes. Lost
-//!   packets and one-way cuts need network namespaces; the simulator has them.
+//! - Two sessions of one start of a farm: a write under the old session that is applied while the same process holds
+//!   the   lock under a new session would pass. The contract suite and the simulator cover this.
+//! - Changes whose holder was not recorded; they are only counted.
+//! - Network partitions: packets to a frozen server wait in the kernel and are answered later. The simulator covers
+//!   lost   packets and one-way partitions.
 
 pub mod chaos;
 pub mod cluster;
@@ -65,45 +62,43 @@ use history::Recorder;
 use load::{Journal, User};
 use verdict::{Rest, Verdict, judge, unrest};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Users at work.
 const USERS: usize = 2;
 
-/// A run to be made.
+/// Settings of a run.
 pub struct Run {
-    /// Decides which faults come in which order.
+    /// Decides the order of the faults.
     pub seed: u64,
-    /// How long faults are injected, at least.
+    /// Minimum duration of the faults.
     pub length: Duration,
-    /// What must have been tried before they end.
+    /// Minimum counts before the faults end.
     pub floors: Floors,
-    /// How long they are injected at most, whatever was tried.
+    /// Maximum duration of the faults.
     pub at_most: Duration,
-    /// The built program.
+    /// Path of the built program.
     pub rcfarm: PathBuf,
-    /// Where the servers' data and all logs go.
+    /// Directory for data and logs.
     pub scratch: PathBuf,
 }
 
-/// How much must have been tried: what was not tried is not proved. By default nothing.
+/// Minimum counts of a run; 0 by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Floors {
     /// Different faults.
     pub faults: usize,
-    /// Users' writes that were applied.
+    /// Applied writes of users.
     pub applied: usize,
-    /// Transitions in the log.
+    /// Transitions in the audit log.
     pub transitions: usize,
-    /// Versions of pods' keys.
+    /// Versions of pod keys.
     pub pods: usize,
-    /// Transitions and statuses for which the lock's holder was seen.
+    /// Transitions and statuses with a recorded holder.
     pub holder_seen: usize,
 }
 
 impl Floors {
-    /// Whether so much was tried.
     pub fn are_reached(&self, injected: &Injected, verdict: &Verdict) -> bool {
         injected.len() >= self.faults
             && verdict.applied >= self.applied
@@ -113,13 +108,12 @@ impl Floors {
     }
 }
 
-/// What a run showed.
+/// Result of a run.
 pub struct Report {
-    /// Faults.
+    /// Injected faults.
     pub injected: Injected,
-    /// How it is judged.
     pub verdict: Verdict,
-    /// Answers that the recorder took down.
+    /// Number of recorded answers.
     pub samples: usize,
 }
 
@@ -144,7 +138,7 @@ impl fmt::Display for Report {
 }
 
 impl Run {
-    /// Makes the run. Panics when the machinery fails; what the farm did wrong is in the verdict.
+    /// Executes the run. Panics if the test environment fails; violations by farms are in the verdict.
     pub async fn make(&self) -> Report {
         let ids = IdSource::from_seed(self.seed);
         let mut cluster = Cluster::start(&self.scratch).await;
@@ -227,11 +221,11 @@ impl Run {
     }
 }
 
-/// Waits until every controller is as it should be. What is not by then is found by the verdict.
+/// Waits until all controllers are as desired. The verdict reports those that are not.
 async fn come_to_rest(store: &dyn Store) {
     let rest = async {
         let mut quiet = 0;
-        // Twice: what was done between two of the reads must not look like rest.
+        // Twice, because a change between two reads could look like rest.
         while quiet < 2 {
             sleep(Duration::from_millis(250)).await;
             let labels = list(store, &key::labels(LabelKind::Pod)).await;
@@ -243,8 +237,8 @@ async fn come_to_rest(store: &dyn Store) {
     let _ = timeout(PATIENCE, rest).await;
 }
 
-/// Locks that are still there when all farms are gone. A farm that was killed together with its server's agent leaves its
-/// locks until its session's TTL has passed, twice at the most.
+/// Locks left after all farms have ended. A farm killed together with its server leaves its locks until its session's
+/// TTL has passed, twice at most.
 async fn locks_left(store: &dyn Store) -> Vec<Entry> {
     let start = Instant::now();
     loop {
@@ -284,7 +278,7 @@ fn logged(entry: Entry) -> Option<Logged> {
     Some(Logged { id, index: entry.create_index, record })
 }
 
-/// The log as the first server that answers has it.
+/// Audit log from the first server that answers.
 async fn some_log(stores: &[Arc<dyn Store>]) -> Vec<Logged> {
     let logs = key::audit_logs();
     for store in stores {

@@ -1,4 +1,4 @@
-//! Judges a history: pure, so that its own tests can show it histories that are wrong.
+//! Verdict on a history. Pure, so that tests can give it wrong histories.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,48 +16,43 @@ use uuid::Uuid;
 use super::history::{History, Holder};
 use super::load::{Told, Write};
 
-/// What stands in Consul when everything is at rest.
+/// Content of Consul after the run.
 #[derive(Debug, Default)]
 pub struct Rest {
-    /// What users write: records, their labels, nodes' labels.
+    /// Keys written by users: records, their labels, node labels.
     pub of_users: Vec<Entry>,
-    /// Pods' labels.
+    /// Pod labels.
     pub labels: Vec<Entry>,
-    /// Intents.
     pub intents: Vec<Entry>,
-    /// Statuses.
     pub statuses: Vec<Entry>,
-    /// The whole log.
     pub audit: Vec<Logged>,
 }
 
-/// How much was checked, and what was wrong.
+/// Counts of checks, and violations.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Retargets and transfers in the log.
     pub transitions: usize,
-    /// Versions of pods' labels and intents.
+    /// Versions of pod labels and intents.
     pub pods: usize,
     /// Versions of statuses.
     pub statuses: usize,
-    /// Of transitions and statuses: those for which the lock's holder was seen.
+    /// Transitions and statuses with a recorded holder.
     pub holder_seen: usize,
-    /// Users' writes by what was told.
+    /// Acknowledged writes of users.
     pub applied: usize,
-    /// Refused, or failed without effect.
+    /// Refused writes, and those that failed without effect.
     pub not_applied: usize,
-    /// Unknown.
+    /// Writes with unknown result.
     pub unknown: usize,
-    /// Of those, the ones that were applied.
+    /// Of these, the applied ones.
     pub unknown_applied: usize,
-    /// What is wrong.
     pub violations: Vec<String>,
 }
 
-/// Each controller's record over time; `None` once it is deleted.
+/// Versions of each controller's record; `None`: deleted.
 type Records = BTreeMap<RcId, BTreeMap<Index, Option<RcRecord>>>;
 
-/// Judges everything.
 pub fn judge(history: &History, writes: &[Write], rest: &Rest) -> Verdict {
     let mut verdict = Verdict::default();
     verdict.violations.extend(history.contradictions.iter().cloned());
@@ -69,7 +64,7 @@ pub fn judge(history: &History, writes: &[Write], rest: &Rest) -> Verdict {
     verdict
 }
 
-/// Why a controller is not at rest yet: enabled and without its pods, or its owner has not said that all is well.
+/// Controllers that are enabled without their pods, or whose status reports a problem.
 pub fn unrest(of_users: &[Entry], labels: &[Entry], statuses: &[Entry]) -> Vec<String> {
     let mut pods: BTreeMap<RcId, i64> = BTreeMap::new();
     for entry in labels {
@@ -99,7 +94,7 @@ pub fn unrest(of_users: &[Entry], labels: &[Entry], statuses: &[Entry]) -> Vec<S
     restless
 }
 
-/// Whose pod it is, by its labels.
+/// Owner according to a pod's labels.
 fn owner(labels: &Bytes) -> Option<RcId> {
     decode_labels(labels).ok()?.get(RC_ID)?.parse().ok()
 }
@@ -109,8 +104,8 @@ impl Verdict {
         self.violations.push(what);
     }
 
-    /// No lost update: what was acknowledged is in the log at its index, what was refused is not; the applied writes
-    /// of each key replace one another without a gap, and the last one stands there.
+    /// No lost update: acknowledged writes are in the log at their index, refused ones are not. The applied writes of
+    /// each key replace one another without gaps, and the last one is in Consul.
     fn users(&mut self, writes: &[Write], rest: &Rest) -> Records {
         let logged: BTreeMap<Uuid, Index> = rest.audit.iter().map(|l| (l.id, l.index)).collect();
         let mut chains: BTreeMap<&str, BTreeMap<Index, (Index, Option<&Bytes>)>> = BTreeMap::new();
@@ -149,7 +144,7 @@ impl Verdict {
                     ));
                 }
                 match *value {
-                    // To write what stands there changes no index.
+                    // Writing an equal value changes no index.
                     Some(value) if stood.is_some_and(|(_, same)| same == value) => {}
                     Some(value) => drop(expected.insert(key, (*index, value))),
                     None => drop(expected.remove(key)),
@@ -175,8 +170,8 @@ impl Verdict {
         }
     }
 
-    /// What farms did follows from the record as it was, and was done by the holder of the lock. Gives the retargets
-    /// of each index.
+    /// Changes by farms match the record at that index, and were made by the lock's holder. Returns the retargets per
+    /// index.
     fn transitions(
         &mut self,
         history: &History,
@@ -202,7 +197,7 @@ impl Verdict {
             self.transitions += 1;
             self.by_holder(history, rc, *index, farm.as_ref(), "transition");
             let was = records.get(&rc).and_then(|r| r.range(..index).next_back());
-            // To undo a transfer gives back what was allocated and leaves the pods alone.
+            // Undoing a transfer releases an allocation and leaves pods unchanged.
             let is_undone = matches!(details, Details::NodeTransferRollback(_));
             match was.and_then(|(_, record)| record.as_ref()) {
                 None => self.wrong(format!("{rc} at {index}: changed without a record")),
@@ -259,7 +254,7 @@ impl Verdict {
         }
     }
 
-    /// Every version of a pod's labels and intent was written with an audit record that names it.
+    /// Each version of a pod's labels and intent was written with an audit record of the pod.
     fn versions_of_pods(
         &mut self,
         history: &History,
@@ -290,7 +285,7 @@ impl Verdict {
         }
     }
 
-    /// An owner's transactions follow one another, whoever the owner is.
+    /// Revisions of a status only grow.
     fn chains(&mut self, history: &History) {
         for (rc, versions) in &history.statuses {
             let mut before = 0;
@@ -320,7 +315,7 @@ impl Verdict {
     }
 }
 
-/// The records among what users wrote.
+/// Versions of records among the users' writes.
 fn records(chains: &BTreeMap<&str, BTreeMap<Index, (Index, Option<&Bytes>)>>) -> Records {
     let mut records = Records::new();
     for (key, chain) in chains {

@@ -1,4 +1,4 @@
-//! Agents come and go; pods stay.
+//! Agents restart; pods keep running.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ async fn restarted_agent_adopts_all_pods() {
     let before = host.record().await.unwrap().0.session;
     host.kill().await;
     host.start();
-    // The new agent has registered, and has told everything anew.
+    // The new agent has registered and written all statuses again.
     for pod in &pods {
         let health = key::health(&id(pod), &host.node());
         until("all is told anew", async || {

@@ -23,7 +23,7 @@ async fn running(host: &Host, pod: &str, devices: &[&str]) -> PodStatus {
         .await
 }
 
-/// Another pod, so that the agent looks.
+/// Starts another pod, so that the agent reconciles.
 async fn poke(host: &Host, pod: &str) {
     host.intend_script(pod, "exec sleep 602", "").await;
     running(host, pod, &[]).await;
@@ -38,13 +38,13 @@ async fn changed_devices_restart_pod_and_missing_allocation_does_not() {
     let train = manifest("train", script, "resources: {gpu: 1}\n");
     host.intend("train", &train).await;
     let first = running(&host, "train", &["gpu:0"]).await;
-    // The pod went and came back between two looks, and got another device.
+    // Deleted and created between two reconciles, with another device.
     allocate(&host, "train", 1).await;
     poke(&host, "a").await;
     let second = running(&host, "train", &["gpu:1"]).await;
     assert_ne!(second.processes[0].pid, first.processes[0].pid);
     eventually("started anew", || host.log("train").contains("on gpu:1")).await;
-    // Somebody deletes the record.
+    // The allocation record is deleted directly.
     host.store.delete(&key::allocation(&host.node()), DeleteMode::Always).await.unwrap();
     poke(&host, "b").await;
     let third = running(&host, "train", &["gpu:1"]).await;

@@ -1,4 +1,4 @@
-//! Health checks of pods that run.
+//! Health checks of running pods.
 
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;

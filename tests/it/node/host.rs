@@ -1,4 +1,4 @@
-//! One machine: a data directory, an agent that can be killed, and the store that it works for.
+//! A machine: data directory, an agent that can be killed, and its store.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ impl Host {
         self.settings.name.clone()
     }
 
-    /// Starts the agent, on `store` if it is not to be the plain one.
+    /// Starts the agent with another client of the store.
     pub fn start_on(&mut self, store: Embedded) {
         let env = Env {
             store: Arc::new(store),
@@ -78,12 +78,11 @@ impl Host {
         self.start_on(self.store.clone());
     }
 
-    /// As `kill -9`: it does and says nothing more.
+    /// As `kill -9`.
     pub async fn kill(&mut self) {
         let (task, _) = self.agent.take().unwrap();
         task.abort();
         let _ = task.await;
-        // What it had begun ends a moment later; a killed process holds nothing any more.
         let data = &self.settings.data_dir;
         eventually("the agent's end", || DataDir::open(data).is_ok()).await;
     }
@@ -95,14 +94,13 @@ impl Host {
         task.await.unwrap()
     }
 
-    /// Stops the agent with all pods.
     pub async fn end(mut self) {
         if self.agent.is_some() {
             self.kill().await;
         }
         self.settings.at_shutdown = AtShutdown::StopPods;
         self.start();
-        // Pods are taken over before the agent looks at anything else.
+        // The agent takes over its pods before anything else.
         self.stop().await.unwrap();
     }
 
@@ -119,7 +117,7 @@ impl Host {
         self.put(&key::intent(&self.node(), &id(pod)), manifest).await;
     }
 
-    /// Intends a pod whose one process is `sh -c script`, with more lines for the launchable.
+    /// Creates an intent with one process `sh -c script`, and further lines for the launchable.
     pub async fn intend_script(&self, pod: &str, script: &str, more: &str) {
         self.intend(pod, &manifest(pod, script, more)).await;
     }
@@ -144,7 +142,7 @@ impl Host {
         Some((NodeRecord::decode(&entry.value).unwrap(), entry))
     }
 
-    /// Waits until the pod's status is as wanted.
+    /// Waits until the pod's status satisfies `wanted`.
     pub async fn until(&self, pod: &str, wanted: impl Fn(&PodStatus) -> bool) -> PodStatus {
         let mut last = None;
         for _ in 0..PATIENCE.as_millis() / 20 {
@@ -157,7 +155,7 @@ impl Host {
         panic!("{pod} never came to be as wanted, but {last:#?}");
     }
 
-    /// Waits until nothing is said of the pod any more.
+    /// Waits until all keys of the pod are gone.
     pub async fn until_gone(&self, pod: &str) {
         let keys = [
             key::pod_status(&id(pod), &self.node()),
@@ -177,14 +175,14 @@ impl Host {
         panic!("{pod} never went");
     }
 
-    /// What the pod's process has written.
+    /// Output of the pod's process.
     pub fn log(&self, pod: &str) -> String {
         let path = self.settings.data_dir.join("pods").join(pod).join("main.log");
         std::fs::read_to_string(path).unwrap_or_default()
     }
 }
 
-/// A test that fails leaves no process either.
+/// Kills all processes if a test fails.
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some((task, _)) = &self.agent {

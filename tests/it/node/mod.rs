@@ -1,4 +1,4 @@
-//! The node agent with real processes, on the embedded store.
+//! The node agent with real processes, on the emulator.
 
 mod adoption;
 mod devices;

@@ -1,4 +1,4 @@
-//! Pods come, run, fail and go.
+//! Pods start, run, fail and stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,7 +106,7 @@ async fn unwritable_log_is_reported_and_lost_record_rewritten() {
     std::fs::remove_dir(&log).unwrap();
     host.until("web", |status| status.phase == NodePodPhase::Running).await;
 
-    // As when the disk is full while the process starts: the shim cannot write what the next agent needs.
+    // As with a full disk during the start: the shim cannot write its record for the next agent.
     let record = host.settings.data_dir.join("pods/late/main/running.json");
     std::fs::create_dir_all(&record).unwrap();
     std::fs::write(record.join("full"), "").unwrap();

@@ -1,4 +1,4 @@
-//! A single instance is never alive twice, wherever it is moved and whoever dies.
+//! A single-instance pod never runs twice, wherever it moves and whichever agent dies.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use rcfarm_store::{Op, Store, TxnOutcome};
 use super::host::{Host, id, is_alive, manifest};
 use rcfarm_testing::wait::{eventually, until};
 
-/// Two machines and a directory in which a process can tell that another one lives.
+/// Two machines, and a directory in which a process detects another one.
 async fn machines() -> (Host, Host, tempfile::TempDir) {
     let first = Host::new();
     let second = Host::on(&first.store, "n2");
     (first, second, tempfile::tempdir().unwrap())
 }
 
-/// The manifest of a pod that takes its time to stop, and notes when it is not alone.
+/// Manifest of a pod that stops slowly and records a second running instance.
 fn single(shared: &Path) -> String {
     let at = shared.display();
     let script = format!(
@@ -28,7 +28,7 @@ fn single(shared: &Path) -> String {
     manifest("one", &script, "") + "single_instance: true\n"
 }
 
-/// As a farm moves a pod: in one transaction.
+/// Moves a pod as a farm does, in one transaction.
 async fn moved(host: &Host, from: &NodeName, to: &NodeName, manifest: &str) {
     let pod = id("one");
     let ops = [
@@ -52,7 +52,7 @@ async fn moved_single_instance_never_runs_twice() {
             to.until("one", |status| status.phase == NodePodPhase::Running).await;
         }
     }
-    // Moved back before the other one has begun, and faster than it stops.
+    // Moved back before the other node starts it, and before the first one has stopped.
     for _ in 0..5 {
         moved(&first, &first.node(), &second.node(), &manifest).await;
         tokio::time::sleep(Duration::from_millis(30)).await;
@@ -98,7 +98,7 @@ async fn an_agent_whose_session_an_operator_ended_has_another_at_once() {
         now.session.is_some() && now.session != entry.session
     })
     .await;
-    // A farm waits for the lease before it calls the node down; a look every ten seconds would be too late.
+    // A farm waits for the lease before it treats the node as down; a reconcile every ten seconds would be too late.
     assert!(ended.elapsed() < Duration::from_millis(record.lease_ms.unwrap()));
     let after = host.until("one", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(after.processes[0].pid, before.processes[0].pid);

@@ -1,4 +1,4 @@
-//! What an agent believes, and what it does without Consul.
+//! When an agent trusts the store, and what it does without Consul.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_wiped_store_stops_nothing() {
     let created = async || host.record().await.map(|(_, entry)| entry.create_index);
     let before = created().await;
     host.store.delete_tree(&Prefix::parse("").unwrap()).await.unwrap();
-    // It registers again, and has read the empty tree since.
+    // It registers again, and has read the empty prefix.
     until("it registers again", async || created().await > before).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(pids.iter().all(|pid| is_alive(*pid)));
@@ -77,7 +77,7 @@ async fn single_instance_ends_with_lease_without_agent() {
     let other = host.until("other", |status| status.phase == NodePodPhase::Running).await;
     let [single, other] = [single, other].map(|status| status.processes[0].pid.unwrap());
     host.kill().await;
-    // The store knows the session until its check has not been beaten for its whole TTL.
+    // Consul keeps the session until the check's TTL has passed without a renewal.
     let session = host.record().await.unwrap().1.session;
     assert!(session.is_some());
     eventually("the end of the single instance", || !is_alive(single)).await;
@@ -93,7 +93,7 @@ async fn unwritable_data_directory_is_reported_in_pod_status() {
     host.start();
     host.intend_script("first", "exec sleep 600", "").await;
     host.until("first", |status| status.phase == NodePodPhase::Running).await;
-    // A file where the pod's directory would be: as good as a full disk, for root, too.
+    // A file in place of the pod's directory fails like a full disk, for root as well.
     std::fs::write(host.settings.data_dir.join("pods/second"), "").unwrap();
     host.intend_script("second", "exec sleep 600", "").await;
     let status = host.until("second", |status| status.phase == NodePodPhase::Backoff).await;

@@ -1,4 +1,4 @@
-//! The plan of claims: what one farm decides, and what all of them decide together.
+//! Claim plans of one farm, and of all farms together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use tokio::time::Instant;
 
 const SELECTORS: [&str; 3] = ["", "tier=web", "tier!=web"];
 
-/// What may be true of a record.
+/// State of a record.
 #[derive(Debug, Clone)]
 struct Seen {
     tier: Option<bool>,
-    /// The number of a session: of a farm, or of somebody unknown.
+    /// Number of a session: a farm's or an unknown one.
     owner: Option<usize>,
     held: bool,
     barred_for: Option<i64>,
@@ -28,11 +28,11 @@ struct Seen {
     is_listed: bool,
 }
 
-/// Everything that the farm called `f0` sees.
+/// Input of the farm `f0`.
 #[derive(Debug, Clone)]
 struct World {
     records: Vec<Seen>,
-    /// Selector, whether it leaves, and for how long it has been seen.
+    /// Selector, whether it is leaving, and seconds since it was first seen.
     farms: Vec<(usize, bool, u64)>,
     suspicious: bool,
 }
@@ -72,7 +72,7 @@ fn session(n: usize) -> SessionId {
     SessionId::from(format!("s{n}").as_str())
 }
 
-/// A [`World`] as the plan takes it.
+/// A [`World`] as input of the plan.
 struct View {
     records: Records,
     labels: RecordLabels,
@@ -182,7 +182,7 @@ impl View {
         })
     }
 
-    /// The view of a farm once Consul has done all that it asked for.
+    /// The view after Consul has executed the plan.
     fn after(mut self, plan: &ClaimPlan) -> View {
         for id in plan.claim.iter().chain(&plan.adopt) {
             self.own(id, session(0));
@@ -246,7 +246,7 @@ proptest! {
         }
     }
 
-    /// What was just taken may be another farm's by right: then it is passed on, and that is all.
+    /// A record just claimed may belong to another farm by preference; then only a handover follows.
     #[test]
     fn planning_again_when_it_is_done_finds_nothing_but_hand_overs(world in world()) {
         let view = world.view();

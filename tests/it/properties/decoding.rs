@@ -1,4 +1,4 @@
-//! What others wrote: whatever it is, it is understood or refused, never a panic.
+//! Stored values of any content are decoded or refused, without a panic.
 
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -30,7 +30,7 @@ const SESSION: &str = r#"{"Name":"farm","TTL":"30s","LockDelay":"0s","Behavior":
 const SERVICE: &str = r#"{"Name":"rcfarm-farm","ID":"x","Meta":{"farm":"a"},"Check":{"TTL":"2s","DeregisterCriticalServiceAfter":"2m"}}"#;
 const TXN: &str = r#"[{"KV":{"Verb":"check-session","Key":"l","Session":"f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0"}},{"KV":{"Verb":"cas","Key":"a/b","Value":"eHl6","Flags":0,"Index":0}},{"KV":{"Verb":"delete-tree","Key":"a/"}}]"#;
 
-/// Anything, and the given text with some of its bytes replaced.
+/// Random bytes, and `text` with some bytes replaced.
 fn nearly(text: &'static str) -> impl Strategy<Value = Bytes> {
     let bytes = prop_oneof![
         "[-0-9eE.\"{}\\[\\]:,a-z]{0,6}".prop_map(String::into_bytes),
@@ -64,7 +64,7 @@ fn nearly(text: &'static str) -> impl Strategy<Value = Bytes> {
     values.prop_map(Bytes::from)
 }
 
-/// The given text with one of its JSON values replaced by another.
+/// `text` with one JSON value replaced.
 fn token(text: &'static str) -> impl Strategy<Value = Vec<u8>> {
     let colons: Vec<usize> = text.match_indices(':').map(|(at, _)| at + 1).collect();
     let values = vec![
@@ -196,7 +196,7 @@ proptest! {
             let status = answer.status().as_u16();
             prop_assert!([200, 400, 404, 409, 413, 500].contains(&status), "{status}");
             if status != 200 {
-                // But for the index, which a refused transaction takes too.
+                // A refused transaction also increments the index.
                 let after = Tables { index: before.index, ..consul.snapshot() };
                 prop_assert!(after == before, "a refused request changed something");
             }

@@ -1,4 +1,4 @@
-//! The key grammar, against a second way to say it, and the paths that are built from names.
+//! Grammar of keys against a second implementation, and paths built from names.
 
 use proptest::prelude::*;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
@@ -22,7 +22,7 @@ fn segment() -> impl Strategy<Value = String> {
     prop_oneof![8 => "[A-Za-z0-9_-][A-Za-z0-9_.,-]{0,12}", 1 => "[a-z]{199,200}"]
 }
 
-/// Keys, and texts that nearly are.
+/// Keys, and strings that are nearly keys.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::collection::vec(segment(), 1..5).prop_map(|segments| segments.join("/")),

@@ -1,8 +1,7 @@
-//! What holds whatever comes in: names and keys, claims, what others wrote into the store, bodies of requests.
+//! Properties for any input: names and keys, claims, stored values, request bodies.
 //!
-//! Selectors, plans of controllers and the audit log have their properties beside them (`src/labels/tests.rs`,
-//! `src/rc/plan_tests.rs`, `src/audit/tests.rs`), the model of Consul in `src/embedded/tests/properties.rs`.
-//! `fuzz/` looks for what these generators do not think of.
+//! Other properties are beside the code: labels and audit log (`crates/api`), plans (`src/replication`, `src/batch`,
+//! `src/job`), capacities (`src/placement`), the emulator. `fuzz/` extends these generators.
 
 mod claims;
 mod decoding;

@@ -1,4 +1,4 @@
-//! `time::backoff`
+//! `time::backoff`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The ACL policies of `docs/operate/acl/` on a real Consul that denies whatever is not granted: each is enough for
-//! what it says, and the viewer's for nothing else.
+//! The ACL policies of `docs/operate/acl/` on a real Consul that denies by default: each grants what its page says, and
+//! the viewer's grants no writes.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use super::RealConsul;
 
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
-/// Who comes without a token may do everything, so the harness sees when the server is ready; whoever comes with
-/// one may do what its policy grants and no more.
+/// Requests without a token may do everything, so that the test can see when the server is ready. With a token only the
+/// rights of its policy apply.
 fn denying() -> String {
     format!(
         r#"acl {{
@@ -26,12 +26,12 @@ fn denying() -> String {
     )
 }
 
-/// A Consul that denies, on which tokens can be made.
+/// A Consul with such ACLs.
 async fn denying_consul() -> RealConsul {
     RealConsul::on(ConsulServer::with_config(&denying()).await, 0)
 }
 
-/// The program with a new token: the policy in `docs/operate/acl/<name>.hcl`, and `more` rules.
+/// The program with a new token for `docs/operate/acl/<name>.hcl` and the rules in `more`.
 async fn with_policy(consul: &RealConsul, name: &str, more: &str) -> Program {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
     let rules = std::fs::read_to_string(file).unwrap() + more;
@@ -49,7 +49,7 @@ async fn put(consul: &RealConsul, what: &str, body: &Value) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|_| panic!("{what}: {text}"))
 }
 
-/// Runs a command, of words between single spaces.
+/// Runs a command; words are separated by single spaces.
 async fn run(program: &Program, words: &str) -> Ran {
     let (program, words) = (program.clone(), words.to_owned());
     let run = move || program.run(&words.split(' ').collect::<Vec<_>>());
@@ -68,7 +68,7 @@ fn must_not_be_denied(consul: &RealConsul, log: &str) {
     assert!(!text.to_lowercase().contains("denied"), "{log}: the rights are not enough:\n{text}");
 }
 
-/// Kills what an agent left.
+/// Kills processes that an agent left.
 struct Leftovers(PathBuf);
 
 impl Drop for Leftovers {
@@ -136,7 +136,7 @@ async fn the_documented_policies_are_enough() {
         assert!(refused.code != 0, "a viewer may {words}");
     }
 
-    // Its process goes with it, and what it said of that.
+    // Its process and its status go, too.
     all(&user, &["rc delete single"]).await;
     until("nothing runs", async || {
         must_not_be_denied(&consul, "node.log");
@@ -153,7 +153,7 @@ async fn the_documented_policies_are_enough() {
     }
 }
 
-/// What the comments in `user.hcl` offer.
+/// The optional rules in the comments of `user.hcl`.
 #[tokio::test]
 async fn who_may_write_pods_may_remove_orphans() {
     let consul = denying_consul().await;

@@ -1,4 +1,4 @@
-//! Replication controllers on a real Consul: farms that are killed, stopped and frozen, and a user at the command line.
+//! Replication controllers on a real Consul, with farms that are killed, stopped and frozen, and a command-line user.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rcfarm_testing::wait::{eventually, until};
 
 use super::{Daemon, RealConsul};
 
-/// Of an agent whose session ends soon after it.
+/// Settings of an agent whose session ends soon after the agent.
 const SHORT: [&str; 4] = ["--label", "pool=web", "--check-ttl", "6s"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +24,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
     assert_eq!(scene.pods().await["web"], 5);
     let b = scene.farm("b");
     until("two farms", || async { scene.list(&key::farms()).await.len() == 2 }).await;
-    // Whoever owns it now, the one that is killed is the one that acted.
+    // The farm that acted is killed.
     until("acted on", || async { scene.acting(&id).await.is_some() }).await;
     let (victim, survivor, rest) = match scene.acting(&id).await.as_deref() {
         Some("a") => (a, "b", b),
@@ -43,7 +43,7 @@ async fn create_scale_kill_the_owner_scale_again_verify() {
     assert!(scene.list(&key::farms()).await.is_empty(), "nor its presence");
 }
 
-/// Two farms at once on machines with few devices: what is promised is there, to one pod each, whoever dies.
+/// Two farms, few devices: each device is allocated to at most one pod, even if a farm dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_14_two_farms_never_allocate_a_device_twice() {
     let scene = RealConsul::new(3).await;
@@ -59,7 +59,7 @@ async fn invariant_14_two_farms_never_allocate_a_device_twice() {
     for n in 0..4 {
         scene.create_of(&format!("id: train-{n}\nresources: {{gpu: 1}}\n"), 3);
     }
-    // Twelve are wanted, six are there.
+    // 12 are requested, 6 exist.
     until("all devices are taken", || async { scene.devices().await == 6 }).await;
     drop(a);
     for n in 0..4 {
@@ -69,7 +69,7 @@ async fn invariant_14_two_farms_never_allocate_a_device_twice() {
         .await;
     let why = scene.ok(&["rc", "explain", "train-0"]);
     assert!(why.contains("as desired: 1 of 1"), "{why}");
-    // What is given back can be promised again. (Two of the four may share a node, and then not every node has room.)
+    // Released devices are allocated again. Two of the four may share a node, so not every node has a free device.
     for n in 1..4 {
         scene.ok(&["rc", "scale", &format!("train-{n}"), "0"]);
     }
@@ -86,7 +86,7 @@ async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
     const MANY: usize = 20;
     let scene = RealConsul::new(6).await;
     let a = scene.farm("a");
-    // Their ids are random, and each prefers one of the two farms: of so many both get some.
+    // With random ids each farm is preferred for some of so many records.
     let ids: Vec<String> = (0..MANY).map(|n| scene.create(&format!("pod-{n}"), 1)).collect();
     until("scheduled", || async { scene.pods().await.len() == MANY }).await;
     until("owned by a", || async { scene.owners().await.values().sum::<usize>() == MANY }).await;
@@ -106,7 +106,7 @@ async fn a_frozen_farm_writes_nothing_when_it_wakes_and_claims_anew() {
     }
     let scaled = || async { scene.pods().await.values().all(|count| *count == 3) };
     until("scaled by b", scaled).await;
-    // Frozen in the middle of its work; whatever it still believes, Consul refuses.
+    // It resumes with old data; Consul refuses its writes.
     a.signal("CONT");
     until("a is back with a session of its own", || async {
         let sessions = scene.store.sessions().await.unwrap().value;
@@ -150,12 +150,12 @@ async fn bad_records_are_reported_and_harm_no_other() {
     assert!(explained.contains("as desired"), "{explained}");
 }
 
-/// A pod that ends by itself, should the test not come to its end.
+/// A pod that ends by itself if the test does not stop it.
 fn sleeper(pod: &str) -> String {
     format!("id: {pod}\nlaunchables:\n  main: {{launchable_type: process, command: sleep 300}}\n")
 }
 
-/// Consul dies and comes back: nothing that runs is stopped, and what was intended meanwhile becomes real.
+/// Consul is killed and restarted: running pods stay, and intents written meanwhile become real.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_survive_consul_outage_and_reality_catches_up() {
     let mut scene = RealConsul::on(ConsulServer::durable().await, 0);
@@ -172,7 +172,7 @@ async fn pods_survive_consul_outage_and_reality_catches_up() {
     let manifest = sleeper("pod-4").into();
     scene.store.put(&intent(4), manifest, 0, PutMode::Set).await.unwrap();
     scene.server.kill();
-    // Whatever the agent makes of it in the meantime.
+    // Time for the agent to notice the outage.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(before.values().all(|pid| start_ticks(*pid).is_some()), "a pod was stopped");
     scene.server.start_again().await;
@@ -195,7 +195,7 @@ async fn pods_survive_consul_outage_and_reality_catches_up() {
     agent.stop().await;
 }
 
-/// Agent and pods of a node die together: the pods of a dynamic controller are made anew on another.
+/// Agent and pods of a node die together; a dynamic controller creates the pods on another node.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pods_of_a_node_that_is_killed_run_elsewhere() {
     let scene = RealConsul::new(0).await;

@@ -1,4 +1,4 @@
-//! What people ask of jobs and queues at the command line: the built program, a real Consul, an agent and real processes.
+//! Jobs and queues by command line, with the built program, a real Consul, an agent and real processes.
 
 use rcfarm_api::key;
 use rcfarm_store::{PutMode, Query};
@@ -52,7 +52,7 @@ impl Stage {
         .await;
     }
 
-    /// Waits until three members run, each in the try that is given: of `a`, and of `b`.
+    /// Waits until the three members of `a` and `b` run with these attempts.
     async fn runs(&self, name: &str, tries: [u64; 3], version: u64) {
         until(&format!("{name} runs, {tries:?}, attempt {version}"), || async {
             let status = self.job(name);
@@ -123,7 +123,7 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
     commands.sort();
     let count = commands.len();
     commands.dedup();
-    // Each stands in the log twice: when it was given, and when it was carried out.
+    // Each has two records: when it was given, and when it was executed.
     assert_eq!(commands.len() * 2, count, "{commands:?}");
     for job in ["j", "k"] {
         ok(&["job", "delete", job, "--timeout", "80s"]);
@@ -146,7 +146,7 @@ async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     let said = &refused.stderr;
     assert_eq!(refused.code, 1, "{said}");
     assert!(said.contains("default/second: spec.queue: queue research is closed"), "{said}");
-    // Written past the command line it waits.
+    // Written directly to Consul, the job waits.
     let record = rcfarm::job::document::from_yaml(&text).unwrap().to_string();
     let key = key::job(&"default/second".parse().unwrap());
     assert!(stage.consul.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());

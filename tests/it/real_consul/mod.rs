@@ -1,4 +1,4 @@
-//! The built program on a real Consul: a server, farms and agents that can be killed, and users at the command line.
+//! The built program on a real Consul: a server, farms and agents that can be killed, and command-line users.
 
 mod acl_policies;
 mod controllers;
@@ -24,7 +24,7 @@ use rcfarm_testing::program::{Program, Ran};
 use rcfarm_testing::wait::in_time;
 use tempfile::TempDir;
 
-/// A server, a client of it, and the program pointed at it.
+/// A server, a client of it, and the program connected to it.
 pub struct RealConsul {
     pub server: ConsulServer,
     pub store: Arc<dyn Store>,
@@ -32,10 +32,10 @@ pub struct RealConsul {
     pub dir: TempDir,
 }
 
-/// A farm or an agent. It is killed when dropped, and with an agent the pods that it keeps.
+/// A farm or an agent; killed when dropped, an agent together with its pods.
 pub struct Daemon {
     process: Process,
-    /// An agent's data directory.
+    /// Data directory of an agent.
     data: Option<PathBuf>,
 }
 
@@ -48,7 +48,7 @@ impl Daemon {
         self.process.signal(name);
     }
 
-    /// SIGTERM; the daemon must end with 0.
+    /// Sends SIGTERM; the daemon must exit with 0.
     pub async fn stop(mut self) {
         self.signal("TERM");
         let ended = in_time("the daemon's end", async { self.process.wait().await }).await;
@@ -70,7 +70,7 @@ impl RealConsul {
         Self::on(ConsulServer::dev().await, nodes)
     }
 
-    /// With so many nodes labelled `pool=web`.
+    /// With this many nodes labelled `pool=web`.
     pub fn on(server: ConsulServer, nodes: usize) -> RealConsul {
         let address = server.http().to_string();
         let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ impl RealConsul {
         self.program.run(args)
     }
 
-    /// Runs a command that must succeed; its standard output.
+    /// Runs a command that must succeed; returns its standard output.
     #[track_caller]
     pub fn ok(&self, args: &[&str]) -> String {
         self.run(args).ok()
@@ -102,7 +102,7 @@ impl RealConsul {
         Daemon::start(&mut self.command(&["farm", "run", "--name", name, "--log", "warn"]), None)
     }
 
-    /// A node's agent, with its data in `dir`.
+    /// Agent of a node, with its data in `dir`.
     pub fn agent(&self, name: &str, more: &[&str], dir: &Path) -> Daemon {
         let data = dir.join(name);
         let mut command = self.command(&["node", "run", "--name", name, "--log", "warn"]);
@@ -110,7 +110,7 @@ impl RealConsul {
         Daemon::start(&mut command, Some(data))
     }
 
-    /// The pids of the pods that run, by pod and node. Empty while Consul does not answer.
+    /// Process ids of running pods, by pod and node; empty while Consul does not answer.
     pub async fn running(&self) -> BTreeMap<(String, String), i32> {
         let prefix = key::pod_statuses();
         let listed = self.store.list(&prefix, Query::CONSISTENT).await;
@@ -124,7 +124,7 @@ impl RealConsul {
         listed.map(|listed| listed.value.iter().filter_map(pid).collect()).unwrap_or_default()
     }
 
-    /// Devices that are promised; none twice, and none that is not there.
+    /// Number of allocated devices. Checks that each exists and is allocated once.
     pub async fn devices(&self) -> usize {
         let mut count = 0;
         for entry in self.list(&key::allocations()).await {
@@ -138,7 +138,7 @@ impl RealConsul {
         count
     }
 
-    /// A controller of `replicas` pods; its id.
+    /// Creates a controller of `replicas` pods; returns its id.
     pub fn create(&self, pod: &str, replicas: usize) -> String {
         self.create_of(&format!("id: {pod}\n"), replicas)
     }
@@ -155,7 +155,7 @@ impl RealConsul {
         self.store.list(prefix, Query::CONSISTENT).await.unwrap().value
     }
 
-    /// Pods by what they are called.
+    /// Number of pods by pod id.
     pub async fn pods(&self) -> BTreeMap<String, usize> {
         let mut pods = BTreeMap::new();
         for entry in self.list(&key::intents()).await {
@@ -175,7 +175,7 @@ impl RealConsul {
         Some(self.status(id).await?.owner?.farm.to_string())
     }
 
-    /// Sessions that hold ownership locks, and how many each.
+    /// Number of ownership locks by session.
     pub async fn owners(&self) -> BTreeMap<String, usize> {
         let mut owners = BTreeMap::new();
         for session in self.list(&key::rc_locks()).await.into_iter().filter_map(|e| e.session) {
