@@ -9,7 +9,7 @@
 //!
 //! A watch skips intermediate states, so no recorder sees all writes. The proof uses what Consul keeps of each write:
 //!
-//! - *No lost update.* Each write of a user has an audit record in the same transaction. At the end every acknowledged 
+//! - *No lost update.* Each write of a user has an audit record in the same transaction. At the end every acknowledged
 //!    write is in the log at the acknowledged index, and no failed one is. The applied writes of a key form a chain:
 //!   each   replaced the version that its user had read, and the last one is in Consul.
 //! - *Atomicity.* Each recorded version of a pod's labels and intent has the ModifyIndex of an audit record of that
