@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::warn;
 
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
@@ -16,8 +15,7 @@ use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::manifest::Resources;
-use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
-use rcfarm_store::time::monotonic;
+use rcfarm_store::cache::{Cache, CacheIndex, Overlay};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
     Decoder, Entry, Index, Key, Op, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
@@ -49,6 +47,26 @@ fn node_capacity(stored: &StoredAllocations, capacity: Resources) -> NodeCapacit
         index: stored.index,
         is_unreadable: stored.value.is_none(),
     }
+}
+
+/// Capacity and allocations of all nodes. What is as in `old` is taken from there.
+fn node_capacities(
+    stored: &BTreeMap<NodeName, Arc<StoredAllocations>>,
+    capacities: &Capacities,
+    old: &NodeCapacities,
+) -> NodeCapacities {
+    let nodes: BTreeSet<&NodeName> = capacities.keys().chain(stored.keys()).collect();
+    let of_node = |node: &NodeName| {
+        let capacity = capacities.get(node).cloned().unwrap_or_default();
+        let stored = stored.get(node);
+        let index = stored.map_or(Index::ZERO, |stored| stored.index);
+        if let Some(old) = old.get(node).filter(|o| o.index == index && o.capacity == capacity) {
+            return old.clone();
+        }
+        let empty = || NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() };
+        Arc::new(stored.map_or_else(empty, |stored| node_capacity(stored, capacity.clone())))
+    };
+    nodes.into_iter().map(|node| (node.clone(), of_node(node))).collect()
 }
 
 /// Decodes `rcfarm/allocations/<node>`; `None`: it cannot be decoded.
@@ -98,7 +116,7 @@ impl AllocationIndex {
     /// Capacity and allocations of the nodes.
     #[must_use]
     pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
-        View::default().put_together(self, capacities)
+        node_capacities(&self.nodes.0, capacities, &NodeCapacities::default())
     }
 
     /// Nodes and pods of an RC's allocations.
@@ -135,27 +153,14 @@ const PACE: PollPolicy = PollPolicy {
     reading: PollPolicy::PROMPT.reading,
 };
 
-/// A node's record as written or read by this farm, until the watch shows it.
-struct ReportedAllocations {
-    stored: StoredAllocations,
-    /// The cache shows it from this index on.
-    shown_at: Index,
-    at: Instant,
-}
-
-impl ReportedAllocations {
-    fn is_shown_by(&self, seen: &Snapshot<AllocationIndex>) -> bool {
-        seen.shows(self.shown_at, Some(self.at))
-    }
-}
-
 /// Capacities as last computed, and their inputs.
 #[derive(Default)]
 struct View {
     tree: Option<Arc<AllocationIndex>>,
     capacities: Capacities,
     rooms: NodeCapacities,
-    reported: BTreeMap<NodeName, ReportedAllocations>,
+    /// Nodes written by this farm, or read after a refusal.
+    newer: Overlay<NodeName, Arc<StoredAllocations>>,
 }
 
 /// Cache of `rcfarm/allocations/`, with the writes of this farm on top.
@@ -188,8 +193,10 @@ impl AllocationCache {
         let is_of = view.tree.as_ref().is_some_and(|tree| Arc::ptr_eq(tree, &seen.value))
             && Arc::ptr_eq(&view.capacities, capacities);
         if !is_of {
-            view.reported.retain(|_, reported| !reported.is_shown_by(&seen));
-            view.rooms = view.put_together(&seen.value, capacities);
+            view.newer.forget_shown(&seen);
+            let mut nodes = seen.value.nodes.0.clone();
+            view.newer.apply(&seen, &mut nodes);
+            view.rooms = node_capacities(&nodes, capacities, &view.rooms);
             (view.tree, view.capacities) = (Some(seen.value.clone()), capacities.clone());
         }
         view.rooms.clone()
@@ -231,8 +238,8 @@ impl AllocationCache {
                 || Versioned { value: Some(Allocations::default()), ..Versioned::default() };
             let stored = answer.value.as_ref();
             let stored = stored.map_or_else(absent, |entry| Versioned::of(entry, decode(entry)));
-            let shown_at = if stored.index == Index::ZERO { answer.index } else { stored.index };
-            self.view().tell(node, stored, shown_at);
+            let index = if stored.index == Index::ZERO { answer.index } else { stored.index };
+            self.view().tell(node, stored, index);
         }
         Ok(())
     }
@@ -243,29 +250,10 @@ impl AllocationCache {
 }
 
 impl View {
-    fn put_together(&self, tree: &AllocationIndex, capacities: &Capacities) -> NodeCapacities {
-        let nodes: BTreeSet<&NodeName> =
-            capacities.keys().chain(tree.nodes.0.keys()).chain(self.reported.keys()).collect();
-        let room = |node: &NodeName| {
-            let capacity = capacities.get(node).cloned().unwrap_or_default();
-            let reported = self.reported.get(node).map(|reported| &reported.stored);
-            let stored = reported.or_else(|| tree.nodes.get(node));
-            let index = stored.map_or(Index::ZERO, |stored| stored.index);
-            let old = self.rooms.get(node);
-            if let Some(old) = old.filter(|old| old.index == index && old.capacity == capacity) {
-                return old.clone();
-            }
-            let nothing = || NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() };
-            Arc::new(stored.map_or_else(nothing, |stored| node_capacity(stored, capacity.clone())))
-        };
-        nodes.into_iter().map(|node| (node.clone(), room(node))).collect()
-    }
-
-    fn tell(&mut self, node: &NodeName, stored: StoredAllocations, shown_at: Index) {
+    fn tell(&mut self, node: &NodeName, stored: StoredAllocations, index: Index) {
         let capacity = self.rooms.of(node).capacity.clone();
         self.rooms.insert(node.clone(), node_capacity(&stored, capacity));
-        self.reported
-            .insert(node.clone(), ReportedAllocations { stored, shown_at, at: monotonic() });
+        self.newer.wrote(node.clone(), Some(Arc::new(stored)), index);
     }
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
-use rcfarm_store::{Decoder, Entry, Index, Prefix, VersionedIndex};
+use rcfarm_store::{Decoder, Entry, Index, Prefix, Versioned, VersionedIndex};
 
 /// The value at `intent/<node>/<pod>`, compared with a wanted manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,8 +21,8 @@ pub enum Intent {
 impl Intent {
     /// Compares the intent at a place with the hash of the wanted manifest.
     #[must_use]
-    pub fn at(place: &PodRef, intents: &IntentIndex, wanted: u64) -> Intent {
-        match intents.get(place) {
+    pub fn of(stored: Option<&Versioned<u64>>, wanted: u64) -> Intent {
+        match stored {
             None => Intent::Missing,
             Some(intent) if intent.value == wanted => Intent::Same(intent.index),
             Some(intent) => Intent::Differs(intent.index),

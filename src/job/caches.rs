@@ -1,6 +1,6 @@
 //! Caches for all job controllers of a farm, one per Consul prefix.
 //!
-//! Only a job's owner changes its pods, so its own writes override a cache that is older ([`JobPendingWrites`]). A
+//! Only a job's owner changes its pods, so its own writes override a cache that is older ([`KnownPods`]). A
 //! status in `status/pods/` counts only if `reality/` holds the intended manifest and is not newer than the status.
 //! Agents write both in one transaction, but the caches read them separately: an older status may be of an earlier
 //! attempt.
@@ -18,7 +18,8 @@ use super::frameworks;
 use super::manifest::PodIdentity;
 use super::members::MemberPod;
 use super::pod_status::{PodState, stands};
-pub use super::pods::{Intended, Pods, record_id};
+pub use super::pods::{Pods, record_id};
+use super::writes::Made;
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
 use crate::cluster::intents::IntentIndex;
@@ -35,7 +36,7 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
-use rcfarm_store::cache::{Cache, CacheIndex};
+use rcfarm_store::cache::{Cache, CacheIndex, Overlay, Snapshot};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
 use rcfarm_store::time::monotonic;
@@ -143,21 +144,43 @@ impl Decoder for PodStateDecoder {
 /// `status/pods/`, by node and pod.
 pub type PodStates = VersionedIndex<PodStateDecoder>;
 
-/// The owner's own writes that the caches do not show yet.
-#[derive(Debug, Clone, Default)]
-pub struct JobPendingWrites {
-    /// Index of the last transaction that changed pod labels. Caches never show the index of one that changed none.
-    pub labels: Index,
-    /// Index of the last transaction that changed intents.
-    pub intents: Index,
-    /// Time of the answer of the later one.
-    pub at: Option<Instant>,
-    /// All pods after it: ModifyIndexes of labels and intents, hashes of manifests.
-    pub pods: BTreeMap<PodRef, (LabelledMember, Option<(Index, u64)>)>,
+/// What the owner of a job knows of its pods and the caches may not show yet.
+#[derive(Debug, Default)]
+pub struct KnownPods {
+    /// Own writes to `labels/pod/`. A released pod counts as deleted.
+    pub labels: Overlay<PodRef, Arc<LabelledMember>>,
+    /// Own writes to `intent/`: hashes of manifests.
+    pub intents: Overlay<PodRef, Arc<Versioned<u64>>>,
+    /// Pods that were read individually after the job's doorbell rang.
+    pub fresh: Overlay<PodRef, FreshStatus>,
     /// Removed pods and the time of their removal.
     pub removed: BTreeMap<PodRef, (Slot, Instant)>,
-    /// Pods that were read individually after the job's doorbell rang.
-    pub fresh: BTreeMap<PodRef, FreshStatus>,
+}
+
+impl KnownPods {
+    /// A pod was made at `index`.
+    pub fn made(&mut self, Made { place, identity, manifest }: Made, index: Index) {
+        self.removed.remove(&place);
+        let value = content_hash(manifest.as_bytes());
+        let intent = Arc::new(Versioned { index, created: index, value });
+        self.intents.wrote(place.clone(), Some(intent), index);
+        self.labels.wrote(place, Some(Arc::new(LabelledMember { index, identity })), index);
+    }
+
+    /// Forgets what the caches show.
+    pub fn forget_shown(&mut self, caches: &JobCaches) {
+        self.labels.forget_shown(&caches.nodes.pods.snapshot());
+        self.intents.forget_shown(&caches.nodes.intents.snapshot());
+        self.fresh.forget_shown(&caches.pod_states.snapshot());
+    }
+
+    fn intent<'a>(
+        &'a self,
+        intents: &'a Snapshot<IntentIndex>,
+        place: &PodRef,
+    ) -> Option<&'a Arc<Versioned<u64>>> {
+        self.intents.get(intents, place, |all| all.0.get(place))
+    }
 }
 
 /// A pod removed before its node reported it may still be starting there. It counts as leaving for this long.
@@ -328,45 +351,36 @@ impl JobCaches {
         &self,
         id: &Namespaced,
         uid: JobUid,
-        known: &JobPendingWrites,
+        known: &KnownPods,
         job: Option<&JobSpec>,
     ) -> Pods {
-        let labels = self.nodes.pods.snapshot();
-        let intents = self.nodes.intents.snapshot();
+        let (labels, intents) = (self.nodes.pods.snapshot(), self.nodes.intents.snapshot());
         let realities = self.realities.snapshot();
-        let mut all: BTreeMap<PodRef, (LabelledMember, Intended)> = BTreeMap::new();
-        let mut pods = Pods::default();
-        // Each cache has its own index: a change in one does not wait for the other.
-        let is_trusted = intents.shows(known.intents, known.at);
-        let intent = |place: &PodRef| match known.pods.get(place) {
-            Some((_, intent)) if !is_trusted => *intent,
-            _ => intents.value.get(place).map(|intent| (intent.index, intent.value)),
+        let jobs = labels.value.jobs();
+        let mut members: BTreeMap<PodRef, Arc<LabelledMember>> =
+            jobs.of(id).map(|(place, member)| (place.clone(), member.clone())).collect();
+        known.labels.apply(&labels, &mut members);
+        let index = |place: &PodRef| known.intent(&intents, place).map(|intent| intent.index);
+        let is_shown = |place: &PodRef| known.labels.pending(&labels, place).is_none();
+        let unowned = jobs.unowned(id).filter(|(place, _)| is_shown(place));
+        let mismatched = jobs.mismatched(uid).filter(|(place, _)| is_shown(place));
+        let mut pods = Pods {
+            unowned: unowned.map(|(at, one)| (at.clone(), (one.clone(), index(at)))).collect(),
+            mismatched: mismatched.map(|(at, one)| (at.clone(), one.clone())).collect(),
+            ..Pods::default()
         };
-        if labels.shows(known.labels, known.at) {
-            for (place, labelled) in labels.value.jobs().of(id) {
-                all.insert(place.clone(), ((**labelled).clone(), intent(place)));
+        for (place, labelled) in members {
+            let intent = known.intent(&intents, &place).map(|intent| &**intent);
+            if labelled.identity.uid != uid {
+                pods.orphans.insert(place, (labelled, intent.map(|intent| intent.index)));
+                continue;
             }
-            let unowned = labels.value.jobs().unowned(id);
-            let unowned = unowned.map(|(at, unowned)| (at.clone(), (unowned.clone(), intent(at))));
-            pods.unowned = unowned.collect();
-            let mismatched = labels.value.jobs().mismatched(uid);
-            pods.mismatched = mismatched.map(|(place, one)| (place.clone(), one.clone())).collect();
-        } else {
-            let own = known.pods.iter();
-            all.extend(own.map(|(at, (labelled, _))| (at.clone(), (labelled.clone(), intent(at)))));
-        }
-        for (place, (labelled, intent)) in all {
-            if labelled.identity.uid == uid {
-                let real = realities.value.places.value(&place);
-                if real.is_some_and(|real| real.identity.is_none()) {
-                    self.adopted().insert(place.clone(), id.clone());
-                }
-                let fresh = known.fresh.get(&place);
-                pods.own.push(self.seen(&place, &labelled, intent, &realities.value, (fresh, job)));
-                pods.intents.insert(place, (labelled, intent));
-            } else {
-                pods.orphans.insert(place, (labelled, intent));
+            let real = realities.value.places.value(&place);
+            if real.is_some_and(|real| real.identity.is_none()) {
+                self.adopted().insert(place.clone(), id.clone());
             }
+            pods.own.push(self.seen(&place, &labelled, intent, &realities.value, (known, job)));
+            pods.members.insert(place, (labelled, intent.map(|intent| intent.index)));
         }
         let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
         for place in realities.value.by_job.get(id).into_iter().flatten() {
@@ -377,7 +391,7 @@ impl JobCaches {
                 pods.older |= heard(&place.node);
                 continue;
             }
-            if !pods.intents.contains_key(place) && heard(&place.node) {
+            if !pods.members.contains_key(place) && heard(&place.node) {
                 *pods.leaving.entry(identity.slot.clone()).or_default() += 1;
             }
         }
@@ -400,17 +414,14 @@ impl JobCaches {
         id: &Namespaced,
         places: &BTreeMap<Slot, NodeName>,
         pods: &Pods,
-        known: &JobPendingWrites,
+        known: &KnownPods,
     ) -> BTreeSet<Slot> {
         let intents = self.nodes.intents.snapshot();
-        if !intents.shows(known.intents, known.at) {
-            return BTreeSet::new();
-        }
         let is_taken = |(slot, node): &(&Slot, &NodeName)| {
             let Ok(pod) = slot.pod_id(id) else { return false };
             let place = PodRef { node: (*node).clone(), pod };
-            intents.value.get(&place).is_some()
-                && !pods.intents.contains_key(&place)
+            known.intent(&intents, &place).is_some()
+                && !pods.members.contains_key(&place)
                 && !known.removed.contains_key(&place)
         };
         places.iter().filter(is_taken).map(|(slot, _)| slot.clone()).collect()
@@ -420,14 +431,14 @@ impl JobCaches {
         &self,
         place: &PodRef,
         labelled: &LabelledMember,
-        intent: Intended,
+        intent: Option<&Versioned<u64>>,
         realities: &Realities,
-        (fresh, job): (Option<&FreshStatus>, Option<&JobSpec>),
+        (known, job): (&KnownPods, Option<&JobSpec>),
     ) -> MemberPod {
         let pod_states = self.pod_states.snapshot();
-        let fresh = fresh.filter(|fresh| fresh.counts(&pod_states));
+        let fresh = known.fresh.pending(&pod_states, place).flatten();
         let hashes = [realities.places.value(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
-        let wanted = intent.map(|(_, hash)| hash);
+        let wanted = intent.map(|intent| intent.value);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
         let told = pod_states.value.get(place);
         let is_older = |told: &Versioned<PodState>| {
@@ -436,7 +447,7 @@ impl JobCaches {
         };
         let is_older = told.is_some_and(is_older);
         let told = told.map(|told| &told.value);
-        let pod_state = match fresh.map(|fresh| &*fresh.pod_state).or(told) {
+        let pod_state = match fresh.map(|fresh| &fresh.pod_state).or(told) {
             Some(pod_state) if is_real && !is_older => pod_state.clone(),
             // A node without our agent reports no status.
             None if is_real => PodState::running(),
@@ -452,7 +463,7 @@ impl JobCaches {
             version: identity.version,
             attempt: identity.attempt,
             label_index: labelled.index,
-            intent: intent.map(|(index, _)| index),
+            intent: intent.map(|intent| intent.index),
             phase: pod_state.phase,
             ready: pod_state.ready,
             exit_code: pod_state.exit_code(container),
@@ -478,7 +489,7 @@ impl JobCaches {
     pub async fn answer_bell(
         &self,
         id: &Namespaced,
-    ) -> Result<Option<BTreeMap<PodRef, FreshStatus>>, StoreError> {
+    ) -> Result<Option<Overlay<PodRef, FreshStatus>>, StoreError> {
         let pod_states = self.pod_states.snapshot();
         let has_ended = |place: &PodRef| {
             pod_states.value.value(place).is_some_and(|told| told.phase.has_ended())

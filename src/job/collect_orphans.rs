@@ -41,8 +41,8 @@ pub fn collect_orphans(
     room: usize,
 ) -> OrphanCollection {
     let mut collection = OrphanCollection::default();
-    for (place, (labelled, intent)) in pods.intents.iter().chain(&pods.orphans) {
-        let ops = remove_ops(place, labelled.index, intent.map(|(index, _)| index));
+    for (place, (labelled, intent)) in pods.members.iter().chain(&pods.orphans) {
+        let ops = remove_ops(place, labelled.index, *intent);
         if collection.ops.len() + ops.len() > room {
             return collection;
         }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, stream};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::caches::{JobCaches, JobPendingWrites, Page, Pods, UNSEEN};
+use super::caches::{JobCaches, KnownPods, Page, Pods, UNSEEN};
 use super::collect_orphans::{self, collect_orphans};
 use super::document::{self, Read};
 use super::events;
@@ -20,7 +20,7 @@ use super::failpoints;
 use super::members::FreePod;
 use super::plan::{GroupStep, JobObserved, JobPlan, ObservedGroup, plan};
 use super::waiting::why_waits;
-use super::writes::{self, Made};
+use super::writes;
 use crate::cluster::commands::Pending;
 use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
@@ -37,7 +37,6 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::job::status::{JobOwner, JobReason, JobStatus};
 use rcfarm_api::key;
-use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, Stored, Timestamp};
@@ -66,7 +65,7 @@ pub struct JobController {
     chain: StatusChain<JobStatus>,
     /// PodGroup record as last written or read, with its ModifyIndex. `None` with an index: it cannot be decoded.
     group: (Index, Option<PodGroupRecord>),
-    known: JobPendingWrites,
+    known: KnownPods,
     owner: JobOwner,
     warned: Option<String>,
     /// Executed commands that the cache may still show.
@@ -138,7 +137,7 @@ impl JobController {
             caches,
             chain,
             group,
-            known: JobPendingWrites::default(),
+            known: KnownPods::default(),
             owner,
             warned: None,
             consumed: BTreeSet::new(),
@@ -168,7 +167,7 @@ impl JobController {
         self.group = self.caches.read_group(&self.id).await?;
         self.caches.catch_up().await?;
         let removed = std::mem::take(&mut self.known.removed);
-        self.known = JobPendingWrites { removed, ..JobPendingWrites::default() };
+        self.known = KnownPods { removed, ..KnownPods::default() };
         self.chain.caught_up();
         Ok(())
     }
@@ -184,6 +183,7 @@ impl JobController {
                 return Ok(None);
             }
         };
+        self.known.forget_shown(&self.caches);
         let uid = JobUid(record.created);
         let group = self.observed_group(&meaning.read, uid)?;
         let spec = &meaning.read.spec;
@@ -450,7 +450,7 @@ impl JobController {
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
                 let rest = std::mem::take(&mut step.rest);
-                self.took_place(look, step, index);
+                self.took_place(step, index);
                 match rest.is_empty() {
                     true => Ok(Action::RequeueAfter(Duration::ZERO)),
                     false => self.send(look, rest).await,
@@ -467,14 +467,14 @@ impl JobController {
         self.chain.after_refusal()
     }
 
-    fn took_place(&mut self, look: &JobView, step: PlannedStep, index: Index) {
-        self.now_known(look, &step, index);
-        let PlannedStep { plan, made, removed, group, before, .. } = step;
+    fn took_place(&mut self, mut step: PlannedStep, index: Index) {
+        let group = step.group.take();
+        let PlannedStep { plan, made, removed, before, .. } = &step;
         let shown = self.caches.commands.snapshot();
         let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
         self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
         self.consumed.extend(plan.consume.as_ref().map(|command| command.id));
-        if plan.status.state.phase != before || !made.is_empty() || !removed.is_empty() {
+        if plan.status.state.phase != *before || !made.is_empty() || !removed.is_empty() {
             info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
                 made = made.len(), removed = removed.len(), "job changed");
         }
@@ -486,43 +486,23 @@ impl JobController {
         if plan.finished {
             self.caches.forget_job(&self.id);
         }
+        self.learn(step, index);
     }
 
-    /// Records the pods after a step. Caches never show the index of a transaction that changed no pod.
-    fn now_known(&mut self, look: &JobView, step: &PlannedStep, index: Index) {
-        let PlannedStep { made, adopted, removed, released, .. } = step;
-        let now = monotonic();
-        let known = &mut self.known;
+    /// Records the pods after a step that was committed at `index`.
+    fn learn(&mut self, step: PlannedStep, index: Index) {
+        let (now, known) = (monotonic(), &mut self.known);
         known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
-        known.pods = look.pods.intents.clone();
-        known.pods.extend(look.pods.orphans.clone());
-        let mut had_intents = false;
-        for (place, slot) in removed {
-            let was = known.pods.remove(place);
-            had_intents |= was.is_some_and(|(_, intent)| intent.is_some());
-            known.removed.insert(place.clone(), (slot.clone(), now));
+        for (place, slot) in step.removed {
+            known.labels.wrote(place.clone(), None, index);
+            known.intents.wrote(place.clone(), None, index);
+            known.removed.insert(place, (slot, now));
         }
-        for Made { place, identity, manifest } in made {
-            known.removed.remove(place);
-            let intent = Some((index, content_hash(manifest.as_bytes())));
-            known.pods.insert(
-                place.clone(),
-                (LabelledMember { index, identity: identity.clone() }, intent),
-            );
-        }
-        for (place, identity, intent) in adopted {
+        step.released.into_iter().for_each(|place| known.labels.wrote(place, None, index));
+        step.made.into_iter().for_each(|made| known.made(made, index));
+        for (place, identity) in step.adopted {
             info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
-            known.pods.insert(
-                place.clone(),
-                (LabelledMember { index, identity: identity.clone() }, *intent),
-            );
-        }
-        let changed = [made.len(), adopted.len(), removed.len(), released.len()];
-        if changed != [0; 4] {
-            (known.labels, known.at) = (index, Some(now));
-        }
-        if had_intents || !made.is_empty() {
-            known.intents = index;
+            known.labels.wrote(place, Some(Arc::new(LabelledMember { index, identity })), index);
         }
     }
 

@@ -1,8 +1,7 @@
 //! Doorbells of jobs: the node agent rings when a pod ends, and the job's few unfinished pods are read individually.
 //! The caches alone would be late: they read less often under load.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,9 +13,8 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
-use rcfarm_store::cache::Snapshot;
-use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Query, Reader, StoreError};
+use rcfarm_store::cache::Overlay;
+use rcfarm_store::{Query, Reader, StoreError};
 
 /// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`PODS`] wait for the caches.
 const ANSWERED_PER_SECOND: u32 = 16;
@@ -52,21 +50,10 @@ impl JobDoorbells {
 /// Status of one pod, read individually.
 #[derive(Debug, Clone)]
 pub struct FreshStatus {
-    /// ModifyIndex of `status/pods/`.
-    index: Index,
-    at: Instant,
     /// Hash of the manifest in `reality/`, read before the status.
     pub real: Option<u64>,
     /// State derived from the status.
-    pub pod_state: Arc<PodState>,
-}
-
-impl FreshStatus {
-    /// Whether it is newer than the cache.
-    #[must_use]
-    pub fn counts<T>(&self, tree: &Snapshot<T>) -> bool {
-        !tree.shows(self.index, Some(self.at))
-    }
+    pub pod_state: PodState,
 }
 
 /// Reads `reality/` and `status/pods/` of each pod.
@@ -76,24 +63,25 @@ impl FreshStatus {
 pub async fn read(
     reader: &dyn Reader,
     places: Vec<PodRef>,
-) -> Result<BTreeMap<PodRef, FreshStatus>, StoreError> {
-    let mut all = BTreeMap::new();
+) -> Result<Overlay<PodRef, FreshStatus>, StoreError> {
+    let mut all = Overlay::default();
     for place in places {
         // Reality first: a status read afterwards is of that attempt or of a later one.
         let real = reader.get(&key::reality(&place.node, &place.pod), Query::PLAIN).await?.value;
-        let at = monotonic();
         let said = reader.get(&key::pod_status(&place.pod, &place.node), Query::PLAIN).await?.value;
         let Some(said) = said else { continue };
         let Ok(status) = PodStatus::decode(&said.value) else { continue };
-        let (index, pod_state) = (said.modify_index, Arc::new(stands(&status)));
         let real = real.map(|entry| content_hash(&entry.value));
-        all.insert(place, FreshStatus { index, at, real, pod_state });
+        let fresh = FreshStatus { real, pod_state: stands(&status) };
+        all.wrote(place, Some(fresh), said.modify_index);
     }
     Ok(all)
 }
 
 #[cfg(test)]
 mod tests {
+    use rcfarm_store::time::monotonic;
+
     use super::*;
 
     #[test]

@@ -17,22 +17,22 @@ pub fn record_id(id: &Namespaced) -> RecordId {
     RecordId::from(id.to_string().as_str())
 }
 
-/// ModifyIndex of an intent and hash of its manifest.
-pub type Intended = Option<(Index, u64)>;
+/// ModifyIndex of an intent; `None`: there is none.
+pub type Intended = Option<Index>;
 
 /// Pods with a job's name, by owner and state.
 #[derive(Debug, Default)]
 pub struct Pods {
     /// Pods of this job.
     pub own: Vec<MemberPod>,
-    /// Labels and intents of `own`, for [`super::caches::JobPendingWrites`].
-    pub intents: BTreeMap<PodRef, (LabelledMember, Intended)>,
+    /// Labels and intents of `own`.
+    pub members: BTreeMap<PodRef, (Arc<LabelledMember>, Intended)>,
     /// Pods by member that have no intent but still run, on nodes that are not down.
     pub leaving: BTreeMap<Slot, u32>,
     /// Whether a pod of an older job of the name still runs there.
     pub older: bool,
     /// Pods of an older job of the name.
-    pub orphans: BTreeMap<PodRef, (LabelledMember, Intended)>,
+    pub orphans: BTreeMap<PodRef, (Arc<LabelledMember>, Intended)>,
     /// Pods with the job's labels and no uid, with their intents.
     pub unowned: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
     /// Pods with the job's uid and other labels. Jobs created in one transaction share a uid.

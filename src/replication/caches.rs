@@ -1,46 +1,65 @@
 //! Shared by all RC controllers of a farm: statuses, doorbells, and which RCs wait for capacity or a slot.
 //!
-//! Only the owner of an RC changes its pods, so its own last write counts more than an older cache ([`PendingWrites`]).
+//! Only the owner of an RC changes its pods, so its own writes count more than an older cache ([`OwnWrites`]).
 //! The caches show what other people wrote.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::time::Instant;
-
+use super::Pods;
 use super::plan::{RcPod, SlotState};
 use super::statuses::{RcStatuses, StatusReads};
+use super::writes::UNCOMMITTED;
 use crate::cluster::ClusterView;
 use crate::cluster::health::FreshHealth;
-use crate::cluster::intents::Intent;
+use crate::cluster::intents::{Intent, IntentIndex};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::LabelledPod;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
+use rcfarm_api::labels::Labels;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcSpec;
-use rcfarm_store::cache::Snapshot;
-use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::{Index, Reader, StoreError};
+use rcfarm_store::cache::{Overlay, Snapshot};
+use rcfarm_store::{Index, Reader, StoreError, Versioned};
 
-/// The owner's own writes that the caches do not show yet.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PendingWrites {
-    /// Index of the last transaction that changed pods.
-    pub index: Index,
-    /// When it was answered.
-    pub at: Instant,
-    /// All pods after it; their health is not known from here.
-    pub pods: BTreeMap<PodRef, RcPod>,
-    /// Places from which a pod was removed.
-    pub removed: BTreeSet<PodRef>,
-    /// Hash of the manifest that [`Intent::Same`] is about.
-    pub manifest: u64,
+/// The owner's own writes of pods that the caches may not show yet.
+#[derive(Default)]
+pub struct OwnWrites {
+    /// `labels/pod/`
+    pub labels: Overlay<PodRef, Versioned<Labels>>,
+    /// `intent/`: hashes of manifests.
+    pub intents: Overlay<PodRef, Arc<Versioned<u64>>>,
 }
 
-impl PendingWrites {
-    fn is_older_than<T>(&self, seen: &Snapshot<T>) -> bool {
-        enabled(Failpoint::OwnWritesForgotten) || seen.shows(self.index, Some(self.at))
+impl OwnWrites {
+    /// Records the pods before and after a transaction that was committed at `index`.
+    pub fn committed(&mut self, spec: &RcSpec, before: &Pods, after: &mut Pods, index: Index) {
+        for place in before.keys().filter(|place| !after.contains_key(place)) {
+            self.labels.wrote(place.clone(), None, index);
+            self.intents.wrote(place.clone(), None, index);
+        }
+        let manifest = content_hash(spec.manifest.text().as_bytes());
+        for (place, pod) in after {
+            if pod.created == UNCOMMITTED {
+                pod.created = index;
+            }
+            if pod.label_index == UNCOMMITTED {
+                pod.label_index = index;
+                let (created, value) = (pod.created, pod.labels.clone());
+                let labels = Versioned { index, created, value };
+                self.labels.wrote(place.clone(), Some(labels), index);
+            }
+            if pod.intent == Intent::Same(UNCOMMITTED) {
+                pod.intent = Intent::Same(index);
+                let intent = Versioned { index, created: index, value: manifest };
+                self.intents.wrote(place.clone(), Some(Arc::new(intent)), index);
+            }
+        }
+    }
+
+    fn intent(&self, intents: &Snapshot<IntentIndex>, place: &PodRef, wanted: u64) -> Intent {
+        Intent::of(self.intents.get(intents, place, |all| all.0.get(place)).map(|i| &**i), wanted)
     }
 }
 
@@ -111,79 +130,54 @@ impl RcCaches {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The pods of an RC: from its owner's own transactions where these are newer than the caches.
+    /// The pods of an RC: from its owner's own writes where these are newer than the caches.
     #[must_use]
-    pub fn pods_of(
-        &self,
-        spec: &RcSpec,
-        known: Option<&PendingWrites>,
-        fresh: Option<&FreshHealth>,
-    ) -> BTreeMap<PodRef, RcPod> {
+    pub fn pods_of(&self, spec: &RcSpec, own: &OwnWrites, fresh: Option<&FreshHealth>) -> Pods {
         let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
         let wanted = content_hash(spec.manifest.text().as_bytes());
-        let newer = known.filter(|known| !known.is_older_than(&labels));
-        let newer_intents = known.filter(|known| !known.is_older_than(&intents));
-        let intent = |place: &PodRef| {
-            let known = newer_intents.and_then(|known| Some((known, known.pods.get(place)?)));
-            match known.map(|(known, pod)| (pod.intent, known.manifest == wanted)) {
-                Some((Intent::Same(index), false)) => Intent::Differs(index),
-                Some((intent, _)) => intent,
-                None => Intent::at(place, &intents.value, wanted),
-            }
+        let cached = |(place, pod): (&PodRef, &LabelledPod)| {
+            let Versioned { index, created, value } = pod;
+            let value = value.labels.clone().unwrap_or_default();
+            (place.clone(), Versioned { index: *index, created: *created, value })
         };
-        let health = |place: &PodRef| self.cluster.reported(place, fresh).health;
-        if let Some(known) = newer {
-            let pod = |(place, pod): (&PodRef, &RcPod)| {
-                let (intent, health) = (intent(place), health(place));
-                (place.clone(), RcPod { intent, health, ..pod.clone() })
-            };
-            return known.pods.iter().map(pod).collect();
-        }
-        let pod = |(place, seen): (&PodRef, &LabelledPod)| {
+        let mut pods = labels.value.of_rc(spec.id).map(cached).collect();
+        own.labels.apply(&labels, &mut pods);
+        let pod = |(place, labelled): (PodRef, Versioned<Labels>)| {
             let pod = RcPod {
-                label_index: seen.index,
-                created: seen.created,
-                labels: seen.value.labels.clone().unwrap_or_default(),
-                intent: intent(place),
-                health: health(place),
+                label_index: labelled.index,
+                created: labelled.created,
+                labels: labelled.value,
+                intent: own.intent(&intents, &place, wanted),
+                health: self.cluster.reported(&place, fresh).health,
             };
-            (place.clone(), pod)
+            (place, pod)
         };
-        labels.value.of_rc(spec.id).map(pod).collect()
+        pods.into_iter().map(pod).collect()
     }
 
     /// What occupies the slot of the RC's pod id on `node`.
     #[must_use]
-    pub fn slot(&self, spec: &RcSpec, known: Option<&PendingWrites>, node: &NodeName) -> SlotState {
+    pub fn slot(&self, spec: &RcSpec, own: &OwnWrites, node: &NodeName) -> SlotState {
         let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
         let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
-        let removed = known.is_some_and(|known| known.removed.contains(&place));
-        let labels_old = known.is_some_and(|known| !known.is_older_than(&labels));
-        if labels.value.get(&place).is_some() && !(removed && labels_old) {
+        let has_pod = match own.labels.pending(&labels, &place) {
+            Some(written) => written.is_some(),
+            None => labels.value.get(&place).is_some(),
+        };
+        if has_pod {
             return SlotState::Other;
         }
-        let intents_old = known.is_some_and(|known| !known.is_older_than(&intents));
-        if removed && intents_old {
-            return SlotState::Nobody;
-        }
         let wanted = content_hash(spec.manifest.text().as_bytes());
-        match Intent::at(&place, &intents.value, wanted) {
+        match own.intent(&intents, &place, wanted) {
             Intent::Missing => SlotState::Nobody,
             Intent::Same(index) => SlotState::Ours(index),
             Intent::Differs(_) => SlotState::Other,
         }
     }
 
-    /// Whether the caches show everything in `known`, so that it can be dropped.
-    #[must_use]
-    pub fn has_caught_up(&self, known: &PendingWrites) -> bool {
-        known.is_older_than(&self.cluster.pods.snapshot())
-            && known.is_older_than(&self.cluster.intents.snapshot())
-    }
-
     /// Nodes of `pods` whose pods are healthy. A node that is down counts as unhealthy, whatever was reported last.
     #[must_use]
-    pub fn healthy_nodes(&self, pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
+    pub fn healthy_nodes(&self, pods: &Pods) -> BTreeSet<NodeName> {
         let healthy = pods.iter().filter(|(place, pod)| {
             pod.health == Health::Passing
                 && self.cluster.readiness(&place.node) != NodeReadiness::Down

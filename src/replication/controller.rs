@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::Pods;
-use super::caches::{PendingWrites, RcCaches};
+use super::caches::{OwnWrites, RcCaches};
 use super::events;
 use super::failpoints;
 use super::health_write_limiter::HealthWriteLimiter;
 use super::plan::{
-    PlannedCondition, PodStep, ReplicationObserved, ReplicationPlan, TransferConditions,
-    TransferPlan, may_change_allocations, plan,
+    PlannedCondition, ReplicationObserved, ReplicationPlan, TransferConditions, TransferPlan,
+    may_change_allocations, plan,
 };
 use super::statuses::Reliance;
 use super::writes::{self, BatchError};
@@ -65,7 +65,7 @@ pub struct RcController {
     pub(super) chain: StatusChain<RcStatus>,
     /// Set when another status is found in the store.
     reliance: Arc<Reliance>,
-    pub(super) known: Option<PendingWrites>,
+    pub(super) own: OwnWrites,
     /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read when the doorbell was rung last.
@@ -114,7 +114,7 @@ impl RcController {
             placement,
             chain,
             reliance,
-            known: None,
+            own: OwnWrites::default(),
             decoded: None,
             fresh: None,
             owner,
@@ -158,16 +158,15 @@ impl RcController {
     }
 
     async fn look(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
-        if self.known.as_ref().is_some_and(|known| self.caches.has_caught_up(known)) {
-            self.known = None;
-        }
+        self.own.labels.forget_shown(&self.view.pods.snapshot());
+        self.own.intents.forget_shown(&self.view.intents.snapshot());
         let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
         let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
             Ok(Ok(nodes)) => nodes,
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
-        let pods = self.caches.pods_of(&spec, self.known.as_ref(), self.fresh.as_ref());
+        let pods = self.caches.pods_of(&spec, &self.own, self.fresh.as_ref());
         let failing = |pod_ref: &PodRef| {
             let reported = self.view.reported(pod_ref, self.fresh.as_ref());
             Some((pod_ref.node.clone(), reported.cannot_start?))
@@ -250,8 +249,7 @@ impl RcController {
 
     /// Looks up the slots that the plan needs; returns how many nodes are free for it.
     fn look_up_slots(&self, look: &RcView, observed: &mut ReplicationObserved) -> usize {
-        let known = self.known.as_ref();
-        observed.look_up_slots(|node| self.caches.slot(&look.spec, known, node))
+        observed.look_up_slots(|node| self.caches.slot(&look.spec, &self.own, node))
     }
 
     /// Whether somebody else holds the record's mutation lock, or forbids transfers.
@@ -284,16 +282,13 @@ impl RcController {
                 }
             };
             let (steps, after) = rest.split_at(batch.steps);
-            let mut pods = (*look.pods).clone();
-            for step in steps {
-                writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
-            }
+            let pods = writes::after(&look.pods, &look.spec, steps);
             let next = self.status_after(&look, &pods, after.is_empty().then_some(&plan));
             let record = events::retarget(&self.ctx, &look.spec, steps, &pods, before);
             match self.commit(look.record_index, batch.ops, next, vec![record]).await? {
                 Committed::Applied(index) => {
                     self.view.ledger.wrote(&batch.bookings, index);
-                    self.learn(&mut look, steps, index);
+                    self.learn(&mut look, pods, index);
                     rest = after;
                 }
                 Committed::Refused(_) => return Ok(self.chain.after_refusal()),
@@ -339,22 +334,10 @@ impl RcController {
         }
     }
 
-    /// Records what a committed batch did to the pods, before the caches show it.
-    pub(super) fn learn(&mut self, look: &mut RcView, batch: &[PodStep], index: Index) {
-        let mut removed = self.known.take().map(|known| known.removed).unwrap_or_default();
-        let pods = Arc::make_mut(&mut look.pods);
-        for step in batch {
-            writes::apply(pods, &look.spec, step, index);
-            removed.extend(writes::removed(&look.spec, step));
-        }
-        removed.retain(|place| !look.pods.contains_key(place));
-        self.known = Some(PendingWrites {
-            index,
-            at: monotonic(),
-            pods: (*look.pods).clone(),
-            removed,
-            manifest: writes::manifest_hash(&look.spec),
-        });
+    /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
+    pub(super) fn learn(&mut self, look: &mut RcView, mut pods: Pods, index: Index) {
+        self.own.committed(&look.spec, &look.pods, &mut pods, index);
+        look.pods = Arc::new(pods);
     }
 
     /// Commits operations with this status and these audit records.
@@ -383,7 +366,7 @@ impl RcController {
 
     /// Reads the status and then the pods.
     pub(super) async fn refresh(&mut self) -> Result<(), ReconcileError> {
-        self.known = None;
+        self.own = OwnWrites::default();
         self.chain.refresh().await?;
         self.reliance.on(self.chain.index());
         self.view.catch_up().await?;

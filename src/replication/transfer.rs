@@ -136,7 +136,7 @@ impl RcController {
             }
             Err(error) => return self.undo_transfer(look, &error.to_string()).await,
         };
-        let taken = self.caches.slot(&look.spec, self.known.as_ref(), &node) == SlotState::Other;
+        let taken = self.caches.slot(&look.spec, &self.own, &node) == SlotState::Other;
         let mut status = self.chain.status().clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
         match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
@@ -159,7 +159,7 @@ impl RcController {
         old: PodRef,
         new: NodeName,
     ) -> Result<Action, ReconcileError> {
-        let intent = match self.caches.slot(&look.spec, self.known.as_ref(), &new) {
+        let intent = match self.caches.slot(&look.spec, &self.own, &new) {
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {
@@ -222,10 +222,7 @@ impl RcController {
         if let Some(why) = look.failing.get(&transfer.old_node) {
             status.set_quarantine(&transfer.old_node, look.record_index, why, now);
         }
-        let mut pods = (*look.pods).clone();
-        for step in &steps {
-            writes::apply(&mut pods, &look.spec, step, Index(u64::MAX));
-        }
+        let pods = writes::after(&look.pods, &look.spec, &steps);
         let desired = look.spec.replicas_desired;
         let records = vec![
             events::retarget(&self.ctx, &look.spec, &steps, &pods, desired),
@@ -234,7 +231,7 @@ impl RcController {
         match self.commit(look.record_index, ops, status, records).await? {
             Committed::Applied(index) => {
                 view.ledger.wrote(&batch.bookings, index);
-                self.learn(&mut look, &steps, index);
+                self.learn(&mut look, pods, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
                 self.transfers_failed = 0;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Pods;
 use super::plan::{Drift, PodStep, RcPod};
 use crate::cluster::intents::Intent;
 use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
@@ -9,7 +10,6 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, encode_labels};
-use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_store::{Index, Op, TxnLimits};
@@ -191,7 +191,7 @@ pub fn next_batch(
 }
 
 /// The pods after `step` was committed at `index`.
-pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, index: Index) {
+pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
     match step {
         PodStep::Add { pod_ref, intent } => {
             let intent = match adopted(*intent) {
@@ -222,18 +222,15 @@ pub fn apply(pods: &mut BTreeMap<PodRef, RcPod>, spec: &RcSpec, step: &PodStep, 
     }
 }
 
-/// The pod that a committed step removed, if any.
+/// Stands for the index of a transaction that is not committed yet.
+pub const UNCOMMITTED: Index = Index(u64::MAX);
+
+/// The pods after `steps`, which are not committed yet.
 #[must_use]
-pub fn removed(spec: &RcSpec, step: &PodStep) -> Option<PodRef> {
-    match step {
-        PodStep::Remove { pod_ref, .. } => Some(pod_ref.clone()),
-        PodStep::Repair { pod_ref, why: Drift::PodIdChanged, .. }
-            if pod_ref.pod != *spec.manifest.id() =>
-        {
-            Some(pod_ref.clone())
-        }
-        PodStep::Add { .. } | PodStep::Repair { .. } => None,
-    }
+pub fn after(pods: &Pods, spec: &RcSpec, steps: &[PodStep]) -> Pods {
+    let mut pods = pods.clone();
+    steps.iter().for_each(|step| apply(&mut pods, spec, step, UNCOMMITTED));
+    pods
 }
 
 /// Nodes that steps add to, remove from and repair, for the audit record.
@@ -253,12 +250,6 @@ pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>)
 
 /// Nodes that have a pod.
 #[must_use]
-pub fn node_set(pods: &BTreeMap<PodRef, RcPod>) -> BTreeSet<NodeName> {
+pub fn node_set(pods: &Pods) -> BTreeSet<NodeName> {
     pods.keys().map(|pod_ref| pod_ref.node.clone()).collect()
-}
-
-/// Hash by which intents are compared with the manifest.
-#[must_use]
-pub fn manifest_hash(spec: &RcSpec) -> u64 {
-    content_hash(spec.manifest.text().as_bytes())
 }

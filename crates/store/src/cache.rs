@@ -1,5 +1,7 @@
 //! Cache of one Consul prefix: one blocking query, decoded once, shared by all readers.
 
+mod overlay;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,6 +17,8 @@ use crate::time::{IdSource, monotonic};
 use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
 use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
 use rcfarm_api::backoff;
+
+pub use overlay::Overlay;
 
 /// Index built from the entries of one Consul prefix.
 #[expect(

@@ -7,20 +7,16 @@ use futures_util::stream::FuturesUnordered;
 use tracing::info;
 
 use super::{JobController, JobView};
-use crate::cluster::job_pods::LabelledMember;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::{Committed, RecordGuard};
-use crate::job::caches::JobPendingWrites;
 use crate::job::events;
 use crate::job::manifest::Placed;
 use crate::job::plan::Create;
 use crate::job::writes::{self, Made};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::key;
-use rcfarm_api::manifest::content_hash;
 use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::time::monotonic;
-use rcfarm_store::{Fenced, Index, Op, Txn, TxnLimits};
+use rcfarm_store::{Fenced, Op, Txn, TxnLimits};
 
 /// Limit of transactions in flight.
 const AT_ONCE: usize = 4;
@@ -44,7 +40,7 @@ impl JobController {
             match answer {
                 Ok(Committed::Applied(index)) => {
                     count += made.len();
-                    self.committed(index, made);
+                    made.into_iter().for_each(|made| self.known.made(made, index));
                 }
                 Ok(Committed::Refused(_)) => refused = true,
                 Err(ReconcileError::ClaimLost) => failed = Some(ReconcileError::ClaimLost),
@@ -120,17 +116,5 @@ impl JobController {
         }
         let event = events::batched_start(&self.ctx, &self.id, self.chain.status(), &created);
         (txn, made, event)
-    }
-
-    fn committed(&mut self, index: Index, made: Vec<Made>) {
-        let JobPendingWrites { pods, removed, .. } = &mut self.known;
-        for Made { place, identity, manifest } in made {
-            removed.remove(&place);
-            let intent = (index, content_hash(manifest.as_bytes()));
-            pods.insert(place, (LabelledMember { index, identity }, Some(intent)));
-        }
-        self.known.labels = self.known.labels.max(index);
-        self.known.intents = self.known.intents.max(index);
-        self.known.at = Some(monotonic());
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::{ALWAYS, FIXED_OPS, JobController, JobView, POD_OPS};
-use crate::job::caches::Intended;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
@@ -31,8 +30,8 @@ pub(super) struct PlannedStep {
     pub(super) before: JobPhase,
 }
 
-/// An adopted pod, its identity and intent.
-pub(super) type Adopted = (PodRef, PodIdentity, Intended);
+/// An adopted pod and its identity.
+pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {
     /// Builds the transaction. `room`: limit of pods created and removed.
@@ -77,8 +76,7 @@ impl JobController {
             // Removes at least one if nothing else changes; otherwise the new job would wait forever.
             let room = room.max(usize::from(ops.is_empty()));
             for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
-                let intent = intent.map(|(index, _)| index);
-                ops.extend(writes::remove_ops(place, labelled.index, intent));
+                ops.extend(writes::remove_ops(place, labelled.index, *intent));
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
         }
@@ -137,10 +135,10 @@ impl JobController {
         for create in &plan.adopt {
             let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
             let place = PodRef { node: create.node.clone(), pod };
-            let Some((unowned, intent)) = look.pods.unowned.get(&place) else { continue };
+            let Some((unowned, _)) = look.pods.unowned.get(&place) else { continue };
             let identity = placed.identity(create);
             ops.push(writes::adopt_op(&identity, &place, unowned));
-            adopted.push((place, identity, *intent));
+            adopted.push((place, identity));
         }
         adopted
     }
