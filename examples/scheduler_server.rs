@@ -49,7 +49,6 @@ struct Nodes {
     nodes: Vec<String>,
 }
 
-/// Reservations.
 #[derive(Default)]
 struct Book {
     /// Controllers by node.

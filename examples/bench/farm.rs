@@ -53,7 +53,6 @@ pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
     Ok(farm.run(shutdown).await?)
 }
 
-/// A running farm.
 pub struct FarmProcess {
     child: Child,
     questions: ChildStdin,
@@ -95,7 +94,6 @@ impl FarmProcess {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// `kill -9`.
     pub async fn kill(mut self) -> anyhow::Result<()> {
         Ok(self.child.kill().await?)
     }

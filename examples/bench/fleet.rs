@@ -109,7 +109,6 @@ pub async fn write_all(store: &Arc<Consul>, ops: Vec<Op>) -> anyhow::Result<()> 
         .await
 }
 
-/// Labels `count` nodes.
 pub async fn make_nodes(store: &Arc<Consul>, count: usize) -> anyhow::Result<()> {
     let label = |n| {
         let value = json!({"pool": "bench", "zone": format!("az{}", n % 3)}).to_string().into();

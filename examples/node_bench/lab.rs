@@ -68,7 +68,6 @@ impl Lab {
         Ok(lab)
     }
 
-    /// `kill -9`.
     pub fn kill_consul(&mut self) {
         self.consul.kill();
     }

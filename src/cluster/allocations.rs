@@ -39,7 +39,6 @@ fn decode(entry: &Entry) -> Option<Allocations> {
     allocations
 }
 
-/// Capacity of a node together with its stored allocations.
 fn node_capacity(stored: &StoredAllocations, capacity: Resources) -> NodeCapacity {
     NodeCapacity {
         capacity,

@@ -36,7 +36,6 @@ pub struct PlacementReport {
 /// Reads the current [`PlacementReport`].
 pub type ReportPlacement = Arc<dyn Fn() -> PlacementReport + Send + Sync>;
 
-/// Shared by all parts of a running farm.
 pub(super) struct FarmContext {
     pub(super) settings: FarmSettings,
     pub(super) env: Env,

@@ -21,7 +21,6 @@ const AFTER: Duration = Duration::from_millis(250);
 /// Pause before a failed delete is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// Handled doorbells and when to delete them.
 #[derive(Debug, Default)]
 pub(super) struct Answering {
     answered: BTreeMap<(String, RecordId), Index>,
@@ -36,7 +35,6 @@ impl Answering {
         self.answered.get(bell) == Some(&index)
     }
 
-    /// Notes that a doorbell was handled.
     pub(super) fn answered(&mut self, bell: (String, RecordId), index: Index, now: Instant) {
         self.answered.insert(bell.clone(), index);
         self.hanging.push((bell, index));
@@ -48,7 +46,6 @@ impl Answering {
         self.answered.retain(|bell, _| doorbells.0.contains_key(bell));
     }
 
-    /// When the next delete is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -21,7 +21,6 @@ use rcfarm_store::cache::{Cache, Snapshot};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Claim, Index, Op, Reader, VersionedIndex};
 
-/// State of one kind in a farm.
 pub(super) struct KindState {
     pub(super) spec: Arc<KindSpec>,
     pub(super) kind: Arc<dyn Kind>,

@@ -120,7 +120,6 @@ impl Farm {
         ended
     }
 
-    /// Opens one session after another until `shutdown`.
     async fn live(&self, farm_loop: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
         let keeper = Arc::new(Keeper::new(
             self.context.env.store.clone(),

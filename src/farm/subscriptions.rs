@@ -78,7 +78,6 @@ struct Subscribed {
     starts: Vec<CancellationToken>,
 }
 
-/// All subscriptions of a farm.
 pub(super) struct Subscriptions {
     queue: Arc<WakeQueue>,
     ids: Arc<IdSource>,

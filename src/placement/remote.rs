@@ -18,7 +18,6 @@ pub struct RemoteScheduler {
     client: reqwest::Client,
 }
 
-/// Timeout of one call.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]

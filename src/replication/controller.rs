@@ -39,7 +39,6 @@ use rcfarm_api::{FieldError, Timestamp};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op};
 
-/// Timeout of one call of the scheduler.
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
@@ -81,7 +80,6 @@ pub struct RcController {
     pub(super) transfer_not_before: Option<Instant>,
 }
 
-/// The RC as observed by one reconciliation.
 pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
@@ -340,7 +338,6 @@ impl RcController {
         look.pods = Arc::new(pods);
     }
 
-    /// Commits operations with this status and these audit records.
     pub(super) async fn commit(
         &mut self,
         record_index: Index,
@@ -480,7 +477,6 @@ impl RcController {
         }
     }
 
-    /// Nodes that have a pod of the RC.
     pub(super) fn nodes_in_use(look: &RcView) -> BTreeSet<NodeName> {
         writes::node_set(&look.pods)
     }

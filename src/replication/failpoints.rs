@@ -32,7 +32,6 @@ pub(super) fn change_observed(observed: &mut ReplicationObserved) {
     }
 }
 
-/// Changes a plan that was made.
 pub(super) fn change_plan(observed: &ReplicationObserved, plan: &mut ReplicationPlan) {
     if !enabled(Failpoint::RemovalUnordered) {
         return;

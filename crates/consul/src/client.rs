@@ -63,7 +63,6 @@ impl Call {
     }
 }
 
-/// The client of all calls.
 pub(super) struct Client {
     http: reqwest::Client,
     address: String,
@@ -95,7 +94,6 @@ impl Reply {
         self.index.ok_or_else(|| undecodable(asked, &"the answer has no X-Consul-Index"))
     }
 
-    /// The body as JSON.
     pub(super) fn json<T: serde::de::DeserializeOwned>(
         &self,
         asked: &RequestContext<'_>,

@@ -323,7 +323,6 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// An address without its credentials, for messages.
 fn without_credentials(address: &str) -> String {
     match address.rsplit_once('@') {
         Some((_, host)) => format!("…@{host}"),

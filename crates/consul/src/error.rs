@@ -14,7 +14,6 @@ use rcfarm_store::StoreError;
 pub(super) struct RequestContext<'a> {
     pub(super) doing: &'static str,
     pub(super) about: &'a str,
-    /// The session that the request depends on.
     pub(super) session: Option<&'a SessionId>,
 }
 
@@ -120,7 +119,6 @@ pub(super) fn forbidden(asked: &RequestContext<'_>, says: &str) -> StoreError {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route<'a> {
     pub(super) address: &'a str,
-    /// Time-out of the request.
     pub(super) limit: Duration,
 }
 

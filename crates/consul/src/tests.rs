@@ -142,7 +142,6 @@ fn new_session() -> NewSession {
     }
 }
 
-/// Sends each call once and ignores the answers.
 async fn call_everything(consul: &Consul) {
     let wait = Query::after(Index(7), Duration::from_millis(1_500));
     let _ = consul.get(&key("a/b"), Query::CONSISTENT).await;

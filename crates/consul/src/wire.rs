@@ -105,7 +105,6 @@ struct WireKv<'a> {
     partition: Option<&'a str>,
 }
 
-/// The body of a transaction.
 pub(super) fn txn_body(ops: &[Op], scope: &Scope) -> Result<Vec<u8>, serde_json::Error> {
     let mut body = Vec::with_capacity(2 + ops.iter().map(Op::body_bytes).sum::<usize>());
     let wire = ops.iter().map(|op| WireOp { kv: wire_kv(op, scope) });

@@ -249,7 +249,6 @@ impl Catalog {
         self.newest_node.max(self.newest_service).max(self.newest_check)
     }
 
-    /// Adds an agent's node.
     pub(super) fn add_agent(&mut self, name: &str, index: Index) {
         let node = CatalogNode { address: "127.0.0.1".to_owned(), create_index: index };
         self.nodes.insert(name.to_owned(), node);

@@ -109,7 +109,6 @@ impl Kv {
         self.graves.retain(|_, at| *at > index);
     }
 
-    /// Whether any tombstone is left.
     pub(super) fn has_tombstones(&self) -> bool {
         !self.graves.is_empty()
     }

@@ -66,7 +66,6 @@ impl Embedded {
         result
     }
 
-    /// The fate of a request.
     pub(super) fn fate(&self, request: &Request<'_>) -> Fate {
         self.faults.as_ref().map_or(Fate::DELIVER, |faults| faults.fate(request))
     }

@@ -26,26 +26,22 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// Starts or restarts a timer.
     pub(super) fn set(&mut self, timer: Timer, at: Duration) {
         self.clear(&timer);
         self.by_what.insert(timer.clone(), at);
         self.by_time.insert((at, timer));
     }
 
-    /// Stops a timer.
     pub(super) fn clear(&mut self, timer: &Timer) {
         if let Some((timer, at)) = self.by_what.remove_entry(timer) {
             self.by_time.remove(&(at, timer));
         }
     }
 
-    /// Whether a timer runs.
     pub(super) fn runs(&self, timer: &Timer) -> bool {
         self.by_what.contains_key(timer)
     }
 
-    /// When the next timer fires.
     pub(super) fn next(&self) -> Option<Duration> {
         self.by_time.first().map(|(at, _)| *at)
     }

@@ -158,7 +158,6 @@ pub(super) fn perform_all(mut draft: Draft<'_>, sessions: &Sessions, ops: &[KvOp
     performed
 }
 
-/// Result of a transaction.
 #[derive(Default)]
 pub(super) struct Performed {
     entries: Vec<Entry>,

@@ -39,7 +39,6 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
-    /// Adds a blocked read.
     pub(super) fn add(&mut self, subject: Subject) -> (WatcherId, Arc<Notify>) {
         let id = self.next;
         self.next += 1;
@@ -68,7 +67,6 @@ impl Watchers {
         self.prefixes.iter().map(|(prefix, ids)| (prefix.clone(), ids.len())).collect()
     }
 
-    /// Number of blocked reads.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }

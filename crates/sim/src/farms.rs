@@ -141,7 +141,6 @@ impl Farms {
         }
     }
 
-    /// Ends the faults of a farm's network.
     fn clear_up(&self, farm: usize) {
         let calm = self.network.clone();
         self.weather(farm, |w| {
@@ -219,7 +218,6 @@ impl Farms {
         }
     }
 
-    /// Destroys a session of the farm.
     fn kill_session(&self, farm: usize) {
         let Some(number) = self.running[farm].as_ref().map(|running| running.number) else {
             return;

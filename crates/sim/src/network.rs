@@ -180,7 +180,6 @@ impl Network {
         Drawn { before, after, verdict }
     }
 
-    /// Sends a request and waits for its answer.
     async fn send<T: Send + 'static>(
         &self,
         kind: Kind,

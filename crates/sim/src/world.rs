@@ -213,7 +213,6 @@ impl World {
         }
     }
 
-    /// The name and the document of a job.
     fn job(&self, n: usize) -> (Namespaced, serde_json::Value) {
         let (kind, n) = &self.setup.jobs[n];
         (job_id(kind, *n), document(kind, *n))

@@ -122,7 +122,6 @@ pub struct Cache<T> {
     poll_policy: PollPolicy,
     guarded: bool,
     seen: Mutex<Arc<Snapshot<T>>>,
-    /// Reads that were sent.
     sent: AtomicU64,
     /// Held while an answer is indexed and replaces the snapshot: several tasks may read one prefix.
     taking: Mutex<()>,

@@ -61,11 +61,9 @@ pub struct Transferred {
 pub(super) struct IncrementalRead {
     /// The whole tree.
     pub(super) answer: Answer<Vec<Entry>>,
-    /// What was transferred for it.
     pub(super) transferred: Transferred,
 }
 
-/// Entries that were read of a part.
 enum PartEntries {
     /// All entries of the part.
     All(Vec<Entry>),
@@ -194,7 +192,6 @@ fn range<T>(sorted: &[T], part: &Prefix, key: impl Fn(&T) -> &str) -> Range<usiz
     first..first + count
 }
 
-/// A part of a tree.
 struct Part<'p> {
     prefix: Prefix,
     /// All current keys of the tree.

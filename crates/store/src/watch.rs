@@ -165,7 +165,6 @@ pub struct TreeWatch {
     parts: IncrementalReader,
     /// Entries of the last answer.
     entries: usize,
-    /// What was transferred for it.
     transferred: Transferred,
 }
 

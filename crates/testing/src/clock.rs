@@ -16,7 +16,6 @@ pub struct VirtualClock {
     setting: Mutex<Setting>,
 }
 
-/// Setting of a clock.
 #[derive(Default)]
 struct Setting {
     /// Seconds that it is ahead.

@@ -5,7 +5,6 @@ use rcfarm_store::time::monotonic;
 use rcfarm_store::{Versioned, VersionedIndex};
 use std::sync::Arc;
 
-/// Input of a plan, which tests modify.
 struct Fixture {
     records: Records,
     labels: RecordLabels,

@@ -169,7 +169,6 @@ impl CandidateNode {
     }
 }
 
-/// One attempt to place all tasks.
 struct Attempt<'a> {
     sites: BTreeMap<&'a NodeName, CandidateNode>,
     /// By task, in the gang's order.

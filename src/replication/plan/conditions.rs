@@ -10,7 +10,6 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
 
-/// The record breaks no rule.
 pub(super) fn valid() -> PlannedCondition {
     PlannedCondition {
         kind: RcConditionType::Valid,

@@ -40,7 +40,6 @@ pub(super) struct Document {
     transfer: TransferConditions,
 }
 
-/// Resources as a manifest has them.
 fn resources(want: &Resources) -> BTreeMap<&str, String> {
     let mut amounts: BTreeMap<&str, String> =
         want.devices.iter().map(|(kind, count)| (kind.as_str(), count.to_string())).collect();

@@ -112,7 +112,6 @@ impl BodyFields {
         }
     }
 
-    /// A list of texts.
     pub(super) fn texts(&mut self, name: &str) -> Result<Option<Vec<String>>, String> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let unfit = unfit(&value, name, "[]string");
@@ -124,7 +123,6 @@ impl BodyFields {
         texts.collect::<Result<_, _>>().map(Some)
     }
 
-    /// A map of texts.
     pub(super) fn map(&mut self, name: &str) -> Result<BTreeMap<String, String>, String> {
         let Some(value) = self.take(name) else { return Ok(BTreeMap::new()) };
         serde_json::from_value(value.clone()).map_err(|_| unfit(&value, name, "map[string]string"))

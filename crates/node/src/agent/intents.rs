@@ -30,7 +30,6 @@ const FULL_EVERY: Duration = Duration::from_secs(300);
 /// Pause before the next full read while the guard keeps pods.
 const GUARDED_EVERY: Duration = Duration::from_secs(5);
 
-/// Watch of `intent/<node>/`.
 pub(super) struct IntentWatch {
     pub(super) env: Env,
     pub(super) node: NodeName,

@@ -21,7 +21,6 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
-/// One pod of the agent.
 pub(super) struct PodTask {
     pub(super) id: PodId,
     pub(super) intended: Intended,
@@ -38,7 +37,6 @@ pub(super) struct PodTask {
     pub(super) single_instance_check: Option<AbortHandle>,
 }
 
-/// A process of a pod.
 pub(super) struct PodProcess {
     pub(super) state: AgentPodState,
     pub(super) running: Option<Started>,
@@ -176,7 +174,6 @@ impl PodTask {
         }
     }
 
-    /// Notes that a process runs.
     pub(super) fn started(&mut self, name: &str, running: Started) {
         let check = self.process_spec(name).and_then(|spec| spec.health.clone());
         let Some(process) = self.processes.get_mut(name) else { return };

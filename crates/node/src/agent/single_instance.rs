@@ -30,18 +30,15 @@ use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Commit, Op, Query, Store, StoreError, Txn, TxnLimits, TxnOutcome, Writer};
 
-/// Interval of checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Assumed lease of a node whose record has no `lease_ms`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// The check of one pod.
 pub(super) struct SingleInstanceCheck {
     pub(super) store: Arc<dyn Store>,
     pub(super) presence: PresenceState,
     pub(super) node: NodeName,
     pub(super) pod: PodId,
-    /// The status to announce.
     pub(super) status: PodStatus,
     pub(super) events: UnboundedSender<AgentEvent>,
 }

@@ -113,7 +113,6 @@ impl Nodes {
         !self.mix.services || n % 3 != 2
     }
 
-    /// Capacity that a node's agent declares.
     fn capacity(&self, node: &NodeName) -> Resources {
         let large = ["n4", "n6"].contains(&node.as_str());
         let cpu_milli = match (self.mix.is_both(), large) {

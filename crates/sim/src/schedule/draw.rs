@@ -97,7 +97,6 @@ fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign
     &mut farms[n]
 }
 
-/// Network faults at the start.
 fn network(rng: &mut SimRng) -> NetworkFaults {
     let calm = |rng: &mut SimRng, most: usize| u32::try_from(rng.below(most)).unwrap_or(0);
     NetworkFaults {
