@@ -329,7 +329,7 @@ fn what(record: &AuditRecord) -> String {
 }
 
 async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
-    // In one transaction: trees that are read one after the other differ while a farm writes.
+    // In one transaction: prefixes read one after the other differ while a farm writes.
     let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {

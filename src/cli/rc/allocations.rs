@@ -14,19 +14,19 @@ pub(in crate::cli) struct AllocationReport {
     pub(in crate::cli) orphaned_allocations: Vec<OrphanedAllocation>,
 }
 
-/// The trees that the report needs.
+/// Prefixes that the report needs.
 pub(in crate::cli) fn trees() -> [Prefix; 3] {
     [key::allocations(), key::labels(LabelKind::Pod), key::nodes()]
 }
 
-/// Reads the report in one transaction: trees that are read one after the other differ while a farm writes.
+/// Reads the report in one transaction: prefixes read one after the other differ while a farm writes.
 pub(in crate::cli) async fn allocations(
     context: &CommandContext,
 ) -> Result<AllocationReport, StoreError> {
     Ok(allocations_of(&snapshot(context, trees()).await?))
 }
 
-/// The report of entries that were read in one transaction. Entries of other trees are ignored.
+/// The report of entries that were read in one transaction. Entries of other prefixes are ignored.
 pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
     let cluster = ClusterSnapshot::of(entries);
     let rooms = cluster.rooms();
@@ -58,7 +58,7 @@ impl AllocationReport {
     }
 }
 
-/// Reads whole trees in one transaction.
+/// Reads whole prefixes in one transaction.
 pub(in crate::cli) async fn snapshot(
     context: &CommandContext,
     trees: impl IntoIterator<Item = Prefix>,
