@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rcfarm::farm::NODE_GRACE;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown, session_settings};
@@ -238,7 +238,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             address: "127.0.0.1".to_owned(),
             http: None,
             labels: BTreeMap::new(),
-            capacity: Resources::default(),
+            capacity: ResourceList::default(),
             env: BTreeMap::new(),
             data_dir: dir.path().join(name.as_str()),
             session: session_settings(),

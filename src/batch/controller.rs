@@ -19,8 +19,8 @@ use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, Re
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
+use rcfarm_api::ResourceList;
 use rcfarm_api::Timestamp;
-use rcfarm_api::amounts::Amounts;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
@@ -539,8 +539,8 @@ impl OrderingController {
 }
 
 /// Counts groups by phase and sums the charges of admitted groups, per queue.
-fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, Amounts)> {
-    let mut counted: BTreeMap<QueueName, (Counters, Amounts)> = BTreeMap::new();
+fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, ResourceList)> {
+    let mut counted: BTreeMap<QueueName, (Counters, ResourceList)> = BTreeMap::new();
     for status in groups.values().map(|known| &known.status) {
         let Some(queue) = &status.queue else { continue };
         let (counters, charged) = counted.entry(queue.clone()).or_default();

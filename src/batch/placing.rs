@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::placement::capacity::{self, Fleet, Gang, Ledger, NodeCapacities};
 use rcfarm_api::Index;
+use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
@@ -31,7 +31,7 @@ pub struct GroupMember {
     /// Id of the pod on that node.
     pub pod: PodId,
     /// Resources that it requests.
-    pub want: Resources,
+    pub want: ResourceList,
 }
 
 /// Change of one group; always in one transaction.
@@ -104,7 +104,7 @@ pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &Schedul
     let tasks = spec.tasks.iter().filter_map(|task| {
         let count = *counts.get(task.name.as_str())?;
         let selector = task.selector().unwrap_or_else(|_| Selector::everything());
-        let resources = task.resources.to_resources();
+        let resources = task.resources.clone();
         let name = task.name.clone();
         (count > 0).then_some(capacity::GangTask {
             name,
@@ -137,11 +137,9 @@ pub fn placement(
 /// Placed members.
 #[must_use]
 pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
-    let asks = placement.asks.iter().map(|(task, asks)| (task.as_str(), asks.to_resources()));
-    let wants: BTreeMap<&str, Resources> = asks.collect();
     let member = |(task, n, node): (&str, u32, &NodeName)| {
         let pod = PodGroupSpec::pod_id(&id.name, task, n).ok()?;
-        let want = wants.get(task).cloned().unwrap_or_default();
+        let want = placement.asks.get(task).cloned().unwrap_or_default();
         Some(GroupMember { node: node.clone(), pod, want })
     };
     placement.placed().filter_map(member).collect()
@@ -240,7 +238,7 @@ mod tests {
         let member = |n: usize| GroupMember {
             node: format!("n{}", n / 3).parse().unwrap(),
             pod: format!("p{n}").parse().unwrap(),
-            want: Resources { cpu_milli: 1, ..Resources::default() },
+            want: "cpu=1m".parse().unwrap(),
         };
         let all: Vec<GroupMember> = (0..20).map(member).collect();
         let parts = parts(all.clone(), 2);

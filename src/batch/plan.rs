@@ -16,8 +16,8 @@ use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
 use rcfarm_api::Index;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Timestamp;
-use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
@@ -127,7 +127,7 @@ pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKe
 }
 
 /// Selector and resources of a waiting group with a single pod; `None`: another group.
-fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c Amounts)> {
+fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c ResourceList)> {
     match &c.record.spec.tasks[..] {
         [task] if task.replicas == 1 && !c.admitted => Some((&task.node_selector, &task.resources)),
         _ => None,
@@ -571,7 +571,7 @@ impl<'a> Pass<'a> {
             let Some(slots) = old.members.get(&task.name) else { continue };
             let open =
                 slots.iter().filter(|slot| slot.is_none()).count().min(self.seen.bounds.nodes);
-            let each = rcfarm_api::amounts::Amounts::of_pods(&task.resources, 1);
+            let each = task.resources.of_pods(1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);
             while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
                 usage.charge(self.seen.queues, queue, &each);

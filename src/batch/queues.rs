@@ -7,7 +7,7 @@ use crate::batch::queue_machine::Wanted;
 use crate::cluster::queues::{StoredQueue, StoredQueues};
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
-use rcfarm_api::amounts::Amounts;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::{
@@ -110,12 +110,18 @@ impl Queues {
     /// Checks a request against the capability of the queue and its ancestors, less the unused guarantees of siblings.
     ///
     /// # Errors [`TooMuch`].
-    pub fn fits(&self, usage: &Usage, name: &QueueName, request: &Amounts) -> Result<(), TooMuch> {
+    pub fn fits(
+        &self,
+        usage: &Usage,
+        name: &QueueName,
+        request: &ResourceList,
+    ) -> Result<(), TooMuch> {
         let Some(queue) = self.0.get(name) else { return Ok(()) };
         let links = || queue.chain.iter().filter_map(|link| Some((link, self.0.get(link)?)));
         for (link, above) in links() {
             if let Some((what, asked, limit)) = above.spec.capability.exceeded_by(request) {
-                let (asked, limit) = (Amounts::spell(what, asked), Amounts::spell(what, limit));
+                let (asked, limit) =
+                    (ResourceList::spell(what, asked), ResourceList::spell(what, limit));
                 let message =
                     format!("{what}: {asked} wanted, and queue {link} has {limit} in all");
                 return Err(TooMuch { reason: PodGroupReason::ExceedsCapability, message });
@@ -134,16 +140,16 @@ impl Queues {
             all.add(request);
             let asked: Vec<&str> = request.iter().filter(|(_, n)| *n > 0).map(|(w, _)| w).collect();
             let over = all.iter().find_map(|(what, sum)| {
-                let limit = above.spec.capability.of(what)?;
+                let limit = above.spec.capability.get(what)?;
                 (sum > limit && asked.contains(&what)).then_some((what, limit))
             });
             if let Some((what, limit)) = over {
-                let spell = |n: Option<u64>| Amounts::spell(what, n.unwrap_or(0));
+                let spell = |n: Option<u64>| ResourceList::spell(what, n.unwrap_or(0));
                 let message = format!(
                     "{what}: {} wanted, and of queue {link}'s {} are {} in use or kept for others",
-                    spell(request.of(what)),
+                    spell(request.get(what)),
                     spell(Some(limit)),
-                    spell(used.of(what)),
+                    spell(used.get(what)),
                 );
                 return Err(TooMuch { reason: PodGroupReason::QueueFull, message });
             }
@@ -156,26 +162,26 @@ impl Queues {
 /// Charges of the admitted groups, per queue.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
-    own: BTreeMap<QueueName, Amounts>,
-    total: BTreeMap<QueueName, Amounts>,
-    nothing: Amounts,
+    own: BTreeMap<QueueName, ResourceList>,
+    total: BTreeMap<QueueName, ResourceList>,
+    nothing: ResourceList,
 }
 
 impl Usage {
     /// Charge of a queue with its descendants.
     #[must_use]
-    pub fn total(&self, name: &QueueName) -> &Amounts {
+    pub fn total(&self, name: &QueueName) -> &ResourceList {
         self.total.get(name).unwrap_or(&self.nothing)
     }
 
     /// Charge of a queue without its descendants.
     #[must_use]
-    pub fn own(&self, name: &QueueName) -> &Amounts {
+    pub fn own(&self, name: &QueueName) -> &ResourceList {
         self.own.get(name).unwrap_or(&self.nothing)
     }
 
     /// Charges a queue and its ancestors.
-    pub fn charge(&mut self, queues: &Queues, name: &QueueName, amounts: &Amounts) {
+    pub fn charge(&mut self, queues: &Queues, name: &QueueName, amounts: &ResourceList) {
         self.own.entry(name.clone()).or_default().add(amounts);
         for link in links(queues, name) {
             self.total.entry(link.clone()).or_default().add(amounts);
@@ -183,10 +189,10 @@ impl Usage {
     }
 
     /// Reverts a charge.
-    pub fn discharge(&mut self, queues: &Queues, name: &QueueName, amounts: &Amounts) {
-        self.own.entry(name.clone()).or_default().take(amounts);
+    pub fn discharge(&mut self, queues: &Queues, name: &QueueName, amounts: &ResourceList) {
+        self.own.entry(name.clone()).or_default().sub(amounts);
         for link in links(queues, name) {
-            self.total.entry(link.clone()).or_default().take(amounts);
+            self.total.entry(link.clone()).or_default().sub(amounts);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::StoredGroup;
 use rcfarm_api::FieldError;
 use rcfarm_api::Index;
-use rcfarm_api::amounts::Amounts;
+use rcfarm_api::ResourceList;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
@@ -76,7 +76,7 @@ impl<'a> Pass<'a> {
                     !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
                 };
                 let Some(id) = group.filter(is_leak) else { continue };
-                let (node, pod, want) = (node.clone(), pod.clone(), allocation.amounts());
+                let (node, pod, want) = (node.clone(), pod.clone(), allocation.resources());
                 orphaned_allocations.entry(id).or_default().push(GroupMember { node, pod, want });
             }
         }
@@ -236,7 +236,7 @@ impl<'a> Pass<'a> {
         after.placement = None;
         if !then.is_admitted() {
             self.give_back(id, &known.status, &[]);
-            after.charged = Amounts::default();
+            after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
         let reason =
@@ -492,7 +492,7 @@ impl<'a> Pass<'a> {
             let _ = book(&mut self.fleet, id, &release, &[]);
         } else {
             self.give_back(id, &known.status, &release);
-            after.charged = Amounts::default();
+            after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
         after.say(phase, reason, message, self.seen.now);
@@ -580,7 +580,7 @@ impl<'a> Pass<'a> {
         let has_no_place = after.placement.is_none() && after.phase.is_admitted();
         if has_no_place {
             self.give_back(id, &after, &[]);
-            (after.charged, after.place_by) = (Amounts::default(), None);
+            (after.charged, after.place_by) = (ResourceList::default(), None);
         }
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
         after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);

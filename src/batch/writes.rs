@@ -200,7 +200,7 @@ fn count(
         of(queue, &|status| {
             status.groups.leave(known.status.phase);
             if known.status.phase.is_admitted() {
-                status.allocated.take(&known.status.charged);
+                status.allocated.sub(&known.status.charged);
             }
         });
     }

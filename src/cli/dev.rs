@@ -24,10 +24,11 @@ use super::rc::create;
 use crate::daemon::by_labels;
 use crate::farm::{Farm, FarmSettings};
 use crate::placement::NoDiscovery;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, encode_labels};
-use rcfarm_api::manifest::{Manifest, Resources};
+use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
 use rcfarm_emulator::Embedded;
 use rcfarm_emulator::serve::serve;
@@ -55,7 +56,7 @@ pub struct DevArgs {
     nodes: u16,
     /// Resources of each of these nodes; GPUs are only counted
     #[arg(long, default_value = "cpu=4,memory=8Gi,gpu=2", value_name = "NAME=AMOUNT,…")]
-    capacity: Resources,
+    capacity: ResourceList,
     /// $NODE_PORT of pods on the first node; the following nodes count up from it
     #[arg(long, default_value_t = 9001, value_name = "PORT")]
     first_port: u16,
@@ -212,7 +213,7 @@ fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
 /// Starts an agent and a server of logs for each machine.
 async fn start_agents(
     machines: &[Machine],
-    capacity: &Resources,
+    capacity: &ResourceList,
     store: &Arc<dyn Store>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<JoinSet<Result<(), AgentError>>> {

@@ -13,10 +13,10 @@ use tracing::info;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, env, session_settings, stop_on_signal};
 use super::output::duration;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::key;
 use rcfarm_api::labels::{check_label_key, check_label_value};
-use rcfarm_api::manifest::Resources;
 use rcfarm_consul::Consul;
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
@@ -34,7 +34,7 @@ pub struct NodeRunArgs {
     labels: Vec<(String, String)>,
     /// Resources of the node for pods, as in cpu=4,memory=8Gi,gpu=8
     #[arg(long, default_value = "", hide_default_value = true)]
-    capacity: Resources,
+    capacity: ResourceList,
     /// Environment variable of every process, which manifests may use as ${NAME}; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair)]
     env: Vec<(String, String)>,

@@ -10,11 +10,11 @@ use std::time::Duration;
 use tracing::warn;
 
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_store::cache::{Cache, CacheIndex, Overlay};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
@@ -22,7 +22,7 @@ use rcfarm_store::{
 };
 
 /// Declared capacity of each node. The same `Arc` is kept while nothing changes.
-pub type Capacities = Arc<BTreeMap<NodeName, Resources>>;
+pub type Capacities = Arc<BTreeMap<NodeName, ResourceList>>;
 
 /// A node's record; `None`: it cannot be decoded.
 type StoredAllocations = Versioned<Option<Allocations>>;
@@ -39,7 +39,7 @@ fn decode(entry: &Entry) -> Option<Allocations> {
     allocations
 }
 
-fn node_capacity(stored: &StoredAllocations, capacity: Resources) -> NodeCapacity {
+fn node_capacity(stored: &StoredAllocations, capacity: ResourceList) -> NodeCapacity {
     NodeCapacity {
         capacity,
         allocated: stored.value.clone().unwrap_or_default(),

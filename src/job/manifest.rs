@@ -14,8 +14,9 @@ pub use rcfarm_api::job::identity::PodIdentity;
 use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
 use rcfarm_api::manifest::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
-    ProcessStanza, Resources, RestartStanza, RestartWhen,
+    ProcessStanza, RestartStanza, RestartWhen,
 };
+use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Input of a manifest: a job with bound members.
 pub struct Placed<'a> {
@@ -161,34 +162,21 @@ fn restart_of(restart: Restart) -> RestartWhen {
     }
 }
 
-fn amounts(resources: &Resources) -> BTreeMap<String, Value> {
-    let mut amounts = BTreeMap::new();
-    if resources.cpu_milli > 0 {
-        amounts.insert("cpu".to_owned(), json!(format!("{}m", resources.cpu_milli)));
-    }
-    if resources.memory_bytes > 0 {
-        amounts.insert("memory".to_owned(), json!(resources.memory_bytes));
-    }
-    for (device, count) in resources.devices.iter().filter(|(_, count)| **count > 0) {
-        amounts.insert(device.clone(), json!(count));
-    }
-    amounts
+fn amounts(resources: &ResourceList) -> BTreeMap<String, Value> {
+    let value = |(name, amount): (&str, u64)| match name {
+        CPU => (name.to_owned(), json!(format!("{amount}m"))),
+        _ => (name.to_owned(), json!(amount)),
+    };
+    resources.nonzero().iter().map(value).collect()
 }
 
 /// Limits of a pod: the sum over its containers. A resource is unlimited unless every container limits it.
 fn limits(containers: &[Container]) -> BTreeMap<String, Value> {
-    let mut limits = BTreeMap::new();
-    if containers.iter().all(|container| container.limits.cpu_milli > 0) {
-        let cpu = containers.iter().map(|container| container.limits.cpu_milli);
-        let cpu = cpu.fold(0, u64::saturating_add);
-        limits.insert("cpus".to_owned(), json!(format!("{cpu}m")));
-    }
-    if containers.iter().all(|container| container.limits.memory_bytes > 0) {
-        let memory = containers.iter().map(|container| container.limits.memory_bytes);
-        let memory = memory.fold(0, u64::saturating_add);
-        limits.insert("memory".to_owned(), json!(memory));
-    }
-    limits
+    let sum = ResourceList::sum(containers.iter().map(|container| &container.limits));
+    let is_limited = |name| containers.iter().all(|container| container.limits.amount(name) > 0);
+    let cpu = is_limited(CPU).then(|| ("cpus".to_owned(), json!(format!("{}m", sum.amount(CPU)))));
+    let memory = is_limited(MEMORY).then(|| (MEMORY.to_owned(), json!(sum.amount(MEMORY))));
+    cpu.into_iter().chain(memory).collect()
 }
 
 #[cfg(test)]
@@ -237,7 +225,7 @@ mod tests {
         assert_eq!(manifest.id().as_str(), "t-worker-1");
         let spec = PodSpec::read(&manifest).unwrap();
         assert_eq!(spec.resources, "cpu=2,memory=1Gi,gpu=1".parse().unwrap());
-        assert_eq!((spec.limits.cpu_milli, spec.limits.memory_bytes), (2_000, 1 << 30));
+        assert_eq!(spec.limits.to_string(), "cpu=2,memory=1Gi");
         let LaunchSpec::Process(process) = &spec.launchables["pytorch"] else { panic!("{spec:?}") };
         assert_eq!(process.command, ["python3", "t.py", "${MASTER_ADDR}"]);
         assert_eq!((process.env["A"].as_str(), process.env["RANK"].as_str()), ("1", "2"));

@@ -7,7 +7,7 @@ use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
 use super::plan::{Create, JobPlan};
 use crate::cluster::job_pods::{Mismatched, Unowned};
-use rcfarm_api::amounts::{Amounts, CPU, MEMORY};
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
 use rcfarm_api::job::identity::{JOB_NAME, JOB_NAMESPACE, TASK, TASK_INDEX, VERSION};
@@ -16,7 +16,6 @@ use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
 use rcfarm_api::job::status::JobMembers;
 use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
 use rcfarm_store::{Index, Op};
 
@@ -177,7 +176,7 @@ pub fn group_of(
     let tasks = tasks().map(|task| group::GroupTask {
         name: task.lower_name(),
         replicas: replicas(task),
-        resources: amounts(&task.template.resources()),
+        resources: task.template.resources().nonzero(),
         node_selector: task.template.node_selector.to_string(),
     });
     let spec = PodGroupSpec {
@@ -186,7 +185,7 @@ pub fn group_of(
         queue: job.queue.parse().unwrap_or_else(|_| default_queue()),
         priority_class_name: job.priority_class.clone().unwrap_or_default(),
         priority: priority(job),
-        min_resources: job.min_resources.as_ref().map(amounts).unwrap_or_default(),
+        min_resources: job.min_resources.as_ref().map(ResourceList::nonzero).unwrap_or_default(),
         tasks: tasks.collect(),
         owner: Some(OwnerRef {
             kind: "Job".to_owned(),
@@ -223,20 +222,6 @@ fn default_queue() -> QueueName {
 #[must_use]
 pub fn priority(job: &JobSpec) -> i64 {
     job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
-}
-
-fn amounts(resources: &Resources) -> Amounts {
-    let mut amounts = Amounts::default();
-    if resources.cpu_milli > 0 {
-        amounts = amounts.with(CPU, resources.cpu_milli);
-    }
-    if resources.memory_bytes > 0 {
-        amounts = amounts.with(MEMORY, resources.memory_bytes);
-    }
-    for (device, count) in resources.devices.iter().filter(|(_, count)| **count > 0) {
-        amounts = amounts.with(device, u64::from(*count));
-    }
-    amounts
 }
 
 /// Nodes of a bound group's members. Members on nodes that are down have none until they are placed again.

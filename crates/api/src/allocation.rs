@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::Stored;
 use crate::ids::{PodId, RcId};
-use crate::manifest::Resources;
+use crate::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Owner of an allocation. In JSON a text: `rc/<uuid>`, or the name of another record, such as
 /// `job/<namespace>/<name>/<uid>`.
@@ -81,15 +81,12 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// The amounts, without device numbers.
+    /// Its amounts: devices are counted.
     #[must_use]
-    pub fn amounts(&self) -> Resources {
-        let count = |set: &BTreeSet<u32>| u32::try_from(set.len()).unwrap_or(u32::MAX);
-        Resources {
-            cpu_milli: self.cpu_milli,
-            memory_bytes: self.memory_bytes,
-            devices: self.devices.iter().map(|(kind, set)| (kind.clone(), count(set))).collect(),
-        }
+    pub fn resources(&self) -> ResourceList {
+        let basic = [(CPU, self.cpu_milli), (MEMORY, self.memory_bytes)];
+        let devices = self.devices.iter().map(|(kind, set)| (kind.as_str(), set.len() as u64));
+        basic.into_iter().filter(|(_, amount)| *amount > 0).chain(devices).collect()
     }
 }
 
@@ -117,7 +114,7 @@ mod tests {
         let read = Allocations::decode(text).unwrap();
         let train = &read.pods[&"train".parse().unwrap()];
         assert_eq!(train.devices["gpu"], [0, 3].into());
-        assert_eq!(train.amounts().to_string(), "cpu=500m,gpu=2");
+        assert_eq!(train.resources().to_string(), "cpu=500m,gpu=2");
         assert_eq!(train.owner.to_string(), "job/default/mnist/5f0c");
         let again: Value = serde_json::from_slice(&read.encode()).unwrap();
         assert_eq!((&again["epoch"], &again["pods"]["train"]["cell"]), (&7.into(), &"c1".into()));

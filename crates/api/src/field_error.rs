@@ -31,6 +31,22 @@ impl FieldError {
         FieldError { path: path.into(), problem: problem.into(), fix: fix.into() }
     }
 
+    /// The same error where the field is part of the one at `parent`.
+    #[must_use]
+    pub fn below(mut self, parent: &str) -> FieldError {
+        self.path = format!("{parent}.{}", self.path);
+        self
+    }
+
+    /// Problem and fix, for a message that names the field itself.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self.fix.as_str() {
+            "" => self.problem.clone(),
+            fix => format!("{}; {fix}", self.problem),
+        }
+    }
+
     /// All errors in one line.
     #[must_use]
     pub fn list(all: &[FieldError]) -> String {
@@ -40,8 +56,7 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "field {}: {}", self.path, self.problem)?;
-        if self.fix.is_empty() { Ok(()) } else { write!(f, "; {}", self.fix) }
+        write!(f, "field {}: {}", self.path, self.reason())
     }
 }
 impl std::error::Error for FieldError {}

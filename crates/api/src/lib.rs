@@ -4,14 +4,14 @@
 //! |---|---|
 //! | [`key`] | the key grammar and every path of the layout: the only file with path strings |
 //! | [`ids`] | names and identifiers |
-//! | [`labels`], [`manifest`] | label sets and selectors; pod manifests and resources |
+//! | [`labels`], [`manifest`] | label sets and selectors; pod manifests |
 //! | [`rc`], [`job`], [`queue`], [`pod_group`], [`scheduler`], [`command`], [`node`], [`allocation`] | records by kind |
+//! | [`resource_list`] | amounts of processor, memory and devices |
 //! | [`audit`] | audit records, and the fold of a log to the state that it describes |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod allocation;
-pub mod amounts;
 pub mod audit;
 mod backoff;
 pub mod command;
@@ -27,6 +27,7 @@ pub mod node;
 pub mod pod_group;
 pub mod queue;
 pub mod rc;
+pub mod resource_list;
 pub mod scheduler;
 mod stored;
 
@@ -35,4 +36,5 @@ pub use field_error::FieldError;
 pub use hash::{Fnv1a, content_hash};
 pub use index::Index;
 pub use jiff::Timestamp;
+pub use resource_list::ResourceList;
 pub use stored::Stored;

@@ -29,10 +29,11 @@ use super::agent::health::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
 use super::command_line::words;
 use rcfarm_api::FieldError;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest,
-    ProcessStanza, Resources, RestartStanza, plain,
+    ProcessStanza, RestartStanza, plain,
 };
 
 /// A pod as its node runs it, with defaults set.
@@ -44,21 +45,12 @@ pub struct PodSpec {
     pub config: Option<Value>,
     /// User that it runs as.
     pub run_as: Option<String>,
-    /// Limits that the node enforces.
-    pub limits: ResourceLimits,
+    /// What the node enforces: `cpu` and `memory`.
+    pub limits: ResourceList,
     /// Resources that a scheduler allocates.
-    pub resources: Resources,
+    pub resources: ResourceList,
     /// Whether at most one such pod may be alive.
     pub single_instance: bool,
-}
-
-/// Limits that the node enforces if it can.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ResourceLimits {
-    /// Thousandths of a CPU; 0: no limit.
-    pub cpu_milli: u64,
-    /// Bytes; 0: no limit.
-    pub memory_bytes: u64,
 }
 
 /// A launchable.
@@ -120,19 +112,20 @@ impl PodSpec {
 }
 
 /// p2's `resource_limits`, where amounts may also be written as in `resources`.
-fn limits(stanza: &LimitsStanza) -> Result<ResourceLimits, FieldError> {
-    let mut found = Resources::default();
+fn limits(stanza: &LimitsStanza) -> Result<ResourceList, FieldError> {
+    let mut found = ResourceList::default();
     for (word, amount) in &stanza.cgroup {
         let what = match word.as_str() {
             "cpus" => "cpu",
             "memory" => "memory",
             _ => continue,
         };
-        found.set(what, &plain(amount)).map_err(|error| {
-            FieldError::new(format!("resource_limits.cgroup.{word}"), error.to_string(), "")
+        found.set(what, &plain(amount)).map_err(|error| FieldError {
+            path: format!("resource_limits.cgroup.{word}"),
+            ..error
         })?;
     }
-    Ok(ResourceLimits { cpu_milli: found.cpu_milli, memory_bytes: found.memory_bytes })
+    Ok(found)
 }
 
 fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
@@ -235,7 +228,7 @@ mod tests {
         .unwrap();
         assert!(spec.single_instance);
         assert_eq!(spec.run_as.as_deref(), Some("1000"));
-        assert_eq!((spec.limits.cpu_milli, spec.limits.memory_bytes), (2_000, 1_024));
+        assert_eq!(spec.limits.to_string(), "cpu=2,memory=1Ki");
         assert_eq!(spec.resources.to_string(), "cpu=500m,memory=1Gi,gpu=2");
         let LaunchSpec::Process(process) = &spec.launchables["l"] else { panic!("unfit") };
         assert_eq!(process.command, ["sh", "-c", "echo \"a b\"", "1", "x"]);

@@ -21,6 +21,7 @@ use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
+use rcfarm_api::resource_list::units;
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
@@ -313,7 +314,7 @@ fn row(one: &Wanted) -> Row {
     let spec = &one.read.spec;
     let fields = stored(one).map(|stored| differences(&stored, &one.document)).unwrap_or_default();
     let members = spec.tasks.iter().map(|task| {
-        json!({"task": task.name, "replicas": task.replicas, "resources": task.template.resources(),
+        json!({"task": task.name, "replicas": task.replicas, "resources": units::json(&task.template.resources()),
             "node_selector": task.template.node_selector.to_string()})
     });
     Row {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::snapshot::{NodeListState, NodeSnapshot, all, unknown};
 use crate::cli::context::CommandContext;
@@ -12,7 +12,7 @@ use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector};
-use rcfarm_api::manifest::Resources;
+use rcfarm_api::resource_list::{ResourceList, units};
 use rcfarm_store::Query;
 
 /// Arguments of `node list`.
@@ -35,7 +35,8 @@ pub(super) struct NodeRow {
     pub(super) pods: usize,
     pub(super) labels: Labels,
     pub(super) address: Option<String>,
-    pub(super) capacity: Option<Resources>,
+    #[serde(serialize_with = "with_units")]
+    pub(super) capacity: Option<ResourceList>,
     pub(super) agent_version: Option<String>,
     /// Session of the agent while it runs.
     pub(super) agent_session: Option<SessionId>,
@@ -43,6 +44,10 @@ pub(super) struct NodeRow {
     pub(super) last_heard: Option<Timestamp>,
     /// Errors in its record and labels.
     pub(super) invalid: Vec<String>,
+}
+
+fn with_units<S: Serializer>(capacity: &Option<ResourceList>, to: S) -> Result<S::Ok, S::Error> {
+    capacity.as_ref().map(units::json).serialize(to)
 }
 
 impl NodeRow {

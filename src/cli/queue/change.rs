@@ -12,8 +12,8 @@ use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::FieldError;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
-use rcfarm_api::amounts::Amounts;
 use rcfarm_api::audit::{Details, QueueChange};
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::key;
@@ -42,10 +42,10 @@ pub struct QueueCreateArgs {
     priority: Option<i64>,
     /// Limit of what it uses, as in cpu=64,memory=256Gi,gpu=8,pods=100; resources without a limit are left out
     #[arg(long, value_name = "AMOUNTS")]
-    capability: Option<Amounts>,
+    capability: Option<ResourceList>,
     /// Resources that its siblings leave free for it in their parent
     #[arg(long, value_name = "AMOUNTS")]
-    guarantee: Option<Amounts>,
+    guarantee: Option<ResourceList>,
     /// The parent queue
     #[arg(long, value_name = "QUEUE")]
     parent: Option<QueueName>,

@@ -7,7 +7,7 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
 use rcfarm_api::FieldError;
-use rcfarm_api::amounts::Amounts;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::queue::status::QueueStatus;
 
@@ -94,7 +94,7 @@ fn order(snapshot: &QueueSnapshot, name: &QueueName) -> &'static str {
     }
 }
 
-fn amounts(amounts: &Amounts) -> String {
+fn amounts(amounts: &ResourceList) -> String {
     if amounts.is_empty() { "-".to_owned() } else { amounts.to_string() }
 }
 

@@ -23,6 +23,7 @@ use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::spec::{RcSpec, check_count};
+use rcfarm_api::resource_list::units;
 use rcfarm_store::Query;
 
 /// Arguments of `rc plan`.
@@ -258,7 +259,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
         "nodes": seen.nodes.len(),
         "eligible_nodes": seen.eligible,
         "scheduler": scheduler_words(&seen.asked),
-        "resources": spec.as_ref().ok().map(|spec| spec.resources()).filter(|want| !want.is_zero()),
+        "resources": spec.as_ref().ok().map(|spec| spec.resources()).filter(|want| !want.is_zero()).map(units::json),
         "unfit_nodes": unfit,
         "findings": plan.as_ref().map(conditions),
         "last_error": seen.status.as_ref().and_then(|status| status.last_error.clone()),

@@ -19,11 +19,11 @@ pub use fields::{FieldIssues, queue_field};
 pub use kubeflow::{container_of, field_of};
 
 use fields::FieldReader;
-use rcfarm_api::FieldError;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
 use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
-use rcfarm_api::manifest::Resources;
+use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
+use rcfarm_api::{FieldError, ResourceList};
 use validate::validate;
 
 /// Warning for a known field without effect.
@@ -331,13 +331,12 @@ fn restart_delay(job: &mut JobSpec, fields: &mut FieldReader<'_>, issues: &mut F
 }
 
 fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &mut FieldIssues) {
-    let mut wanted = Resources::default();
+    let mut wanted = ResourceList::default();
     let entries = scheduling.entries("minResources", issues);
     for (path, name, value) in &entries {
-        let amount = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let what = name.rsplit('/').next().unwrap_or(name);
-        if let Err(error) = wanted.set(what, &amount) {
-            issues.problem(path.clone(), error.to_string());
+        if let Err(error) = wanted.set(what, &plain(value)) {
+            issues.problems.push(FieldError { path: path.clone(), ..error });
         }
     }
     if !entries.is_empty() {

@@ -9,7 +9,8 @@ use super::fields::{FieldIssues, FieldReader};
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::{CommandStanza, HealthStanza, Resources};
+use rcfarm_api::manifest::{CommandStanza, HealthStanza, plain};
+use rcfarm_api::{FieldError, ResourceList};
 
 /// Values of `restartPolicy`.
 pub const RESTARTS: [(&str, Restart); 3] =
@@ -221,8 +222,8 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
         cwd: fields.text("workingDir", issues).map(str::to_owned),
         health: health(&mut fields, &ports, issues),
         ports,
-        requests: Resources::default(),
-        limits: Resources::default(),
+        requests: ResourceList::default(),
+        limits: ResourceList::default(),
     };
     let (requests, limits) = resources(&mut fields, issues);
     mounts(&mut fields, issues);
@@ -366,44 +367,34 @@ fn ports(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(Option<
 }
 
 /// Requests and limits. A limit without a request is also the request, as in Kubernetes.
-fn resources(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> (Resources, Resources) {
+fn resources(
+    fields: &mut FieldReader<'_>,
+    issues: &mut FieldIssues,
+) -> (ResourceList, ResourceList) {
     let mut both = fields.object("resources", issues);
     let limits = amounts(&mut both, "limits", issues);
-    let mut requests = limits.clone();
-    requests.extend(amounts(&mut both, "requests", issues));
+    let requests = amounts(&mut both, "requests", issues);
+    let requests = limits.iter().chain(requests.iter()).collect();
     both.pass_over(&["claims"], NOT_HERE, issues);
     both.finish(issues);
-    let set = |amounts: BTreeMap<String, String>| {
-        let mut resources = Resources::default();
-        for (what, amount) in amounts {
-            // `amounts` has checked it.
-            let _ = resources.set(&what, &amount);
-        }
-        resources
-    };
-    (set(requests), set(limits))
+    (requests, limits)
 }
 
 fn amounts(
     both: &mut FieldReader<'_>,
     which: &'static str,
     issues: &mut FieldIssues,
-) -> BTreeMap<String, String> {
-    let mut amounts = BTreeMap::new();
+) -> ResourceList {
+    let mut amounts = ResourceList::default();
     for (path, name, value) in both.entries(which, issues) {
         if name == "ephemeral-storage" || name.starts_with("hugepages-") {
             issues.warning(path, "nodes do not count it; it is passed over");
             continue;
         }
-        let amount = match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
         // `nvidia.com/gpu` is the node's `gpu`.
         let what = name.rsplit('/').next().unwrap_or(name);
-        match Resources::default().set(what, &amount) {
-            Ok(()) => drop(amounts.insert(what.to_owned(), amount)),
-            Err(error) => issues.problem(path, error.to_string()),
+        if let Err(error) = amounts.set(what, &plain(value)) {
+            issues.problems.push(FieldError { path, ..error });
         }
     }
     amounts

@@ -4,43 +4,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::ledger::NodeCapacities;
 use crate::placement::NodeLabels;
+use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::scheduler::Packing;
 
 /// Pods that are placed together or not at all.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gang {
     /// Name for messages. It also breaks ties between equal nodes, so that gangs placed at the same time prefer
     /// different ones.
     pub name: String,
     /// Which nodes are taken first.
-    #[serde(default)]
     pub packing: Packing,
     /// Its tasks. Names are unique.
     pub tasks: Vec<GangTask>,
 }
 
 /// Equal pods of a gang.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GangTask {
     /// Its name.
     pub name: String,
     /// Number of pods.
     pub count: u32,
     /// Request of each pod. Pods that ask for nothing are spread evenly, whatever the packing.
-    #[serde(default)]
-    pub resources: Resources,
+    pub resources: ResourceList,
     /// Selector of nodes.
     pub selector: Selector,
     /// Limit of its pods per node; `None`: as many as fit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_per_node: Option<u32>,
 }
 
@@ -56,8 +51,7 @@ pub struct Fleet {
 }
 
 /// Result of a placement.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// All pods fit.
     Bind(GangPlacement),
@@ -69,7 +63,7 @@ pub enum Decision {
 }
 
 /// Nodes of a gang's pods.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GangPlacement {
     /// By task, the node of each pod in order. Pods on one node are neighbours.
     pub tasks: BTreeMap<String, Vec<NodeName>>,
@@ -120,7 +114,7 @@ impl GangPlacement {
 }
 
 /// Why a task does not fit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskWait {
     /// The task.
     pub task: String,
@@ -135,7 +129,7 @@ pub struct TaskWait {
 }
 
 /// Why a gang waits, as a fixed token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitReason {
     /// No node matches and is ready.
     NoEligibleNodes,

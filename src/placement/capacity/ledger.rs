@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use super::node_capacity::{Insufficient, NodeCapacity};
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_store::{Index, Op};
 
 /// Capacity and allocations of each node. An unknown node has no capacity. Cheap to clone.
@@ -76,7 +76,7 @@ impl<'a> Ledger<'a> {
         node: &NodeName,
         pod: &PodId,
         owner: &AllocationOwner,
-        want: &Resources,
+        want: &ResourceList,
     ) -> Result<(), Insufficient> {
         let room = self.node(node);
         if want.is_zero() && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {

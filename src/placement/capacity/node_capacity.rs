@@ -8,14 +8,15 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::Index;
 use rcfarm_api::allocation::{Allocation, AllocationOwner, Allocations};
 use rcfarm_api::ids::PodId;
-use rcfarm_api::manifest::Resources;
+use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Capacity and allocations of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeCapacity {
     /// Declared capacity; all zero: not declared.
-    pub capacity: Resources,
+    #[serde(with = "rcfarm_api::resource_list::units")]
+    pub capacity: ResourceList,
     /// What is allocated.
     pub allocated: Allocations,
     /// ModifyIndex of the record of its allocations; 0: there is none.
@@ -50,45 +51,27 @@ pub struct Short {
 
 impl NodeCapacity {
     /// Sum of the allocations of all pods but `pod`.
-    fn allocated_beside(&self, pod: Option<&PodId>) -> Resources {
-        let mut sum = Resources::default();
-        for allocation in
-            self.allocated.pods.iter().filter(|(id, _)| Some(*id) != pod).map(|(_, a)| a)
-        {
-            sum.cpu_milli = sum.cpu_milli.saturating_add(allocation.cpu_milli);
-            sum.memory_bytes = sum.memory_bytes.saturating_add(allocation.memory_bytes);
-            for (kind, numbers) in &allocation.devices {
-                let count = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
-                let allocated = sum.devices.entry(kind.clone()).or_default();
-                *allocated = allocated.saturating_add(count);
-            }
-        }
+    fn allocated_beside(&self, pod: Option<&PodId>) -> ResourceList {
+        let mut sum = ResourceList::default();
+        let others = self.allocated.pods.iter().filter(|(id, _)| Some(*id) != pod);
+        others.for_each(|(_, allocation)| sum.add(&allocation.resources()));
         sum
     }
 
-    fn free_beside(&self, pod: Option<&PodId>) -> Resources {
-        let allocated = self.allocated_beside(pod);
-        let devices = self.capacity.devices.iter().map(|(kind, count)| {
-            let allocated = allocated.devices.get(kind).copied().unwrap_or(0);
-            (kind.clone(), count.saturating_sub(allocated))
-        });
-        Resources {
-            cpu_milli: self.capacity.cpu_milli.saturating_sub(allocated.cpu_milli),
-            memory_bytes: self.capacity.memory_bytes.saturating_sub(allocated.memory_bytes),
-            devices: devices.collect(),
-        }
+    fn free_beside(&self, pod: Option<&PodId>) -> ResourceList {
+        self.capacity.beyond(&self.allocated_beside(pod))
     }
 
     /// Capacity that is not allocated.
     #[must_use]
-    pub fn free(&self) -> Resources {
+    pub fn free(&self) -> ResourceList {
         self.free_beside(None)
     }
 
     /// Why `want` does not fit beside the other pods' allocations; `None`: it does. What `pod` itself was allocated
     /// counts as free.
     #[must_use]
-    pub fn insufficient(&self, pod: &PodId, want: &Resources) -> Option<Insufficient> {
+    pub fn insufficient(&self, pod: &PodId, want: &ResourceList) -> Option<Insufficient> {
         if want.is_zero() {
             return None;
         }
@@ -104,9 +87,9 @@ impl NodeCapacity {
 
     /// Whether `pod` was allocated exactly that.
     #[must_use]
-    pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &Resources) -> bool {
+    pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &ResourceList) -> bool {
         match self.allocated.pods.get(pod) {
-            Some(allocation) => allocation.owner == *owner && same(&allocation.amounts(), want),
+            Some(allocation) => allocation.owner == *owner && allocation.resources().equals(want),
             None => want.is_zero(),
         }
     }
@@ -121,7 +104,7 @@ impl NodeCapacity {
         &mut self,
         pod: &PodId,
         owner: &AllocationOwner,
-        want: &Resources,
+        want: &ResourceList,
     ) -> Result<(), Insufficient> {
         if self.holds(pod, owner, want) {
             return Ok(());
@@ -135,15 +118,15 @@ impl NodeCapacity {
         }
         let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
         let old = old.unwrap_or_default();
-        let devices = want.devices.iter().filter(|(_, count)| **count > 0);
+        let devices = want.devices().filter(|(_, count)| *count > 0);
         let devices = devices.map(|(kind, count)| {
             let kept = old.devices.get(kind).cloned().unwrap_or_default();
-            (kind.clone(), self.choose(kind, *count, &kept))
+            (kind.to_owned(), self.choose(kind, count, &kept))
         });
         let allocation = Allocation {
             owner: owner.clone(),
-            cpu_milli: want.cpu_milli,
-            memory_bytes: want.memory_bytes,
+            cpu_milli: want.amount(CPU),
+            memory_bytes: want.amount(MEMORY),
             devices: devices.collect(),
             other: old.other,
         };
@@ -152,8 +135,8 @@ impl NodeCapacity {
     }
 
     /// Chooses `count` devices of a kind: free ones of `kept`, then the free ones with the lowest numbers.
-    fn choose(&self, kind: &str, count: u32, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
-        let all = 0..self.capacity.devices.get(kind).copied().unwrap_or(0);
+    fn choose(&self, kind: &str, count: u64, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let all = 0..u32::try_from(self.capacity.amount(kind)).unwrap_or(u32::MAX);
         let taken: BTreeSet<u32> = self
             .allocated
             .pods
@@ -165,7 +148,7 @@ impl NodeCapacity {
         let free = |number: &u32| all.contains(number) && !taken.contains(number);
         let first = kept.iter().copied().filter(free);
         let then = all.clone().filter(|number| free(number) && !kept.contains(number));
-        first.chain(then).take(count as usize).collect()
+        first.chain(then).take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
     }
 
     /// Releases the allocation of `owner`'s pod; `false`: there was none.
@@ -179,15 +162,12 @@ impl NodeCapacity {
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let allocated = self.allocated_beside(None);
-        let over = |what: &str, allocated: u64, capacity: u64| {
-            let words = |amount| in_words(what, amount);
-            (allocated > capacity)
-                .then(|| format!("{what}: {} allocated of {}", words(allocated), words(capacity)))
+        let over = |name: &&str| {
+            let [allocated, capacity] = [allocated.amount(name), self.capacity.amount(name)];
+            let [used, there] = [allocated, capacity].map(|n| ResourceList::spell(name, n));
+            (allocated > capacity).then(|| format!("{name}: {used} allocated of {there}"))
         };
-        let capacity = &self.capacity;
-        let mut faults: Vec<String> = Vec::new();
-        faults.extend(over("cpu", allocated.cpu_milli, capacity.cpu_milli));
-        faults.extend(over("memory", allocated.memory_bytes, capacity.memory_bytes));
+        let mut faults: Vec<String> = [CPU, MEMORY].iter().filter_map(over).collect();
         let mut holders: BTreeMap<(&str, u32), Vec<&PodId>> = BTreeMap::new();
         for (pod, allocation) in &self.allocated.pods {
             for (kind, numbers) in &allocation.devices {
@@ -195,8 +175,8 @@ impl NodeCapacity {
             }
         }
         for ((kind, number), pods) in holders {
-            let has = capacity.devices.get(kind).copied().unwrap_or(0);
-            if number >= has {
+            let has = self.capacity.amount(kind);
+            if u64::from(number) >= has {
                 faults.push(format!(
                     "{kind} {number} is allocated to {}, and there are {has}",
                     pods[0]
@@ -212,39 +192,21 @@ impl NodeCapacity {
 }
 
 /// Resources of which `free` is less than `want`.
-pub(super) fn shortages(want: &Resources, free: &Resources, capacity: &Resources) -> Vec<Short> {
-    let short = |what: &str, wanted: u64, free: u64, capacity: u64| {
+pub(super) fn shortages(
+    want: &ResourceList,
+    free: &ResourceList,
+    capacity: &ResourceList,
+) -> Vec<Short> {
+    let short = |(what, wanted): (&str, u64)| {
+        let (free, capacity) = (free.amount(what), capacity.amount(what));
         (wanted > free).then(|| Short { what: what.to_owned(), wanted, free, capacity })
     };
-    let count = |of: &Resources, kind: &str| u64::from(of.devices.get(kind).copied().unwrap_or(0));
-    let cpu = short("cpu", want.cpu_milli, free.cpu_milli, capacity.cpu_milli);
-    let memory = short("memory", want.memory_bytes, free.memory_bytes, capacity.memory_bytes);
-    let devices = want.devices.iter().filter_map(|(kind, wanted)| {
-        short(kind, u64::from(*wanted), count(free, kind), count(capacity, kind))
-    });
-    cpu.into_iter().chain(memory).chain(devices).collect()
-}
-
-/// Compares requests, ignoring devices with a count of 0.
-fn same(a: &Resources, b: &Resources) -> bool {
-    let devices = |of: &Resources| -> Vec<(String, u32)> {
-        of.devices.iter().filter(|(_, n)| **n > 0).map(|(k, n)| (k.clone(), *n)).collect()
-    };
-    (a.cpu_milli, a.memory_bytes) == (b.cpu_milli, b.memory_bytes) && devices(a) == devices(b)
-}
-
-/// An amount as people write it.
-fn in_words(what: &str, amount: u64) -> String {
-    match what {
-        "cpu" => Resources::cpu_in_words(amount),
-        "memory" => Resources::memory_in_words(amount),
-        _ => amount.to_string(),
-    }
+    want.iter().filter_map(short).collect()
 }
 
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = |amount| in_words(&self.what, amount);
+        let words = |amount| ResourceList::spell(&self.what, amount);
         let (wanted, free) = (words(self.wanted), words(self.free));
         write!(f, "{}: {wanted} wanted, {free} of {} free", self.what, words(self.capacity))
     }

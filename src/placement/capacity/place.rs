@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::gang::{Decision, Fleet, Gang, GangPlacement, GangTask, TaskWait, WaitReason};
 use super::node_capacity::{Insufficient, NodeCapacity, shortages};
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::manifest::{Resources, content_hash};
+use rcfarm_api::manifest::content_hash;
 use rcfarm_api::scheduler::Packing;
 
 /// Places all pods of a gang, or none.
@@ -40,7 +41,7 @@ pub fn place(gang: &Gang, fleet: &Fleet) -> Decision {
 /// node.
 #[must_use]
 pub fn ranked<'a>(
-    want: &Resources,
+    want: &ResourceList,
     packing: Packing,
     salt: &str,
     rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
@@ -59,23 +60,10 @@ fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
 }
 
 /// Largest share, over all resources, of the fleet's capacity that one pod takes, in millionths.
-fn size(want: &Resources, fleet: &Fleet) -> u64 {
-    let mut all = Resources::default();
-    for (_, room) in fleet.rooms.iter() {
-        all.cpu_milli = all.cpu_milli.saturating_add(room.capacity.cpu_milli);
-        all.memory_bytes = all.memory_bytes.saturating_add(room.capacity.memory_bytes);
-        for (kind, count) in &room.capacity.devices {
-            let sum = all.devices.entry(kind.clone()).or_default();
-            *sum = sum.saturating_add(*count);
-        }
-    }
-    let devices = want.devices.iter().map(|(kind, count)| {
-        share(u64::from(*count), u64::from(all.devices.get(kind).copied().unwrap_or(0)))
-    });
-    let devices = devices.max().unwrap_or(0);
-    share(want.cpu_milli, all.cpu_milli)
-        .max(share(want.memory_bytes, all.memory_bytes))
-        .max(devices)
+fn size(want: &ResourceList, fleet: &Fleet) -> u64 {
+    let mut all = ResourceList::default();
+    fleet.rooms.iter().for_each(|(_, room)| all.add(&room.capacity));
+    want.iter().map(|(name, amount)| share(amount, all.amount(name))).max().unwrap_or(0)
 }
 
 /// `part` of `whole` in millionths.
@@ -104,8 +92,8 @@ type Rank = (bool, u64, u64);
 /// A node and its free capacity during an attempt.
 #[derive(Debug, Clone)]
 struct CandidateNode {
-    capacity: Resources,
-    free: Resources,
+    capacity: ResourceList,
+    free: ResourceList,
     /// Whether pods with requests can be placed here.
     is_open: bool,
     /// Breaks ties between equal nodes.
@@ -123,30 +111,13 @@ impl CandidateNode {
         }
     }
 
-    fn has_room(&self, want: &Resources) -> bool {
-        let device = |kind| self.free.devices.get(kind).copied().unwrap_or(0);
-        self.is_open
-            && want.cpu_milli <= self.free.cpu_milli
-            && want.memory_bytes <= self.free.memory_bytes
-            && want.devices.iter().all(|(kind, count)| *count <= device(kind))
-    }
-
-    fn take(&mut self, want: &Resources) {
-        self.free.cpu_milli -= want.cpu_milli;
-        self.free.memory_bytes -= want.memory_bytes;
-        for (kind, count) in want.devices.iter().filter(|(_, count)| **count > 0) {
-            if let Some(free) = self.free.devices.get_mut(kind) {
-                *free -= count;
-            }
-        }
+    fn has_room(&self, want: &ResourceList) -> bool {
+        self.is_open && self.free.fits(want)
     }
 
     /// Nodes with free devices that the pod does not ask for come last: pods that do may need them.
-    fn rank(&self, want: &Resources, packing: Packing) -> Rank {
-        let unwanted = |(kind, free): (&String, &u32)| {
-            *free > 0 && want.devices.get(kind).is_none_or(|count| *count == 0)
-        };
-        let wastes = self.free.devices.iter().any(unwanted);
+    fn rank(&self, want: &ResourceList, packing: Packing) -> Rank {
+        let wastes = self.free.devices().any(|(kind, free)| free > 0 && want.amount(kind) == 0);
         let load = self.load_with(want);
         match packing {
             Packing::Spread => (wastes, load, self.tie),
@@ -155,17 +126,12 @@ impl CandidateNode {
     }
 
     /// Largest share, over all resources, that is allocated once the pod is here.
-    fn load_with(&self, want: &Resources) -> u64 {
-        let load = |capacity: u64, free: u64, want: u64| {
-            share(capacity - free.min(capacity) + want, capacity)
+    fn load_with(&self, want: &ResourceList) -> u64 {
+        let load = |(name, capacity): (&str, u64)| {
+            let allocated = capacity - self.free.amount(name).min(capacity);
+            share(allocated + want.amount(name), capacity)
         };
-        let cpu = load(self.capacity.cpu_milli, self.free.cpu_milli, want.cpu_milli);
-        let memory = load(self.capacity.memory_bytes, self.free.memory_bytes, want.memory_bytes);
-        let devices = self.capacity.devices.iter().map(|(kind, capacity)| {
-            let of = |of: &Resources| u64::from(of.devices.get(kind).copied().unwrap_or(0));
-            load(u64::from(*capacity), of(&self.free), of(want))
-        });
-        cpu.max(memory).max(devices.max().unwrap_or(0))
+        self.capacity.iter().map(load).max().unwrap_or(0)
     }
 }
 
@@ -223,7 +189,7 @@ impl<'a> Attempt<'a> {
                 continue;
             }
             let candidate = self.sites.get_mut(node).expect("a candidate has a site");
-            candidate.take(want);
+            candidate.free.sub(want);
             nodes.push(node);
             if candidate.has_room(want) {
                 queue.insert((candidate.rank(want, packing), node, here + 1));
@@ -293,7 +259,7 @@ impl<'a> Attempt<'a> {
     fn insufficient(
         &self,
         node: &NodeName,
-        want: &Resources,
+        want: &ResourceList,
         fleet: &Fleet,
     ) -> Option<Insufficient> {
         let (candidate, room) = (&self.sites[node], fleet.rooms.of(node));

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::placement::NodeLabels;
+use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::scheduler::Packing;
 use rcfarm_store::{Index, Op};
 
@@ -26,7 +26,7 @@ fn owner(n: u128) -> AllocationOwner {
     AllocationOwner::Rc(RcId(uuid::Uuid::from_u128(n)))
 }
 
-fn amount(text: &str) -> Resources {
+fn amount(text: &str) -> ResourceList {
     text.parse().unwrap()
 }
 
@@ -239,13 +239,10 @@ fn an_answer_from_elsewhere_is_checked() {
 }
 
 prop_compose! {
-    fn any_amount(most: u32)(cpu in 0..=most, memory in 0..=most, gpu in 0..=most) -> Resources {
-        let devices = [("gpu".to_owned(), gpu)].into_iter().filter(|(_, n)| *n > 0);
-        Resources {
-            cpu_milli: u64::from(cpu) * 500,
-            memory_bytes: u64::from(memory),
-            devices: devices.collect(),
-        }
+    fn any_amount(most: u32)(cpu in 0..=most, memory in 0..=most, gpu in 0..=most) -> ResourceList {
+        let devices = [("gpu", u64::from(gpu))].into_iter().filter(|(_, n)| *n > 0);
+        let basic = [("cpu", u64::from(cpu) * 500), ("memory", memory.into())];
+        basic.into_iter().chain(devices).collect()
     }
 }
 
@@ -257,7 +254,7 @@ prop_compose! {
             1..4,
         ),
     ) -> Gang {
-        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, Resources, Option<usize>, Option<u32>))| GangTask {
+        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, ResourceList, Option<usize>, Option<u32>))| GangTask {
             name: format!("t{n}"),
             count,
             resources,

@@ -16,7 +16,6 @@ use crate::placement::capacity::NodeCapacity;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::labels::Labels;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 
 /// Version of the form. A change that an older program would misread raises it.
@@ -40,20 +39,12 @@ pub(super) struct Document {
     transfer: TransferConditions,
 }
 
-fn resources(want: &Resources) -> BTreeMap<&str, String> {
-    let mut amounts: BTreeMap<&str, String> =
-        want.devices.iter().map(|(kind, count)| (kind.as_str(), count.to_string())).collect();
-    amounts.insert("cpu", format!("{}m", want.cpu_milli));
-    amounts.insert("memory", want.memory_bytes.to_string());
-    amounts
-}
-
 fn record(spec: &RcSpec) -> RcRecord {
     let id = spec.manifest.id();
     // JSON is YAML.
     let manifest = match spec.resources().is_zero() {
         true => json!({"id": id}),
-        false => json!({"id": id, "resources": resources(spec.resources())}),
+        false => json!({"id": id, "resources": spec.resources()}),
     };
     RcRecord {
         id: spec.id,

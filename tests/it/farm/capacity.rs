@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
 use rcfarm_store::{Query, Reader, StoreError};
@@ -18,7 +18,7 @@ use super::SECOND;
 use super::cluster::{Cluster, node, pod_id, rc_id};
 use rcfarm_testing::wait::within;
 
-fn capacity(text: &str) -> Resources {
+fn capacity(text: &str) -> ResourceList {
     text.parse().unwrap()
 }
 

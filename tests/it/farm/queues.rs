@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
-use rcfarm_api::amounts::Amounts;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
@@ -28,7 +27,7 @@ const EACH: &str = "cpu=4,memory=8Gi";
 
 async fn cluster(nodes: usize) -> Cluster {
     let cluster = Cluster::new(nodes).await;
-    let capacity: Resources = EACH.parse().unwrap();
+    let capacity: ResourceList = EACH.parse().unwrap();
     for n in 0..nodes {
         let record = json!({"capacity": capacity});
         cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
@@ -76,7 +75,7 @@ async fn is(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: PodGrou
 /// Whether counters and charges of the default queue are those of one group of two.
 async fn counts_one_of_two(cluster: &Cluster) -> bool {
     let status = queue_status(cluster, "default").await;
-    let charged = Amounts::of_pods(&"cpu=1".parse().unwrap(), 2);
+    let charged = ResourceList::of_pods(&"cpu=1".parse().unwrap(), 2);
     status.groups == Counters { inqueue: 1, ..Counters::default() } && status.allocated == charged
 }
 
@@ -121,9 +120,9 @@ async fn bound(cluster: &Cluster, name: &str) -> bool {
 fn check(cluster: &Cluster) {
     cluster.store.inspect(|state| {
         let mut counters: BTreeMap<QueueName, Vec<PodGroupPhase>> = BTreeMap::new();
-        let mut charged: BTreeMap<QueueName, Amounts> = BTreeMap::new();
+        let mut charged: BTreeMap<QueueName, ResourceList> = BTreeMap::new();
         let mut allocated: BTreeSet<(String, String)> = BTreeSet::new();
-        let capacity: Resources = EACH.parse().unwrap();
+        let capacity: ResourceList = EACH.parse().unwrap();
         for entry in state.kv.list("rcfarm/allocations/") {
             let node = key::allocations().tail(&entry.key).unwrap().to_owned();
             let room = NodeCapacity {

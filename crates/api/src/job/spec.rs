@@ -9,10 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::Index;
+use crate::ResourceList;
 use crate::command::CommandAction;
 use crate::ids::{BadName, Namespaced, PodId};
 use crate::labels::Selector;
-use crate::manifest::{HealthStanza, Resources};
+use crate::manifest::HealthStanza;
 
 /// Uid of a job: the CreateIndex of its record. A job that is deleted and created again has another uid.
 #[derive(
@@ -94,7 +95,7 @@ pub struct JobSpec {
     /// Name of its priority class.
     pub priority_class: Option<String>,
     /// Resources that must be free for its admission; `None`: the sum of its members' requests.
-    pub min_resources: Option<Resources>,
+    pub min_resources: Option<ResourceList>,
     /// Time after which a job that was admitted but not placed goes back to its queue.
     pub schedule_timeout: Option<Duration>,
     /// Which members are removed when it ends.
@@ -234,18 +235,8 @@ pub struct Template {
 impl Template {
     /// Sum of the containers' requests.
     #[must_use]
-    pub fn resources(&self) -> Resources {
-        let mut sum = Resources::default();
-        for container in &self.containers {
-            let Resources { cpu_milli, memory_bytes, devices } = &container.requests;
-            sum.cpu_milli = sum.cpu_milli.saturating_add(*cpu_milli);
-            sum.memory_bytes = sum.memory_bytes.saturating_add(*memory_bytes);
-            for (device, count) in devices {
-                let all = sum.devices.entry(device.clone()).or_default();
-                *all = all.saturating_add(*count);
-            }
-        }
-        sum
+    pub fn resources(&self) -> ResourceList {
+        ResourceList::sum(self.containers.iter().map(|container| &container.requests))
     }
 
     /// A named port of a container.
@@ -270,9 +261,9 @@ pub struct Container {
     /// Its ports, by name if they have one.
     pub ports: Vec<(Option<String>, u16)>,
     /// Resources that a scheduler allocates.
-    pub requests: Resources,
+    pub requests: ResourceList,
     /// Limits that the node enforces.
-    pub limits: Resources,
+    pub limits: ResourceList,
     /// Its health check.
     pub health: Option<HealthStanza>,
 }

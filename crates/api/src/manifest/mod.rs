@@ -6,7 +6,6 @@
 
 mod clearsign;
 mod pod;
-mod resources;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,15 +14,14 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::FieldError;
 use crate::ids::PodId;
+use crate::{FieldError, ResourceList};
 
 pub use crate::hash::content_hash;
 pub use pod::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
     ProcessStanza, RestartStanza, RestartWhen,
 };
-pub use resources::{BadQuantity, Resources};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -31,7 +29,7 @@ pub struct Manifest {
     text: Arc<str>,
     id: PodId,
     launchables: Arc<[Launchable]>,
-    resources: Resources,
+    resources: ResourceList,
 }
 
 /// One thing that a pod starts, for display.
@@ -56,12 +54,10 @@ impl Manifest {
         let id = fields.id.filter(|id| !id.is_empty()).ok_or_else(no_id)?;
         let id = id.parse().map_err(|error| FieldError::new("id", format!("{error}"), ""))?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
-        let mut resources = Resources::default();
+        let mut resources = ResourceList::default();
         for (word, amount) in fields.resources.unwrap_or_default() {
             let set = resources.set(&word, &plain(&amount));
-            set.map_err(|error| {
-                FieldError::new(format!("resources.{word}"), error.to_string(), "")
-            })?;
+            set.map_err(|error| error.below("resources"))?;
         }
         Ok(Manifest {
             resources,
@@ -94,7 +90,7 @@ impl Manifest {
 
     /// The pod's request (`resources:`), which is allocated on its node.
     #[must_use]
-    pub fn resources(&self) -> &Resources {
+    pub fn resources(&self) -> &ResourceList {
         &self.resources
     }
 

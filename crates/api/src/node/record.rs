@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
 use crate::ids::SessionId;
-use crate::manifest::Resources;
 
 /// The record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -25,8 +25,8 @@ pub struct NodeRecord {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Its capacity; all zero: not declared.
-    #[serde(default)]
-    pub capacity: Resources,
+    #[serde(default, with = "crate::resource_list::units")]
+    pub capacity: ResourceList,
     /// Desired state.
     #[serde(default)]
     pub state: NodeState,

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
-use crate::amounts::{Amounts, PODS};
 use crate::ids::{BadName, DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueName};
 use crate::labels::Selector;
+use crate::resource_list::{PODS, ResourceList};
 use crate::{FieldError, Stored};
 
 /// Larger groups are rejected as typing errors.
@@ -53,8 +53,8 @@ pub struct PodGroupSpec {
     #[serde(skip_serializing_if = "is_zero")]
     pub priority: i64,
     /// Minimum resources, for people; its tasks' requests are charged.
-    #[serde(skip_serializing_if = "Amounts::is_empty")]
-    pub min_resources: Amounts,
+    #[serde(skip_serializing_if = "ResourceList::is_empty")]
+    pub min_resources: ResourceList,
     /// Its tasks.
     pub tasks: Vec<GroupTask>,
     /// Its owner; a group that a user wrote has none.
@@ -90,7 +90,7 @@ impl Default for PodGroupSpec {
             queue: DEFAULT_QUEUE.parse().expect("a legal name"),
             priority_class_name: String::new(),
             priority: 0,
-            min_resources: Amounts::default(),
+            min_resources: ResourceList::default(),
             tasks: Vec::new(),
             owner: None,
             round: 0,
@@ -110,8 +110,8 @@ pub struct GroupTask {
     /// Number of members of the task.
     pub replicas: u32,
     /// Request of each member.
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
-    pub resources: Amounts,
+    #[serde(default, skip_serializing_if = "ResourceList::is_empty")]
+    pub resources: ResourceList,
     /// Which nodes may run them; empty: all.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_selector: String,
@@ -209,12 +209,12 @@ impl PodGroupSpec {
 
     /// Charge of these members.
     #[must_use]
-    pub fn charge(&self, counts: &Counts<'_>) -> Amounts {
+    pub fn charge(&self, counts: &Counts<'_>) -> ResourceList {
         let of = |task: &GroupTask| {
             let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
-            Amounts::of_pods(&task.resources, count.into())
+            task.resources.of_pods(count.into())
         };
-        Amounts::sum(&self.tasks.iter().map(of).collect::<Vec<_>>())
+        ResourceList::sum(&self.tasks.iter().map(of).collect::<Vec<_>>())
     }
 
     /// Id of a member's pod, in the group `name`.
@@ -320,7 +320,7 @@ impl GroupTask {
                 "shorten it, or the group's name",
             ));
         }
-        if self.resources.of(PODS).is_some() {
+        if self.resources.get(PODS).is_some() {
             let path = format!("{path}.resources.{PODS}");
             return Some(FieldError::new(path, "a member is one pod", "leave it out"));
         }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub use super::phase::{PodGroupPhase, PodGroupReason};
 use super::spec::{MemberCounts, PodGroupSpec};
 use crate::Index;
+use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
-use crate::amounts::Amounts;
 use crate::ids::{NodeName, QueueName};
 
 /// State of a placement.
@@ -35,7 +35,7 @@ pub struct GroupPlacement {
     pub members: BTreeMap<String, Vec<Option<NodeName>>>,
     /// Request of a member of each task. A changed record takes effect with the next round.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub asks: BTreeMap<String, Amounts>,
+    pub asks: BTreeMap<String, ResourceList>,
     /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
@@ -52,12 +52,12 @@ impl GroupPlacement {
 
     /// Charge of the members with a node.
     #[must_use]
-    pub fn charge(&self) -> Amounts {
-        let nothing = Amounts::default();
+    pub fn charge(&self) -> ResourceList {
+        let nothing = ResourceList::default();
         let of = |(task, count): (&str, u32)| {
-            Amounts::of_pods(self.asks.get(task).unwrap_or(&nothing), count.into())
+            ResourceList::of_pods(self.asks.get(task).unwrap_or(&nothing), count.into())
         };
-        Amounts::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
+        ResourceList::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
     }
 
     /// Members with a node, by task.
@@ -96,8 +96,8 @@ pub struct PodGroupStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueName>,
     /// Charge to the queue.
-    #[serde(skip_serializing_if = "Amounts::is_empty")]
-    pub charged: Amounts,
+    #[serde(skip_serializing_if = "ResourceList::is_empty")]
+    pub charged: ResourceList,
     /// Order among groups of its priority; smaller comes first.
     pub since: Index,
     /// Unless it is placed by then, it goes back to its queue.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::amounts::Amounts;
+use crate::ResourceList;
 pub use crate::ids::DEFAULT_QUEUE;
 use crate::ids::{ObjectName, QueueName};
 use crate::{FieldError, Stored};
@@ -74,7 +74,7 @@ pub enum QueueStrategy {
 pub struct Guarantee {
     /// Kept free for the queue in its parent.
     #[serde(default)]
-    pub resource: Amounts,
+    pub resource: ResourceList,
 }
 
 /// Specification of a queue. Missing fields have their defaults.
@@ -86,8 +86,8 @@ pub struct QueueSpec {
     /// From 0; queues of higher priority are served first.
     pub priority: i64,
     /// Limit of its admitted groups and those of the queues below it together; missing resources: no limit.
-    #[serde(skip_serializing_if = "Amounts::is_empty")]
-    pub capability: Amounts,
+    #[serde(skip_serializing_if = "ResourceList::is_empty")]
+    pub capability: ResourceList,
     /// Amount that its siblings leave free for it in the parent's capability.
     #[serde(skip_serializing_if = "is_default")]
     pub guarantee: Guarantee,
@@ -121,7 +121,7 @@ impl Default for QueueSpec {
         QueueSpec {
             weight: 1,
             priority: 0,
-            capability: Amounts::default(),
+            capability: ResourceList::default(),
             guarantee: Guarantee::default(),
             reclaimable: true,
             parent: None,
@@ -175,11 +175,11 @@ impl QueueSpec {
             );
         }
         for (what, kept) in self.guarantee.resource.iter() {
-            if let Some(limit) = self.capability.of(what).filter(|limit| kept > *limit) {
+            if let Some(limit) = self.capability.get(what).filter(|limit| kept > *limit) {
                 let why = format!(
                     "{} is more than the capability, {}",
-                    Amounts::spell(what, kept),
-                    Amounts::spell(what, limit)
+                    ResourceList::spell(what, kept),
+                    ResourceList::spell(what, limit)
                 );
                 find(
                     &format!("spec.guarantee.resource.{what}"),
@@ -225,9 +225,10 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
         ));
     }
     for (what, amount) in spec.capability.iter() {
-        let limit = above.iter().find_map(|q| Some((q, queues[*q].capability.of(what)?)));
+        let limit = above.iter().find_map(|q| Some((q, queues[*q].capability.get(what)?)));
         if let Some((which, limit)) = limit.filter(|(_, limit)| amount > *limit) {
-            let (amount, limit) = (Amounts::spell(what, amount), Amounts::spell(what, limit));
+            let (amount, limit) =
+                (ResourceList::spell(what, amount), ResourceList::spell(what, limit));
             let why = format!("{amount} is more than {which} has, {limit}");
             bad.push(FieldError::new(
                 format!("spec.capability.{what}"),
@@ -237,11 +238,11 @@ pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -
         }
     }
     let siblings = queues.values().filter(|q| q.parent() == Some(parent));
-    let kept = Amounts::sum(siblings.map(|q| &q.guarantee.resource));
+    let kept = ResourceList::sum(siblings.map(|q| &q.guarantee.resource));
     for (what, _) in spec.guarantee.resource.iter() {
-        let (all, limit) = (kept.of(what).unwrap_or(0), queues[parent].capability.of(what));
+        let (all, limit) = (kept.amount(what), queues[parent].capability.get(what));
         if let Some(limit) = limit.filter(|limit| all > *limit) {
-            let (all, limit) = (Amounts::spell(what, all), Amounts::spell(what, limit));
+            let (all, limit) = (ResourceList::spell(what, all), ResourceList::spell(what, limit));
             let why = format!(
                 "the queues below {parent} are guaranteed {all} together, and it has {limit}"
             );

@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Index;
+use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
-use crate::amounts::Amounts;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
 
@@ -61,7 +61,7 @@ pub struct QueueStatus {
     #[serde(flatten)]
     pub groups: Counters,
     /// Charge of its admitted groups, without those of the queues below it.
-    pub allocated: Amounts,
+    pub allocated: ResourceList,
     /// The first waiting groups, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::FieldError;
+use crate::ResourceList;
 use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::key;
 use crate::labels::{Labels, Selector};
-use crate::manifest::{Manifest, Resources};
+use crate::manifest::Manifest;
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
 
@@ -237,7 +238,7 @@ impl RcSpec {
 
     /// Request of each of its pods.
     #[must_use]
-    pub fn resources(&self) -> &Resources {
+    pub fn resources(&self) -> &ResourceList {
         self.manifest.resources()
     }
 

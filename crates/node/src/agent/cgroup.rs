@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::spec::ResourceLimits;
 use rcfarm_api::ids::PodId;
+use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Mount point of cgroup v2.
 fn mount() -> Option<PathBuf> {
@@ -30,17 +30,17 @@ pub fn own() -> Option<PathBuf> {
 ///
 /// # Errors
 /// Why the limits are not enforced, for the notes of the pod's status.
-pub fn make(pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
+pub fn make(pod: &PodId, limits: &ResourceList) -> Result<PathBuf, String> {
     let mount = mount().ok_or("limits are not enforced: no cgroup v2 is mounted")?;
     make_below(&mount, pod, limits)
 }
 
-fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathBuf, String> {
+fn make_below(mount: &Path, pod: &PodId, limits: &ResourceList) -> Result<PathBuf, String> {
     let message =
         |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
     let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
-    let wanted = [("cpu", limits.cpu_milli), ("memory", limits.memory_bytes)];
-    let wanted = || wanted.iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| *name);
+    let (cpu, memory) = (limits.amount(CPU), limits.amount(MEMORY));
+    let wanted = || limits.iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| name);
     if let Some(missing) = wanted().find(|name| !offered.split_whitespace().any(|o| o == *name)) {
         return Err(format!("limits are not enforced: cgroup v2 has no {missing} controller here"));
     }
@@ -56,11 +56,11 @@ fn make_below(mount: &Path, pod: &PodId, limits: ResourceLimits) -> Result<PathB
     let set = |file: &str, value: String| {
         fs::write(group.join(file), value).map_err(|error| message(file, &error))
     };
-    if limits.cpu_milli > 0 {
-        set("cpu.max", format!("{} 100000", limits.cpu_milli * 100))?;
+    if cpu > 0 {
+        set("cpu.max", format!("{} 100000", cpu * 100))?;
     }
-    if limits.memory_bytes > 0 {
-        set("memory.max", limits.memory_bytes.to_string())?;
+    if memory > 0 {
+        set("memory.max", memory.to_string())?;
     }
     Ok(group)
 }
@@ -80,11 +80,11 @@ mod tests {
     fn make_writes_limits_if_the_mount_has_the_controllers() {
         let directory = tempfile::tempdir().unwrap();
         let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
-        let limits = ResourceLimits { cpu_milli: 1_500, memory_bytes: 1 << 20 };
-        let error = make_below(root, &pod, limits).unwrap_err();
+        let limits: ResourceList = "cpu=1.5,memory=1Mi".parse().unwrap();
+        let error = make_below(root, &pod, &limits).unwrap_err();
         assert!(error.contains("no cpu controller"), "{error}");
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        let group = make_below(root, &pod, limits).unwrap();
+        let group = make_below(root, &pod, &limits).unwrap();
         assert_eq!(group, root.join("rcfarm.slice/web"));
         let read = |path: &str| fs::read_to_string(root.join(path)).ok();
         assert_eq!(read("rcfarm.slice/web/cpu.max").unwrap(), "150000 100000");
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
 
         let other: PodId = "small".parse().unwrap();
-        make_below(root, &other, ResourceLimits { cpu_milli: 50, memory_bytes: 0 }).unwrap();
+        make_below(root, &other, &"cpu=50m".parse().unwrap()).unwrap();
         assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");
         assert_eq!(read("rcfarm.slice/small/memory.max"), None, "nothing was asked for");
         assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn make_sets_limits_in_the_kernel_or_returns_why_not() {
         let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
-        match make(&pod, ResourceLimits { cpu_milli: 500, memory_bytes: 64 << 20 }) {
+        match make(&pod, &"cpu=500m,memory=64Mi".parse().unwrap()) {
             Ok(group) => {
                 let read = |file| fs::read_to_string(group.join(file)).unwrap();
                 assert_eq!(read("cpu.max").trim(), "50000 100000");

@@ -47,8 +47,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::manifest::Resources;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
@@ -79,7 +79,7 @@ pub struct AgentSettings {
     /// Labels that the agent sets on the node.
     pub labels: BTreeMap<String, String>,
     /// Resources of the node.
-    pub capacity: Resources,
+    pub capacity: ResourceList,
     /// Environment variables of every process.
     pub env: BTreeMap<String, String>,
     /// The data directory ([`state`]); one agent per directory.

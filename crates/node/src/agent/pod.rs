@@ -218,9 +218,9 @@ impl PodTask {
         let process = self.process_spec(name).cloned().ok_or("the launchable is no process")?;
         let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
         self.notes.clear();
-        let cgroup = match spec.limits == Default::default() {
+        let cgroup = match spec.limits.is_zero() {
             true => None,
-            false => match cgroup::make(&self.id, spec.limits) {
+            false => match cgroup::make(&self.id, &spec.limits) {
                 Ok(group) => Some(group),
                 Err(why) => {
                     self.notes.push(why);
@@ -228,8 +228,8 @@ impl PodTask {
                 }
             },
         };
-        for (device, count) in &spec.resources.devices {
-            if *count > 0 && !self.intended.devices.contains_key(device) {
+        for (device, count) in spec.resources.devices() {
+            if count > 0 && !self.intended.devices.contains_key(device) {
                 self.notes.push(format!(
                     "the pod requests {device}={count}, but none is allocated to it"
                 ));

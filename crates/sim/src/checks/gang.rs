@@ -7,6 +7,7 @@ use crate::model::{AppliedWrite, JobModel, ModelEvent, is_members};
 use crate::reached::{Occasion, met_if};
 use rcfarm_api::pod_group::spec::PodGroupSpec;
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
+use rcfarm_api::resource_list::CPU;
 
 /// Checks one write.
 pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
@@ -29,7 +30,7 @@ fn allocations(model: &JobModel, report: Report<'_>) {
     for (node, allocations) in &model.allocations {
         let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
         let capacity = model.nodes.get(node).and_then(|node| node.capacity.as_ref());
-        if let Some(capacity) = capacity.map(|capacity| capacity.cpu_milli) {
+        if let Some(capacity) = capacity.map(|capacity| capacity.amount(CPU)) {
             met_if(cpu + 1_000 > capacity, Occasion::NodeFilled);
             if cpu > capacity {
                 report(14, format!("{node} allocated {cpu}m of {capacity}m"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::facts::{CheckFacts, Report, VIEW};
 use crate::model::{AppliedWrite, JobModel, ModelEvent};
 use crate::reached::{Occasion, met_if};
-use rcfarm_api::amounts::Amounts;
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{
@@ -77,10 +77,10 @@ fn recount(model: &JobModel, report: Report<'_>) {
     }
 }
 
-fn used(model: &JobModel, counts: impl Fn(&QueueName) -> bool) -> Amounts {
+fn used(model: &JobModel, counts: impl Fn(&QueueName) -> bool) -> ResourceList {
     let admitted = model.group_statuses.values().filter(|s| s.phase.is_admitted());
     let mine = admitted.filter(|s| s.queue.as_ref().is_some_and(&counts));
-    Amounts::sum(mine.map(|status| &status.charged))
+    ResourceList::sum(mine.map(|status| &status.charged))
 }
 
 /// A queue and its parents, the nearest first.
@@ -98,7 +98,7 @@ fn chain<'b>(model: &'b JobModel, name: &'b QueueName) -> Vec<(&'b QueueName, &'
 fn limits(
     id: &GroupId,
     after: &PodGroupStatus,
-    more: &Amounts,
+    more: &ResourceList,
     model: &JobModel,
     report: Report<'_>,
 ) {
@@ -122,10 +122,11 @@ fn limits(
             }
         }
         for (what, _) in more.iter() {
-            let (sum, limit) = (all.of(what).unwrap_or(0), spec.capability.of(what));
+            let (sum, limit) = (all.amount(what), spec.capability.get(what));
             met_if(limit == Some(sum), Occasion::AtTheLimit);
             if let Some(limit) = limit.filter(|limit| sum > *limit) {
-                let (sum, limit) = (Amounts::spell(what, sum), Amounts::spell(what, limit));
+                let (sum, limit) =
+                    (ResourceList::spell(what, sum), ResourceList::spell(what, limit));
                 report(17, format!("{id} got {more}: {link} has {limit} {what} and uses {sum}"));
             }
         }
@@ -188,7 +189,7 @@ fn exceeds(model: &JobModel, admitted: &GroupId, id: &GroupId, queue: &QueueName
         let below = |name: &QueueName| chain(model, name).iter().any(|(above, _)| above == link);
         let mut all = used(model, below);
         all.add(&least);
-        just.into_iter().for_each(|just| all.take(just));
+        just.into_iter().for_each(|just| all.sub(just));
         spec.capability.exceeded_by(&all).is_some()
     })
 }

@@ -12,6 +12,7 @@ use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
+use rcfarm_api::resource_list::{CPU, MEMORY};
 
 /// Changes of one RC's pods by a transaction.
 struct Moves {
@@ -395,13 +396,11 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         let Some(allocated) = model.allocations.get(node) else { continue };
         let said = model.nodes.get(node).and_then(|t| t.now()?.as_ref());
         let Some(capacity) = said.map(|said| &said.capacity) else { continue };
-        let full = capacity.cpu_milli > 0
-            && allocated.pods.values().map(|a| a.cpu_milli).sum::<u64>() + 1_000
-                > capacity.cpu_milli;
-        met_if(full, Occasion::NodeFull);
         let cpu: u64 = allocated.pods.values().map(|a| a.cpu_milli).sum();
         let memory: u64 = allocated.pods.values().map(|a| a.memory_bytes).sum();
-        if cpu > capacity.cpu_milli || memory > capacity.memory_bytes {
+        let has_cpu = capacity.amount(CPU);
+        met_if(has_cpu > 0 && cpu + 1_000 > has_cpu, Occasion::NodeFull);
+        if cpu > has_cpu || memory > capacity.amount(MEMORY) {
             report(14, format!("{node} allocated {cpu}m and {memory} B, it has {capacity:?}"));
         }
         let mut given = BTreeSet::new();
@@ -409,7 +408,7 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         for (kind, number) in
             devices.flat_map(|(kind, numbers)| numbers.iter().map(move |n| (kind, n)))
         {
-            let there = capacity.devices.get(kind).is_some_and(|count| number < count);
+            let there = u64::from(*number) < capacity.amount(kind);
             if !there || !given.insert((kind, number)) {
                 report(14, format!("{node} allocated {kind} {number} twice, or does not have it"));
             }

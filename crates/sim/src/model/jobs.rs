@@ -13,6 +13,7 @@ use rcfarm::job::document;
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm::job::pod_status::{PodState, stands};
 use rcfarm::job::writes::mark_of;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::audit::{AuditRecord, Details};
@@ -23,7 +24,6 @@ use rcfarm_api::job::spec::{JobSpec, JobUid};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::decode_labels;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord};
@@ -68,7 +68,7 @@ pub struct NodeView {
     /// It is being drained.
     pub draining: bool,
     /// Its capacity; `None`: not declared.
-    pub capacity: Option<Resources>,
+    pub capacity: Option<ResourceList>,
 }
 
 /// Whether an allocation belongs to a PodGroup instead of an RC.

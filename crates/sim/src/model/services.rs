@@ -10,13 +10,13 @@ use uuid::Uuid;
 use crate::facts::VIEW;
 use rcfarm::farm::NODE_GRACE;
 use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{FarmName, NodeName, RcId, SessionId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::rc::spec::{RC_ID, RcSpec};
@@ -141,7 +141,7 @@ pub struct ReportedStatus {
     /// Its agent's session does not hold its record.
     pub gone: bool,
     /// Its capacity.
-    pub capacity: Resources,
+    pub capacity: ResourceList,
 }
 
 /// Why a node is not fit for pods.
@@ -414,7 +414,7 @@ impl ServiceModel {
 pub fn was_allocated(spec: &RcSpec, place: &PodRef, allocated: Option<&Allocations>) -> bool {
     let allocation = allocated.and_then(|all| all.pods.get(&place.pod));
     match allocation.filter(|allocation| allocation.owner == spec.owner()) {
-        Some(allocation) => allocation.amounts() == *spec.resources(),
+        Some(allocation) => allocation.resources().equals(spec.resources()),
         None => spec.resources().is_zero(),
     }
 }

@@ -25,9 +25,9 @@ use rcfarm_api::Stored;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::key;
-use rcfarm_api::manifest::Resources;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_api::resource_list::{CPU, ResourceList};
 use rcfarm_emulator::Embedded;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store};
@@ -113,14 +113,14 @@ impl Nodes {
         !self.mix.services || n % 3 != 2
     }
 
-    fn capacity(&self, node: &NodeName) -> Resources {
+    fn capacity(&self, node: &NodeName) -> ResourceList {
         let large = ["n4", "n6"].contains(&node.as_str());
         let cpu_milli = match (self.mix.is_both(), large) {
             (true, true) => 5_000,
             (false, false) if self.mix.services => 2_000,
             _ => 3_000,
         };
-        Resources { cpu_milli, ..Resources::default() }
+        ResourceList::default().with(CPU, cpu_milli)
     }
 
     /// Labels a node. `None`: the value is malformed.
