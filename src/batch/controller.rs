@@ -132,7 +132,7 @@ impl OrderingController {
                 Err(error) => {
                     if !self.unreadable.contains(&id) {
                         warn!(alert = true, key = entry.key, %error,
-                            "the group's status cannot be understood: it is left alone until that is mended");
+                            "the group's status is not valid: the group is ignored until it is corrected");
                     }
                     unreadable.insert(id);
                 }

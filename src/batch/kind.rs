@@ -56,7 +56,7 @@ pub fn spec() -> KindSpec {
                 title: "queues",
                 prefix: key::queues(),
                 check: check_queue,
-                remedy: "mend them: rcfarm queue --help",
+                remedy: "correct them: rcfarm queue --help",
             },
         ],
         ..KindSpec::new(

@@ -84,7 +84,7 @@ impl ChainedStatus for JobStatus {
     /// Refuses to start from an empty status: counts would be lost, and a finished job would run again.
     fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
         Err(ReconcileError::Record(format!(
-            "{key} cannot be understood ({error}): mend it, or delete it to have the job begin anew"
+            "{key} is not valid ({error}): correct it, or delete it to start the job again"
         )))
     }
 

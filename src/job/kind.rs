@@ -59,7 +59,7 @@ pub fn spec() -> KindSpec {
             title: "jobs",
             prefix: key::jobs(),
             check: check_record,
-            remedy: "mend them: rcfarm apply -f; or: rcfarm job delete",
+            remedy: "correct them: rcfarm apply -f; or: rcfarm job delete",
         }],
         ..KindSpec::new("job", key::jobs(), key::job_locks(), key::job_labels())
     }

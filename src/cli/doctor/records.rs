@@ -103,7 +103,7 @@ async fn allocations(context: &CommandContext) -> Check {
             Verdict::Warn,
             "promises",
             fault,
-            "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or mend it",
+            "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or correct it",
         );
     }
     match allocations.orphaned_allocations.first() {

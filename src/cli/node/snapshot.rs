@@ -224,7 +224,7 @@ pub(super) fn check_readable(node: &NodeSnapshot) -> anyhow::Result<()> {
     Err(failure(
         format!("{key}: field {}: {}; nothing was changed", bad.path, bad.problem),
         format!(
-            "mend the field (consul kv get {key}), or forget the node: rcfarm node remove {}",
+            "correct the field (consul kv get {key}), or forget the node: rcfarm node remove {}",
             node.name
         ),
     ))

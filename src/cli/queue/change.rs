@@ -157,7 +157,7 @@ fn check(name: &QueueName, spec: &QueueSpec, snapshot: &QueueSnapshot) -> anyhow
     match &bad[..] {
         [] => Ok(()),
         [one] => Err(failure(format!("field {}: {}", one.path, one.problem), one.fix.clone())),
-        many => Err(failure(FieldError::list(many), "mend these fields; nothing was written")),
+        many => Err(failure(FieldError::list(many), "correct these fields; nothing was written")),
     }
 }
 

@@ -76,7 +76,7 @@ pub struct RcRecord {
 impl Stored for RcRecord {
     fn decode(value: &[u8]) -> Result<Self, FieldError> {
         let fix =
-            "restore the record from a good copy of it, or write it anew with `rcfarm rc create`";
+            "restore the record from a good copy of it, or create it again with `rcfarm rc create`";
         let value = stored::object(value, fix)?;
         check_types(&value)?;
         let fix = format!("compare with {}", Self::PAGE);
@@ -169,7 +169,7 @@ impl RcSpec {
             FieldError::new(
                 "manifest",
                 e.to_string(),
-                "mend the YAML; a manifest needs at least `id:`",
+                "correct the YAML; a manifest needs at least `id:`",
             )
         })?;
         let node_selector = record.node_selector.parse::<Selector>().map_err(|e| {
