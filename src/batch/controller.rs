@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::caches::SchedulerCaches;
+use super::failpoints;
 use super::placing::{PlacementChange, VersionedStatus};
 use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
 use super::queues::Queues;
@@ -28,12 +29,11 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy};
+use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored};
-use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
@@ -213,21 +213,15 @@ impl OrderingController {
             return Ok(None);
         }
         let mut queues_view = Queues::of(&queues.value.0);
-        for queue in queues_view.0.values_mut() {
-            if enabled(Failpoint::LimitsIgnored) {
-                queue.spec.capability = QueueSpec::default().capability;
-            }
-            if enabled(Failpoint::OrderIgnored) {
-                queue.spec.dequeue_strategy = QueueStrategy::Traverse;
-            }
-        }
+        failpoints::change_queues(&mut queues_view);
+        let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
         let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.index());
-        let plan = plan(&BatchObserved {
+        let mut plan = plan(&BatchObserved {
             me: &self.me,
             spec: &spec,
             queues: &queues_view,
-            groups: &groups.value.0,
+            groups: &shown_groups,
             statuses: &self.groups,
             unreadable: &self.unreadable,
             fleet: &fleet,
@@ -238,6 +232,7 @@ impl OrderingController {
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
         });
+        failpoints::change_plan(&mut plan);
         Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
     }
 

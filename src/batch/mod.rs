@@ -22,6 +22,7 @@
 
 pub mod caches;
 mod controller;
+mod failpoints;
 pub mod kind;
 pub mod placing;
 pub mod plan;

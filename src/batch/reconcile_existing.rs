@@ -19,7 +19,6 @@ use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGrou
 use rcfarm_api::pod_group::status::{
     GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
-use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// Poll interval while members have no node.
 const NODES_EVERY: Duration = Duration::from_secs(2);
@@ -262,7 +261,7 @@ impl<'a> Pass<'a> {
             return self.begin_release(id, known, after, then, PodGroupReason::Releasing);
         }
         let rest = missing(&self.seen.fleet.rooms, id, members(id, place));
-        if rest.is_empty() || enabled(Failpoint::PromiseSkipped) {
+        if rest.is_empty() {
             let mut after = (*known.status).clone();
             if let Some(place) = &mut after.placement {
                 place.state = PlacementState::Bound;
@@ -347,7 +346,6 @@ impl<'a> Pass<'a> {
             let MemberCounts { bound, running, releasing, .. } = record.members;
             // Pods keep their nodes until they have left or run.
             let in_use = phase == PodGroupPhase::Pending && bound + running + releasing > 0;
-            let in_use = in_use && !enabled(Failpoint::PlacePulled);
             if phase != status.phase && !in_use {
                 if let Some(queue) =
                     status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending)

@@ -15,7 +15,6 @@ use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::queue::status::QueueStatus;
-use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Index, Op, TxnLimits};
 
 /// Operations of every transaction: fence, scheduler status, audit record.
@@ -123,7 +122,7 @@ fn build(
         batch.nodes.extend(change.nodes().into_iter().cloned());
         guarded.extend(guards(change, queues));
         batch.ops.push(status_op(change));
-        if let Some(index) = change.as_said.filter(|_| !enabled(Failpoint::PlacePulled)) {
+        if let Some(index) = change.as_said {
             let key = key::pod_group(&change.id);
             batch.ops.push(match index {
                 Index::ZERO => Op::CheckNotExists { key },
