@@ -1,12 +1,14 @@
 //! Controller of one claimed scheduler record: reads, plans, commits.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod queues;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::caches::SchedulerCaches;
 use super::failpoints;
@@ -14,29 +16,24 @@ use super::placing::{PlacementChange, VersionedStatus};
 use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, nodes_per_change, revised};
-use crate::batch::queue_machine::{self, Wanted};
 use crate::cluster::allocations::booked_node;
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
-use rcfarm_api::ResourceList;
-use rcfarm_api::Timestamp;
-use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered, QueueChange};
-use rcfarm_api::command::CommandAction;
+use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered};
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
-use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
+use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
-use rcfarm_api::{FieldError, Stored};
+use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, Query, StoreError};
+use rcfarm_store::{Index, Op, Query};
 
 /// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
@@ -281,189 +278,6 @@ impl OrderingController {
         self.caches.view.ledger.wrote(&batch.bookings, index);
     }
 
-    /// Updates the statuses of the queues. `false`: a transaction was refused.
-    async fn tell_queues(
-        &mut self,
-        look: &BatchView,
-        with_words: bool,
-    ) -> Result<bool, ReconcileError> {
-        let mut ops = Vec::new();
-        let mut told = Vec::new();
-        let now = self.ctx.clock.wall();
-        let counted = self.to_recount.then(|| recount(&self.groups));
-        let count = |name: &QueueName, status: &QueueStatus| match &counted {
-            Some(counted) => counted.get(name).cloned().unwrap_or_default(),
-            None => (status.groups, status.allocated.clone()),
-        };
-        for (name, queue) in look.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
-            let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
-            let mut after = status.clone();
-            (after.groups, after.allocated) = count(name, &status);
-            let groups = after.groups;
-            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
-            let message = match queue.wanted {
-                Wanted::Unreadable => FieldError::list(&queue.problems),
-                Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
-                Wanted::Open | Wanted::Closed => String::new(),
-            };
-            after.set_state(
-                queue_machine::next(status.state, queue.wanted, admitted),
-                message,
-                now,
-            );
-            after.ignored = queue.spec.ignored();
-            if with_words {
-                let waiting = look.plan.waiting.get(name).into_iter().flatten();
-                after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
-            }
-            if after != status {
-                (after.revision, after.observed_index) = (status.revision + 1, queue.index);
-                let key = key::queue_status(name);
-                ops.push(Op::Cas { key, value: after.encode(), flags: 0, index });
-                told.push((name.clone(), Some(after)));
-            }
-        }
-        for (name, (index, status)) in &self.queues {
-            let is_counted = count(name, status).0 != Counters::default();
-            if !look.queues.0.contains_key(name) && !is_counted && self.is_default() {
-                ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
-                told.push((name.clone(), None));
-            }
-        }
-        let most = self.ctx.limits.ops.saturating_sub(4).max(1);
-        for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
-            match self.commit(look.record_index, ops.to_vec(), None).await? {
-                Committed::Refused(_) => return Ok(false),
-                Committed::Applied(index) => {
-                    for (name, status) in told {
-                        match status {
-                            Some(status) => {
-                                drop(self.queues.insert(name.clone(), (index, status.clone())))
-                            }
-                            None => drop(self.queues.remove(name)),
-                        }
-                    }
-                }
-            }
-        }
-        self.to_recount = false;
-        Ok(true)
-    }
-
-    fn is_default(&self) -> bool {
-        self.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
-    }
-
-    /// Creates the queue `default`. `false`: it exists.
-    async fn make_default_queue(&mut self, record_index: Index) -> Result<bool, ReconcileError> {
-        let queues = self.caches.queues.snapshot();
-        let name: QueueName = DEFAULT_QUEUE.parse().expect("a legal name");
-        if !self.may_make_queues
-            || !self.is_default()
-            || queues.untrusted.is_some()
-            || queues.value.0.contains_key(&name)
-        {
-            return Ok(false);
-        }
-        let record = QueueRecord::default();
-        let details = Details::QueueCreated(QueueChange {
-            queue: name.clone(),
-            actor: Actor::Farm,
-            reason: "DefaultQueueMissing".to_owned(),
-            farm: Some(self.ctx.farm.clone()),
-            before: None,
-            after: serde_json::to_value(&record.spec).ok(),
-        });
-        let key = key::queue(&name);
-        let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
-        match self.commit(record_index, vec![op], Some(details)).await {
-            Ok(Committed::Applied(_)) => info!(queue = %name, "default queue created"),
-            Ok(Committed::Refused(_)) => {}
-            Err(ReconcileError::Store(StoreError::Forbidden { .. })) => {
-                warn!(queue = %name, "the token may not create the default queue: create it with another token");
-                self.may_make_queues = false;
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        }
-        self.caches.queues.read_now().await?;
-        Ok(true)
-    }
-
-    /// Executes the first command for one of its queues: changes the queue's record and deletes the command in one
-    /// transaction. `None`: no command.
-    async fn apply_command(&mut self, look: &BatchView) -> Result<Option<Action>, ReconcileError> {
-        let (commands, queues) = (self.caches.commands.snapshot(), self.caches.queues.snapshot());
-        let may_drop = self.is_default() && queues.untrusted.is_none();
-        let mine = commands.value.queues.iter().find_map(|(name, pending)| {
-            let pending = pending.first()?;
-            match queues.value.0.get(name) {
-                None => may_drop.then_some((name, pending, None)),
-                Some(stored) => {
-                    let is_mine = look.queues.scheduler(name) == self.me;
-                    is_mine.then_some((name, pending, Some((stored, stored.value.as_ref().ok()?))))
-                }
-            }
-        });
-        let Some((name, pending, there)) = mine else { return Ok(None) };
-        let (command, key) = (key::command(pending.id), key::queue(name));
-        let consumed = vec![
-            Op::CheckIndex { key: command.clone(), index: pending.index },
-            Op::Delete { key: command },
-        ];
-        let Some((stored, record)) = there else {
-            warn!(queue = %name, "there is no such queue: the command is dropped");
-            let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
-            return self.command_applied(look, ops, None).await.map(Some);
-        };
-        let mut wanted = record.clone();
-        match pending.command.action {
-            _ if pending.index < stored.created => {
-                warn!(queue = %name, "the queue was made after the command, which is dropped")
-            }
-            CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
-            CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
-            other => {
-                warn!(queue = %name, action = %other, "no queue has this action: the command is dropped")
-            }
-        }
-        let mut ops = consumed;
-        let is_change = wanted != *record;
-        let details = is_change.then(|| {
-            let by = pending.command.issued_by.clone();
-            Details::QueueChanged(QueueChange {
-                queue: name.clone(),
-                actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
-                reason: pending.command.action.to_string(),
-                farm: Some(self.ctx.farm.clone()),
-                before: serde_json::to_value(&record.spec).ok(),
-                after: serde_json::to_value(&wanted.spec).ok(),
-            })
-        });
-        ops.push(match is_change {
-            true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
-            false => Op::CheckIndex { key, index: stored.index },
-        });
-        self.command_applied(look, ops, details).await.map(Some)
-    }
-
-    async fn command_applied(
-        &mut self,
-        look: &BatchView,
-        ops: Vec<Op>,
-        details: Option<Details>,
-    ) -> Result<Action, ReconcileError> {
-        let written = self.commit(look.record_index, ops, details).await?;
-        let read = (self.caches.queues.read_now(), self.caches.commands.read_now());
-        let (queues, commands) = futures_util::future::join(read.0, read.1).await;
-        queues?;
-        commands?;
-        Ok(match written {
-            Committed::Applied(_) => Action::RequeueAfter(Duration::ZERO),
-            Committed::Refused(_) => self.chain.after_refusal(),
-        })
-    }
-
     /// Writes only the scheduler's status.
     async fn say(
         &mut self,
@@ -531,20 +345,6 @@ impl OrderingController {
             None => Action::AwaitChange,
         }
     }
-}
-
-/// Counts groups by phase and sums the charges of admitted groups, per queue.
-fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, ResourceList)> {
-    let mut counted: BTreeMap<QueueName, (Counters, ResourceList)> = BTreeMap::new();
-    for status in groups.values().map(|known| &known.status) {
-        let Some(queue) = &status.queue else { continue };
-        let (counters, charged) = counted.entry(queue.clone()).or_default();
-        counters.enter(status.phase);
-        if status.phase.is_admitted() {
-            charged.add(&status.charged);
-        }
-    }
-    counted
 }
 
 #[async_trait]

@@ -26,14 +26,8 @@ mod failpoints;
 pub mod kind;
 pub mod placing;
 pub mod plan;
-#[cfg(test)]
-mod plan_tests;
 pub mod pod_group_machine;
-#[cfg(test)]
-mod property_tests;
 pub mod queue_machine;
 pub mod queues;
 pub mod reconcile_existing;
-#[cfg(test)]
-mod waiting_tests;
 pub mod writes;

@@ -14,8 +14,6 @@
 //! the status says; the next owner reads it and plans.
 
 mod machine;
-#[cfg(test)]
-mod machine_tests;
 
 use tracing::{debug, info};
 

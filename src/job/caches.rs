@@ -5,17 +5,18 @@
 //! Agents write both in one transaction, but the caches read them separately: an older status may be of an earlier
 //! attempt.
 
+mod realities;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub use self::realities::{Realities, made_for};
 use super::doorbells::{self, FreshStatus, JobDoorbells};
 use super::frameworks;
-use super::manifest::PodIdentity;
 use super::members::MemberPod;
 use super::pod_status::{PodState, stands};
 pub use super::pods::{Pods, record_id};
@@ -28,15 +29,14 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::queues::GroupStatusIndex;
 use crate::farm::records::Records;
 use rcfarm_api::Stored;
-use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{Namespaced, NodeName, PodRef};
+use rcfarm_api::ids::{Namespaced, NodeName, PodRef, RecordId};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
-use rcfarm_store::cache::{Cache, CacheIndex, Overlay, Snapshot};
+use rcfarm_store::cache::{Cache, Overlay, Snapshot};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
 use rcfarm_store::time::monotonic;
@@ -44,85 +44,6 @@ use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
     Decoder, Entry, Index, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
 };
-
-/// Pod that a node agent reports as real.
-#[derive(Debug, PartialEq)]
-pub struct Real {
-    hash: u64,
-    /// `None`: its manifest was not made for a job. A job may have adopted it.
-    identity: Option<PodIdentity>,
-}
-
-/// Decodes `reality/<node>/<pod>`.
-pub struct RealityDecoder;
-
-impl Decoder for RealityDecoder {
-    type Key = PodRef;
-    type Value = Real;
-
-    fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
-        let (node, pod) = key::node_and_pod(prefix, key)?;
-        Some(PodRef { node, pod })
-    }
-
-    fn decode(_: &PodRef, entry: &Entry) -> Option<Real> {
-        let (hash, identity) = (content_hash(&entry.value), identity_in(&entry.value));
-        Some(Real { hash, identity })
-    }
-}
-
-/// `reality/`, by node and pod, and by job.
-#[derive(Debug, Default)]
-pub struct Realities {
-    places: VersionedIndex<RealityDecoder>,
-    by_job: BTreeMap<Namespaced, Vec<PodRef>>,
-}
-
-#[derive(Deserialize)]
-struct WithIdentity {
-    job: PodIdentity,
-}
-
-/// Job in the manifest, if it was made for one.
-#[must_use]
-pub fn made_for(manifest: &[u8]) -> Option<Namespaced> {
-    identity_in(manifest).map(|identity| identity.job)
-}
-
-/// Manifests of jobs are JSON; other formats are not parsed.
-fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
-    let made = manifest.starts_with(b"{").then_some(manifest)?;
-    serde_json::from_slice(made).ok().map(|WithIdentity { job }| job)
-}
-
-impl Realities {
-    /// Pods that differ between two snapshots.
-    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
-        VersionedIndex::touched(&old.places, &new.places)
-    }
-
-    /// Job that the pod was made for.
-    fn job_at(&self, place: &PodRef) -> Option<&Namespaced> {
-        Some(&self.places.value(place)?.identity.as_ref()?.job)
-    }
-}
-
-impl CacheIndex for Realities {
-    fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let places = VersionedIndex::build(&old.places, prefix, entries);
-        let mut by_job: BTreeMap<Namespaced, Vec<PodRef>> = BTreeMap::new();
-        for (place, real) in &places.0 {
-            if let Some(identity) = &real.value.identity {
-                by_job.entry(identity.job.clone()).or_default().push(place.clone());
-            }
-        }
-        Realities { places, by_job }
-    }
-
-    fn len(&self) -> usize {
-        self.places.len()
-    }
-}
 
 /// Decodes `status/pods/<pod>/<node>`.
 pub struct PodStateDecoder;

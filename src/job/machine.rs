@@ -284,3 +284,6 @@ fn shortened(cases: &[String]) -> String {
     }
     if parts.is_empty() { "otherwise".to_owned() } else { parts.join(", ") }
 }
+
+#[cfg(test)]
+mod tests;

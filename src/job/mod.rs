@@ -36,8 +36,6 @@ mod failpoints;
 pub mod frameworks;
 pub mod kind;
 pub mod machine;
-#[cfg(test)]
-mod machine_tests;
 pub mod manifest;
 pub mod members;
 pub mod plan;

@@ -218,3 +218,6 @@ impl<S: Revisioned> Machine<S> {
         self.open = false;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! Runs whole lives of jobs without a store: applies plans to pods in memory, with a manual clock.
 
+mod deletion;
 mod facts;
 mod kubeflow;
 mod volcano;

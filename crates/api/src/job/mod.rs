@@ -5,5 +5,3 @@ pub mod identity;
 pub mod phase;
 pub mod spec;
 pub mod status;
-#[cfg(test)]
-mod status_tests;

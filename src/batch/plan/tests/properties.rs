@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::plan::{BatchPlan, Bounds, positions};
-use super::plan_tests::{NODE, TestScheduler, id, workers};
-use super::queues::{Queues, Usage};
+use super::{NODE, TestScheduler, id, workers};
+use crate::batch::plan::{BatchPlan, Bounds, positions};
+use crate::batch::queues::{Queues, Usage};
 use crate::placement::capacity::{Decision, place};
 use rcfarm_api::Stored;
 use rcfarm_api::pod_group::status::PodGroupReason;
@@ -186,7 +186,7 @@ impl TestScheduler {
                 }
                 let least = spec.least();
                 let fits = queues.fits(&usage, &name, &spec.charge(&least)).is_ok();
-                let gang = super::placing::gang(&id, spec, &least, &self.spec);
+                let gang = crate::batch::placing::gang(&id, spec, &least, &self.spec);
                 let room = matches!(place(&gang, &self.fleet), Decision::Bind(_));
                 assert!(!fits || !room, "{id} waits ({}) and would fit", status.reason);
             }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::plan_tests::{NODE, TestScheduler, id, queue, workers};
+use super::{NODE, TestScheduler, id, queue, workers};
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
 
 /// Its owner may have created a pod there since.

@@ -1,19 +1,20 @@
 //! Passes over small clusters, by example.
 
+mod large;
+mod properties;
+mod waiting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::placing::{PlacementChange, VersionedStatus, book, held, members};
-use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
-use super::queues::{Queues, Usage};
+use crate::batch::placing::{PlacementChange, VersionedStatus, book, held, members};
+use crate::batch::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
+use crate::batch::queues::{Queues, Usage};
 use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacity};
-use rcfarm_api::Index;
-use rcfarm_api::Stored;
-use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
@@ -21,6 +22,7 @@ use rcfarm_api::pod_group::status::{
 };
 use rcfarm_api::queue::spec::QueueRecord;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
+use rcfarm_api::{Index, Stored, Timestamp};
 
 pub(super) fn id(name: &str) -> GroupId {
     format!("ns/{name}").parse().unwrap()
@@ -524,74 +526,6 @@ fn priority_precedes_age_within_and_between_queues() {
     assert_eq!(order[&queue("default")], [id("new"), id("old")]);
 }
 
-/// A gang written ahead: after any number of changes the next pass completes or releases it.
-#[test]
-fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
-    for changed in [false, true] {
-        for stop in 0..12 {
-            let mut sched = TestScheduler::new(&[NODE; 9]);
-            sched.bounds.nodes = 2;
-            sched.group("g", json!({"tasks": workers(9, "3")}));
-            let mut made = 0;
-            while made < stop {
-                let plan = sched.plan();
-                if plan.changes.is_empty() {
-                    break;
-                }
-                for change in plan.changes.iter().take(stop - made) {
-                    sched.apply(change);
-                    made += 1;
-                }
-            }
-            // Another owner continues; the group may be deleted meanwhile.
-            if changed {
-                sched.groups.remove(&id("g"));
-            }
-            sched.run();
-            let allocated: usize =
-                sched.fleet.rooms.iter().map(|(_, room)| room.allocated.pods.len()).sum();
-            match changed {
-                true => assert_eq!((allocated, sched.book.len()), (0, 0), "after {stop}"),
-                false => {
-                    assert_eq!(allocated, 9, "after {stop}");
-                    assert_eq!(
-                        sched.status("g").placement.as_ref().unwrap().state,
-                        PlacementState::Bound
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn large_gang_that_lost_a_node_frees_all_and_retries() {
-    let mut sched = TestScheduler::new(&[NODE; 6]);
-    sched.bounds.nodes = 2;
-    sched.group("g", json!({"tasks": workers(5, "3")}));
-    let first = sched.plan();
-    sched.apply(&first.changes[0]);
-    assert_eq!(sched.status("g").reason, PodGroupReason::Reserving);
-    let forward = sched.plan();
-    sched.apply(&forward.changes[0]);
-    // Another controller's pod uses the capacity of a node without an allocation yet.
-    let taken = sched
-        .nodes("g")
-        .into_iter()
-        .find(|node| sched.fleet.rooms.of(&node.parse().unwrap()).allocated.pods.is_empty());
-    let node: NodeName = taken.unwrap().parse().unwrap();
-    let mut room = sched.fleet.rooms.of(&node).clone();
-    let owner = "rc/other".parse().unwrap();
-    room.allocate(&"other".parse().unwrap(), &owner, &"cpu=2".parse().unwrap()).unwrap();
-    sched.fleet.rooms.insert(node.clone(), room);
-    let back = sched.plan();
-    sched.apply(&back.changes[0]);
-    assert_eq!(sched.status("g").reason, PodGroupReason::ReservationFailed);
-    sched.run();
-    assert_eq!(sched.phases(&["g"]), [(PodGroupPhase::Inqueue, PodGroupReason::AsDesired)]);
-    assert!(!sched.nodes("g").contains(&node.to_string()), "placed around it");
-}
-
 #[test]
 fn ten_thousand_single_pods_are_placed_in_few_passes() {
     let nodes = vec!["cpu=100,memory=8Gi"; 100];
@@ -619,30 +553,4 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
     sched.check();
     assert!(sched.book.values().all(|known| known.status.phase == PodGroupPhase::Inqueue));
     assert_eq!((sched.book.len(), passes), (10_000, 10));
-}
-
-/// A node goes down while other members run: members of that node are replaced, others stay.
-#[test]
-fn member_of_a_down_node_is_replaced_once_its_pod_ends() {
-    let mut sched = TestScheduler::new(&["cpu=1", "cpu=1", "cpu=1"]);
-    sched.group("g", json!({"tasks": workers(2, "1")}));
-    sched.run();
-    assert_eq!(sched.nodes("g"), ["n0", "n1"]);
-    sched.down = ["n1".parse().unwrap()].into();
-    sched.fleet.unfit = sched.down.clone();
-    sched.members("g", json!({"running": 2}));
-    sched.run();
-    assert_eq!(sched.nodes("g"), ["n0", "n1"], "its pod may still be there");
-    sched.members("g", json!({"running": 1, "pending": 1}));
-    sched.run();
-    assert_eq!(sched.nodes("g"), ["n0", "n2"]);
-    assert_eq!(sched.status("g").phase, PodGroupPhase::Running);
-    sched.down = ["n1".parse().unwrap(), "n2".parse().unwrap()].into();
-    sched.fleet.unfit = sched.down.clone();
-    sched.run();
-    assert_eq!(
-        (sched.nodes("g").len(), sched.status("g").phase),
-        (1, PodGroupPhase::Unknown),
-        "no room"
-    );
 }

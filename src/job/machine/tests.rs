@@ -1,7 +1,7 @@
 //! Volcano's measured facts about job states (`volcano.md` §5.4), one test each. Differences are marked and explained
 //! in `docs/reference/differences-volcano.md`. F-J3, F-J4 and F-J6 to F-J13 concern counts: `frameworks/tests.rs`.
 
-use super::machine::*;
+use super::*;
 use rcfarm_api::command::CommandAction::{
     AbortJob, CompleteJob, RestartJob, RestartPod, RestartTask, ResumeJob, TerminateJob,
 };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::machine::{CommitAnswer, Machine, Next, RefusedParts, Revisioned, StatusWrite};
+use super::{CommitAnswer, Machine, Next, RefusedParts, Revisioned, StatusWrite};
 use rcfarm_store::Index;
 
 #[derive(Debug, Clone, Default, PartialEq)]

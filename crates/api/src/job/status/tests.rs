@@ -1,10 +1,6 @@
 //! Transitions of conditions as measured (`kubeflow.md` §2.2), without Kubeflow's defects (D9), and stored statuses.
 
-use super::status::*;
-use crate::Index;
-use crate::Stored;
-use crate::Timestamp;
-use crate::job::phase::JobPhase;
+use super::*;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()

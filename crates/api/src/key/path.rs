@@ -1,0 +1,126 @@
+//! The grammar of keys and prefixes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::ids::{BadName, check_segment};
+
+/// A valid key: segments of the portable alphabet joined by single slashes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Arc<str>);
+
+/// A prefix to list or watch: empty, or a path that ends in a slash. Consul's prefixes are string prefixes: `n1` would
+/// also match `n10`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix(pub(super) Arc<str>);
+
+impl Key {
+    /// A key from text, checked against the grammar.
+    ///
+    /// # Errors
+    /// [`BadName`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Key, BadName> {
+        text.split('/').try_for_each(check_segment)?;
+        Ok(Key(text.into()))
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn of(text: String) -> Key {
+        debug_assert!(Key::parse(&text).is_ok(), "key outside the grammar: {text}");
+        Key(text.into())
+    }
+}
+
+impl Prefix {
+    /// A prefix from text, checked against the grammar; a missing final slash is added.
+    ///
+    /// # Errors
+    /// [`BadName`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Prefix, BadName> {
+        let trimmed = text.strip_suffix('/').unwrap_or(text);
+        if trimmed.is_empty() {
+            return Ok(Prefix("".into()));
+        }
+        Key::parse(trimmed)?;
+        Ok(Prefix(format!("{trimmed}/").into()))
+    }
+
+    /// The prefix as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The part of a listed key after this prefix; `None` if the key is not below it.
+    #[must_use]
+    pub fn tail<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(&*self.0)
+    }
+
+    /// The key `tail` below this prefix; `None` if that is no valid key.
+    #[must_use]
+    pub fn key_of(&self, tail: &str) -> Option<Key> {
+        Key::parse(&format!("{}{tail}", self.0)).ok()
+    }
+
+    /// This prefix below the configured root.
+    #[must_use]
+    pub fn join(&self, key: &Key) -> Key {
+        Key::of(format!("{}{key}", self.0))
+    }
+
+    /// A prefix below this prefix.
+    #[must_use]
+    pub fn join_prefix(&self, below: &Prefix) -> Prefix {
+        Prefix(format!("{}{below}", self.0).into())
+    }
+
+    /// All keys that begin with the first `end` bytes of `key`: the only prefix that need not end in a slash.
+    pub fn beginning(key: &Key, end: usize) -> Prefix {
+        Prefix(key.0[..end].into())
+    }
+
+    /// A key that keeps the prefix from being empty: a watch on an empty prefix wakes on unrelated writes
+    /// (`consul-semantics.md` §0 #9). No record can have its name.
+    #[must_use]
+    pub fn sentinel(&self) -> Key {
+        Key::of(format!("{}{SENTINEL}", self.0))
+    }
+
+    /// Whether a listed key is this prefix's sentinel.
+    #[must_use]
+    pub fn is_sentinel(&self, key: &str) -> bool {
+        self.tail(key) == Some(SENTINEL)
+    }
+
+    pub(super) fn fixed(text: &'static str) -> Prefix {
+        Prefix(text.into())
+    }
+}
+
+/// One more segment than any record's name.
+const SENTINEL: &str = "_/_/_";
+
+macro_rules! as_text {
+    ($type:ident) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+    };
+}
+
+as_text!(Key);
+
+as_text!(Prefix);

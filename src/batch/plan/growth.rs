@@ -1,0 +1,105 @@
+//! Members of elastic groups beyond their minimum.
+
+use super::Pass;
+use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, book, gang, members};
+use crate::placement::capacity::{Decision, place};
+use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::pod_group::status::PlacementState;
+
+impl<'a> Pass<'a> {
+    /// Places missing members of elastic groups, within capability and capacity.
+    pub(super) fn grow_all(&mut self) {
+        for (id, known) in self.seen.statuses {
+            let lacks = |p: &rcfarm_api::pod_group::status::GroupPlacement| {
+                p.state == PlacementState::Bound
+                    && p.members.values().flatten().any(Option::is_none)
+            };
+            let changed = || self.plan.changes.iter().any(|change| change.id == *id);
+            if known.status.placement.as_ref().is_some_and(lacks) && !changed() {
+                if self.placed >= self.seen.bounds.placed {
+                    self.plan.more = true;
+                    return;
+                }
+                self.grow(id, known);
+            }
+        }
+    }
+
+    fn grow(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
+        let Some(record) = self.seen.groups.get(id).and_then(|g| g.value.as_ref().ok()) else {
+            return;
+        };
+        let (mut spec, status) = (record.spec.clone(), &known.status);
+        let (Some(queue), Some(old)) = (&status.queue, &status.placement) else { return };
+        if !status.phase.is_admitted()
+            || spec.hold.is_some()
+            || self.seen.queues.refusal(queue).is_some()
+        {
+            return;
+        }
+        for task in &mut spec.tasks {
+            task.resources = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
+        }
+        for task in &spec.tasks {
+            let Some(slots) = old.members.get(&task.name) else { continue };
+            let open =
+                slots.iter().filter(|slot| slot.is_none()).count().min(self.seen.bounds.nodes);
+            let each = task.resources.of_pods(1);
+            let (mut usage, mut most) = (self.plan.usage.clone(), 0);
+            while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
+                usage.charge(self.seen.queues, queue, &each);
+                most += 1;
+            }
+            let mut nodes = Vec::new();
+            while most > 0 && nodes.is_empty() {
+                let count = u32::try_from(most).unwrap_or(u32::MAX);
+                let counts = [(task.name.as_str(), count)].into();
+                let question = gang(id, &spec, &counts, self.seen.spec);
+                match place(&question, &self.fleet) {
+                    Decision::Bind(answer) => {
+                        nodes = answer.tasks.into_values().flatten().collect()
+                    }
+                    Decision::Preempt(_) => most = 0,
+                    Decision::Wait(why) => {
+                        most = why.first().map_or(0, |w| w.fitting as usize).min(most - 1)
+                    }
+                }
+            }
+            if !nodes.is_empty() {
+                return self.fill(id, known, &task.name, nodes);
+            }
+        }
+    }
+
+    /// Assigns nodes to the first unplaced members of a task.
+    fn fill(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        task: &str,
+        nodes: Vec<rcfarm_api::ids::NodeName>,
+    ) {
+        let mut after = (*known.status).clone();
+        let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
+            return;
+        };
+        let before: Vec<GroupMember> = members(id, place);
+        let mut nodes = nodes.into_iter();
+        for slot in place.members.get_mut(task).into_iter().flatten().filter(|slot| slot.is_none())
+        {
+            *slot = nodes.next();
+        }
+        let mut allocate = members(id, place);
+        allocate.retain(|member| !before.contains(member));
+        if book(&mut self.fleet, id, &[], &allocate).is_err() {
+            return;
+        }
+        self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);
+        after.charged = place.charge();
+        self.plan.usage.charge(self.seen.queues, &queue, &after.charged);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
+        change.allocate = allocate;
+        self.plan.changes.push(change);
+        self.placed += 1;
+    }
+}

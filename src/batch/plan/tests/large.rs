@@ -1,0 +1,101 @@
+//! Gangs that need several transactions, and gangs on lost nodes.
+
+use serde_json::json;
+
+use super::{NODE, TestScheduler, id, workers};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason};
+
+/// A gang written ahead: after any number of changes the next pass completes or releases it.
+#[test]
+fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
+    for changed in [false, true] {
+        for stop in 0..12 {
+            let mut sched = TestScheduler::new(&[NODE; 9]);
+            sched.bounds.nodes = 2;
+            sched.group("g", json!({"tasks": workers(9, "3")}));
+            let mut made = 0;
+            while made < stop {
+                let plan = sched.plan();
+                if plan.changes.is_empty() {
+                    break;
+                }
+                for change in plan.changes.iter().take(stop - made) {
+                    sched.apply(change);
+                    made += 1;
+                }
+            }
+            // Another owner continues; the group may be deleted meanwhile.
+            if changed {
+                sched.groups.remove(&id("g"));
+            }
+            sched.run();
+            let allocated: usize =
+                sched.fleet.rooms.iter().map(|(_, room)| room.allocated.pods.len()).sum();
+            match changed {
+                true => assert_eq!((allocated, sched.book.len()), (0, 0), "after {stop}"),
+                false => {
+                    assert_eq!(allocated, 9, "after {stop}");
+                    assert_eq!(
+                        sched.status("g").placement.as_ref().unwrap().state,
+                        PlacementState::Bound
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn large_gang_that_lost_a_node_frees_all_and_retries() {
+    let mut sched = TestScheduler::new(&[NODE; 6]);
+    sched.bounds.nodes = 2;
+    sched.group("g", json!({"tasks": workers(5, "3")}));
+    let first = sched.plan();
+    sched.apply(&first.changes[0]);
+    assert_eq!(sched.status("g").reason, PodGroupReason::Reserving);
+    let forward = sched.plan();
+    sched.apply(&forward.changes[0]);
+    // Another controller's pod uses the capacity of a node without an allocation yet.
+    let taken = sched
+        .nodes("g")
+        .into_iter()
+        .find(|node| sched.fleet.rooms.of(&node.parse().unwrap()).allocated.pods.is_empty());
+    let node: NodeName = taken.unwrap().parse().unwrap();
+    let mut room = sched.fleet.rooms.of(&node).clone();
+    let owner = "rc/other".parse().unwrap();
+    room.allocate(&"other".parse().unwrap(), &owner, &"cpu=2".parse().unwrap()).unwrap();
+    sched.fleet.rooms.insert(node.clone(), room);
+    let back = sched.plan();
+    sched.apply(&back.changes[0]);
+    assert_eq!(sched.status("g").reason, PodGroupReason::ReservationFailed);
+    sched.run();
+    assert_eq!(sched.phases(&["g"]), [(PodGroupPhase::Inqueue, PodGroupReason::AsDesired)]);
+    assert!(!sched.nodes("g").contains(&node.to_string()), "placed around it");
+}
+
+/// A node goes down while other members run: members of that node are replaced, others stay.
+#[test]
+fn member_of_a_down_node_is_replaced_once_its_pod_ends() {
+    let mut sched = TestScheduler::new(&["cpu=1", "cpu=1", "cpu=1"]);
+    sched.group("g", json!({"tasks": workers(2, "1")}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n1"]);
+    sched.down = ["n1".parse().unwrap()].into();
+    sched.fleet.unfit = sched.down.clone();
+    sched.members("g", json!({"running": 2}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n1"], "its pod may still be there");
+    sched.members("g", json!({"running": 1, "pending": 1}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n2"]);
+    assert_eq!(sched.status("g").phase, PodGroupPhase::Running);
+    sched.down = ["n1".parse().unwrap(), "n2".parse().unwrap()].into();
+    sched.fleet.unfit = sched.down.clone();
+    sched.run();
+    assert_eq!(
+        (sched.nodes("g").len(), sched.status("g").phase),
+        (1, PodGroupPhase::Unknown),
+        "no room"
+    );
+}

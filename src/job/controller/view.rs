@@ -1,0 +1,206 @@
+//! Reads the input of a reconcile.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::{StreamExt as _, stream};
+
+use super::{ASKED_AT_ONCE, JobController};
+use crate::cluster::commands::Pending;
+use crate::cluster::nodes::NodeReadiness;
+use crate::farm::kind::ReconcileError;
+use crate::farm::records::Record;
+use crate::job::caches::Pods;
+use crate::job::document::Read;
+use crate::job::members::FreePod;
+use crate::job::plan::ObservedGroup;
+use crate::job::waiting::why_waits;
+use crate::job::{document, writes};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::pod_group::status::PodGroupPhase;
+use rcfarm_api::{FieldError, key};
+use rcfarm_store::{Index, Key, Query, StoreError};
+
+pub(super) struct Meaning {
+    pub(super) read: Read,
+    /// Hash of the fields that may not change: [`document::immutable_hash`].
+    pub(super) immutable_hash: u64,
+}
+
+/// Input of one reconcile.
+pub(super) struct JobView {
+    pub(super) record: Arc<Meaning>,
+    pub(super) record_index: Index,
+    pub(super) uid: JobUid,
+    pub(super) pods: Pods,
+    pub(super) unowned: Vec<FreePod>,
+    pub(super) taken: BTreeSet<Slot>,
+    pub(super) group: ObservedGroup,
+    pub(super) commands: Vec<Pending>,
+    /// ModifyIndex of the PodGroup's status.
+    pub(super) placed_at: Index,
+}
+
+impl JobController {
+    /// Decodes the record if its ModifyIndex has changed.
+    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldError>> {
+        if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
+            return Ok(same.clone());
+        }
+        let (document, read) = match document::decode(&self.id, value) {
+            // A job that is being deleted needs no valid spec: its pods and group are found by name.
+            Err(problems) => document::finalize(value).ok_or(problems)?,
+            Ok(read) => read,
+        };
+        let meaning =
+            Arc::new(Meaning { read, immutable_hash: document::immutable_hash(&document) });
+        self.meaning = Some((index, meaning.clone()));
+        Ok(meaning)
+    }
+
+    pub(super) async fn look(
+        &mut self,
+        record: &Record,
+    ) -> Result<Option<JobView>, ReconcileError> {
+        if let Some(why) = self.caches.blind() {
+            return Err(ReconcileError::Elsewhere(why));
+        }
+        let meaning = match self.meaning(record.index, &record.value) {
+            Ok(meaning) => meaning,
+            Err(problems) => {
+                self.say_invalid(record.index, JobUid(record.created), &problems).await?;
+                return Ok(None);
+            }
+        };
+        self.known.forget_shown(&self.caches);
+        let uid = JobUid(record.created);
+        let group = self.observed_group(&meaning.read, uid)?;
+        let spec = &meaning.read.spec;
+        let mut pods = self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
+        pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
+        let unowned = pods.unowned.iter().map(|(place, (unowned, intent))| FreePod {
+            slot: unowned.slot.clone(),
+            node: place.node.clone(),
+            is_intended: intent.is_some(),
+        });
+        let unowned = unowned.collect();
+        self.doubt(uid, &pods, &group).await?;
+        let places = group.places.as_ref();
+        let taken = places.map(|places| self.caches.taken(&self.id, places, &pods, &self.known));
+        let taken = taken.unwrap_or_default();
+        let record_index = record.index;
+        let placed_at = self.caches.groups.snapshot().value.0.get(&self.id).map(|s| s.index);
+        let placed_at = placed_at.unwrap_or_default();
+        let record = meaning;
+        let commands = self.commands();
+        Ok(Some(JobView {
+            record,
+            record_index,
+            uid,
+            pods,
+            unowned,
+            taken,
+            group,
+            commands,
+            placed_at,
+        }))
+    }
+
+    /// Reads each pod that the caches lack although this controller did not remove it. ACLs may hide keys from a list,
+    /// or the cache is old. A read of a single key is refused where a list omits the key.
+    async fn doubt(
+        &self,
+        uid: JobUid,
+        pods: &Pods,
+        group: &ObservedGroup,
+    ) -> Result<(), ReconcileError> {
+        let bare = pods.own.iter().filter(|pod| pod.intent.is_none());
+        let bare = bare.filter_map(|pod| writes::place_of(&self.id, pod));
+        let mut keys: Vec<Key> = bare.map(|at| key::intent(&at.node, &at.pod)).collect();
+        let status = self.chain.status();
+        if status.uid == uid {
+            let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
+            let started = |slot: &Slot| {
+                let memory = status.tasks.get(&slot.task);
+                memory.is_some_and(|memory| memory.started.contains(slot.index))
+            };
+            for (slot, node) in group.places.iter().flatten() {
+                if started(slot)
+                    && !there.contains(slot)
+                    && let Ok(pod) = slot.pod_id(&self.id)
+                {
+                    keys.push(key::pod_labels(node, &pod));
+                }
+            }
+        }
+        let reader = &self.ctx.reader;
+        let asked = keys.into_iter().map(|key| async move {
+            let answer = reader.get(&key, Query::CONSISTENT).await;
+            (key, answer)
+        });
+        let mut asked = stream::iter(asked).buffered(ASKED_AT_ONCE);
+        while let Some((key, answer)) = asked.next().await {
+            match answer {
+                Ok(answer) if answer.value.is_none() => {}
+                Ok(_) | Err(StoreError::Forbidden { .. }) => {
+                    self.caches.nodes.pods.refresh_soon();
+                    self.caches.nodes.intents.refresh_soon();
+                    let why = format!("{key} is there, and what was read does not show it");
+                    return Err(ReconcileError::Elsewhere(why));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// State of the PodGroup, from its record and the status that the batch controller wrote.
+    fn observed_group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
+        let (index, record) = &self.group;
+        if *index == Index::ZERO {
+            return Ok(ObservedGroup::default());
+        }
+        let owner = record.as_ref().and_then(|record| record.spec.owner.as_ref());
+        let of_name = owner.is_some_and(|o| o.kind == "Job" && o.name == self.id.name.as_str());
+        if !of_name {
+            let key = key::pod_group(&self.id);
+            let why = format!("{key} is not this job's; delete it, or name the job otherwise");
+            return Err(ReconcileError::Record(why));
+        }
+        let Some(record) =
+            record.as_ref().filter(|_| owner.is_some_and(|o| o.uid == uid.to_string()))
+        else {
+            return Ok(ObservedGroup { is_foreign: true, ..ObservedGroup::default() });
+        };
+        let statuses = self.caches.groups.snapshot();
+        let status = statuses.value.value(&self.id).and_then(Option::as_ref);
+        let status = status.filter(|status| {
+            status.owner_uid == Some(uid.to_string()) && status.round == record.spec.round
+        });
+        let Some(status) = status else {
+            let round = record.spec.round;
+            return Ok(ObservedGroup { exists: true, round, ..ObservedGroup::default() });
+        };
+        let down = |node: &NodeName| self.caches.nodes.readiness(node) == NodeReadiness::Down;
+        let places = status
+            .may_start(&record.spec)
+            .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
+        Ok(ObservedGroup {
+            exists: true,
+            is_foreign: false,
+            round: record.spec.round,
+            places,
+            unknown: status.phase == PodGroupPhase::Unknown,
+            is_over: status.phase == PodGroupPhase::Completed,
+            waits: why_waits(status, read.spec.framework),
+        })
+    }
+
+    /// Commands not yet executed, oldest first.
+    pub(super) fn commands(&self) -> Vec<Pending> {
+        let seen = self.caches.commands.snapshot();
+        let of_job = seen.value.jobs.get(&self.id).into_iter().flatten();
+        of_job.filter(|command| !self.consumed.contains(&command.id)).cloned().collect()
+    }
+}
