@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
-use super::output::{duration, or_dash, table};
+use super::output::{Column, duration, or_dash, table};
 use super::rc::{allocations, find};
 use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
@@ -106,13 +106,12 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
     log.retain(|logged| filter.wants(&logged.record));
     if !args.follow {
         let values: Vec<_> = log.iter().map(value).collect();
-        context.out.show(&values, || {
+        return context.show(&values, || {
             if log.is_empty() {
                 return "there are no such records".to_owned();
             }
-            table(&["TIME", "EVENT", "CONTROLLER", "POD", "BY", "WHAT"], log.iter().map(columns))
-        })?;
-        return Ok(CliExit::Ok);
+            table(&log, &COLUMNS)
+        });
     }
     for logged in &log {
         print(context, logged)?;
@@ -160,11 +159,11 @@ fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>
             match (id, AuditRecord::decode(&entry.value)) {
                 (Some(id), Ok(record)) => Some(Logged { id, index: entry.create_index, record }),
                 (_, Err(error)) => {
-                    context.out.note(&format!("{}: {error}", entry.key));
+                    context.note(&format!("{}: {error}", entry.key));
                     None
                 }
                 (None, Ok(_)) => {
-                    context.out.note(&format!("{}: the key's name is no UUID", entry.key));
+                    context.note(&format!("{}: the key's name is no UUID", entry.key));
                     None
                 }
             }
@@ -188,7 +187,7 @@ async fn follow(
         let answer = match context.store.keys(&key::audit_logs(), None, query).await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() => {
-                context.out.note(&format!("{error}; trying again"));
+                context.note(&format!("{error}; trying again"));
                 let pause = backoff(Duration::from_secs(1), Duration::from_secs(30), failures);
                 tokio::time::sleep(pause).await;
                 (failures, index) = (failures + 1, Index::ZERO);
@@ -210,29 +209,33 @@ async fn follow(
 }
 
 fn print(context: &CommandContext, logged: &Logged) -> anyhow::Result<()> {
-    context.out.show_next(&value(logged), || columns(logged).join("  "))
+    context.out.show_next(&value(logged), || COLUMNS.map(|(_, cell)| cell(logged)).join("  "))
 }
 
 fn value(logged: &Logged) -> serde_json::Value {
     json!({"id": logged.id, "index": logged.index, "record": logged.record})
 }
 
-fn columns(logged: &Logged) -> Vec<String> {
-    let record = &logged.record;
-    let field = |name: &str| record.event_details.get(name).and_then(|value| value.as_str());
-    let controller = field("replication_controller_id").map(|id| id.get(..8).unwrap_or(id));
-    let by = match (field("actor"), field("farm")) {
-        (Some("farm") | None, Some(farm)) => Some(farm),
-        (actor, _) => actor,
-    };
-    vec![
-        format!("{:.0}", record.timestamp),
-        record.event_type.to_string(),
-        or_dash(controller),
-        or_dash(field("pod_id")),
-        or_dash(by),
-        what(record),
-    ]
+/// The columns of a record.
+const COLUMNS: [Column<'_, Logged>; 6] = [
+    ("TIME", &|logged| format!("{:.0}", logged.record.timestamp)),
+    ("EVENT", &|logged| logged.record.event_type.to_string()),
+    ("CONTROLLER", &|logged| {
+        let id = field(logged, "replication_controller_id");
+        or_dash(id.map(|id| id.get(..8).unwrap_or(id)))
+    }),
+    ("POD", &|logged| or_dash(field(logged, "pod_id"))),
+    ("BY", &|logged| {
+        or_dash(match (field(logged, "actor"), field(logged, "farm")) {
+            (Some("farm") | None, Some(farm)) => Some(farm),
+            (actor, _) => actor,
+        })
+    }),
+    ("WHAT", &|logged| what(&logged.record)),
+];
+
+fn field<'l>(logged: &'l Logged, name: &str) -> Option<&'l str> {
+    logged.record.event_details.get(name)?.as_str()
 }
 
 /// A record in one line.
@@ -356,7 +359,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     });
     let is_clean =
         differences.is_empty() && folded.gaps.is_empty() && orphaned_allocations.is_empty();
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
         for gap in &folded.gaps {
             text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
@@ -422,11 +425,10 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     }
     let (deleted, kept) = (plan.delete.len(), log.len() - plan.delete.len());
     let shown = json!({"deleted": deleted, "kept": kept, "dry_run": args.dry_run});
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let would = if args.dry_run { "would delete" } else { "deleted" };
         format!("{would} {deleted} records, kept {kept}")
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 /// Writes a part of a checkpoint. All parts must exist before any record is deleted.

@@ -3,24 +3,28 @@
 //! A change is one transaction with its audit record, so a crash leaves both or neither.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use uuid::Uuid;
 
-use super::failure::failure;
-use super::output::Output;
+use super::failure::{CliExit, failure};
+use super::output::{Column, Output, table};
 use rcfarm_api::audit::{Actor, AuditRecord, Details};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::{Timestamp, backoff};
 use rcfarm_store::time::{Clock, IdSource, SystemClock};
 use rcfarm_store::{
-    Entry, Index, Key, Op, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,
+    Entry, Index, Key, Op, Prefix, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,
 };
 
 /// Attempts of a change whose outcome is unknown, or that Consul refuses for load.
 const ATTEMPTS: u32 = 5;
+/// Attempts of a read-modify-write whose guard fails because somebody else changes the key.
+pub(super) const EDIT_ATTEMPTS: usize = 5;
 
 /// The store and the output of a command.
 pub(super) struct CommandContext {
@@ -31,14 +35,9 @@ pub(super) struct CommandContext {
     user: String,
 }
 
-/// Result of a change.
-#[derive(Debug)]
-pub(super) enum ChangeOutcome {
-    /// Applied at this index.
-    Applied(Index),
-    /// Nothing was applied: a guard failed, because a key has changed meanwhile.
-    Refused(Vec<Refusal>),
-}
+/// Result of a change: the index at which it was applied, or the guards that failed because a key has changed meanwhile.
+/// Then nothing was applied.
+pub(super) type ChangeOutcome = Result<Index, Vec<Refusal>>;
 
 impl CommandContext {
     pub(super) fn new(store: Arc<dyn Store>, out: Output) -> Self {
@@ -59,6 +58,41 @@ impl CommandContext {
 
     pub(super) fn now(&self) -> Timestamp {
         SystemClock.wall()
+    }
+
+    /// Prints the result of a command that has succeeded.
+    pub(super) fn show<T: Serialize>(
+        &self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<CliExit> {
+        self.out.show(value, text)?;
+        Ok(CliExit::Ok)
+    }
+
+    /// Prints rows: as text a table, or the sentence `none` if there are no rows.
+    pub(super) fn show_rows<R: Serialize>(
+        &self,
+        rows: &[R],
+        none: &str,
+        columns: &[Column<'_, R>],
+    ) -> anyhow::Result<CliExit> {
+        self.show(&rows, || if rows.is_empty() { none.to_owned() } else { table(rows, columns) })
+    }
+
+    /// Prints a note on stderr.
+    pub(super) fn note(&self, text: impl AsRef<str>) {
+        self.out.note(text.as_ref());
+    }
+
+    /// Lists the entries below a prefix.
+    pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<Entry>, StoreError> {
+        Ok(self.store.list(prefix, Query::PLAIN).await?.value)
+    }
+
+    /// Lists the keys below a prefix.
+    pub(super) async fn keys(&self, prefix: &Prefix) -> Result<Vec<String>, StoreError> {
+        Ok(self.store.keys(prefix, None, Query::PLAIN).await?.value)
     }
 
     /// Reads one key.
@@ -119,21 +153,33 @@ impl CommandContext {
         self.send(id, txn.ops()).await
     }
 
+    /// Repeats a read-modify-write of `what` until no guard fails. `attempt` returns `None` if one failed.
+    pub(super) async fn edit<T>(
+        &self,
+        what: impl Display,
+        mut attempt: impl AsyncFnMut() -> anyhow::Result<Option<T>>,
+    ) -> anyhow::Result<T> {
+        for _ in 0..EDIT_ATTEMPTS {
+            if let Some(done) = attempt().await? {
+                return Ok(done);
+            }
+        }
+        Err(failure(
+            format!("{what} changes all the time: {EDIT_ATTEMPTS} attempts were too late"),
+            "see who writes it: rcfarm audit list --since 10m",
+        ))
+    }
+
     async fn send(&self, id: Uuid, ops: &[Op]) -> anyhow::Result<ChangeOutcome> {
         let mut may_be_applied = false;
         for attempt in 0.. {
             match self.store.txn(ops).await {
                 Ok(TxnOutcome::Committed { index, .. }) => {
-                    return Ok(ChangeOutcome::Applied(index));
+                    return Ok(Ok(index));
                 }
                 Ok(TxnOutcome::Refused(refusals)) => {
-                    return Ok(match may_be_applied.then(|| self.applied_at(id)) {
-                        Some(look) => match look.await? {
-                            Some(index) => ChangeOutcome::Applied(index),
-                            None => ChangeOutcome::Refused(refusals),
-                        },
-                        None => ChangeOutcome::Refused(refusals),
-                    });
+                    let index = if may_be_applied { self.applied_at(id).await? } else { None };
+                    return Ok(index.ok_or(refusals));
                 }
                 Err(error) => {
                     may_be_applied |= error.outcome_unknown();
@@ -216,9 +262,7 @@ pub(super) mod tests {
         for lost in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
             let consul = Embedded::default();
             let context = context(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
-            let ChangeOutcome::Applied(index) = commit(&context).await.unwrap() else {
-                panic!("{lost:?}: refused");
-            };
+            let index = commit(&context).await.unwrap().expect("not refused");
             let entry = context.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
             assert_eq!(entry.modify_index, index, "{lost:?}");
             assert_eq!(log_length(&consul).await, 1, "{lost:?}");
@@ -239,7 +283,7 @@ pub(super) mod tests {
         let consul = Embedded::default();
         let no_leader = FaultOutcome::Fail(StoreError::NoLeader);
         let patient = context(&consul, vec![no_leader.clone(), no_leader.clone()]);
-        assert!(matches!(commit(&patient).await.unwrap(), ChangeOutcome::Applied(_)));
+        assert!(commit(&patient).await.unwrap().is_ok());
 
         let consul = Embedded::default();
         let hopeless = context(&consul, vec![no_leader; 5]);

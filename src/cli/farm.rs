@@ -11,7 +11,7 @@ use crate::farm::records::FarmPresence;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::key;
-use rcfarm_store::{PutMode, Query};
+use rcfarm_store::PutMode;
 
 /// Commands about running farms
 #[derive(clap::Subcommand)]
@@ -38,6 +38,25 @@ struct Row {
     presence: FarmPresence,
 }
 
+impl Row {
+    fn state(&self) -> &'static str {
+        match (self.presence.leaving, self.presence.suspicions.is_empty()) {
+            (true, _) => "leaving",
+            (false, true) => "ok",
+            (false, false) => "paused",
+        }
+    }
+
+    fn claims(&self) -> String {
+        let claims = self.presence.claims.iter().map(|(kind, count)| format!("{count} {kind}"));
+        claims.collect::<Vec<_>>().join(", ")
+    }
+
+    fn selector(&self) -> &str {
+        if self.presence.selector.is_empty() { "(all)" } else { &self.presence.selector }
+    }
+}
+
 pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyhow::Result<CliExit> {
     match command {
         FarmCommand::List => list(context).await,
@@ -46,7 +65,7 @@ pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyho
 }
 
 async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
-    let entries = context.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let entries = context.list(&key::farms()).await?;
     let row = |entry: &rcfarm_store::Entry| {
         entry.session.as_ref()?;
         let name = key::farms().tail(&entry.key)?.parse().ok()?;
@@ -57,33 +76,22 @@ async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
 
 async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
     let farms = live(context).await?;
-    context.out.show(&farms, || {
+    context.show(&farms, || {
         if farms.is_empty() {
             return "no farm is running".to_owned();
         }
         let now = context.now();
-        let rows = farms.iter().map(|Row { name, presence }| {
-            let claims: Vec<String> =
-                presence.claims.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-            let selector = match presence.selector.as_str() {
-                "" => "(all)",
-                selector => selector,
-            };
-            let state = match (presence.leaving, presence.suspicions.is_empty()) {
-                (true, _) => "leaving",
-                (false, true) => "ok",
-                (false, false) => "paused",
-            };
-            vec![
-                name.to_string(),
-                state.to_owned(),
-                claims.join(", "),
-                selector.to_owned(),
-                age(presence.since, now),
-                presence.version.clone(),
-            ]
-        });
-        let mut text = table(&["FARM", "STATE", "CLAIMS", "SELECTOR", "UP", "VERSION"], rows);
+        let mut text = table(
+            &farms,
+            &[
+                ("FARM", &|farm| farm.name.to_string()),
+                ("STATE", &|farm| farm.state().to_owned()),
+                ("CLAIMS", &Row::claims),
+                ("SELECTOR", &|farm| farm.selector().to_owned()),
+                ("UP", &|farm| age(farm.presence.since, now)),
+                ("VERSION", &|farm| farm.presence.version.clone()),
+            ],
+        );
         for Row { name, presence } in &farms {
             for why in &presence.suspicions {
                 text.push_str(&format!("{name} is paused: {why}\n"));
@@ -98,9 +106,7 @@ async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
         text
     })?;
     if farms.iter().any(|farm| !farm.presence.suspicions.is_empty()) {
-        context
-            .out
-            .note("if the trees are meant to be as small as they are: rcfarm farm confirm FARM");
+        context.note("if the trees are meant to be as small as they are: rcfarm farm confirm FARM");
     }
     Ok(CliExit::Ok)
 }
@@ -117,6 +123,5 @@ async fn confirm(context: &CommandContext, name: &FarmName) -> anyhow::Result<Cl
     let value = context.ids.ordered_uuid(context.now()).to_string().into();
     context.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
     let shown = serde_json::json!({"name": name, "confirmed": true});
-    context.out.show(&shown, || format!("{name}: confirmed"))?;
-    Ok(CliExit::Ok)
+    context.show(&shown, || format!("{name}: confirmed"))
 }

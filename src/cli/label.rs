@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::context::{ChangeOutcome, CommandContext};
+use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::table;
 use super::rc::find;
@@ -16,7 +16,7 @@ use rcfarm_api::labels::{
     Labels, Selector, check_label_key, check_label_value, decode_labels, encode_labels,
 };
 use rcfarm_api::rc::spec::{POD_ID, RC_ID};
-use rcfarm_store::{Entry, Index, Key, Op, Query};
+use rcfarm_store::{Entry, Index, Key, Op};
 
 /// Labels, which selectors match
 #[derive(clap::Subcommand)]
@@ -87,9 +87,6 @@ enum Edit {
     Set(Labels),
     Remove(Vec<String>),
 }
-
-/// Attempts of a change that is refused because the labels changed meanwhile.
-const ATTEMPTS: usize = 5;
 
 pub(super) async fn run(
     context: &CommandContext,
@@ -251,7 +248,7 @@ async fn change(
     target: &Target,
     edit: &Edit,
 ) -> anyhow::Result<Labels> {
-    for _ in 0..ATTEMPTS {
+    let attempt = async || {
         let entry = context.get(&target.key).await?;
         let before = entry.as_ref().map(decode).transpose()?.unwrap_or_default();
         let mut after = before.clone();
@@ -260,7 +257,7 @@ async fn change(
             Edit::Remove(keys) => after.retain(|key, _| !keys.contains(key)),
         }
         if after == before {
-            return Ok(after);
+            return Ok(Some(after));
         }
         let (index, flags) =
             entry.as_ref().map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
@@ -270,29 +267,21 @@ async fn change(
         } else {
             Op::Cas { key, value: encode_labels(&after), flags, index }
         };
-        let is_new = |(key, value): &(&String, &String)| before.get(*key) != Some(*value);
-        let owned = |(key, value): (&String, &String)| (key.clone(), value.clone());
+        let (mut set, mut removed) = (after.clone(), before.clone());
+        set.retain(|key, value| before.get(key) != Some(value));
+        removed.retain(|key, _| !after.contains_key(key));
         let details = Details::LabelsChanged(LabelsChange {
             kind: kind.segment().to_owned(),
             id: target.id.clone(),
             actor: context.actor(),
             reason: "Requested".to_owned(),
-            set: after.iter().filter(is_new).map(owned).collect(),
-            removed: before
-                .iter()
-                .filter(|(key, _)| !after.contains_key(*key))
-                .map(owned)
-                .collect(),
+            set,
+            removed,
         });
-        match context.commit([op], &details, target.rc).await? {
-            ChangeOutcome::Applied(_) => return Ok(after),
-            ChangeOutcome::Refused(_) => {}
-        }
-    }
-    Err(failure(
-        format!("{} changes all the time: {ATTEMPTS} attempts were too late", target.key),
-        "see who writes it: rcfarm audit list --since 10m",
-    ))
+        let committed = context.commit([op], &details, target.rc).await?;
+        Ok(committed.is_ok().then_some(after))
+    };
+    context.edit(&target.key, attempt).await
 }
 
 fn decode(entry: &Entry) -> anyhow::Result<Labels> {
@@ -310,12 +299,12 @@ async fn labelled(
     kind: LabelKind,
 ) -> anyhow::Result<Vec<(String, Labels)>> {
     let prefix = key::labels(kind);
-    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
+    let entries = context.list(&prefix).await?;
     let mut labelled = Vec::new();
     for entry in entries {
         match (prefix.tail(&entry.key), decode_labels(&entry.value)) {
             (Some(id), Ok(labels)) => labelled.push((id.to_owned(), labels)),
-            (_, Err(error)) => context.out.note(&format!("{}: {error}", entry.key)),
+            (_, Err(error)) => context.note(&format!("{}: {error}", entry.key)),
             (None, _) => {}
         }
     }
@@ -334,10 +323,7 @@ async fn get(context: &CommandContext, args: &LabelGetArgs) -> anyhow::Result<Cl
         ));
     };
     let labels = decode(&entry)?;
-    context
-        .out
-        .show(&labels, || labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect())?;
-    Ok(CliExit::Ok)
+    context.show(&labels, || labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect())
 }
 
 async fn list(context: &CommandContext, args: &LabelListArgs) -> anyhow::Result<CliExit> {
@@ -357,16 +343,17 @@ fn show(
         .iter()
         .map(|(id, labels)| json!({"kind": kind.segment(), "id": id, "labels": labels}))
         .collect();
-    context.out.show(&values, || {
+    context.show(&values, || {
         if rows.is_empty() {
             return "nothing matches".to_owned();
         }
-        let columns = rows.iter().map(|(id, labels)| {
-            let pairs: Vec<String> =
-                labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            vec![id.clone(), pairs.join(",")]
-        });
-        table(&[&kind.segment().to_uppercase(), "LABELS"], columns)
-    })?;
-    Ok(CliExit::Ok)
+        let header = kind.segment().to_uppercase();
+        let pairs = |labels: &Labels| {
+            labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        table(
+            rows,
+            &[(&header, &|(id, _)| id.clone()), ("LABELS", &|(_, labels)| pairs(labels).join(","))],
+        )
+    })
 }

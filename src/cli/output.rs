@@ -74,12 +74,15 @@ fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
     Ok(serde_saphyr::to_string(&serde_json::to_value(value)?)?)
 }
 
+/// A column of a table: its header, and the text of a row's cell.
+pub(super) type Column<'c, R> = (&'c str, &'c dyn Fn(&R) -> String);
+
 /// Columns without borders, as `consul`, `nomad` and `kubectl` print them.
-pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+pub(super) fn table<R>(rows: &[R], columns: &[Column<'_, R>]) -> String {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header.iter().copied());
-    table.add_rows(rows);
+    table.set_header(columns.iter().map(|(header, _)| *header));
+    table.add_rows(rows.iter().map(|row| columns.iter().map(move |(_, cell)| cell(row))));
     for column in table.column_iter_mut() {
         column.set_padding((0, 3));
     }
@@ -164,8 +167,10 @@ mod tests {
 
     #[test]
     fn tables_are_aligned_and_have_no_borders_or_trailing_blanks() {
-        let rows = [["a", "12"], ["bcd", ""]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(table(&["ID", "COUNT"], rows), "ID    COUNT\na     12\nbcd\n");
+        let columns: [Column<'_, [&str; 2]>; 2] =
+            [("ID", &|row| row[0].to_owned()), ("COUNT", &|row| row[1].to_owned())];
+        let text = table(&[["a", "12"], ["bcd", ""]], &columns);
+        assert_eq!(text, "ID    COUNT\na     12\nbcd\n");
     }
 
     #[test]

@@ -17,7 +17,6 @@ use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
-use rcfarm_store::Query;
 
 /// Pods: what nodes run, and how it is
 #[derive(clap::Subcommand)]
@@ -138,7 +137,7 @@ pub(super) async fn run(context: &CommandContext, command: PodCommand) -> anyhow
 
 async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
-    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
+    let entries = context.list(&prefix).await?;
     let store = context.store.as_ref();
     let cluster = ClusterSnapshot::read_once(store, [key::nodes()]).await?;
     let row = |entry: &rcfarm_store::Entry| {
@@ -157,32 +156,26 @@ async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<Cl
         args.node.as_ref().is_none_or(|node| *node == row.node)
             && args.pod.as_ref().is_none_or(|pod| *pod == row.pod)
     });
-    context.out.show(&rows, || {
-        if rows.is_empty() {
-            return "no node reports a pod".to_owned();
-        }
-        let now = context.now();
-        let header = ["POD", "NODE", "STATE", "HEALTH", "RESTARTS", "UP", "MESSAGE"];
-        table(
-            &header,
-            rows.iter().map(|row| {
-                let Row { pod, node, status, .. } = row;
-                let since = status.processes.iter().filter_map(|process| process.started_at).min();
-                let since = since.filter(|_| !row.node_down);
-                let restarts: u64 = status.processes.iter().map(|process| process.restarts).sum();
-                vec![
-                    pod.to_string(),
-                    node.to_string(),
-                    row.state(),
-                    row.health_shown(),
-                    restarts.to_string(),
-                    or_dash(since.map(|since| age(since, now))),
-                    row.message(),
-                ]
-            }),
-        )
-    })?;
-    Ok(CliExit::Ok)
+    let now = context.now();
+    let since = |row: &Row| {
+        let started = row.status.processes.iter().filter_map(|process| process.started_at).min();
+        started.filter(|_| !row.node_down)
+    };
+    let restarts =
+        |row: &Row| row.status.processes.iter().map(|process| process.restarts).sum::<u64>();
+    context.show_rows(
+        &rows,
+        "no node reports a pod",
+        &[
+            ("POD", &|row| row.pod.to_string()),
+            ("NODE", &|row| row.node.to_string()),
+            ("STATE", &Row::state),
+            ("HEALTH", &Row::health_shown),
+            ("RESTARTS", &|row| restarts(row).to_string()),
+            ("UP", &|row| or_dash(since(row).map(|since| age(since, now)))),
+            ("MESSAGE", &Row::message),
+        ],
+    )
 }
 
 async fn find(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row> {
@@ -206,7 +199,7 @@ async fn find(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row
 
 async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliExit> {
     let row = find(context, which).await?;
-    context.out.show(&row, || {
+    context.show(&row, || {
         let Row { pod, node, status, .. } = &row;
         let now = context.now();
         let mut text = fields([
@@ -220,24 +213,20 @@ async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliE
             ("notes", or_dash((!status.notes.is_empty()).then(|| status.notes.join("\n")))),
         ]);
         text.push('\n');
-        let header = ["LAUNCHABLE", "STATE", "PID", "UP", "RESTARTS", "LAST EXIT", "PROGRAM"];
         text.push_str(&table(
-            &header,
-            status.processes.iter().map(|process| {
-                vec![
-                    process.launchable_id.clone(),
-                    process.phase.to_string(),
-                    or_dash(process.pid),
-                    or_dash(process.started_at.map(|since| age(since, now))),
-                    process.restarts.to_string(),
-                    or_dash(last_exit(process, now)),
-                    process.entry_point.clone(),
-                ]
-            }),
+            &status.processes,
+            &[
+                ("LAUNCHABLE", &|process| process.launchable_id.clone()),
+                ("STATE", &|process| process.phase.to_string()),
+                ("PID", &|process| or_dash(process.pid)),
+                ("UP", &|process| or_dash(process.started_at.map(|since| age(since, now)))),
+                ("RESTARTS", &|process| process.restarts.to_string()),
+                ("LAST EXIT", &|process| or_dash(last_exit(process, now))),
+                ("PROGRAM", &|process| process.entry_point.clone()),
+            ],
         ));
         text
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 fn last_exit(process: &ProcessStatus, now: rcfarm_api::Timestamp) -> Option<String> {

@@ -65,12 +65,15 @@ pub(super) async fn run(context: &CommandContext, address: &str) -> anyhow::Resu
         checks.push(farms(context).await);
         records::check(context, &mut checks).await;
     }
-    context.out.show(&checks, || {
-        let rows = checks.iter().map(|check| {
-            let result = format!("{:?}", check.result).to_lowercase();
-            vec![result, check.check.clone(), check.detail.clone()]
-        });
-        let mut text = table(&["RESULT", "CHECK", "DETAIL"], rows);
+    context.show(&checks, || {
+        let mut text = table(
+            &checks,
+            &[
+                ("RESULT", &|check| format!("{:?}", check.result).to_lowercase()),
+                ("CHECK", &|check| check.check.clone()),
+                ("DETAIL", &|check| check.detail.clone()),
+            ],
+        );
         for check in &checks {
             if let Some(remedy) = &check.remedy {
                 text.push_str(&format!("{}: {remedy}\n", check.check));

@@ -10,7 +10,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
 use rcfarm_api::key;
-use rcfarm_store::{Entry, Prefix, Query, StoreError};
+use rcfarm_store::{Entry, Prefix, StoreError};
 
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     for check in kind_specs().into_iter().flat_map(|spec| spec.checks) {
@@ -51,7 +51,7 @@ fn summary(
 }
 
 async fn entries(context: &CommandContext, prefix: Prefix) -> Result<Vec<Entry>, StoreError> {
-    let mut entries = context.store.list(&prefix, Query::PLAIN).await?.value;
+    let mut entries = context.list(&prefix).await?;
     entries.retain(|entry| !prefix.is_sentinel(&entry.key));
     Ok(entries)
 }

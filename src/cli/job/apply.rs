@@ -9,14 +9,15 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::commands::job_change;
 use crate::batch::queues::Queues;
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::FieldError;
-use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupReason;
@@ -81,7 +82,7 @@ pub(in crate::cli) async fn apply(
     let mut shown = Vec::new();
     for one in &all {
         for warning in &one.read.warnings {
-            context.out.note(&format!("{}: {warning}", one.id));
+            context.note(&format!("{}: {warning}", one.id));
         }
         let change = change(one);
         if change != Change::Unchanged {
@@ -90,10 +91,9 @@ pub(in crate::cli) async fn apply(
         shown.push(json!({"job": one.id, "kind": one.read.spec.framework.kind(), "change": change,
             "warnings": one.read.warnings}));
     }
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         all.iter().map(|one| format!("{}: {}\n", one.id, word(change(one)))).collect()
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 pub(in crate::cli) async fn plan(
@@ -101,7 +101,7 @@ pub(in crate::cli) async fn plan(
     args: &FileArgs,
 ) -> anyhow::Result<CliExit> {
     let rows: Vec<Row> = wanted(context, args).await?.iter().map(row).collect();
-    context.out.show(&rows, || rows.iter().map(text).collect())?;
+    context.show(&rows, || rows.iter().map(text).collect())?;
     let nothing = rows.iter().all(|row| row.change == Change::Unchanged);
     Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
 }
@@ -262,20 +262,12 @@ async fn write(context: &CommandContext, one: &Wanted, change: Change) -> anyhow
     let index = one.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
     let value = one.document.to_string().into();
     let op = Op::Cas { key: key::job(&one.id), value, flags: 0, index };
-    let details = JobChange {
-        job: one.id.clone(),
-        actor: context.actor(),
-        action: format!("{change:?}"),
-        reason: String::new(),
-        command: None,
-    };
-    match context.commit([op], &Details::JobChanged(details), None).await? {
-        ChangeOutcome::Applied(_) => Ok(()),
-        ChangeOutcome::Refused(_) => Err(failure(
-            format!("{}: somebody changed it meanwhile; it was left as it is", one.id),
-            "look at it, then try again",
-        )),
-    }
+    let details = job_change(context, &one.id, format!("{change:?}"));
+    context.commit([op], &Details::JobChanged(details), None).await?.map_err(|_| {
+        let why = format!("{}: somebody changed it meanwhile; it was left as it is", one.id);
+        failure(why, "look at it, then try again")
+    })?;
+    Ok(())
 }
 
 fn differences(before: &Value, after: &Value) -> Vec<Difference> {

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::find::{FoundJob, find};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
@@ -104,27 +104,21 @@ async fn issue(
 ) -> anyhow::Result<CliExit> {
     check_command(found, Some(action))?;
     let id = context.ids.ordered_uuid(context.now());
-    let job = found.id.clone();
-    let target = Target::Job { job: job.clone(), uid: Some(found.uid()), task, index };
+    let target = Target::Job { job: found.id.clone(), uid: Some(found.uid()), task, index };
     let issued_by = context.actor().to_string();
     let command = Command { action, target, reason: reason.to_owned(), issued_by };
     let change = JobChange {
-        job,
-        actor: context.actor(),
-        action: action.to_string(),
         reason: reason.to_owned(),
         command: Some(id),
+        ..job_change(context, &found.id, action)
     };
     let op =
         Op::Cas { key: key::command(id), value: command.encode(), flags: 0, index: Index::ZERO };
     let guard = Op::CheckIndex { key: key::job(&found.id), index: found.entry.modify_index };
-    match context.commit([guard, op], &Details::JobChanged(change), None).await? {
-        ChangeOutcome::Applied(_) => {}
-        ChangeOutcome::Refused(_) => return Err(changed_meanwhile(&found.id)),
-    }
+    let committed = context.commit([guard, op], &Details::JobChanged(change), None).await?;
+    committed.map_err(|_| changed_meanwhile(&found.id))?;
     let shown = json!({"job": found.id, "command": id, "action": action});
-    context.out.show(&shown, || format!("{}: {action} is asked for", found.id))?;
-    Ok(CliExit::Ok)
+    context.show(&shown, || format!("{}: {action} is asked for", found.id))
 }
 
 /// Fails if the job's owner would not execute the command. `None`: a suspension.
@@ -208,8 +202,7 @@ async fn set_suspend(
     let word = if suspend { "Suspended" } else { "Resumed" };
     write(context, found, &document, word).await?;
     let shown = json!({"job": found.id, "suspend": suspend});
-    context.out.show(&shown, || format!("{}: {}", found.id, word.to_lowercase()))?;
-    Ok(CliExit::Ok)
+    context.show(&shown, || format!("{}: {}", found.id, word.to_lowercase()))
 }
 
 /// Replaces a job's record by CAS.
@@ -219,21 +212,29 @@ pub(super) async fn write(
     document: &Value,
     action: &str,
 ) -> anyhow::Result<()> {
-    let change = JobChange {
-        job: found.id.clone(),
-        actor: context.actor(),
-        action: action.to_owned(),
-        reason: String::new(),
-        command: None,
-    };
+    let change = job_change(context, &found.id, action);
     let op = Op::Cas {
         key: key::job(&found.id),
         value: document.to_string().into(),
         flags: found.entry.flags,
         index: found.entry.modify_index,
     };
-    match context.commit([op], &Details::JobChanged(change), None).await? {
-        ChangeOutcome::Applied(_) => Ok(()),
-        ChangeOutcome::Refused(_) => Err(changed_meanwhile(&found.id)),
+    let committed = context.commit([op], &Details::JobChanged(change), None).await?;
+    committed.map_err(|_| changed_meanwhile(&found.id))?;
+    Ok(())
+}
+
+/// The audit details of a change of a job.
+pub(super) fn job_change(
+    context: &CommandContext,
+    job: &Namespaced,
+    action: impl ToString,
+) -> JobChange {
+    JobChange {
+        job: job.clone(),
+        actor: context.actor(),
+        action: action.to_string(),
+        reason: String::new(),
+        command: None,
     }
 }

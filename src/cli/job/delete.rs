@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::commands::write;
+use super::commands::{job_change, write};
 use super::find::{FoundJob, FoundPod, find, pods};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::job::caches::made_for;
 use rcfarm_api::Stored;
-use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -50,8 +50,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
     }
     let word = if args.no_wait { "is being deleted" } else { "deleted" };
     let shown = json!({"job": id, "deleted": !args.no_wait});
-    context.out.show(&shown, || format!("{id}: {word}"))?;
-    Ok(CliExit::Ok)
+    context.show(&shown, || format!("{id}: {word}"))
 }
 
 /// Marks the record for deletion. The owner farm then deletes pods, group and record.
@@ -133,10 +132,7 @@ async fn collect_orphans(
     });
     commit(context, id, ops.collect()).await?;
     let shown = json!({"job": id, "deleted": true, "orphans": count});
-    context
-        .out
-        .show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))?;
-    Ok(CliExit::Ok)
+    context.show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))
 }
 
 /// Waits until no node has a pod of the job. Deleting the group earlier would free resources that are still in use.
@@ -144,7 +140,7 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
     let give_up = monotonic() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
-        let real = context.store.list(&key::realities(), Query::PLAIN).await?.value;
+        let real = context.list(&key::realities()).await?;
         let of_job = real.iter().filter(|entry| made_for(&entry.value).as_ref() == Some(&args.job));
         let count = of_job.count();
         if count == 0 {
@@ -175,18 +171,10 @@ async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
     }
     // A job that was created meanwhile manages the pods of its name itself.
     ops.push(Op::CheckNotExists { key: key::job(id) });
-    let change = JobChange {
-        job: id.clone(),
-        actor: context.actor(),
-        action: "OrphansRemoved".to_owned(),
-        reason: String::new(),
-        command: None,
-    };
-    match context.commit(ops, &Details::JobChanged(change), None).await? {
-        ChangeOutcome::Applied(_) => Ok(()),
-        ChangeOutcome::Refused(_) => Err(failure(
-            format!("{id}: something changed meanwhile; not everything was removed"),
-            "run the command again",
-        )),
-    }
+    let change = Details::JobChanged(job_change(context, id, "OrphansRemoved"));
+    context.commit(ops, &change, None).await?.map_err(|_| {
+        let why = format!("{id}: something changed meanwhile; not everything was removed");
+        failure(why, "run the command again")
+    })?;
+    Ok(())
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::find::{FoundJob, all};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
-use crate::cli::output::{age, or_dash, table};
+use crate::cli::output::{age, or_dash};
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::phase::JobPhase;
@@ -72,44 +72,24 @@ pub(super) async fn run(context: &CommandContext, args: &JobListArgs) -> anyhow:
                 && args.queue.as_ref().is_none_or(|queue| row.queue.as_ref() == Some(queue))
         })
         .collect();
-    context.out.show(&rows, || {
-        if rows.is_empty() {
-            return "there are no jobs; to make one: rcfarm apply -f FILE".to_owned();
-        }
-        let now = context.now();
-        let header = [
-            "JOB",
-            "KIND",
-            "PHASE",
-            "REASON",
-            "QUEUE",
-            "RUNNING",
-            "SUCCEEDED",
-            "FAILED",
-            "RETRIES",
-            "AGE",
-        ];
-        table(
-            &header,
-            rows.iter().map(|row| {
-                let reason = match &row.invalid {
-                    Some(_) => Some("InvalidRecord".to_owned()),
-                    None => row.reason.clone(),
-                };
-                vec![
-                    row.job.to_string(),
-                    or_dash(row.kind),
-                    or_dash(row.phase),
-                    or_dash(reason),
-                    or_dash(row.queue.clone()),
-                    format!("{}/{}", row.running, row.members),
-                    row.succeeded.to_string(),
-                    row.failed.to_string(),
-                    row.retry_count.to_string(),
-                    or_dash(row.created.map(|created| age(created, now))),
-                ]
+    let now = context.now();
+    context.show_rows(
+        &rows,
+        "there are no jobs; to make one: rcfarm apply -f FILE",
+        &[
+            ("JOB", &|row| row.job.to_string()),
+            ("KIND", &|row| or_dash(row.kind)),
+            ("PHASE", &|row| or_dash(row.phase)),
+            ("REASON", &|row| match &row.invalid {
+                Some(_) => "InvalidRecord".to_owned(),
+                None => or_dash(row.reason.as_ref()),
             }),
-        )
-    })?;
-    Ok(CliExit::Ok)
+            ("QUEUE", &|row| or_dash(row.queue.as_ref())),
+            ("RUNNING", &|row| format!("{}/{}", row.running, row.members)),
+            ("SUCCEEDED", &|row| row.succeeded.to_string()),
+            ("FAILED", &|row| row.failed.to_string()),
+            ("RETRIES", &|row| row.retry_count.to_string()),
+            ("AGE", &|row| or_dash(row.created.map(|created| age(created, now)))),
+        ],
+    )
 }

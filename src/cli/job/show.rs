@@ -26,7 +26,7 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
         "problems": found.read.as_ref().err(),
         "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let now = context.now();
         let mut rows = vec![("job", found.id.to_string()), ("uid", found.uid().to_string())];
         if let Ok(read) = &found.read {
@@ -47,8 +47,7 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
         }
         rows.push(("problems", remarks(found.read.as_ref().err().map_or(&[], |p| p.as_slice()))));
         fields(rows)
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
@@ -136,7 +135,7 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
             .collect::<Vec<_>>(),
         "other_pods": mismatched,
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let phase = found.status.as_ref().map(|status| status.state.phase);
         let mut text = format!("{}  {}\n", found.id, or_dash(phase));
         for (n, (task, replicas, pods)) in all.iter().enumerate() {
@@ -159,8 +158,7 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
             text.push_str(&format!("?  {} on {}: of no task of the job\n", pod.pod, pod.node));
         }
         text
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
@@ -186,7 +184,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         "problems": found.read.as_ref().err(),
         "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut rows = vec![("job", found.id.to_string()), ("verdict", verdict.clone())];
         if let Some(group) = &group {
             let words = format!("{} ({}) {}", group.phase, group.reason, group.message);
@@ -218,8 +216,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         }
         rows.retain(|(_, value)| !value.is_empty());
         fields(rows)
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 fn verdict(found: &FoundJob, is_owned: bool) -> String {

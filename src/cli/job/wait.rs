@@ -111,7 +111,7 @@ fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow:
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
         "message": status.state.message});
-    context.out.show(&shown, || format!("{}: {}", args.job, words(status)))?;
+    context.show(&shown, || format!("{}: {}", args.job, words(status)))?;
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 

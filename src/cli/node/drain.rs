@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::pods::{NodePod, pods, pods_table, pods_words, tally};
 use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use rcfarm_api::Stored;
@@ -70,9 +70,6 @@ impl Row {
     }
 }
 
-/// Attempts of a change that is refused because the record changed meanwhile.
-const ATTEMPTS: usize = 5;
-
 /// Maximum interval of reads, for changes in keys that are not watched.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Interval once the node has no intents: a watch of an empty prefix wakes on unrelated writes.
@@ -98,7 +95,7 @@ pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow:
     } else {
         look(context, &names).await?
     };
-    context.out.show(&rows, || drained_text(&rows))?;
+    context.show(&rows, || drained_text(&rows))?;
     if !waits || rows.iter().all(|row| row.pods.is_empty()) {
         return Ok(CliExit::Ok);
     }
@@ -141,14 +138,13 @@ pub(super) async fn undrain(
     }
     let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
     let rows = look(context, &names).await?;
-    context.out.show(&rows, || {
+    context.show(&rows, || {
         let line = |row: &Row| match changed.contains(&row.name) {
             true => format!("{}: no longer draining ({})\n", row.name, row.state),
             false => format!("{}: not draining, as before ({})\n", row.name, row.state),
         };
         rows.iter().map(line).collect()
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 /// Writes the desired state of a node by CAS, with its audit record. The agent's session keeps the lock on the key
@@ -159,12 +155,12 @@ async fn change(
     (state, drain_deadline): (NodeState, Option<Timestamp>),
     details: impl Fn(NodeChange) -> Details,
 ) -> anyhow::Result<bool> {
-    for _ in 0..ATTEMPTS {
+    let attempt = async || {
         let node = NodeSnapshot::read(context, &seen.name).await?;
         check_readable(&node)?;
-        let Ok(mut record) = node.record.clone() else { continue };
+        let Ok(mut record) = node.record.clone() else { return Ok(None) };
         if (record.state, record.drain_deadline) == (state, drain_deadline) {
-            return Ok(false);
+            return Ok(Some(false));
         }
         (record.state, record.drain_deadline) = (state, drain_deadline);
         let (index, flags) =
@@ -177,18 +173,9 @@ async fn change(
             drain_deadline,
             pods: intended(context, &node.name).await?,
         });
-        match context.commit([op], &details, None).await? {
-            ChangeOutcome::Applied(_) => return Ok(true),
-            ChangeOutcome::Refused(_) => {}
-        }
-    }
-    Err(failure(
-        format!(
-            "{} changes all the time: {ATTEMPTS} attempts were too late",
-            key::node(&seen.name)
-        ),
-        "see who writes it: rcfarm audit list --since 10m",
-    ))
+        Ok(context.commit([op], &details, None).await?.is_ok().then_some(true))
+    };
+    context.edit(key::node(&seen.name), attempt).await
 }
 
 /// Pods with an intent on a node.
@@ -197,7 +184,7 @@ pub(super) async fn intended(
     node: &NodeName,
 ) -> anyhow::Result<Vec<PodId>> {
     let prefix = key::node_intents(node);
-    let keys = context.store.keys(&prefix, None, Query::PLAIN).await?.value;
+    let keys = context.keys(&prefix).await?;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 

@@ -13,7 +13,6 @@ use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector};
 use rcfarm_api::resource_list::{ResourceList, units};
-use rcfarm_store::Query;
 
 /// Arguments of `node list`.
 #[derive(clap::Args)]
@@ -80,7 +79,7 @@ impl NodeRow {
 
 pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow::Result<CliExit> {
     let mut nodes = all(context).await?;
-    let intents = context.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
+    let intents = context.keys(&key::intents()).await?;
     let mut pods: BTreeMap<NodeName, usize> = BTreeMap::new();
     for (node, _) in intents.iter().filter_map(|key| key::node_and_pod(&key::intents(), key)) {
         *pods.entry(node).or_default() += 1;
@@ -97,28 +96,27 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
     let rows: Vec<(&NodeSnapshot, NodeRow)> =
         nodes.values().map(|node| (node, row(node))).collect();
     for why in rows.iter().flat_map(|(_, row)| &row.invalid) {
-        context.out.note(why);
+        context.note(why);
     }
     let shown: Vec<&NodeRow> = rows.iter().map(|(_, row)| row).collect();
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         if rows.is_empty() {
             return "nothing matches".to_owned();
         }
         let now = context.now();
-        let columns = rows.iter().map(|(node, row)| {
-            vec![
-                row.name.to_string(),
-                node.state_words(),
-                row.pods.to_string(),
-                or_dash(row.capacity.as_ref()),
-                or_dash(row.agent_version.as_ref()),
-                row.heard(now),
-                label_words(&row.labels),
-            ]
-        });
-        table(&["NODE", "STATE", "PODS", "CAPACITY", "AGENT", "HEARD", "LABELS"], columns)
-    })?;
-    Ok(CliExit::Ok)
+        table(
+            &rows,
+            &[
+                ("NODE", &|(_, row)| row.name.to_string()),
+                ("STATE", &|(node, _)| node.state_words()),
+                ("PODS", &|(_, row)| row.pods.to_string()),
+                ("CAPACITY", &|(_, row)| or_dash(row.capacity.as_ref())),
+                ("AGENT", &|(_, row)| or_dash(row.agent_version.as_ref())),
+                ("HEARD", &|(_, row)| row.heard(now)),
+                ("LABELS", &|(_, row)| label_words(&row.labels)),
+            ],
+        )
+    })
 }
 
 /// Timestamp of a health record.
@@ -132,7 +130,7 @@ struct Heartbeat {
 async fn last_heard(context: &CommandContext) -> anyhow::Result<BTreeMap<NodeName, Timestamp>> {
     let prefix = key::healths();
     let mut heard = BTreeMap::new();
-    for entry in context.store.list(&prefix, Query::PLAIN).await?.value {
+    for entry in context.list(&prefix).await? {
         let place = prefix.tail(&entry.key).and_then(|tail| tail.split_once('/'));
         let node = place.and_then(|(_, node)| node.parse::<NodeName>().ok());
         let told = serde_json::from_slice::<Heartbeat>(&entry.value).ok();

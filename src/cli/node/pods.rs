@@ -98,7 +98,7 @@ pub(super) async fn pods(
 }
 
 async fn pod_ids(context: &CommandContext, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
-    let keys = context.store.keys(prefix, None, Query::PLAIN).await?.value;
+    let keys = context.keys(prefix).await?;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
@@ -202,20 +202,17 @@ pub(super) fn tally<'p>(pods: impl Iterator<Item = &'p NodePod>) -> String {
 
 /// Table of pods.
 pub(super) fn pods_table<'p>(pods: impl IntoIterator<Item = &'p NodePod>) -> String {
-    let rows = pods.into_iter().map(|pod| {
-        let controller = pod.replication_controller_id.map(|id| title(Some(&pod.pod_id), id));
-        let (reason, message) = match &pod.stays {
-            Some(stay) => (stay.reason.clone(), stay.message.clone()),
-            None => ("-".to_owned(), String::new()),
-        };
-        vec![
-            pod.node.to_string(),
-            pod.pod_id.to_string(),
-            or_dash(controller),
-            format!("{:?}", pod.health).to_lowercase(),
-            reason,
-            message,
-        ]
-    });
-    table(&["NODE", "POD", "CONTROLLER", "HEALTH", "STAYS", "WHY"], rows)
+    let controller = |pod: &NodePod| Some(title(Some(&pod.pod_id), pod.replication_controller_id?));
+    let stays = |pod: &&'p NodePod| pod.stays.clone().unwrap_or_else(|| Stay::new("-", ""));
+    table(
+        &pods.into_iter().collect::<Vec<_>>(),
+        &[
+            ("NODE", &|pod| pod.node.to_string()),
+            ("POD", &|pod| pod.pod_id.to_string()),
+            ("CONTROLLER", &|pod| or_dash(controller(pod))),
+            ("HEALTH", &|pod| format!("{:?}", pod.health).to_lowercase()),
+            ("STAYS", &|pod| stays(pod).reason),
+            ("WHY", &|pod| stays(pod).message),
+        ],
+    )
 }

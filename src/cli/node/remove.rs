@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use super::drain::intended;
 use super::pods::{NodePod, pods, pods_table, pods_words};
 use super::snapshot::{NodeSnapshot, find};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};
@@ -58,7 +58,7 @@ pub(super) async fn run(
         },
         "left": {"pods": pods, "agent_session": agent},
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut text = format!("{}: removed\n", node.name);
         if leftovers > 0 {
             let words = pods_words(leftovers);
@@ -73,13 +73,11 @@ pub(super) async fn run(
         text
     })?;
     if agent.is_some() {
-        context
-            .out
-            .note("its agent still runs; until it is stopped, it may register the node again");
+        context.note("its agent still runs; until it is stopped, it may register the node again");
     }
     if pods.is_empty() && !intended(context, &node.name).await?.is_empty() {
         // A transaction cannot check that a prefix is empty.
-        context.out.note(&format!(
+        context.note(&format!(
             "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
             node.name
         ));
@@ -155,14 +153,12 @@ async fn delete(
         drain_deadline: None,
         pods: pods.iter().map(|pod| pod.pod_id.clone()).collect(),
     });
-    match context.commit(ops, &details, None).await? {
-        ChangeOutcome::Applied(_) => Ok(()),
-        ChangeOutcome::Refused(_) => Err(failure(
-            format!(
-                "{}: somebody changed its record or labels meanwhile; nothing was removed",
-                node.name
-            ),
-            format!("look at it, then try again: rcfarm node get {}", node.name),
-        )),
-    }
+    let name = &node.name;
+    context.commit(ops, &details, None).await?.map_err(|_| {
+        failure(
+            format!("{name}: somebody changed its record or labels meanwhile; nothing was removed"),
+            format!("look at it, then try again: rcfarm node get {name}"),
+        )
+    })?;
+    Ok(())
 }

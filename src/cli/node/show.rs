@@ -31,7 +31,7 @@ pub(super) async fn run(context: &CommandContext, args: &NodeGetArgs) -> anyhow:
     let mut shown = serde_json::to_value(&row)?;
     shown["record"] = json!(record);
     shown["pods"] = json!(pods);
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let now = context.now();
         let mut rows = vec![
             ("node", row.name.to_string()),
@@ -50,8 +50,7 @@ pub(super) async fn run(context: &CommandContext, args: &NodeGetArgs) -> anyhow:
             return fields(rows);
         }
         format!("{}\n{}", fields(rows), pods_table(&pods))
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 fn deadline_words(at: Timestamp, now: Timestamp) -> String {

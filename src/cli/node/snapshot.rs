@@ -138,8 +138,8 @@ pub(super) async fn all(
     context: &CommandContext,
 ) -> anyhow::Result<BTreeMap<NodeName, NodeSnapshot>> {
     let (records, labels) = (key::nodes(), key::labels(LabelKind::Node));
-    let mut entries = by_node(&records, context.store.list(&records, Query::PLAIN).await?.value);
-    let labelled = by_node(&labels, context.store.list(&labels, Query::PLAIN).await?.value);
+    let mut entries = by_node(&records, context.list(&records).await?);
+    let labelled = by_node(&labels, context.list(&labels).await?);
     let mut nodes: BTreeMap<NodeName, NodeSnapshot> = labelled
         .into_iter()
         .map(|(name, labels)| {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::snapshot::{QueueSnapshot, snapshot};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use rcfarm_api::FieldError;
 use rcfarm_api::ResourceList;
@@ -21,9 +21,6 @@ use rcfarm_api::queue::spec::{
     DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
 use rcfarm_store::{Index, Op};
-
-/// Attempts of a change that is refused because the record changed meanwhile.
-const ATTEMPTS: usize = 5;
 
 /// Arguments of `queue create`.
 #[derive(clap::Args)]
@@ -81,22 +78,15 @@ pub(super) async fn create(
     }
     check(&name, &record.spec, &snapshot)?;
     for field in record.spec.ignored() {
-        context.out.note(&format!("{field} is kept, and nothing acts upon it"));
+        context.note(&format!("{field} is kept, and nothing acts upon it"));
     }
     let details = Details::QueueCreated(about(context, &name, None, Some(&record.spec)));
     let key = key::queue(&name);
     let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
-    match context.commit([op], &details, None).await? {
-        ChangeOutcome::Applied(_) => {}
-        ChangeOutcome::Refused(_) => {
-            return Err(failure(
-                format!("somebody else just made queue {name}"),
-                "look at it first",
-            ));
-        }
-    }
-    context.out.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))?;
-    Ok(CliExit::Ok)
+    context.commit([op], &details, None).await?.map_err(|_| {
+        failure(format!("somebody else just made queue {name}"), "look at it first")
+    })?;
+    context.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))
 }
 
 /// Reads a manifest: its name, and the record without the fields of the manifest alone.
@@ -192,7 +182,7 @@ async fn set_state(
     name: &QueueName,
     to: Desired,
 ) -> anyhow::Result<CliExit> {
-    for _ in 0..ATTEMPTS {
+    let attempt = async || {
         let snapshot = snapshot(context).await?;
         let queue = snapshot.queue(name)?;
         let entry = &snapshot.entries[name];
@@ -215,37 +205,28 @@ async fn set_state(
         }
         let before = record.spec.clone();
         record.spec.state = to;
-        let done = |changed: bool| {
-            let word = format!("{to:?}").to_lowercase();
-            let shown = json!({"name": name, "state": to, "before": before.state});
-            let left = snapshot.admitted(name).len();
-            context.out.show(&shown, || match (changed, to, left) {
-                (false, ..) => format!("{name}: {word}, as before"),
-                (true, Desired::Closed, 1..) => {
-                    format!("{name}: closing; {left} admitted groups go on to their end")
-                }
-                (true, ..) => format!("{name}: {word}"),
-            })
-        };
+        let left = snapshot.admitted(name).len();
         if before.state == to {
-            done(false)?;
-            return Ok(CliExit::Ok);
+            return Ok(Some((before, false, left)));
         }
         let details =
             Details::QueueChanged(about(context, name, Some(&before), Some(&record.spec)));
         let (key, value) = (key::queue(name), record.encode());
         let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
-        if let ChangeOutcome::Applied(_) = context.commit([op], &details, None).await? {
-            done(true)?;
-            return Ok(CliExit::Ok);
+        let committed = context.commit([op], &details, None).await?;
+        Ok(committed.is_ok().then_some((before, true, left)))
+    };
+    let what = format!("the record of queue {name}");
+    let (before, is_changed, left) = context.edit(what, attempt).await?;
+    let word = format!("{to:?}").to_lowercase();
+    let shown = json!({"name": name, "state": to, "before": before.state});
+    context.show(&shown, || match (is_changed, to, left) {
+        (false, ..) => format!("{name}: {word}, as before"),
+        (true, Desired::Closed, 1..) => {
+            format!("{name}: closing; {left} admitted groups go on to their end")
         }
-    }
-    Err(failure(
-        format!(
-            "the record of queue {name} changes all the time: {ATTEMPTS} attempts were too late"
-        ),
-        "see who writes it: rcfarm audit list --since 10m",
-    ))
+        (true, ..) => format!("{name}: {word}"),
+    })
 }
 
 /// Deletes a queue without waiting or running groups. The scheduler later deletes its status.
@@ -282,10 +263,9 @@ pub(super) async fn delete(context: &CommandContext, name: &QueueName) -> anyhow
     let details = Details::QueueDeleted(about(context, name, before.as_ref(), None));
     let index = snapshot.entries[name].modify_index;
     let ops = vec![Op::DeleteCas { key: key::queue(name), index }];
-    if let ChangeOutcome::Refused(_) = context.commit(ops, &details, None).await? {
+    if context.commit(ops, &details, None).await?.is_err() {
         let hint = "look at it, then try again".to_owned();
         return refuse("was changed by somebody meanwhile".to_owned(), hint);
     }
-    context.out.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))?;
-    Ok(CliExit::Ok)
+    context.show(&json!({"name": name, "deleted": true}), || format!("{name}: deleted"))
 }

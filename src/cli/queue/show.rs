@@ -14,24 +14,27 @@ use rcfarm_api::queue::status::QueueStatus;
 pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
     let snapshot = snapshot(context).await?;
     let all: Vec<Value> = snapshot.queues.0.keys().map(|name| shown(&snapshot, name)).collect();
-    context.out.show(&all, || {
+    context.show(&all, || {
         if all.is_empty() {
             return "there are no queues; a farm makes the default one".to_owned();
         }
-        let header = [
-            "NAME",
-            "STATE",
-            "PARENT",
-            "PRIORITY",
-            "ORDER",
-            "WAITING",
-            "ADMITTED",
-            "USED",
-            "CAPABILITY",
-        ];
-        table(&header, snapshot.queues.0.keys().map(|name| row(&snapshot, name)))
-    })?;
-    Ok(CliExit::Ok)
+        let names: Vec<&QueueName> = snapshot.queues.0.keys().collect();
+        let spec = |name: &QueueName| &snapshot.queues.0[name].spec;
+        table(
+            &names,
+            &[
+                ("NAME", &|name| name.to_string()),
+                ("STATE", &|name| state(&snapshot, name)),
+                ("PARENT", &|name| or_dash(spec(name).parent())),
+                ("PRIORITY", &|name| spec(name).priority.to_string()),
+                ("ORDER", &|name| order(&snapshot, name).to_owned()),
+                ("WAITING", &|name| snapshot.positions.get(*name).map_or(0, Vec::len).to_string()),
+                ("ADMITTED", &|name| snapshot.admitted(name).len().to_string()),
+                ("USED", &|name| amounts(snapshot.usage.total(name))),
+                ("CAPABILITY", &|name| amounts(&spec(name).capability)),
+            ],
+        )
+    })
 }
 
 /// A queue's record, status and waiting groups as JSON, for both `list` and `get`.
@@ -72,21 +75,6 @@ fn state(snapshot: &QueueSnapshot, name: &QueueName) -> String {
     state.map_or_else(|| "Pending".to_owned(), |state| state.to_string())
 }
 
-fn row(snapshot: &QueueSnapshot, name: &QueueName) -> Vec<String> {
-    let queue = &snapshot.queues.0[name];
-    vec![
-        name.to_string(),
-        state(snapshot, name),
-        or_dash(queue.spec.parent()),
-        queue.spec.priority.to_string(),
-        order(snapshot, name).to_owned(),
-        snapshot.positions.get(name).map_or(0, Vec::len).to_string(),
-        snapshot.admitted(name).len().to_string(),
-        amounts(snapshot.usage.total(name)),
-        amounts(&queue.spec.capability),
-    ]
-}
-
 fn order(snapshot: &QueueSnapshot, name: &QueueName) -> &'static str {
     match snapshot.queues.0[name].spec.dequeue_strategy {
         rcfarm_api::queue::spec::QueueStrategy::Fifo => "fifo",
@@ -102,7 +90,7 @@ pub(super) async fn get(context: &CommandContext, name: &QueueName) -> anyhow::R
     let snapshot = snapshot(context).await?;
     let queue = snapshot.queue(name)?;
     let status = snapshot.statuses.get(name).cloned().unwrap_or_default();
-    context.out.show(&shown(&snapshot, name), || {
+    context.show(&shown(&snapshot, name), || {
         let below: Vec<String> = queue.children.iter().map(QueueName::to_string).collect();
         let mut text = fields([
             ("name", name.to_string()),
@@ -122,22 +110,31 @@ pub(super) async fn get(context: &CommandContext, name: &QueueName) -> anyhow::R
         ]);
         let admitted = snapshot.admitted(name);
         if !admitted.is_empty() {
-            let rows = admitted.iter().map(|(id, s)| {
-                vec![id.to_string(), s.phase.to_string(), s.reason.to_string(), amounts(&s.charged)]
-            });
             text.push('\n');
-            text.push_str(&table(&["ADMITTED", "PHASE", "REASON", "CHARGED"], rows));
+            text.push_str(&table(
+                &admitted,
+                &[
+                    ("ADMITTED", &|(id, _)| id.to_string()),
+                    ("PHASE", &|(_, status)| status.phase.to_string()),
+                    ("REASON", &|(_, status)| status.reason.to_string()),
+                    ("CHARGED", &|(_, status)| amounts(&status.charged)),
+                ],
+            ));
         }
-        let waiting = snapshot.positions.get(name).map_or(&[][..], Vec::as_slice);
+        let waiting: Vec<_> =
+            (1..).zip(snapshot.positions.get(name).into_iter().flatten()).collect();
         if !waiting.is_empty() {
-            let rows = waiting.iter().enumerate().map(|(n, id)| {
-                let (reason, message) = snapshot.why(name, id);
-                vec![(n + 1).to_string(), id.to_string(), or_dash(reason), message]
-            });
             text.push('\n');
-            text.push_str(&table(&["POSITION", "WAITING", "REASON", "WHY"], rows));
+            text.push_str(&table(
+                &waiting,
+                &[
+                    ("POSITION", &|(n, _): &(usize, _)| n.to_string()),
+                    ("WAITING", &|(_, id)| id.to_string()),
+                    ("REASON", &|(_, id)| or_dash(snapshot.why(name, id).0)),
+                    ("WHY", &|(_, id)| snapshot.why(name, id).1),
+                ],
+            ));
         }
         text
-    })?;
-    Ok(CliExit::Ok)
+    })
 }

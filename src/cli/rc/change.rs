@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::find::{Found, find};
 use super::wait;
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
 use rcfarm_api::Stored;
@@ -44,9 +44,6 @@ pub struct SwitchArgs {
     rc: String,
 }
 
-/// Attempts of a change that is refused because the record changed meanwhile.
-const ATTEMPTS: usize = 5;
-
 /// Result of a change.
 pub(super) struct RcChange {
     /// The record before the change.
@@ -62,7 +59,7 @@ pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow:
     let RcChange { before, index } = set_count(context, &args.rc, i64::from(count)).await?;
     let was = before.desired();
     let is_disabled = before.record.as_ref().is_ok_and(|record| record.disabled);
-    context.out.show(
+    context.show(
         &json!({"id": before.id, "pod_id": before.pod_id(), "before": was, "after": count}),
         || match was {
             Some(was) if was == i64::from(count) => format!("{}: {was}, as before", before.title()),
@@ -71,7 +68,7 @@ pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow:
         },
     )?;
     if is_disabled {
-        context.out.note(&format!(
+        context.note(&format!(
             "it is disabled, so no pod is added or removed until: rcfarm rc enable {}",
             args.rc
         ));
@@ -109,14 +106,13 @@ pub(super) async fn switch(
     let word = if disabled { "disabled" } else { "enabled" };
     let before = &changed.before;
     let was = before.record.as_ref().ok().map(|record| record.disabled);
-    context.out.show(
+    context.show(
         &json!({"id": before.id, "pod_id": before.pod_id(), "disabled": disabled, "before": was}),
         || match changed.index {
             Some(_) => format!("{}: {word}", before.title()),
             None => format!("{}: {word}, as before", before.title()),
         },
-    )?;
-    Ok(CliExit::Ok)
+    )
 }
 
 /// The audit details of a change of `found`.
@@ -146,24 +142,17 @@ async fn change(
     to: &Value,
     details: impl Fn(&Found) -> Details,
 ) -> anyhow::Result<RcChange> {
-    for _ in 0..ATTEMPTS {
+    let attempt = async || {
         let found = find(context, rc).await?;
         let Some(value) = with_field(&found, field, to)? else {
-            return Ok(RcChange { before: found, index: None });
+            return Ok(Some(RcChange { before: found, index: None }));
         };
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let op = Op::Cas { key: key::rc(found.id), value, flags, index };
-        match context.commit([op], &details(&found), Some(found.id)).await? {
-            ChangeOutcome::Applied(index) => {
-                return Ok(RcChange { before: found, index: Some(index) });
-            }
-            ChangeOutcome::Refused(_) => {}
-        }
-    }
-    Err(failure(
-        format!("the record of {rc} changes all the time: {ATTEMPTS} attempts were too late"),
-        "see who writes it: rcfarm audit list --since 10m",
-    ))
+        let committed = context.commit([op], &details(&found), Some(found.id)).await?;
+        Ok(committed.ok().map(|index| RcChange { before: found, index: Some(index) }))
+    };
+    context.edit(format!("the record of {rc}"), attempt).await
 }
 
 /// The record with one field changed. `None`: the field already has the value.
@@ -196,6 +185,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::cli::context::EDIT_ATTEMPTS;
     use crate::cli::output::{Format, Output};
     use rcfarm_api::ids::RcId;
     use rcfarm_emulator::{Embedded, Fate, Request};
@@ -246,7 +236,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_that_changes_all_the_time_is_given_up() {
-        let (_, context) = contended(ATTEMPTS).await;
+        let (_, context) = contended(EDIT_ATTEMPTS).await;
         let error = set_count(&context, ID, 5).await.err().unwrap().to_string();
         assert!(error.contains("changes all the time"), "{error}");
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::find::title;
 use super::wait;
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::label::pair;
@@ -71,7 +71,7 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
     RcSpec::check(id, &record)?;
 
     let index = write(context, &record, &rc_labels, &manifest).await?;
-    context.out.show(
+    context.show(
         &json!({
             "id": id,
             "pod_id": manifest.id(),
@@ -82,7 +82,7 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
         || id.to_string(),
     )?;
     if args.disabled {
-        context.out.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
+        context.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
     } else if args.wait {
         wait::scheduled(context, id, index, args.timeout).await?;
     }
@@ -174,12 +174,9 @@ pub(in crate::cli) async fn write(
         new(key::rc(record.id), record.encode()),
         new(key::rc_labels(record.id), encode_labels(labels)),
     ];
-    match context.commit(ops, &details, Some(record.id)).await? {
-        ChangeOutcome::Applied(index) => Ok(index),
-        ChangeOutcome::Refused(refusals) => {
-            let what: Vec<String> = refusals.into_iter().map(|refusal| refusal.what).collect();
-            let title = title(Some(manifest.id()), record.id);
-            Err(anyhow::anyhow!("Consul refused to create {title}: {}", what.join("; ")))
-        }
-    }
+    context.commit(ops, &details, Some(record.id)).await?.map_err(|refusals| {
+        let what: Vec<String> = refusals.into_iter().map(|refusal| refusal.what).collect();
+        let title = title(Some(manifest.id()), record.id);
+        anyhow::anyhow!("Consul refused to create {title}: {}", what.join("; "))
+    })
 }

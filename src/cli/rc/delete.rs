@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::change::{about, set_count};
 use super::find::{Found, find};
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use crate::cluster::pods::PodLabels;
@@ -50,7 +50,7 @@ pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow
     let nodes: Vec<&NodeName> = orphans.iter().map(|place| &place.node).collect();
     let shown =
         json!({"id": found.id, "pod_id": found.pod_id(), "deleted": true, "orphans": nodes});
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut text = format!("{}: deleted", found.title());
         for place in &orphans {
             text.push_str(&format!("\norphan: pod {} on {}", place.pod, place.node));
@@ -58,7 +58,7 @@ pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow
         text
     })?;
     if !orphans.is_empty() {
-        context.out.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
+        context.note("the orphans keep running; to remove them: rcfarm rc orphans --remove");
     }
     Ok(CliExit::Ok)
 }
@@ -153,18 +153,17 @@ async fn delete_record(
             ops.pop();
             let committed = context.commit(ops, &details, None).await?;
             let status = key::rc_status(found.id);
-            context.out.note(&format!("{status} stays: the token may not delete it"));
+            context.note(&format!("{status} stays: the token may not delete it"));
             committed
         }
         committed => committed?,
     };
-    match committed {
-        ChangeOutcome::Applied(_) => Ok(()),
-        ChangeOutcome::Refused(_) => Err(failure(
-            format!("{}: somebody changed the record meanwhile; it is not deleted", found.title()),
-            "look at it, then try again",
-        )),
-    }
+    committed.map_err(|_| {
+        let title = found.title();
+        let why = format!("{title}: somebody changed the record meanwhile; it is not deleted");
+        failure(why, "look at it, then try again")
+    })?;
+    Ok(())
 }
 
 fn is_forbidden(error: &anyhow::Error) -> bool {

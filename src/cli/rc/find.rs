@@ -4,14 +4,14 @@ use anyhow::Context;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::cli::output::table;
+use crate::cli::output::{or_dash, table};
 use rcfarm_api::FieldError;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
-use rcfarm_store::{Entry, Query};
+use rcfarm_store::Entry;
 
 /// A record as read.
 pub(in crate::cli) struct Found {
@@ -38,10 +38,7 @@ impl Found {
 
     /// The number of desired pods, even if the rest of the record is invalid.
     pub(in crate::cli) fn desired(&self) -> Option<i64> {
-        match &self.record {
-            Ok(record) => Some(record.replicas_desired),
-            Err(_) => None,
-        }
+        self.record.as_ref().ok().map(|record| record.replicas_desired)
     }
 
     /// A pod label of the record; empty if there is none.
@@ -73,7 +70,7 @@ pub(in crate::cli) fn short(id: RcId) -> String {
 pub(in crate::cli) async fn all(
     context: &CommandContext,
 ) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
-    let entries = context.store.list(&key::rcs(), Query::PLAIN).await?.value;
+    let entries = context.list(&key::rcs()).await?;
     let (mut found, mut strange) = (Vec::new(), Vec::new());
     for entry in entries {
         match key::rcs().tail(&entry.key).map(str::parse) {
@@ -112,12 +109,15 @@ fn none(text: &str) -> anyhow::Error {
 }
 
 fn ambiguous(text: &str, named: &[Found]) -> anyhow::Error {
-    let rows = named.iter().map(|found| {
-        let desired = found.desired().map_or_else(|| "-".to_owned(), |count| count.to_string());
-        let pod = found.pod_id().map_or_else(|| "-".to_owned(), |pod| pod.to_string());
-        let zone = found.pod_label("availability_zone");
-        vec![found.id.to_string(), pod, desired, zone, found.pod_label("cluster_name")]
-    });
-    let table = table(&["ID", "POD", "DESIRED", "ZONE", "CLUSTER"], rows);
+    let table = table(
+        named,
+        &[
+            ("ID", &|found| found.id.to_string()),
+            ("POD", &|found| or_dash(found.pod_id())),
+            ("DESIRED", &|found| or_dash(found.desired())),
+            ("ZONE", &|found| found.pod_label("availability_zone")),
+            ("CLUSTER", &|found| found.pod_label("cluster_name")),
+        ],
+    );
     failure(format!("{text:?} may be any of these:\n{}", table.trim_end()), "give more of the id")
 }

@@ -7,13 +7,13 @@ use serde::Serialize;
 use super::find::{Found, all, short};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
-use crate::cli::output::{or_dash, table};
+use crate::cli::output::or_dash;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::status::{RcStatus, Replicas};
-use rcfarm_store::{Entry, Query};
+use rcfarm_store::Entry;
 
 /// Arguments of `rc list`.
 #[derive(clap::Args)]
@@ -53,23 +53,33 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
         .map(|found| row(found, statuses.get(&found.id)))
         .collect();
     for key in strange {
-        context
-            .out
-            .note(&format!("{key} stands among the records and is none: its name is no UUID"));
+        context.note(&format!("{key} stands among the records and is none: its name is no UUID"));
     }
-    context.out.show(&rows, || {
-        if rows.is_empty() {
-            return "there are no replication controllers".to_owned();
-        }
-        let header = ["ID", "POD", "PODS", "HEALTHY", "STATE", "OWNER", "NODES"];
-        table(&header, rows.iter().map(RcRow::columns))
-    })?;
-    Ok(CliExit::Ok)
+    let replicas =
+        |row: &RcRow, count: fn(&Replicas) -> u32| or_dash(row.replicas.as_ref().map(count));
+    context.show_rows(
+        &rows,
+        "there are no replication controllers",
+        &[
+            ("ID", &|row| short(row.id)),
+            ("POD", &|row| or_dash(row.pod_id.as_ref())),
+            ("PODS", &|row| {
+                format!("{}/{}", replicas(row, |r| r.current), or_dash(row.replicas_desired))
+            }),
+            ("HEALTHY", &|row| replicas(row, |r| r.healthy)),
+            ("STATE", &|row| row.state.clone()),
+            ("OWNER", &|row| or_dash(row.owner.as_ref())),
+            ("NODES", &|row| match row.node_selector.as_deref() {
+                Some("") => "(all)".to_owned(),
+                selector => or_dash(selector),
+            }),
+        ],
+    )
 }
 
 /// Statuses by controller.
 pub(super) async fn statuses(context: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
-    let entries = context.store.list(&key::rc_statuses(), Query::PLAIN).await?.value;
+    let entries = context.list(&key::rc_statuses()).await?;
     Ok(entries.iter().filter_map(status_of).collect())
 }
 
@@ -84,7 +94,7 @@ async fn matching(
     selector: &Selector,
 ) -> anyhow::Result<BTreeMap<RcId, Labels>> {
     let prefix = key::labels(LabelKind::ReplicationController);
-    let entries = context.store.list(&prefix, Query::PLAIN).await?.value;
+    let entries = context.list(&prefix).await?;
     let labelled = entries.iter().filter_map(|entry| {
         let id = prefix.tail(&entry.key)?.parse().ok()?;
         Some((id, decode_labels(&entry.value).ok()?))
@@ -123,28 +133,5 @@ pub(super) fn state(status: &RcStatus) -> String {
         Some(condition) => condition.reason.to_string(),
         None if status.is_settled() => "AsDesired".to_owned(),
         None => "Pending".to_owned(),
-    }
-}
-
-impl RcRow {
-    fn columns(&self) -> Vec<String> {
-        let desired = or_dash(self.replicas_desired);
-        let (current, healthy) = match self.replicas {
-            Some(replicas) => (replicas.current.to_string(), replicas.healthy.to_string()),
-            None => ("-".to_owned(), "-".to_owned()),
-        };
-        let nodes = match self.node_selector.as_deref() {
-            Some("") => "(all)".to_owned(),
-            selector => or_dash(selector),
-        };
-        vec![
-            short(self.id),
-            or_dash(self.pod_id.as_ref()),
-            format!("{current}/{desired}"),
-            healthy,
-            self.state.clone(),
-            or_dash(self.owner.as_ref()),
-            nodes,
-        ]
     }
 }

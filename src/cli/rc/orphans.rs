@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::allocations::allocations;
-use crate::cli::context::{ChangeOutcome, CommandContext};
+use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
-use crate::cli::output::{or_dash, table};
+use crate::cli::output::or_dash;
 use crate::cluster::pods::PodLabels;
 use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::{Booking, Ledger, NodeCapacities, OrphanedAllocation, freeing};
@@ -20,7 +20,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::cache::read_once;
-use rcfarm_store::{Entry, Index, Op, Query, StoreError};
+use rcfarm_store::{Entry, Index, Op, StoreError};
 
 /// Arguments of `rc orphans`.
 #[derive(clap::Args)]
@@ -60,7 +60,7 @@ pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow:
     let labelled: PodLabels =
         read_once(context.store.as_ref(), &key::labels(LabelKind::Pod)).await?;
     // Read after the pods, so that a controller that was created meanwhile is seen.
-    let records = context.store.keys(&key::rcs(), None, Query::PLAIN).await?.value;
+    let records = context.keys(&key::rcs()).await?;
     let records: BTreeSet<RcId> =
         records.iter().filter_map(|key| key::rcs().tail(key)?.parse().ok()).collect();
     let mut orphans: BTreeMap<(RcId, PodId), Vec<(PodRef, Index)>> = BTreeMap::new();
@@ -103,18 +103,18 @@ pub(super) async fn run(context: &CommandContext, args: &OrphansArgs) -> anyhow:
             }));
         }
     }
-    context.out.show(&rows, || {
-        if rows.is_empty() {
-            return "there are no orphans".to_owned();
-        }
-        let words = |removed| if removed { "removed" } else { "changed meanwhile, left" };
-        let columns = rows.iter().map(|row| {
-            let (rc, node) = (row.replication_controller_id.to_string(), row.node.to_string());
-            let what = format!("{:?}", row.what).to_lowercase();
-            vec![what, node, row.pod_id.to_string(), rc, or_dash(row.removed.map(words))]
-        });
-        table(&["WHAT", "NODE", "POD", "CONTROLLER", "REMOVED"], columns)
-    })?;
+    let removed = |removed| if removed { "removed" } else { "changed meanwhile, left" };
+    context.show_rows(
+        &rows,
+        "there are no orphans",
+        &[
+            ("WHAT", &|row| format!("{:?}", row.what).to_lowercase()),
+            ("NODE", &|row| row.node.to_string()),
+            ("POD", &|row| row.pod_id.to_string()),
+            ("CONTROLLER", &|row| row.replication_controller_id.to_string()),
+            ("REMOVED", &|row| or_dash(row.removed.map(removed))),
+        ],
+    )?;
     if rows.iter().any(|row| row.removed == Some(false)) {
         return Err(failure("not all orphans were removed", "look again: rcfarm rc orphans"));
     }
@@ -153,7 +153,7 @@ async fn remove(
         actor: context.actor(),
         reason: "Requested".to_owned(),
     });
-    Ok(matches!(context.commit(ops, &details, None).await?, ChangeOutcome::Applied(_)))
+    Ok(context.commit(ops, &details, None).await?.is_ok())
 }
 
 /// Frees allocations of pods of one id and one controller. The transaction checks that the pods are absent.
@@ -172,7 +172,7 @@ async fn free(
         actor: context.actor(),
         reason: PROMISE_LEAKED.to_owned(),
     });
-    Ok(matches!(context.commit(ops, &details, None).await?, ChangeOutcome::Applied(_)))
+    Ok(context.commit(ops, &details, None).await?.is_ok())
 }
 
 async fn rooms(context: &CommandContext) -> Result<NodeCapacities, StoreError> {

@@ -24,7 +24,6 @@ use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::spec::{RcSpec, check_count};
 use rcfarm_api::resource_list::units;
-use rcfarm_store::Query;
 
 /// Arguments of `rc plan`.
 #[derive(clap::Args)]
@@ -92,7 +91,7 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
         "findings": conditions(&plan),
         "unfit_nodes": unfit(&seen, &spec),
     });
-    context.out.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
+    context.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
     Ok(if changes.is_empty() { CliExit::Ok } else { CliExit::Changes })
 }
 
@@ -264,7 +263,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
         "findings": plan.as_ref().map(conditions),
         "last_error": seen.status.as_ref().and_then(|status| status.last_error.clone()),
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut rows = vec![("controller", found.title()), ("verdict", verdict.clone())];
         rows.push(("owner", owner));
         rows.push(("status", status_words(context, &found, &seen)));
@@ -287,8 +286,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
         rows.extend(scheduler_words(&seen.asked).map(|words| ("scheduler", words)));
         rows.push(("unfit", unfit_text(&unfit)));
         fields(rows)
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 /// The first failed condition, or a summary.
@@ -312,7 +310,7 @@ fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
 async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String> {
     let lock = context.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
-    let farms = context.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let farms = context.list(&key::farms()).await?;
     let live: BTreeMap<FarmName, FarmPresence> = farms
         .iter()
         .filter(|entry| entry.session.is_some())

@@ -49,15 +49,14 @@ pub(super) async fn get(context: &CommandContext, args: &RcGetArgs) -> anyhow::R
         "record": raw,
         "invalid": found.spec().err().map(|bad| bad.to_string()),
     });
-    context.out.show(&shown, || match &found.record {
+    context.show(&shown, || match &found.record {
         Ok(record) => record_text(record, &found.spec().err().map(|bad| bad.to_string())),
         Err(bad) => fields([
             ("id", found.id.to_string()),
             ("invalid", bad.to_string()),
             ("value", String::from_utf8_lossy(&found.entry.value).into_owned()),
         ]),
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 fn record_text(record: &RcRecord, invalid: &Option<String>) -> String {
@@ -98,7 +97,7 @@ pub(super) async fn status(context: &CommandContext, rc: &str) -> anyhow::Result
         "status": status,
         "unhealthy_pods": unhealthy,
     });
-    context.out.show(&shown, || {
+    context.show(&shown, || {
         let mut rows = vec![("controller", found.title()), ("session", or_dash(lock.as_ref()))];
         let text = match &status {
             None => {
@@ -108,8 +107,7 @@ pub(super) async fn status(context: &CommandContext, rc: &str) -> anyhow::Result
             Some(status) => status_text(context, rows, status, is_current),
         };
         text + &unhealthy_text(&unhealthy)
-    })?;
-    Ok(CliExit::Ok)
+    })
 }
 
 /// A pod that is not healthy.
@@ -165,12 +163,17 @@ fn unhealthy_text(unhealthy: &[Unhealthy]) -> String {
     if unhealthy.is_empty() {
         return String::new();
     }
-    let rows = unhealthy.iter().map(|row| {
-        let Unhealthy { node, pod_id, health, phase, why } = row;
-        let phase = or_dash(*phase);
-        vec![node.to_string(), pod_id.to_string(), health.to_string(), phase, why.clone()]
-    });
-    format!("\n{}", table(&["NOT HEALTHY ON", "POD", "HEALTH", "STATE", "WHY"], rows))
+    let table = table(
+        unhealthy,
+        &[
+            ("NOT HEALTHY ON", &|row| row.node.to_string()),
+            ("POD", &|row| row.pod_id.to_string()),
+            ("HEALTH", &|row| row.health.to_string()),
+            ("STATE", &|row| or_dash(row.phase)),
+            ("WHY", &|row| row.why.clone()),
+        ],
+    );
+    format!("\n{table}")
 }
 
 fn status_text(
@@ -202,17 +205,17 @@ fn status_text(
     }
     rows.extend(status.last_error.clone().map(|error| ("last error", error)));
     rows.extend(status.quarantined_until.map(|until| ("left alone until", until.to_string())));
-    let conditions = status.conditions.iter().map(|condition| {
-        vec![
-            format!("{:?}", condition.kind),
-            condition.status.to_string(),
-            condition.reason.to_string(),
-            age(condition.last_transition_time, now),
-            condition.message.clone(),
-        ]
-    });
-    let header = ["CONDITION", "HOLDS", "REASON", "SINCE", "MESSAGE"];
-    format!("{}\n{}", fields(rows), table(&header, conditions))
+    let conditions = table(
+        &status.conditions,
+        &[
+            ("CONDITION", &|condition| format!("{:?}", condition.kind)),
+            ("HOLDS", &|condition| condition.status.to_string()),
+            ("REASON", &|condition| condition.reason.to_string()),
+            ("SINCE", &|condition| age(condition.last_transition_time, now)),
+            ("MESSAGE", &|condition| condition.message.clone()),
+        ],
+    );
+    format!("{}\n{conditions}", fields(rows))
 }
 
 /// A row of `rc pods`.
@@ -243,17 +246,15 @@ pub(super) async fn pods(context: &CommandContext, rc: &str) -> anyhow::Result<C
             eligible: eligible.contains(&place.node),
         })
         .collect();
-    context.out.show(&rows, || {
-        if rows.is_empty() {
-            return format!("{} has no pods", found.title());
-        }
-        let columns = rows.iter().map(|row| {
-            let health = format!("{:?}", row.health).to_lowercase();
-            let eligible = if row.eligible { "yes" } else { "no" };
-            let intent = row.intent.to_owned();
-            vec![row.node.to_string(), row.pod_id.to_string(), health, intent, eligible.to_owned()]
-        });
-        table(&["NODE", "POD", "HEALTH", "INTENT", "ELIGIBLE"], columns)
-    })?;
-    Ok(CliExit::Ok)
+    context.show_rows(
+        &rows,
+        &format!("{} has no pods", found.title()),
+        &[
+            ("NODE", &|row| row.node.to_string()),
+            ("POD", &|row| row.pod_id.to_string()),
+            ("HEALTH", &|row| format!("{:?}", row.health).to_lowercase()),
+            ("INTENT", &|row| row.intent.to_owned()),
+            ("ELIGIBLE", &|row| if row.eligible { "yes" } else { "no" }.to_owned()),
+        ],
+    )
 }

@@ -22,7 +22,7 @@ use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::{Quarantine, RcStatus};
 use rcfarm_api::{FieldError, Stored};
-use rcfarm_store::{Entry, Query};
+use rcfarm_store::Entry;
 
 /// Input of a controller's plan.
 pub(super) struct RcSnapshot {
@@ -70,7 +70,7 @@ pub(super) enum AskedScheduler {
 async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
     let lock = context.get(&key::rc_lock(id)).await?;
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
-    let farms = context.store.list(&key::farms(), Query::PLAIN).await?.value;
+    let farms = context.list(&key::farms()).await?;
     let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
     Ok(owner.and_then(|entry| FarmPresence::decode(&entry.value).ok()))
 }

@@ -44,7 +44,7 @@ pub(super) async fn run(context: &CommandContext, args: &WatchArgs) -> anyhow::R
         let answer = match watch.next().await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() && !is_first(&known, &error) => {
-                context.out.note(&format!("{error}; trying again"));
+                context.note(&format!("{error}; trying again"));
                 tokio::time::sleep(backoff(
                     Duration::from_secs(1),
                     Duration::from_secs(30),
