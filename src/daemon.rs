@@ -31,7 +31,7 @@ pub fn by_labels() -> MakeScheduler {
 #[must_use]
 pub fn selector_scheduler(view: &Arc<ClusterView>) -> SelectorScheduler {
     let (labels, capacities) = (view.clone(), view.clone());
-    SelectorScheduler::new(move || labels.node_labels(), move || capacities.rooms())
+    SelectorScheduler::new(move || labels.node_labels(), move || capacities.node_capacities())
 }
 
 /// What kinds are built from, besides their [`ControllerContext`].

@@ -195,7 +195,7 @@ impl OrderingController {
         }
     }
 
-    async fn look(&mut self) -> Result<Option<BatchView>, ReconcileError> {
+    async fn read_input(&mut self) -> Result<Option<BatchView>, ReconcileError> {
         let is_due = !self.chain.is_behind() && monotonic() >= self.leaks_at;
         if is_due && self.is_tampered_with().await? {
             self.chain.fall_behind();
@@ -236,14 +236,14 @@ impl OrderingController {
     /// Commits the changes in order, with as few transactions as possible. `false`: one was refused.
     async fn make(
         &mut self,
-        look: &BatchView,
+        input: &BatchView,
         changes: &[PlacementChange],
     ) -> Result<bool, ReconcileError> {
-        let selector = look.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
+        let selector = input.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
         let mut rest = changes;
         while !rest.is_empty() {
-            let rooms = self.caches.fleet(&selector).rooms;
-            let made = batch(rest, &rooms, &look.queues, &self.queues, self.ctx.limits);
+            let node_capacities = self.caches.fleet(&selector).node_capacities;
+            let made = batch(rest, &node_capacities, &input.queues, &self.queues, self.ctx.limits);
             let (these, after) = rest.split_at(made.count.max(1));
             let details = Details::GroupsOrdered(GroupsOrdered {
                 scheduler: self.me.clone(),
@@ -251,7 +251,7 @@ impl OrderingController {
                 actor: Actor::Farm,
                 groups: these.iter().map(audited).collect(),
             });
-            match self.commit(look.record_index, made.ops.clone(), Some(details)).await? {
+            match self.commit(input.record_index, made.ops.clone(), Some(details)).await? {
                 Committed::Applied(index) => self.learn(these, made, index),
                 Committed::Refused(_) => return Ok(false),
             }
@@ -352,35 +352,41 @@ impl Controller for OrderingController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         // Held from plan to commit: other tasks of this farm would allocate the same capacity.
         let caches = self.caches.clone();
-        let _turn = caches.view.ledger.turn().await;
-        let Some(look) = self.look().await? else { return Ok(Action::AwaitChange) };
-        if self.make_default_queue(look.record_index).await? {
+        let _guard = caches.view.ledger.lock_plans().await;
+        let Some(input) = self.read_input().await? else { return Ok(Action::AwaitChange) };
+        if self.make_default_queue(input.record_index).await? {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
-        if let Some(next) = self.apply_command(&look).await? {
+        if let Some(next) = self.apply_command(&input).await? {
             return Ok(next);
         }
-        if !self.make(&look, &look.plan.changes).await? {
+        if !self.make(&input, &input.plan.changes).await? {
             return Ok(self.chain.after_refusal());
         }
         if monotonic() >= self.leaks_at {
             self.leaks_at = monotonic() + LEAKS_EVERY;
         }
         let pending_reasons = monotonic() >= self.words_at;
-        if !self.tell_queues(&look, pending_reasons && !look.plan.more).await? {
+        if !self.tell_queues(&input, pending_reasons && !input.plan.more).await? {
             return Ok(self.chain.after_refusal());
         }
-        if look.plan.more || !look.plan.changes.is_empty() {
+        if input.plan.more || !input.plan.changes.is_empty() {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
         if !pending_reasons {
             return Ok(Action::RequeueAfter(self.words_at - monotonic()));
         }
         self.words_at = monotonic() + WORDS_EVERY;
-        if !look.plan.says.is_empty() {
-            let rooms = self.caches.fleet(&Selector::everything()).rooms;
-            let one = batch(&look.plan.says, &rooms, &look.queues, &self.queues, self.ctx.limits);
-            if !self.make(&look, &look.plan.says[..one.count]).await? {
+        if !input.plan.says.is_empty() {
+            let node_capacities = self.caches.fleet(&Selector::everything()).node_capacities;
+            let one = batch(
+                &input.plan.says,
+                &node_capacities,
+                &input.queues,
+                &self.queues,
+                self.ctx.limits,
+            );
+            if !self.make(&input, &input.plan.says[..one.count]).await? {
                 return Ok(self.chain.after_refusal());
             }
             return Ok(Action::RequeueAfter(WORDS_EVERY));
@@ -391,9 +397,9 @@ impl Controller for OrderingController {
             let mut status = self.chain.status().clone();
             (status.last_error, status.quarantined_until) = (None, None);
             self.alerted = None;
-            self.say(look.record_index, status).await?;
+            self.say(input.record_index, status).await?;
         }
-        Ok(self.rest(&look.plan))
+        Ok(self.rest(&input.plan))
     }
 
     async fn report_quarantine(

@@ -171,19 +171,34 @@ pub fn fitted(
 
 /// Members with an allocation.
 #[must_use]
-pub fn held(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
+pub fn held(
+    node_capacities: &NodeCapacities,
+    id: &GroupId,
+    all: Vec<GroupMember>,
+) -> Vec<GroupMember> {
     let owner = owner_of(id);
     let stands = |member: &GroupMember| {
-        rooms.of(&member.node).allocated.pods.get(&member.pod).is_some_and(|a| a.owner == owner)
+        node_capacities
+            .of(&member.node)
+            .allocated
+            .pods
+            .get(&member.pod)
+            .is_some_and(|a| a.owner == owner)
     };
     all.into_iter().filter(stands).collect()
 }
 
 /// Members without an allocation of what they request.
 #[must_use]
-pub fn missing(rooms: &NodeCapacities, id: &GroupId, all: Vec<GroupMember>) -> Vec<GroupMember> {
+pub fn missing(
+    node_capacities: &NodeCapacities,
+    id: &GroupId,
+    all: Vec<GroupMember>,
+) -> Vec<GroupMember> {
     let owner = owner_of(id);
-    all.into_iter().filter(|m| !rooms.of(&m.node).holds(&m.pod, &owner, &m.want)).collect()
+    all.into_iter()
+        .filter(|m| !node_capacities.of(&m.node).holds(&m.pod, &owner, &m.want))
+        .collect()
 }
 
 /// Releases and makes allocations on a copy of the fleet.
@@ -196,14 +211,14 @@ pub fn book(
     allocate: &[GroupMember],
 ) -> Result<(), String> {
     let owner = owner_of(id);
-    let mut ledger = Ledger::on(&fleet.rooms);
+    let mut ledger = Ledger::on(&fleet.node_capacities);
     release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
     for m in allocate {
         let insufficient = ledger.allocate(&m.node, &m.pod, &owner, &m.want);
         insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
     }
     for booking in ledger.bookings() {
-        fleet.rooms.insert(booking.node, booking.room);
+        fleet.node_capacities.insert(booking.node, booking.room);
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ impl<'a> Pass<'a> {
             return;
         }
         let mut orphaned_allocations: BTreeMap<GroupId, Vec<GroupMember>> = BTreeMap::new();
-        for (node, room) in self.seen.fleet.rooms.iter() {
+        for (node, room) in self.seen.fleet.node_capacities.iter() {
             for (pod, allocation) in &room.allocated.pods {
                 let group = group_of(&allocation.owner);
                 let is_leak = |id: &GroupId| {
@@ -214,7 +214,7 @@ impl<'a> Pass<'a> {
         group: Option<&'a StoredGroup>,
     ) {
         let Some(place) = &known.status.placement else { return };
-        let rest = held(&self.fleet.rooms, id, members(id, place));
+        let rest = held(&self.fleet.node_capacities, id, members(id, place));
         let parts = parts(rest, self.seen.bounds.nodes);
         if !parts.is_empty() {
             self.plan.more = true;
@@ -260,7 +260,7 @@ impl<'a> Pass<'a> {
                 if group.is_some() { PodGroupPhase::Inqueue } else { PodGroupPhase::Pending };
             return self.begin_release(id, known, after, then, PodGroupReason::Releasing);
         }
-        let rest = missing(&self.seen.fleet.rooms, id, members(id, place));
+        let rest = missing(&self.seen.fleet.node_capacities, id, members(id, place));
         if rest.is_empty() {
             let mut after = (*known.status).clone();
             if let Some(place) = &mut after.placement {

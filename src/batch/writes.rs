@@ -49,14 +49,14 @@ pub struct PlacementBatch {
 #[must_use]
 pub fn batch(
     changes: &[PlacementChange],
-    rooms: &NodeCapacities,
+    node_capacities: &NodeCapacities,
     queues: &Queues,
     book: &QueueBook,
     limits: TxnLimits,
 ) -> PlacementBatch {
     let mut count = by_ops(changes, queues, limits);
     loop {
-        let batch = build(&changes[..count], rooms, queues, book);
+        let batch = build(&changes[..count], node_capacities, queues, book);
         let bytes: usize = batch.ops.iter().map(Op::body_bytes).sum();
         let fits = bytes + FIXED_BYTES <= limits.bytes && batch.ops.len() + FIXED_OPS <= limits.ops;
         if fits || count <= 1 {
@@ -103,12 +103,12 @@ fn guards<'q>(
 
 fn build(
     changes: &[PlacementChange],
-    rooms: &NodeCapacities,
+    node_capacities: &NodeCapacities,
     queues: &Queues,
     book: &QueueBook,
 ) -> PlacementBatch {
     let mut batch = PlacementBatch { count: changes.len(), ..PlacementBatch::default() };
-    let (mut ledger, mut guarded) = (Ledger::on(rooms), BTreeMap::new());
+    let (mut ledger, mut guarded) = (Ledger::on(node_capacities), BTreeMap::new());
     for change in changes {
         let owner = owner_of(&change.id);
         change.release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
@@ -145,7 +145,7 @@ fn build(
     // Allocations to release that the cache does not show must not exist.
     for node in batch.nodes.iter().filter(|node| !booked.contains(node)) {
         let key = key::allocation(node);
-        batch.ops.push(match rooms.of(node).index {
+        batch.ops.push(match node_capacities.of(node).index {
             Index::ZERO => Op::CheckNotExists { key },
             index => Op::CheckIndex { key, index },
         });

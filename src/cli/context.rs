@@ -222,11 +222,11 @@ pub(super) mod tests {
     use crate::cli::output::Format;
     use rcfarm_api::audit::LabelsChange;
     use rcfarm_api::labels::Labels;
-    use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
+    use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request};
     use rcfarm_store::Reader;
 
     /// A context whose first write transactions have these outcomes.
-    pub(in crate::cli) fn context(consul: &Embedded, fates: Vec<FaultOutcome>) -> CommandContext {
+    pub(in crate::cli) fn context(consul: &Emulator, fates: Vec<FaultOutcome>) -> CommandContext {
         let next = AtomicUsize::new(0);
         let faults = move |request: &Request<'_>| match request {
             Request::Txn(_) if request.writes() => {
@@ -253,14 +253,14 @@ pub(super) mod tests {
         context.commit([op], &details, None).await
     }
 
-    async fn log_length(consul: &Embedded) -> usize {
+    async fn log_length(consul: &Emulator) -> usize {
         consul.keys(&key::audit_logs(), None, Query::PLAIN).await.unwrap().value.len()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_whose_answer_was_lost_is_made_once_and_known_to_be() {
         for lost in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
-            let consul = Embedded::default();
+            let consul = Emulator::default();
             let context = context(&consul, vec![lost.clone(), FaultOutcome::LoseReply]);
             let index = commit(&context).await.unwrap().expect("not refused");
             let entry = context.get(&Key::parse("labels/node/n1").unwrap()).await.unwrap().unwrap();
@@ -271,7 +271,7 @@ pub(super) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_that_may_have_been_made_says_so_and_how_to_find_out() {
-        let consul = Embedded::default();
+        let consul = Emulator::default();
         let context = context(&consul, vec![FaultOutcome::Lose; 5]);
         let error = commit(&context).await.unwrap_err();
         assert!(error.to_string().contains("not known whether the change was made"), "{error}");
@@ -280,12 +280,12 @@ pub(super) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_that_was_not_made_is_tried_again_when_that_may_help() {
-        let consul = Embedded::default();
+        let consul = Emulator::default();
         let no_leader = FaultOutcome::Fail(StoreError::NoLeader);
         let patient = context(&consul, vec![no_leader.clone(), no_leader.clone()]);
         assert!(commit(&patient).await.unwrap().is_ok());
 
-        let consul = Embedded::default();
+        let consul = Emulator::default();
         let hopeless = context(&consul, vec![no_leader; 5]);
         let error = commit(&hopeless).await.unwrap_err();
         assert_eq!(error.to_string(), StoreError::NoLeader.to_string());
@@ -298,7 +298,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn many_keys_are_read_in_few_requests_and_absent_ones_left_out() {
-        let consul = Embedded::default();
+        let consul = Emulator::default();
         let key = |n: usize| Key::parse(&format!("k/{n:03}")).unwrap();
         for n in (0..200).filter(|n| n % 3 != 0) {
             let mode = rcfarm_store::PutMode::Set;

@@ -30,7 +30,7 @@ use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, encode_labels};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::serve;
 use rcfarm_node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
 use rcfarm_node::simulated;
@@ -115,7 +115,7 @@ pub(super) async fn run(
         )
     })?;
     let bound = listener.local_addr()?.to_string();
-    let store = Embedded::default();
+    let store = Emulator::default();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let shutdown = CancellationToken::new();
     tokio::spawn(serve(listener, store, CONNECTIONS));

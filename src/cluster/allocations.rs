@@ -114,7 +114,7 @@ impl AllocationIndex {
 
     /// Capacity and allocations of the nodes.
     #[must_use]
-    pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
+    pub fn node_capacities(&self, capacities: &Capacities) -> NodeCapacities {
         node_capacities(&self.nodes.0, capacities, &NodeCapacities::default())
     }
 
@@ -157,7 +157,7 @@ const PACE: PollPolicy = PollPolicy {
 struct View {
     tree: Option<Arc<AllocationIndex>>,
     capacities: Capacities,
-    rooms: NodeCapacities,
+    node_capacities: NodeCapacities,
     /// Nodes written by this farm, or read after a refusal.
     newer: Overlay<NodeName, Arc<StoredAllocations>>,
 }
@@ -167,7 +167,7 @@ pub struct AllocationCache {
     reader: Arc<dyn Reader>,
     /// `rcfarm/allocations/`
     pub tree: Arc<Cache<AllocationIndex>>,
-    turn: tokio::sync::Mutex<()>,
+    plan_lock: tokio::sync::Mutex<()>,
     view: Mutex<View>,
 }
 
@@ -179,14 +179,14 @@ impl AllocationCache {
         AllocationCache {
             reader,
             tree,
-            turn: tokio::sync::Mutex::default(),
+            plan_lock: tokio::sync::Mutex::default(),
             view: Mutex::default(),
         }
     }
 
     /// Capacity and allocations of the nodes, with this farm's own writes.
     #[must_use]
-    pub fn rooms(&self, capacities: &Capacities) -> NodeCapacities {
+    pub fn node_capacities(&self, capacities: &Capacities) -> NodeCapacities {
         let seen = self.tree.snapshot();
         let mut view = self.view();
         let is_of = view.tree.as_ref().is_some_and(|tree| Arc::ptr_eq(tree, &seen.value))
@@ -195,10 +195,10 @@ impl AllocationCache {
             view.newer.forget_shown(&seen);
             let mut nodes = seen.value.nodes.0.clone();
             view.newer.apply(&seen, &mut nodes);
-            view.rooms = node_capacities(&nodes, capacities, &view.rooms);
+            view.node_capacities = node_capacities(&nodes, capacities, &view.node_capacities);
             (view.tree, view.capacities) = (Some(seen.value.clone()), capacities.clone());
         }
-        view.rooms.clone()
+        view.node_capacities.clone()
     }
 
     /// Whether any node has a record of allocations.
@@ -209,8 +209,8 @@ impl AllocationCache {
 
     /// Farm-wide mutex around plan and commit of allocations. It only avoids conflicts between tasks of this farm;
     /// conflicts with other farms are resolved by CAS.
-    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.turn.lock().await
+    pub async fn lock_plans(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.plan_lock.lock().await
     }
 
     /// Notes bookings that were committed at this index.
@@ -250,8 +250,8 @@ impl AllocationCache {
 
 impl View {
     fn tell(&mut self, node: &NodeName, stored: StoredAllocations, index: Index) {
-        let capacity = self.rooms.of(node).capacity.clone();
-        self.rooms.insert(node.clone(), node_capacity(&stored, capacity));
+        let capacity = self.node_capacities.of(node).capacity.clone();
+        self.node_capacities.insert(node.clone(), node_capacity(&stored, capacity));
         self.newer.wrote(node.clone(), Some(Arc::new(stored)), index);
     }
 }

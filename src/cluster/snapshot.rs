@@ -58,8 +58,8 @@ impl ClusterSnapshot {
 
     /// Capacity and allocations of the nodes.
     #[must_use]
-    pub fn rooms(&self) -> NodeCapacities {
-        self.allocations.rooms(&self.records.capacities)
+    pub fn node_capacities(&self) -> NodeCapacities {
+        self.allocations.node_capacities(&self.records.capacities)
     }
 }
 

@@ -225,13 +225,13 @@ impl ClusterView {
     #[must_use]
     pub fn fleet(&self) -> Fleet {
         let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
-        Fleet { labels, unfit, rooms: self.rooms() }
+        Fleet { labels, unfit, node_capacities: self.node_capacities() }
     }
 
     /// Capacity and allocations of the nodes.
     #[must_use]
-    pub fn rooms(&self) -> NodeCapacities {
-        self.ledger.rooms(&self.records.snapshot().value.capacities)
+    pub fn node_capacities(&self) -> NodeCapacities {
+        self.ledger.node_capacities(&self.records.snapshot().value.capacities)
     }
 
     /// When the next node becomes down, or stops being suspect.

@@ -129,23 +129,23 @@ impl JobController {
         Ok(())
     }
 
-    fn decide(&self, look: &JobView, status: &JobStatus, room: usize) -> JobPlan {
-        let job = failpoints::change_job(&look.record.read.spec);
+    fn decide(&self, input: &JobView, status: &JobStatus, room: usize) -> JobPlan {
+        let job = failpoints::change_job(&input.record.read.spec);
         let mut plan = plan(&JobObserved {
             id: &self.id,
-            uid: look.uid,
+            uid: input.uid,
             job: &job,
-            immutable_hash: look.record.immutable_hash,
+            immutable_hash: input.record.immutable_hash,
             status,
-            pods: &look.pods.own,
-            leaving: &look.pods.leaving,
-            orphans: look.pods.orphans.len(),
-            older: look.pods.older,
-            unowned: &look.unowned,
-            mismatched: !look.pods.mismatched.is_empty(),
-            taken: &look.taken,
-            group: &look.group,
-            commands: &look.commands,
+            pods: &input.pods.own,
+            leaving: &input.pods.leaving,
+            orphans: input.pods.orphans.len(),
+            older: input.pods.older,
+            unowned: &input.unowned,
+            mismatched: !input.pods.mismatched.is_empty(),
+            taken: &input.taken,
+            group: &input.group,
+            commands: &input.commands,
             may_remove: self.caches.may_remove(),
             room,
             now: failpoints::change_now(status, self.ctx.clock.wall()),
@@ -155,13 +155,13 @@ impl JobController {
     }
 
     /// Plans the next transaction with as many pods as fit. Steps that change no pod are merged.
-    fn step(&self, look: &JobView) -> Result<PlannedStep, ReconcileError> {
+    fn step(&self, input: &JobView) -> Result<PlannedStep, ReconcileError> {
         let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
         let old = self.chain.status();
         // The status may be that of an older job of this name.
-        let before = if old.uid == look.uid { old.state.phase } else { JobPhase::Pending };
+        let before = if old.uid == input.uid { old.state.phase } else { JobPhase::Pending };
         loop {
-            let mut plan = self.decide(look, self.chain.status(), room);
+            let mut plan = self.decide(input, self.chain.status(), room);
             let mut asked = plan.asked;
             for _ in 0..STEPS {
                 let moves_pods = !plan.create.is_empty()
@@ -172,7 +172,7 @@ impl JobController {
                 if moves_pods || plan.consume.is_some() || plan.finished {
                     break;
                 }
-                let next = self.decide(look, &plan.status, room);
+                let next = self.decide(input, &plan.status, room);
                 if next.status.state.phase == plan.status.state.phase {
                     break;
                 }
@@ -180,7 +180,7 @@ impl JobController {
                 plan = next;
             }
             plan.asked = asked;
-            let step = self.write_down(look, plan, before, room);
+            let step = self.write_down(input, plan, before, room);
             let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
             let status = step.plan.status.encode().len() * 4 / 3;
             let limits = self.ctx.limits;
@@ -240,12 +240,12 @@ impl JobController {
     }
 
     /// Commits a step, unless it changes nothing.
-    async fn carry_out(&mut self, look: &JobView, mut step: PlannedStep) -> ReconcileResult {
+    async fn carry_out(&mut self, input: &JobView, mut step: PlannedStep) -> ReconcileResult {
         let now = self.ctx.clock.wall();
         let old = self.chain.status();
         let status = &mut step.plan.status;
         status.owner = Some(self.owner.clone());
-        status.observed_index = look.record_index;
+        status.observed_index = input.record_index;
         (status.revision, status.last_reconcile_time) = (old.revision, old.last_reconcile_time);
         (status.last_error, status.quarantined_until) = (None, None);
         if step.ops.is_empty() && *status == *old && !step.plan.finished {
@@ -254,21 +254,21 @@ impl JobController {
         status.last_reconcile_time = Some(now);
         let mut ops = std::mem::take(&mut step.ops);
         let status = if step.plan.finished {
-            ops.push(Op::DeleteCas { key: key::job(&self.id), index: look.record_index });
+            ops.push(Op::DeleteCas { key: key::job(&self.id), index: input.record_index });
             StatusWrite::Delete
         } else {
             StatusWrite::Replace(step.plan.status.clone())
         };
         let PlannedStep { plan, before, removed, released, .. } = &step;
-        let event = events::step(&self.ctx, &self.id, look.uid, *before, plan, removed, released);
-        let (record, audit) = (RecordGuard::At(look.record_index), event.into_iter().collect());
+        let event = events::step(&self.ctx, &self.id, input.uid, *before, plan, removed, released);
+        let (record, audit) = (RecordGuard::At(input.record_index), event.into_iter().collect());
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
                 let rest = std::mem::take(&mut step.rest);
                 self.took_place(step, index);
                 match rest.is_empty() {
                     true => Ok(Action::RequeueAfter(Duration::ZERO)),
-                    false => self.send(look, rest).await,
+                    false => self.send(input, rest).await,
                 }
             }
             Committed::Refused(_) => Ok(self.after_refusal()),
@@ -391,9 +391,9 @@ impl Controller for JobController {
         if let Some(fresh) = self.caches.answer_bell(&self.id).await? {
             self.known.fresh = fresh;
         }
-        let Some(look) = self.look(record).await? else { return Ok(Action::AwaitChange) };
-        let step = self.step(&look)?;
-        self.carry_out(&look, step).await
+        let Some(input) = self.read_input(record).await? else { return Ok(Action::AwaitChange) };
+        let step = self.step(&input)?;
+        self.carry_out(&input, step).await
     }
 
     async fn report_quarantine(

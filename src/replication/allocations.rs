@@ -19,19 +19,19 @@ const LEAKS_PER_TRANSACTION: usize = 20;
 
 impl RcController {
     /// Eligible nodes without capacity for a pod: the scheduler must not allocate them.
-    pub(super) fn without_room(&self, look: &RcView) -> BTreeSet<NodeName> {
-        let (want, capacities) = (look.spec.resources(), self.view.rooms());
+    pub(super) fn without_room(&self, input: &RcView) -> BTreeSet<NodeName> {
+        let (want, capacities) = (input.spec.resources(), self.view.node_capacities());
         let lacks = |node: &&NodeName| {
-            capacities.of(node).insufficient(look.spec.manifest.id(), want).is_some()
+            capacities.of(node).insufficient(input.spec.manifest.id(), want).is_some()
         };
-        look.eligible.iter().filter(lacks).cloned().collect()
+        input.eligible.iter().filter(lacks).cloned().collect()
     }
 
     /// Frees orphaned allocations: this RC's own, and if it finds no capacity, also those of other RCs on eligible
     /// nodes. `None`: there is nothing to free.
     pub(super) async fn free_orphaned(
         &mut self,
-        look: &RcView,
+        input: &RcView,
         plan: &ReplicationPlan,
         has_turn: bool,
     ) -> Result<Option<Action>, ReconcileError> {
@@ -41,12 +41,12 @@ impl RcController {
             // Capacity that was freed since the caches were read woke only those that waited then.
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
-        if look.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
+        if input.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
             return Ok(None);
         }
-        let mut orphaned_allocations = self.orphaned_of(self.id, look.pods.keys());
+        let mut orphaned_allocations = self.orphaned_of(self.id, input.pods.keys());
         if is_short {
-            orphaned_allocations.extend(self.orphaned_on(&look.eligible));
+            orphaned_allocations.extend(self.orphaned_on(&input.eligible));
             orphaned_allocations.sort();
             orphaned_allocations.dedup();
         }
@@ -55,17 +55,17 @@ impl RcController {
             return Ok(None);
         }
         let view = self.view.clone();
-        let _turn = match has_turn {
+        let _guard = match has_turn {
             true => None,
-            false => Some(view.ledger.turn().await),
+            false => Some(view.ledger.lock_plans().await),
         };
-        let (mut ops, bookings) = freeing(&view.rooms(), &orphaned_allocations);
+        let (mut ops, bookings) = freeing(&view.node_capacities(), &orphaned_allocations);
         if bookings.is_empty() {
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
         ops.extend(bookings.iter().map(|booking| booking.op()));
         let status = self.chain.status().clone();
-        match self.commit(look.record_index, ops, status, Vec::new()).await? {
+        match self.commit(input.record_index, ops, status, Vec::new()).await? {
             Committed::Applied(index) => {
                 view.ledger.wrote(&bookings, index);
                 for OrphanedAllocation { node, pod, owner, .. } in &orphaned_allocations {
@@ -120,9 +120,9 @@ impl RcController {
     /// Allocations of any RC on these nodes without a pod there. Nodes whose record is newer than the cached pods are
     /// left out.
     fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
-        let (labels, rooms) = (self.view.pods.snapshot(), self.view.rooms());
-        let rooms = nodes.iter().map(|node| (node, rooms.of(node)));
-        let read_since = rooms.filter(|(_, room)| room.index <= labels.index);
+        let (labels, node_capacities) = (self.view.pods.snapshot(), self.view.node_capacities());
+        let node_capacities = nodes.iter().map(|node| (node, node_capacities.of(node)));
+        let read_since = node_capacities.filter(|(_, room)| room.index <= labels.index);
         orphaned_allocations(read_since, |node, pod| {
             labels.value.at(&PodRef { node: node.clone(), pod: pod.clone() })
         })

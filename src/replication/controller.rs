@@ -155,7 +155,7 @@ impl RcController {
         Ok(())
     }
 
-    async fn look(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
+    async fn read_input(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
         self.own.labels.forget_shown(&self.view.pods.snapshot());
         self.own.intents.forget_shown(&self.view.intents.snapshot());
         let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
@@ -187,11 +187,11 @@ impl RcController {
     }
 
     /// Readiness of a node for this RC.
-    pub(super) fn readiness(&self, look: &RcView, node: &NodeName) -> NodeReadiness {
+    pub(super) fn readiness(&self, input: &RcView, node: &NodeName) -> NodeReadiness {
         let shunned = || {
             let now = self.ctx.clock.wall();
-            look.failing.contains_key(node)
-                || self.chain.status().quarantine(node, look.record_index, now).is_some()
+            input.failing.contains_key(node)
+                || self.chain.status().quarantine(node, input.record_index, now).is_some()
         };
         match self.view.readiness(node) {
             NodeReadiness::Ready | NodeReadiness::Suspect if shunned() => {
@@ -202,14 +202,14 @@ impl RcController {
     }
 
     /// The plan's input. Slots are looked up apart ([`RcController::look_up_slots`]).
-    async fn observe(&self, look: &RcView) -> Result<ReplicationObserved, ReconcileError> {
+    async fn observe(&self, input: &RcView) -> Result<ReplicationObserved, ReconcileError> {
         let mut observed = ReplicationObserved {
-            spec: look.spec.clone(),
-            pods: look.pods.clone(),
-            eligible: look.eligible.clone(),
+            spec: input.spec.clone(),
+            pods: input.pods.clone(),
+            eligible: input.eligible.clone(),
             not_ready: BTreeMap::new(),
             slots: BTreeMap::new(),
-            capacities: self.view.rooms(),
+            capacities: self.view.node_capacities(),
             allowed_actions: self.view.allowed_actions(),
             transfer: TransferConditions {
                 under_way: self.chain.status().transfer.clone(),
@@ -218,11 +218,11 @@ impl RcController {
                 only_eligible: self.placement.scheduler.gives_only_eligible(),
             },
         };
-        self.look_up_readiness(look, &mut observed);
+        self.look_up_readiness(input, &mut observed);
         failpoints::change_observed(&mut observed);
         if observed.has_misplaced_pod() {
-            let healthy = self.caches.healthy_nodes(&look.pods);
-            let synced = self.placement.discovery.synced(look.spec.manifest.id(), &healthy);
+            let healthy = self.caches.healthy_nodes(&input.pods);
+            let synced = self.placement.discovery.synced(input.spec.manifest.id(), &healthy);
             observed.transfer.discovery_synced = synced.await?;
         }
         Ok(observed)
@@ -230,24 +230,24 @@ impl RcController {
 
     /// Readiness of the nodes that have a pod, and if nodes are wanted, of the eligible nodes that are not ready. Only
     /// the latter costs a pass over the nodes' records.
-    fn look_up_readiness(&self, look: &RcView, observed: &mut ReplicationObserved) {
+    fn look_up_readiness(&self, input: &RcView, observed: &mut ReplicationObserved) {
         let not_ready = |node: &NodeName| {
-            let readiness = self.readiness(look, node);
+            let readiness = self.readiness(input, node);
             (readiness != NodeReadiness::Ready).then(|| (node.clone(), readiness))
         };
-        let of_pods = look.pods.keys().map(|pod_ref| &pod_ref.node);
+        let of_pods = input.pods.keys().map(|pod_ref| &pod_ref.node);
         observed.not_ready = of_pods.filter_map(not_ready).collect();
         if observed.nodes_wanted() > 0 {
             let unfit = self.view.unfit_nodes();
             let others = unfit.iter().chain(self.chain.status().quarantined_nodes.keys());
-            let others = others.filter(|node| look.eligible.contains(*node));
+            let others = others.filter(|node| input.eligible.contains(*node));
             observed.not_ready.extend(others.filter_map(not_ready));
         }
     }
 
     /// Looks up the slots that the plan needs; returns how many nodes are free for it.
-    fn look_up_slots(&self, look: &RcView, observed: &mut ReplicationObserved) -> usize {
-        observed.look_up_slots(|node| self.caches.slot(&look.spec, &self.own, node))
+    fn look_up_slots(&self, input: &RcView, observed: &mut ReplicationObserved) -> usize {
+        observed.look_up_slots(|node| self.caches.slot(&input.spec, &self.own, node))
     }
 
     /// Whether somebody else holds the record's mutation lock, or forbids transfers.
@@ -262,12 +262,17 @@ impl RcController {
     }
 
     /// Commits the steps in as few transactions as they fit into.
-    async fn carry_out(&mut self, mut look: RcView, plan: ReplicationPlan) -> ReconcileResult {
+    async fn carry_out(&mut self, mut input: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
         while !rest.is_empty() {
             let limits = self.ctx.limits;
-            let batch = match writes::next_batch(&look.spec, rest, limits, &self.view.rooms()) {
+            let batch = match writes::next_batch(
+                &input.spec,
+                rest,
+                limits,
+                &self.view.node_capacities(),
+            ) {
                 Ok(batch) => batch,
                 Err(BatchError::TooLarge) => {
                     let why =
@@ -280,24 +285,29 @@ impl RcController {
                 }
             };
             let (steps, after) = rest.split_at(batch.steps);
-            let pods = writes::after(&look.pods, &look.spec, steps);
-            let next = self.status_after(&look, &pods, after.is_empty().then_some(&plan));
-            let record = events::retarget(&self.ctx, &look.spec, steps, &pods, before);
-            match self.commit(look.record_index, batch.ops, next, vec![record]).await? {
+            let pods = writes::after(&input.pods, &input.spec, steps);
+            let next = self.status_after(&input, &pods, after.is_empty().then_some(&plan));
+            let record = events::retarget(&self.ctx, &input.spec, steps, &pods, before);
+            match self.commit(input.record_index, batch.ops, next, vec![record]).await? {
                 Committed::Applied(index) => {
                     self.view.ledger.wrote(&batch.bookings, index);
-                    self.learn(&mut look, pods, index);
+                    self.learn(&mut input, pods, index);
                     rest = after;
                 }
                 Committed::Refused(_) => return Ok(self.chain.after_refusal()),
             }
         }
-        self.log_changes(&look, &plan);
+        self.log_changes(&input, &plan);
         // Reconciles again for what waits until the count is right.
         Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
-    fn status_after(&self, look: &RcView, pods: &Pods, done: Option<&ReplicationPlan>) -> RcStatus {
+    fn status_after(
+        &self,
+        input: &RcView,
+        pods: &Pods,
+        done: Option<&ReplicationPlan>,
+    ) -> RcStatus {
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         match done {
@@ -308,20 +318,20 @@ impl RcController {
                 status.set_condition(kind, false, RcReason::Scaling, message, now);
             }
         }
-        status.replicas = self.replicas(look, pods);
-        status.observed_index = look.record_index;
+        status.replicas = self.replicas(input, pods);
+        status.observed_index = input.record_index;
         status.last_error = None;
         status.quarantined_until = None;
         status
     }
 
-    pub(super) fn replicas(&self, look: &RcView, pods: &Pods) -> Replicas {
+    pub(super) fn replicas(&self, input: &RcView, pods: &Pods) -> Replicas {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Replicas {
-            desired: look.spec.replicas_desired,
+            desired: input.spec.replicas_desired,
             current: count(pods.len()),
             healthy: count(self.caches.healthy_nodes(pods).len()),
-            eligible: count(look.eligible.len()),
+            eligible: count(input.eligible.len()),
         }
     }
 
@@ -333,9 +343,9 @@ impl RcController {
     }
 
     /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
-    pub(super) fn learn(&mut self, look: &mut RcView, mut pods: Pods, index: Index) {
-        self.own.committed(&look.spec, &look.pods, &mut pods, index);
-        look.pods = Arc::new(pods);
+    pub(super) fn learn(&mut self, input: &mut RcView, mut pods: Pods, index: Index) {
+        self.own.committed(&input.spec, &input.pods, &mut pods, index);
+        input.pods = Arc::new(pods);
     }
 
     pub(super) async fn commit(
@@ -372,18 +382,18 @@ impl RcController {
     }
 
     /// Writes the status alone, if it changes.
-    async fn say(&mut self, look: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
+    async fn say(&mut self, input: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
         let mut status = self.chain.status().clone();
         self.say_findings(&mut status, conditions, self.ctx.clock.wall());
-        status.observed_index = look.record_index;
-        status.replicas = self.replicas(look, &look.pods);
+        status.observed_index = input.record_index;
+        status.replicas = self.replicas(input, &input.pods);
         status.last_error =
             self.chain.status().transfer.as_ref().and(self.chain.status().last_error.clone());
         if conditions.iter().any(|condition| condition.reason == RcReason::TransferFailed) {
             status.last_error.clone_from(&self.chain.status().last_error);
         }
         status.quarantined_until = None;
-        self.write_status(look.record_index, status).await
+        self.write_status(input.record_index, status).await
     }
 
     async fn write_status(&mut self, record_index: Index, status: RcStatus) -> ReconcileResult {
@@ -439,24 +449,24 @@ impl RcController {
         self.alerted.clone_from(&plan.alert);
     }
 
-    fn log_changes(&self, look: &RcView, plan: &ReplicationPlan) {
+    fn log_changes(&self, input: &RcView, plan: &ReplicationPlan) {
         let (added, removed, repaired) = writes::nodes(&plan.steps);
         let few = |nodes: &[NodeName]| {
             let names: Vec<&str> = nodes.iter().take(5).map(NodeName::as_str).collect();
             names.join(",")
         };
         info!(
-            record = %self.id, pod = %look.spec.manifest.id(),
+            record = %self.id, pod = %input.spec.manifest.id(),
             added = added.len(), removed = removed.len(), repaired = repaired.len(),
             nodes = few(&[added, removed, repaired].concat()),
-            current = look.pods.len(), desired = look.spec.replicas_desired, "pods changed"
+            current = input.pods.len(), desired = input.spec.replicas_desired, "pods changed"
         );
     }
 
     /// Whether the RC may continue its transfer, if there is one.
-    fn may_move(&self, look: &RcView) -> bool {
+    fn may_move(&self, input: &RcView) -> bool {
         let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
-        look.spec.strategy == RcStrategy::Dynamic
+        input.spec.strategy == RcStrategy::Dynamic
             || self
                 .chain
                 .status()
@@ -466,9 +476,9 @@ impl RcController {
     }
 
     /// `next`, or the end of the next quarantine if that is earlier.
-    fn or_release(&self, look: &RcView, next: Action) -> Action {
+    fn or_release(&self, input: &RcView, next: Action) -> Action {
         let now = self.ctx.clock.wall();
-        let release = self.chain.status().next_release(look.record_index, now);
+        let release = self.chain.status().next_release(input.record_index, now);
         let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
         match (next, rest) {
             (Action::AwaitChange, Some(rest)) => Action::RequeueAfter(rest),
@@ -477,8 +487,8 @@ impl RcController {
         }
     }
 
-    pub(super) fn nodes_in_use(look: &RcView) -> BTreeSet<NodeName> {
-        writes::node_set(&look.pods)
+    pub(super) fn nodes_in_use(input: &RcView) -> BTreeSet<NodeName> {
+        writes::node_set(&input.pods)
     }
 }
 
@@ -493,47 +503,47 @@ impl Controller for RcController {
             return Ok(Action::AwaitChange);
         };
         self.read_health_after_doorbell(&spec).await?;
-        let look = self.look(spec, index).await?;
-        let mut observed = self.observe(&look).await?;
-        let free_nodes = self.look_up_slots(&look, &mut observed);
+        let input = self.read_input(spec, index).await?;
+        let mut observed = self.observe(&input).await?;
+        let free_nodes = self.look_up_slots(&input, &mut observed);
         let view = self.view.clone();
-        let mut turn = None;
+        let mut guard = None;
         if may_change_allocations(&observed, free_nodes) {
-            turn = Some(view.ledger.turn().await);
+            guard = Some(view.ledger.lock_plans().await);
             // Another task of this farm may have allocated something meanwhile.
-            observed.capacities = view.rooms();
-            self.look_up_slots(&look, &mut observed);
+            observed.capacities = view.node_capacities();
+            self.look_up_slots(&input, &mut observed);
         }
         let mut plan = plan(&observed);
         failpoints::change_plan(&observed, &mut plan);
         drop(observed);
         self.alert(&plan);
-        if let Some(next) = self.free_orphaned(&look, &plan, turn.is_some()).await? {
+        if let Some(next) = self.free_orphaned(&input, &plan, guard.is_some()).await? {
             return Ok(next);
         }
         if !plan.steps.is_empty() {
-            return self.carry_out(look, plan).await;
+            return self.carry_out(input, plan).await;
         }
-        drop(turn);
-        let unwanted = look.spec.disabled || !self.may_move(&look);
+        drop(guard);
+        let unwanted = input.spec.disabled || !self.may_move(&input);
         match (&plan.transfer, self.chain.status().transfer.is_some()) {
-            (_, true) if unwanted => self.undo_transfer(look, "the record forbids it now").await,
-            (TransferPlan::Start(node), _) => self.start_transfer(look, node.clone()).await,
-            (TransferPlan::Continue, _) => self.continue_transfer(look).await,
+            (_, true) if unwanted => self.undo_transfer(input, "the record forbids it now").await,
+            (TransferPlan::Start(node), _) => self.start_transfer(input, node.clone()).await,
+            (TransferPlan::Continue, _) => self.continue_transfer(input).await,
             (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
                 // No watch reports when it is in sync.
-                self.say(&look, &plan.conditions).await?;
+                self.say(&input, &plan.conditions).await?;
                 Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
             }
             (transfer, _) => {
-                let next = match (self.say(&look, &plan.conditions).await?, transfer) {
+                let next = match (self.say(&input, &plan.conditions).await?, transfer) {
                     // No event tells when another record's pod leaves the slot.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
                         Action::RequeueAfter(PLACE_PAUSE)
                     }
                     (next, _) => next,
                 };
-                Ok(self.or_release(&look, next))
+                Ok(self.or_release(&input, next))
             }
         }
     }

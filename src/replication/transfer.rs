@@ -55,7 +55,7 @@ impl RcController {
 
     pub(super) async fn start_transfer(
         &mut self,
-        look: RcView,
+        input: RcView,
         old_node: NodeName,
     ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
@@ -69,9 +69,9 @@ impl RcController {
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferUnderWay);
         status.set_condition(kind, false, reason, message, now);
         status.transfer = Some(transfer.clone());
-        let record = events::transfer_started(&self.ctx, &look.spec, &transfer);
+        let record = events::transfer_started(&self.ctx, &input.spec, &transfer);
         let ops = vec![self.lock_op()];
-        match self.commit(look.record_index, ops, status, vec![record]).await? {
+        match self.commit(input.record_index, ops, status, vec![record]).await? {
             Committed::Applied(_) => {
                 info!(record = %self.id, from = %transfer.old_node, "node transfer begun");
                 self.transfer_attempts = 0;
@@ -84,7 +84,7 @@ impl RcController {
 
     pub(super) async fn continue_transfer(
         &mut self,
-        look: RcView,
+        input: RcView,
     ) -> Result<Action, ReconcileError> {
         if let Some(wait) = self.transfer_pause() {
             return Ok(Action::RequeueAfter(wait));
@@ -93,20 +93,20 @@ impl RcController {
             return Ok(Action::AwaitChange);
         };
         if let Some(why) = &transfer.undoing {
-            return self.undo_transfer(look, why).await;
+            return self.undo_transfer(input, why).await;
         }
-        let old = look.pods.keys().find(|place| place.node == transfer.old_node).cloned();
+        let old = input.pods.keys().find(|place| place.node == transfer.old_node).cloned();
         let Some(old) = old else {
-            return self.undo_transfer(look, "the pod is gone from the old node").await;
+            return self.undo_transfer(input, "the pod is gone from the old node").await;
         };
-        let ready = self.readiness(&look, &transfer.old_node) <= NodeReadiness::Suspect;
-        let has_room = has_capacity(&look.spec, &self.view.rooms(), &old);
-        if ready && has_room && look.eligible.contains(&transfer.old_node) {
-            return self.undo_transfer(look, "the old node is fit again").await;
+        let ready = self.readiness(&input, &transfer.old_node) <= NodeReadiness::Suspect;
+        let has_room = has_capacity(&input.spec, &self.view.node_capacities(), &old);
+        if ready && has_room && input.eligible.contains(&transfer.old_node) {
+            return self.undo_transfer(input, "the old node is fit again").await;
         }
         match transfer.new_node.clone() {
-            None => self.allocate(look, transfer).await,
-            Some(new) => self.swap(look, transfer, old, new).await,
+            None => self.allocate(input, transfer).await,
+            Some(new) => self.swap(input, transfer, old, new).await,
         }
     }
 
@@ -117,15 +117,15 @@ impl RcController {
 
     async fn allocate(
         &mut self,
-        look: RcView,
+        input: RcView,
         transfer: Transfer,
     ) -> Result<Action, ReconcileError> {
-        let in_use = &Self::nodes_in_use(&look) | &self.view.unfit_nodes();
-        let mut in_use = &in_use | &self.without_room(&look);
+        let in_use = &Self::nodes_in_use(&input) | &self.view.unfit_nodes();
+        let mut in_use = &in_use | &self.without_room(&input);
         let quarantined =
-            |node: &&NodeName| self.readiness(&look, node) == NodeReadiness::Quarantined;
+            |node: &&NodeName| self.readiness(&input, node) == NodeReadiness::Quarantined;
         in_use.extend(self.chain.status().quarantined_nodes.keys().filter(quarantined).cloned());
-        let asked = ScheduleRequest::of(&look.spec);
+        let asked = ScheduleRequest::of(&input.spec);
         let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
@@ -134,15 +134,15 @@ impl RcController {
             Err(ScheduleError::Unreachable(why)) if self.transfer_attempts < 2 => {
                 return Ok(self.try_later(&why));
             }
-            Err(error) => return self.undo_transfer(look, &error.to_string()).await,
+            Err(error) => return self.undo_transfer(input, &error.to_string()).await,
         };
-        let taken = self.caches.slot(&look.spec, &self.own, &node) == SlotState::Other;
+        let taken = self.caches.slot(&input.spec, &self.own, &node) == SlotState::Other;
         let mut status = self.chain.status().clone();
         status.transfer = Some(Transfer { new_node: Some(node.clone()), ..transfer });
-        match self.commit(look.record_index, vec![self.lock_op()], status, Vec::new()).await? {
+        match self.commit(input.record_index, vec![self.lock_op()], status, Vec::new()).await? {
             Committed::Applied(_) if taken => {
                 let why = format!("on {node} the pod's place is taken");
-                self.undo_transfer(look, &why).await
+                self.undo_transfer(input, &why).await
             }
             Committed::Applied(_) => {
                 self.transfer_attempts = 0;
@@ -154,26 +154,26 @@ impl RcController {
 
     async fn swap(
         &mut self,
-        mut look: RcView,
+        mut input: RcView,
         transfer: Transfer,
         old: PodRef,
         new: NodeName,
     ) -> Result<Action, ReconcileError> {
-        let intent = match self.caches.slot(&look.spec, &self.own, &new) {
+        let intent = match self.caches.slot(&input.spec, &self.own, &new) {
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {
                 let why = format!("on {new} the pod's place is taken");
-                return self.undo_transfer(look, &why).await;
+                return self.undo_transfer(input, &why).await;
             }
         };
         // A scheduler may return any node. A node that it allocates is eligible from then on.
-        if !look.eligible.contains(&new) || self.view.readiness(&new) != NodeReadiness::Ready {
-            return self.undo_transfer(look, &format!("{new} is not fit for the pod")).await;
+        if !input.eligible.contains(&new) || self.view.readiness(&new) != NodeReadiness::Ready {
+            return self.undo_transfer(input, &format!("{new} is not fit for the pod")).await;
         }
         let leaving = [transfer.old_node.clone()];
         let asked = self.placement.scheduler.deallocate_nodes(
-            ScheduleRequest::of(&look.spec),
+            ScheduleRequest::of(&input.spec),
             &leaving,
             transfer.id,
         );
@@ -185,32 +185,34 @@ impl RcController {
             warn!(alert = true, record = %self.id, node = %transfer.old_node, %error,
                 "the old node cannot be deallocated: the transfer is undone");
             let why = format!("{} cannot be deallocated: {error}", transfer.old_node);
-            return self.undo_transfer(look, &why).await;
+            return self.undo_transfer(input, &why).await;
         }
-        let pod = look.pods[&old].clone();
-        let pod_ref = PodRef { node: new.clone(), pod: look.spec.manifest.id().clone() };
+        let pod = input.pods[&old].clone();
+        let pod_ref = PodRef { node: new.clone(), pod: input.spec.manifest.id().clone() };
         let steps = [
             PodStep::Remove { pod_ref: old, pod, why: PodRemoveReason::Ineligible },
             PodStep::Add { pod_ref, intent },
         ];
         let view = self.view.clone();
-        let turn = match look.spec.resources().is_zero() {
+        let guard = match input.spec.resources().is_zero() {
             true => None,
-            false => Some(view.ledger.turn().await),
+            false => Some(view.ledger.lock_plans().await),
         };
-        let batch = match writes::next_batch(&look.spec, &steps, self.ctx.limits, &view.rooms()) {
-            Ok(batch) if batch.steps == steps.len() => batch,
-            Ok(_) | Err(BatchError::TooLarge) => {
-                drop(turn);
-                let why = "the swap is too large for one transaction";
-                return self.undo_transfer(look, why).await;
-            }
-            Err(BatchError::Insufficient(node, insufficient)) => {
-                drop(turn);
-                let why = format!("on {node} the room is gone: {insufficient}");
-                return self.undo_transfer(look, &why).await;
-            }
-        };
+        let batch =
+            match writes::next_batch(&input.spec, &steps, self.ctx.limits, &view.node_capacities())
+            {
+                Ok(batch) if batch.steps == steps.len() => batch,
+                Ok(_) | Err(BatchError::TooLarge) => {
+                    drop(guard);
+                    let why = "the swap is too large for one transaction";
+                    return self.undo_transfer(input, why).await;
+                }
+                Err(BatchError::Insufficient(node, insufficient)) => {
+                    drop(guard);
+                    let why = format!("on {node} the room is gone: {insufficient}");
+                    return self.undo_transfer(input, &why).await;
+                }
+            };
         let mut ops = batch.ops;
         ops.extend(self.unlock_ops());
         let mut status = self.chain.status().clone();
@@ -219,19 +221,19 @@ impl RcController {
         status.set_condition(kind, true, reason, String::new(), now);
         status.transfer = None;
         status.last_error = None;
-        if let Some(why) = look.failing.get(&transfer.old_node) {
-            status.set_quarantine(&transfer.old_node, look.record_index, why, now);
+        if let Some(why) = input.failing.get(&transfer.old_node) {
+            status.set_quarantine(&transfer.old_node, input.record_index, why, now);
         }
-        let pods = writes::after(&look.pods, &look.spec, &steps);
-        let desired = look.spec.replicas_desired;
+        let pods = writes::after(&input.pods, &input.spec, &steps);
+        let desired = input.spec.replicas_desired;
         let records = vec![
-            events::retarget(&self.ctx, &look.spec, &steps, &pods, desired),
-            events::transfer_done(&self.ctx, &look.spec, &transfer, &new),
+            events::retarget(&self.ctx, &input.spec, &steps, &pods, desired),
+            events::transfer_done(&self.ctx, &input.spec, &transfer, &new),
         ];
-        match self.commit(look.record_index, ops, status, records).await? {
+        match self.commit(input.record_index, ops, status, records).await? {
             Committed::Applied(index) => {
                 view.ledger.wrote(&batch.bookings, index);
-                self.learn(&mut look, pods, index);
+                self.learn(&mut input, pods, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
                 self.transfers_failed = 0;
@@ -241,11 +243,11 @@ impl RcController {
                 Ok(self.try_later("refused"))
             }
             Committed::Refused(_) => {
-                drop(turn);
+                drop(guard);
                 if self.chain.is_behind() {
                     self.refresh().await?;
                 }
-                self.undo_transfer(look, "the swap keeps being refused").await
+                self.undo_transfer(input, "the swap keeps being refused").await
             }
         }
     }
@@ -253,7 +255,7 @@ impl RcController {
     /// Deallocates the new node and clears the transfer. If the node cannot be deallocated, an operator is alerted.
     pub(super) async fn undo_transfer(
         &mut self,
-        look: RcView,
+        input: RcView,
         why: &str,
     ) -> Result<Action, ReconcileError> {
         let Some(transfer) = self.chain.status().transfer.clone() else {
@@ -262,16 +264,16 @@ impl RcController {
         if transfer.undoing.is_none() {
             let mut status = self.chain.status().clone();
             status.transfer = Some(Transfer { undoing: Some(why.to_owned()), ..transfer.clone() });
-            match self.commit(look.record_index, Vec::new(), status, Vec::new()).await? {
+            match self.commit(input.record_index, Vec::new(), status, Vec::new()).await? {
                 Committed::Applied(_) => self.transfer_attempts = 0,
                 Committed::Refused(_) => return Ok(self.try_later("refused")),
             }
         }
-        let in_use = Self::nodes_in_use(&look);
+        let in_use = Self::nodes_in_use(&input);
         let allocated: Vec<NodeName> =
             transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
         let asked = self.placement.scheduler.deallocate_nodes(
-            ScheduleRequest::of(&look.spec),
+            ScheduleRequest::of(&input.spec),
             &allocated,
             transfer.id,
         );
@@ -291,9 +293,9 @@ impl RcController {
         status.set_condition(kind, false, reason, why.to_owned(), now);
         status.transfer = None;
         status.last_error = Some(why.to_owned());
-        let record = events::transfer_undone(&self.ctx, &look.spec, &transfer, why);
+        let record = events::transfer_undone(&self.ctx, &input.spec, &transfer, why);
         let ops = self.unlock_ops().to_vec();
-        match self.commit(look.record_index, ops, status, vec![record]).await? {
+        match self.commit(input.record_index, ops, status, vec![record]).await? {
             Committed::Applied(_) => {
                 info!(record = %self.id, from = %transfer.old_node, why, "node transfer undone");
                 let hold_off = backoff(HOLD_OFF, HOLD_OFF * 20, self.transfers_failed);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rcfarm_api::ids::SessionId;
-use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_emulator::{Emulator, Tables};
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Prefix, PutMode, Reader, Store};
 
@@ -22,7 +22,7 @@ trait Restorable {
     async fn restore(&self, saved: Self::Saved);
 }
 
-impl Restorable for Embedded {
+impl Restorable for Emulator {
     type Saved = Tables;
 
     fn store(&self) -> Arc<dyn Store> {
@@ -34,7 +34,7 @@ impl Restorable for Embedded {
     }
 
     async fn restore(&self, saved: Tables) {
-        Embedded::restore(self, saved);
+        Emulator::restore(self, saved);
     }
 }
 
@@ -106,7 +106,7 @@ pub fn trials() -> Vec<Trial> {
     let name = |backend| format!("restore::{backend}::B20_a_restored_snapshot");
     let says = "a restored snapshot";
     vec![
-        named(name("emulator"), says, || a_restored_snapshot(Embedded::default())),
+        named(name("emulator"), says, || a_restored_snapshot(Emulator::default())),
         named(name("consul"), says, async || a_restored_snapshot(ConsulServer::dev().await).await),
     ]
 }

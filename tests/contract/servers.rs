@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::serve;
 use rcfarm_testing::consul_server::ConsulServer;
 use tokio::net::TcpListener;
@@ -46,6 +46,6 @@ pub async fn consul(on: On) -> SocketAddr {
 async fn serve_emulator() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, Embedded::default(), 2_000));
+    tokio::spawn(serve(listener, Emulator::default(), 2_000));
     at
 }

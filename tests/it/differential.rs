@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rcfarm_api::ids::SessionId;
 use rcfarm_consul::{Consul, ConsulConfig};
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::{
     Answer, Behavior, BlockingWait, Consistency, DeleteMode, Entry, Index, Key, NewSession, Op,
@@ -118,7 +118,7 @@ async fn the_model_answers_as_consul_does() {
     let consul: Arc<dyn Store> = Arc::new(Consul::new(&config).unwrap());
     for seed in seeds {
         let chance = IdSource::from_seed(seed);
-        let model: Arc<dyn Store> = Arc::new(Embedded::new(&Default::default(), &chance.fork()));
+        let model: Arc<dyn Store> = Arc::new(Emulator::new(&Default::default(), &chance.fork()));
         let mut run = Run::new(chance, seed, model, consul.clone());
         let mut past = VecDeque::new();
         for n in 0..steps {

@@ -14,7 +14,7 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::scheduler::Packing;
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
@@ -71,7 +71,7 @@ async fn a_repeated_call_gets_the_same_machines() {
 }
 
 /// Nodes with an intent.
-async fn scheduled(consul: &Embedded) -> Vec<String> {
+async fn scheduled(consul: &Emulator) -> Vec<String> {
     let keys = consul.keys(&key::intents(), None, Query::PLAIN).await.unwrap().value;
     keys.iter().map(|key| key.split('/').nth(1).unwrap().to_owned()).collect()
 }
@@ -82,7 +82,7 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
     let fleet = dir.path().join("fleet.json");
     write(&fleet, &[]);
     let scheduler = serve(&fleet).await;
-    let consul = Embedded::default();
+    let consul = Emulator::default();
     let id = RcId(Uuid::from_u128(1));
     let record = json!({
         "id": id, "manifest": "id: web", "node_selector": "role=web", "pod_labels": null,
@@ -113,6 +113,6 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
     until("it is on n2", async || scheduled(&consul).await == ["n2"]).await;
 }
 
-async fn put(consul: &Embedded, key: &Key, value: &str) {
+async fn put(consul: &Emulator, key: &Key, value: &str) {
     assert!(consul.put(key, value.to_owned().into(), 0, PutMode::Set).await.unwrap());
 }

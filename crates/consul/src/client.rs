@@ -68,7 +68,7 @@ pub(super) struct Client {
     address: String,
     base: Url,
     consulrs: Consulrs,
-    turns: Semaphore,
+    permits: Semaphore,
     counts: [AtomicU64; Call::NAMES.len()],
     pub(super) datacenter: Option<String>,
     pub(super) scope: Scope,
@@ -137,7 +137,7 @@ impl Client {
             http,
             address,
             base: url,
-            turns: Semaphore::new(config.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS).max(1)),
+            permits: Semaphore::new(config.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS).max(1)),
             counts: Default::default(),
             datacenter,
             scope: Scope {
@@ -181,7 +181,7 @@ impl Client {
         waits: Duration,
     ) -> Result<Reply, StoreError> {
         let limit = ANSWER_WITHIN + waits + waits / 16;
-        let _turn = self.turn(call).await;
+        let _permit = self.permit(call).await;
         let route = Route { address: &self.address, limit };
         let broken = |error: reqwest::Error| transport(&error, route);
         let response = request.timeout(limit).send().await.map_err(broken)?;
@@ -205,7 +205,7 @@ impl Client {
     where
         F: Future<Output = Result<ApiResponse<T>, ClientError>> + Send,
     {
-        let _turn = self.turn(call).await;
+        let _permit = self.permit(call).await;
         match call_with(&self.consulrs).await {
             Ok(answer) => Ok(Ok(answer.response)),
             Err(error) => {
@@ -215,12 +215,12 @@ impl Client {
         }
     }
 
-    async fn turn(&self, call: Call) -> Option<SemaphorePermit<'_>> {
-        let turn = if call.needs_slot() { self.turns.acquire().await.ok() } else { None };
+    async fn permit(&self, call: Call) -> Option<SemaphorePermit<'_>> {
+        let permit = if call.needs_slot() { self.permits.acquire().await.ok() } else { None };
         if let Some(at) = Call::NAMES.iter().position(|(named, _)| *named == call) {
             self.counts[at].fetch_add(1, Ordering::Relaxed);
         }
-        turn
+        permit
     }
 }
 

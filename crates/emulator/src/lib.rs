@@ -10,7 +10,7 @@
 //! | item | contents |
 //! |---|---|
 //! | [`Model`] | the state machine: no I/O, no clock, no randomness but a seed |
-//! | [`Embedded`] | a client's handle on a model: tokio's time, blocking reads, the port |
+//! | [`Emulator`] | a client's handle on a model: tokio's time, blocking reads, the port |
 //! | [`Faults`], [`Observer`] | injected faults, and a callback for every write |
 //! | [`serve`] | Consul's HTTP API |
 //!
@@ -89,7 +89,7 @@ impl Default for Settings {
 }
 
 /// Callback for every write, right after it was applied. It may read the whole state. The model is locked meanwhile, so
-/// it must not call [`Embedded`].
+/// it must not call [`Emulator`].
 pub trait Observer: Send + 'static {
     /// Called after each write, with the state that it left.
     fn applied(&mut self, applied: &Applied, tables: &Tables);
@@ -103,7 +103,7 @@ impl<F: FnMut(&Applied, &Tables) + Send + 'static> Observer for F {
 
 /// A client of one agent of an emulated Consul. Clones share the state.
 #[derive(Clone)]
-pub struct Embedded {
+pub struct Emulator {
     shared: Arc<Shared>,
     node: Arc<str>,
     faults: Option<Arc<dyn Faults>>,
@@ -126,20 +126,20 @@ struct State {
     timekeeper: Option<Duration>,
 }
 
-impl std::fmt::Debug for Embedded {
+impl std::fmt::Debug for Emulator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Embedded").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Emulator").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-impl Default for Embedded {
+impl Default for Emulator {
     /// An emulator with default settings and random session ids.
     fn default() -> Self {
-        Embedded::new(&Settings::default(), &IdSource::from_entropy())
+        Emulator::new(&Settings::default(), &IdSource::from_entropy())
     }
 }
 
-impl Embedded {
+impl Emulator {
     /// An empty Consul. Session ids and jitter are drawn from forks of `ids`. Time is tokio's: pause its clock before
     /// this call, not after.
     #[must_use]
@@ -157,7 +157,7 @@ impl Embedded {
             jitter: ids.fork(),
             rearm: Arc::new(Notify::new()),
         };
-        Embedded { shared: Arc::new(shared), node: settings.node.as_str().into(), faults: None }
+        Emulator { shared: Arc::new(shared), node: settings.node.as_str().into(), faults: None }
     }
 
     /// A client of another node's agent. The node is added if it does not exist.
@@ -167,7 +167,7 @@ impl Embedded {
             let step = state.model.add_agent(now, node);
             state.publish_step(step);
         });
-        Embedded { node: node.into(), ..self.clone() }
+        Emulator { node: node.into(), ..self.clone() }
     }
 
     /// A client with these faults. Other clients are not affected.
@@ -176,7 +176,7 @@ impl Embedded {
         self.with(|state, _| {
             state.remembered.get_or_insert_default();
         });
-        Embedded { faults: Some(faults), ..self.clone() }
+        Emulator { faults: Some(faults), ..self.clone() }
     }
 
     /// The node of this client's agent.

@@ -11,14 +11,14 @@ use super::index::Subject;
 use super::model::MAX_VALUE;
 use super::session::{SessionRequest, parse_id};
 use super::txn::{KvOp, Verb};
-use super::{Embedded, ModelStep};
+use super::{Emulator, ModelStep};
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{
     Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
     Reader, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
 };
 
-impl Embedded {
+impl Emulator {
     pub(super) async fn read_key(
         &self,
         key: &str,
@@ -122,7 +122,7 @@ fn owned(entry: &Arc<Entry>) -> Entry {
 }
 
 #[async_trait]
-impl Reader for Embedded {
+impl Reader for Emulator {
     async fn get(&self, key: &Key, query: Query) -> Result<Answer<Option<Entry>>, StoreError> {
         let Answer { value, index, filtered } = self.read_key(key.as_str(), query).await?;
         Ok(Answer { value: value.as_ref().map(owned), index, filtered })
@@ -178,7 +178,7 @@ impl Reader for Embedded {
 }
 
 #[async_trait]
-impl Store for Embedded {
+impl Store for Emulator {
     async fn put(
         &self,
         key: &Key,

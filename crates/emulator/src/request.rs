@@ -10,7 +10,7 @@ use super::fault::{Fate, FaultOutcome, Request};
 use super::index::{Subject, Tables};
 use super::model::{Model, ModelStep};
 use super::watchers::{Dismissal, WatcherId};
-use super::{Embedded, Shared};
+use super::{Emulator, Shared};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Answer, BlockingWait, Consistency, Index, Query, StoreError};
 
@@ -29,14 +29,14 @@ impl Drop for Blocked {
     }
 }
 
-impl Embedded {
+impl Emulator {
     /// Executes a write with its fate.
     pub(super) async fn write<T: Send + 'static>(
         &self,
         fate: Fate,
         act: impl FnOnce(&mut Model, Duration) -> ModelStep<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let act = |this: &Embedded| {
+        let act = |this: &Emulator| {
             this.with(|state, now| {
                 let step = act(&mut state.model, now);
                 state.publish_step(step)
@@ -82,7 +82,7 @@ impl Embedded {
         self.read_as(fate, request, subject, query, &look).await
     }
 
-    /// As [`Embedded::read`], for lists, which [`FaultOutcome::Short`] cuts.
+    /// As [`Emulator::read`], for lists, which [`FaultOutcome::Short`] cuts.
     pub(super) async fn read_many<T>(
         &self,
         request: Request<'_>,

@@ -20,7 +20,7 @@ use crate::reached::{Occasion, met_if};
 use crate::version_skew;
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::SessionId;
-use rcfarm_emulator::{Applied, Cause, Embedded, KvChange, SessionChange, Tables};
+use rcfarm_emulator::{Applied, Cause, Emulator, KvChange, SessionChange, Tables};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{NewSession, Op};
 use rcfarm_testing::clock::VirtualClock;
@@ -57,7 +57,7 @@ enum Line {
 impl Checker {
     /// A checker of `consul`. Prints the trace as it goes if `print` is set.
     #[must_use]
-    pub fn new(consul: &Embedded, mix: Mix, print: bool) -> Arc<Checker> {
+    pub fn new(consul: &Emulator, mix: Mix, print: bool) -> Arc<Checker> {
         let inner = Inner {
             start: monotonic(),
             actor: SimActor::Consul,

@@ -14,7 +14,7 @@ use crate::rng::SimRng;
 use crate::schedule::Setup;
 use crate::schedule::action::Fault;
 use crate::scheduler::Moods;
-use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_emulator::{Emulator, Tables};
 use rcfarm_store::Prefix;
 use rcfarm_store::time::monotonic;
 use rcfarm_testing::clock::VirtualClock;
@@ -24,7 +24,7 @@ const RESTART: Duration = Duration::from_secs(2);
 
 /// The farms of a world.
 pub struct Farms {
-    consul: Embedded,
+    consul: Emulator,
     checker: Arc<Checker>,
     moods: Arc<Moods>,
     designs: Vec<Design>,
@@ -45,7 +45,7 @@ impl Farms {
     /// Farms of which none runs yet.
     #[must_use]
     pub fn new(
-        consul: Embedded,
+        consul: Emulator,
         checker: Arc<Checker>,
         setup: &Setup,
         rng: SimRng,

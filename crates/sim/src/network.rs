@@ -22,7 +22,7 @@ use crate::rng::SimRng;
 use crate::version_skew;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
-use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request};
+use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{
     Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
@@ -111,7 +111,7 @@ impl Link {
 
 /// The store of a simulated process.
 pub struct Network {
-    consul: Embedded,
+    consul: Emulator,
     link: Arc<Link>,
     checker: Arc<Checker>,
 }
@@ -133,12 +133,12 @@ enum Drawing {
     Fail(StoreError),
 }
 
-type Call<T> = Box<dyn FnOnce(Embedded) -> BoxFuture<'static, Result<T, StoreError>> + Send>;
+type Call<T> = Box<dyn FnOnce(Emulator) -> BoxFuture<'static, Result<T, StoreError>> + Send>;
 
 impl Network {
     /// Network of a process to `consul`, watched by `checker`.
     #[must_use]
-    pub fn new(consul: Embedded, link: Arc<Link>, checker: Arc<Checker>) -> Arc<Network> {
+    pub fn new(consul: Emulator, link: Arc<Link>, checker: Arc<Checker>) -> Arc<Network> {
         Arc::new(Network { consul, link, checker })
     }
 
@@ -259,7 +259,7 @@ impl Network {
         subject: &str,
         is_list: bool,
         query: Query,
-        call: impl FnOnce(Embedded) -> BoxFuture<'static, Result<Answer<T>, StoreError>>
+        call: impl FnOnce(Emulator) -> BoxFuture<'static, Result<Answer<T>, StoreError>>
         + Send
         + 'static,
     ) -> Result<Answer<T>, StoreError> {
@@ -279,7 +279,7 @@ impl Network {
     async fn write<T: Send + 'static>(
         &self,
         subject: &str,
-        call: impl FnOnce(Embedded) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
+        call: impl FnOnce(Emulator) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.send(Kind::Write, subject, false, Box::new(call)).await
     }
@@ -331,7 +331,7 @@ fn interrupted() -> StoreError {
 impl Reader for Network {
     async fn get(&self, key: &Key, query: Query) -> Result<Answer<Option<Entry>>, StoreError> {
         let k = key.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.get(&k, query).await })
         };
         let mut answer = self.read(key.as_str(), false, query, call).await?;
@@ -343,7 +343,7 @@ impl Reader for Network {
 
     async fn list(&self, prefix: &Prefix, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
         let p = prefix.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.list(&p, query).await })
         };
         let mut answer = self.read(prefix.as_str(), true, query, call).await?;
@@ -360,7 +360,7 @@ impl Reader for Network {
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError> {
         let (p, separator) = (prefix.clone(), separator.map(str::to_owned));
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.keys(&p, separator.as_deref(), query).await })
         };
         self.read(prefix.as_str(), true, query, call).await
@@ -370,7 +370,7 @@ impl Reader for Network {
         let subject =
             questions.first().map(Op::from).map_or_else(String::new, |op| op.subject().to_owned());
         let questions = questions.to_vec();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.ask(&questions).await })
         };
         let kind = Kind::Read { blocks: Duration::ZERO };
@@ -385,7 +385,7 @@ impl Reader for Network {
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {
         let id = id.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.session(&id).await })
         };
         self.read("session", false, Query::PLAIN, call).await
@@ -393,7 +393,7 @@ impl Reader for Network {
 
     async fn sessions(&self) -> Result<Answer<Vec<SessionInfo>>, StoreError> {
         let call =
-            |c: Embedded| -> BoxFuture<'static, _> { Box::pin(async move { c.sessions().await }) };
+            |c: Emulator| -> BoxFuture<'static, _> { Box::pin(async move { c.sessions().await }) };
         self.read("session", false, Query::PLAIN, call).await
     }
 
@@ -402,7 +402,7 @@ impl Reader for Network {
         service: &str,
     ) -> Result<Answer<Vec<ServiceHealth>>, StoreError> {
         let service = service.to_owned();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.service_health(&service).await })
         };
         self.read("catalog", false, Query::PLAIN, call).await
@@ -424,7 +424,7 @@ impl Store for Network {
         mode: PutMode,
     ) -> Result<bool, StoreError> {
         let k = key.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.put(&k, value, flags, mode).await })
         };
         self.write(key.as_str(), call).await
@@ -432,7 +432,7 @@ impl Store for Network {
 
     async fn delete(&self, key: &Key, mode: DeleteMode) -> Result<bool, StoreError> {
         let k = key.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.delete(&k, mode).await })
         };
         self.write(key.as_str(), call).await
@@ -440,7 +440,7 @@ impl Store for Network {
 
     async fn delete_tree(&self, prefix: &Prefix) -> Result<(), StoreError> {
         let p = prefix.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.delete_tree(&p).await })
         };
         self.write(prefix.as_str(), call).await
@@ -452,7 +452,7 @@ impl Store for Network {
         let sent = Arc::new(Sent::of(ops));
         let ops = if self.link.is_newer { version_skew::written(ops) } else { ops.to_vec() };
         let sending = sent.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let outcome = c.txn(&ops).await;
                 outcome.inspect(|outcome| sending.carried_out(&ops, outcome))
@@ -470,7 +470,7 @@ impl Store for Network {
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         let asked = monotonic();
         let (process, checker, n) = (self.link.process, self.checker.clone(), new.clone());
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let made = c.create_session(&n).await;
                 // Also if the answer is lost: it is the process's session.
@@ -484,7 +484,7 @@ impl Store for Network {
 
     async fn renew_session(&self, id: &SessionId) -> Result<bool, StoreError> {
         let (asked, session) = (monotonic(), id.clone());
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.renew_session(&session).await })
         };
         let renewed = self.write("session", call).await?;
@@ -496,7 +496,7 @@ impl Store for Network {
 
     async fn destroy_session(&self, id: &SessionId) -> Result<(), StoreError> {
         let session = id.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.destroy_session(&session).await })
         };
         self.write("session", call).await
@@ -507,7 +507,7 @@ impl Store for Network {
             return Err(StoreError::Forbidden { what: format!("service {}", service.name) });
         }
         let s = service.clone();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.register_service(&s).await })
         };
         self.write("agent", call).await
@@ -516,7 +516,7 @@ impl Store for Network {
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
         let asked = monotonic();
         let (check, note) = (check.to_owned(), note.to_owned());
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.pass_check(&check, &note).await })
         };
         let passed = self.write("agent", call).await?;
@@ -528,7 +528,7 @@ impl Store for Network {
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {
         let id = id.to_owned();
-        let call = move |c: Embedded| -> BoxFuture<'static, _> {
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.deregister_service(&id).await })
         };
         self.write("agent", call).await

@@ -16,7 +16,7 @@ use rcfarm::daemon::MakeScheduler;
 use rcfarm::daemon::selector_scheduler;
 use rcfarm::farm::{Farm, FarmError, FarmSettings, NODE_GRACE};
 use rcfarm::placement::NoDiscovery;
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::Env;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::failpoints::Freezer;
@@ -78,7 +78,7 @@ pub enum Ended {
 /// Environment of a process.
 pub struct ProcessEnv<'a> {
     /// The store.
-    pub consul: &'a Embedded,
+    pub consul: &'a Emulator,
     /// The checker.
     pub checker: &'a Arc<Checker>,
     /// The machine's clock.

@@ -20,7 +20,7 @@ use crate::workload::Workload;
 use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id};
 use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::node::record::NodeState;
-use rcfarm_emulator::{Embedded, Fate, Request, Settings};
+use rcfarm_emulator::{Emulator, Fate, Request, Settings};
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Sizes, failpoints};
 use rcfarm_testing::clock::VirtualClock;
@@ -65,7 +65,7 @@ impl World {
         let handful = |asked| Sizes { many: 4, few: 1, asked, little: 0, share: 2 };
         failpoints::resize(setup.read_in_parts.map(handful));
         let start = monotonic();
-        let consul = Embedded::new(&Settings::default(), &ids);
+        let consul = Emulator::new(&Settings::default(), &ids);
         // From now on past states are kept, for stale reads.
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
         let checker = Checker::new(&consul, mix, options.print);

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 
 use rcfarm_api::ids::SessionId;
-use rcfarm_emulator::{Embedded, Fate, Faults, Request, Settings};
+use rcfarm_emulator::{Emulator, Fate, Faults, Request, Settings};
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Claim, Commit, Op, Store, Txn, TxnLimits};
 use rcfarm_store::{DeleteMode, Epoch, Index, Key, NewSession, PutMode, Query, Reader, Writer};
@@ -31,7 +31,7 @@ impl Faults for Slow {
 }
 
 struct Fixture {
-    store: Embedded,
+    store: Emulator,
     slow: Arc<Slow>,
     writer: Writer,
     epoch: Epoch,
@@ -44,7 +44,7 @@ fn key(name: &str) -> Key {
 
 impl Fixture {
     async fn new(locks: usize) -> Fixture {
-        let store = Embedded::new(&Settings::default(), &IdSource::from_seed(1));
+        let store = Emulator::new(&Settings::default(), &IdSource::from_seed(1));
         let session = store.create_session(&NewSession::default()).await.unwrap();
         let epoch = Epoch::new(session.clone(), monotonic() + Duration::from_secs(3600));
         for n in 0..locks {

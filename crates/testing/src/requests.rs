@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rcfarm_emulator::{Embedded, Fate, Faults, Request};
+use rcfarm_emulator::{Emulator, Fate, Faults, Request};
 
 /// Counts requests by kind and prefix: `list intent/`, `keys labels/pod/`, `txn`, `other`.
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub struct RequestCounter(Mutex<BTreeMap<String, u64>>);
 impl RequestCounter {
     /// A store on `emulator` whose requests are counted, and the counter.
     #[must_use]
-    pub fn on(emulator: &Embedded) -> (Embedded, Arc<RequestCounter>) {
+    pub fn on(emulator: &Emulator) -> (Emulator, Arc<RequestCounter>) {
         let counter = Arc::new(RequestCounter::default());
         (emulator.with_faults(counter.clone()), counter)
     }

@@ -22,7 +22,7 @@ impl OrderingController {
     /// Updates the statuses of the queues. `false`: a transaction was refused.
     pub(super) async fn tell_queues(
         &mut self,
-        look: &BatchView,
+        input: &BatchView,
         with_words: bool,
     ) -> Result<bool, ReconcileError> {
         let mut ops = Vec::new();
@@ -33,7 +33,7 @@ impl OrderingController {
             Some(counted) => counted.get(name).cloned().unwrap_or_default(),
             None => (status.groups, status.allocated.clone()),
         };
-        for (name, queue) in look.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
+        for (name, queue) in input.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
             let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
             let mut after = status.clone();
             (after.groups, after.allocated) = count(name, &status);
@@ -51,7 +51,7 @@ impl OrderingController {
             );
             after.ignored = queue.spec.ignored();
             if with_words {
-                let waiting = look.plan.waiting.get(name).into_iter().flatten();
+                let waiting = input.plan.waiting.get(name).into_iter().flatten();
                 after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
             }
             if after != status {
@@ -63,14 +63,14 @@ impl OrderingController {
         }
         for (name, (index, status)) in &self.queues {
             let is_counted = count(name, status).0 != Counters::default();
-            if !look.queues.0.contains_key(name) && !is_counted && self.is_default() {
+            if !input.queues.0.contains_key(name) && !is_counted && self.is_default() {
                 ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
                 told.push((name.clone(), None));
             }
         }
         let most = self.ctx.limits.ops.saturating_sub(4).max(1);
         for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
-            match self.commit(look.record_index, ops.to_vec(), None).await? {
+            match self.commit(input.record_index, ops.to_vec(), None).await? {
                 Committed::Refused(_) => return Ok(false),
                 Committed::Applied(index) => {
                     for (name, status) in told {
@@ -135,7 +135,7 @@ impl OrderingController {
     /// transaction. `None`: no command.
     pub(super) async fn apply_command(
         &mut self,
-        look: &BatchView,
+        input: &BatchView,
     ) -> Result<Option<Action>, ReconcileError> {
         let (commands, queues) = (self.caches.commands.snapshot(), self.caches.queues.snapshot());
         let may_drop = self.is_default() && queues.untrusted.is_none();
@@ -144,7 +144,7 @@ impl OrderingController {
             match queues.value.0.get(name) {
                 None => may_drop.then_some((name, pending, None)),
                 Some(stored) => {
-                    let is_mine = look.queues.scheduler(name) == self.me;
+                    let is_mine = input.queues.scheduler(name) == self.me;
                     is_mine.then_some((name, pending, Some((stored, stored.value.as_ref().ok()?))))
                 }
             }
@@ -158,7 +158,7 @@ impl OrderingController {
         let Some((stored, record)) = there else {
             warn!(queue = %name, "there is no such queue: the command is dropped");
             let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
-            return self.command_applied(look, ops, None).await.map(Some);
+            return self.command_applied(input, ops, None).await.map(Some);
         };
         let mut wanted = record.clone();
         match pending.command.action {
@@ -188,16 +188,16 @@ impl OrderingController {
             true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
             false => Op::CheckIndex { key, index: stored.index },
         });
-        self.command_applied(look, ops, details).await.map(Some)
+        self.command_applied(input, ops, details).await.map(Some)
     }
 
     async fn command_applied(
         &mut self,
-        look: &BatchView,
+        input: &BatchView,
         ops: Vec<Op>,
         details: Option<Details>,
     ) -> Result<Action, ReconcileError> {
-        let written = self.commit(look.record_index, ops, details).await?;
+        let written = self.commit(input.record_index, ops, details).await?;
         let read = (self.caches.queues.read_now(), self.caches.commands.read_now());
         let (queues, commands) = futures_util::future::join(read.0, read.1).await;
         queues?;

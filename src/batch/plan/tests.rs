@@ -53,7 +53,7 @@ impl TestScheduler {
         let labels = NodeLabels { nodes: (0..nodes.len()).map(|n| (name(n), labels(n))).collect() };
         let mut fleet = Fleet { labels: Arc::new(labels), ..Fleet::default() };
         for (n, capacity) in nodes.iter().enumerate() {
-            fleet.rooms.insert(
+            fleet.node_capacities.insert(
                 name(n),
                 NodeCapacity { capacity: capacity.parse().unwrap(), ..NodeCapacity::default() },
             );
@@ -181,7 +181,7 @@ impl TestScheduler {
 
     /// Invariants 14, 16 and 17; they hold after each change.
     pub(super) fn check(&self) {
-        for (node, room) in self.fleet.rooms.iter() {
+        for (node, room) in self.fleet.node_capacities.iter() {
             assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
         }
         let queues = Queues::of(&self.queues);
@@ -195,7 +195,7 @@ impl TestScheduler {
             let mut all = members(id, place);
             all.retain(|member| !member.want.is_zero());
             if place.state == PlacementState::Bound {
-                let allocated = held(&self.fleet.rooms, id, all.clone());
+                let allocated = held(&self.fleet.node_capacities, id, all.clone());
                 assert_eq!(
                     allocated, all,
                     "invariant 16: {id} may start and is not promised its whole place"
@@ -275,7 +275,7 @@ fn recreated_group_shares_nothing_with_the_old_one() {
     sched.run();
     assert_eq!(sched.status("a").owner_uid.as_deref(), Some("2"));
     assert_eq!(sched.status("a").charged, "cpu=1,pods=1".parse().unwrap());
-    assert_eq!(sched.fleet.rooms.of(&"n0".parse().unwrap()).allocated.pods.len(), 1);
+    assert_eq!(sched.fleet.node_capacities.of(&"n0".parse().unwrap()).allocated.pods.len(), 1);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use rcfarm_store::{Entry, Op, Prefix, StoreError, TxnOutcome};
 
 /// The allocations of all nodes.
 pub(in crate::cli) struct AllocationReport {
-    pub(in crate::cli) rooms: NodeCapacities,
+    pub(in crate::cli) node_capacities: NodeCapacities,
     /// Allocations whose pod does not exist.
     pub(in crate::cli) orphaned_allocations: Vec<OrphanedAllocation>,
 }
@@ -29,18 +29,18 @@ pub(in crate::cli) async fn allocations(
 /// The report of entries that were read in one transaction. Entries of other prefixes are ignored.
 pub(in crate::cli) fn allocations_of(entries: &[Entry]) -> AllocationReport {
     let cluster = ClusterSnapshot::of(entries);
-    let rooms = cluster.rooms();
-    let orphaned_allocations = orphaned_allocations(rooms.iter(), |node, pod| {
+    let node_capacities = cluster.node_capacities();
+    let orphaned_allocations = orphaned_allocations(node_capacities.iter(), |node, pod| {
         cluster.pods.at(&PodRef { node: node.clone(), pod: pod.clone() })
     });
-    AllocationReport { rooms, orphaned_allocations }
+    AllocationReport { node_capacities, orphaned_allocations }
 }
 
 impl AllocationReport {
     /// Other faults as text: invalid records, more allocated than the capacity, devices allocated twice. Nodes without a
     /// capacity are not checked.
     pub(in crate::cli) fn faults(&self) -> Vec<String> {
-        let faults = self.rooms.iter().flat_map(|(node, room)| {
+        let faults = self.node_capacities.iter().flat_map(|(node, room)| {
             let faults = match (room.is_unreadable, room.capacity.is_zero()) {
                 (true, _) => vec!["the record cannot be read".to_owned()],
                 (false, true) => Vec::new(),
@@ -53,7 +53,7 @@ impl AllocationReport {
 
     /// Number of pods with an allocation, and of nodes with one.
     pub(in crate::cli) fn count(&self) -> (usize, usize) {
-        let allocated = self.rooms.iter().map(|(_, room)| room.allocated.pods.len());
+        let allocated = self.node_capacities.iter().map(|(_, room)| room.allocated.pods.len());
         allocated.filter(|pods| *pods > 0).fold((0, 0), |(pods, nodes), n| (pods + n, nodes + 1))
     }
 }

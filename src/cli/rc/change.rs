@@ -188,7 +188,7 @@ mod tests {
     use crate::cli::context::EDIT_ATTEMPTS;
     use crate::cli::output::{Format, Output};
     use rcfarm_api::ids::RcId;
-    use rcfarm_emulator::{Embedded, Fate, Request};
+    use rcfarm_emulator::{Emulator, Fate, Request};
     use rcfarm_store::{PutMode, Query, Reader, Store};
 
     const ID: &str = "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
@@ -202,8 +202,8 @@ mod tests {
     }
 
     /// A context in which another client writes the record before each of the first `times` transactions.
-    async fn contended(times: usize) -> (Embedded, CommandContext) {
-        let consul = Embedded::default();
+    async fn contended(times: usize) -> (Emulator, CommandContext) {
+        let consul = Emulator::default();
         let key = key::rc(ID.parse::<RcId>().unwrap());
         assert!(consul.put(&key, record(1), 7, PutMode::Set).await.unwrap());
         let (other, written) = (consul.clone(), AtomicUsize::new(0));

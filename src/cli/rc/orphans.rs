@@ -131,8 +131,8 @@ async fn remove(
 ) -> anyhow::Result<bool> {
     let keys = pods.iter().map(|(place, _)| key::intent(&place.node, &place.pod));
     let intents = context.get_many(keys).await?;
-    let rooms = rooms(context).await?;
-    let mut ledger = Ledger::on(&rooms);
+    let node_capacities = node_capacities(context).await?;
+    let mut ledger = Ledger::on(&node_capacities);
     let mut ops = vec![Op::CheckNotExists { key: key::rc(rc) }];
     for (place, label_index) in pods {
         let labels = key::pod_labels(&place.node, &place.pod);
@@ -162,8 +162,8 @@ async fn free(
     orphaned_allocations: &[OrphanedAllocation],
 ) -> anyhow::Result<bool> {
     // Read again: the previous chunk may have changed the same nodes.
-    let rooms = rooms(context).await?;
-    let (mut ops, bookings) = freeing(&rooms, orphaned_allocations);
+    let node_capacities = node_capacities(context).await?;
+    let (mut ops, bookings) = freeing(&node_capacities, orphaned_allocations);
     ops.extend(bookings.iter().map(Booking::op));
     let details = Details::OrphansRemoved(OrphansRemoved {
         replication_controller_id: orphaned_allocations[0].owner,
@@ -175,7 +175,7 @@ async fn free(
     Ok(context.commit(ops, &details, None).await?.is_ok())
 }
 
-async fn rooms(context: &CommandContext) -> Result<NodeCapacities, StoreError> {
+async fn node_capacities(context: &CommandContext) -> Result<NodeCapacities, StoreError> {
     let prefixes = [key::nodes(), key::allocations()];
-    Ok(ClusterSnapshot::read_once(context.store.as_ref(), prefixes).await?.rooms())
+    Ok(ClusterSnapshot::read_once(context.store.as_ref(), prefixes).await?.node_capacities())
 }

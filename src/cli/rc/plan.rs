@@ -407,10 +407,11 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         let place = own
             .clone()
             .unwrap_or_else(|| PodRef { node: node.clone(), pod: spec.manifest.id().clone() });
-        if has_capacity(spec, seen.rooms(), &place) {
+        if has_capacity(spec, seen.node_capacities(), &place) {
             return None;
         }
-        let insufficient = seen.rooms().of(node).insufficient(&place.pod, spec.resources())?;
+        let insufficient =
+            seen.node_capacities().of(node).insufficient(&place.pod, spec.resources())?;
         let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
         let why = format!("matches, but has no room: {insufficient}{pod}");
         Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })

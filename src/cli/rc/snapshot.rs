@@ -46,7 +46,7 @@ pub(super) struct RcSnapshot {
     suspects: BTreeSet<NodeName>,
     cluster: ClusterSnapshot,
     /// Capacities and allocations of nodes.
-    rooms: NodeCapacities,
+    node_capacities: NodeCapacities,
     /// Labels of the controller, which can set its minimum health.
     labels: Option<Entry>,
 }
@@ -182,7 +182,7 @@ pub(super) async fn read_snapshot(
         pods: own.iter().map(pod).collect(),
         status,
         lock_held,
-        rooms: cluster.rooms(),
+        node_capacities: cluster.node_capacities(),
         cluster,
         nodes,
         eligible,
@@ -203,8 +203,8 @@ impl RcSnapshot {
     }
 
     /// Capacities and allocations of nodes.
-    pub(super) fn rooms(&self) -> &NodeCapacities {
-        &self.rooms
+    pub(super) fn node_capacities(&self) -> &NodeCapacities {
+        &self.node_capacities
     }
 
     /// `spec` with the settings in the controller's labels.
@@ -229,7 +229,7 @@ impl RcSnapshot {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
             slots: BTreeMap::new(),
-            capacities: self.rooms().clone(),
+            capacities: self.node_capacities().clone(),
             allowed_actions: AllowedActions::Full,
             transfer: TransferConditions {
                 under_way: self.status.as_ref().and_then(|status| status.transfer.clone()),

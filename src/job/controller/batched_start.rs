@@ -29,11 +29,11 @@ impl JobController {
     /// Creates the pods in `starting`. If a transaction fails, the next reconcile reads which pods exist.
     pub(super) async fn send(
         &mut self,
-        look: &JobView,
+        input: &JobView,
         rest: Vec<Create>,
     ) -> Result<Action, ReconcileError> {
         self.chain.begin_dependents();
-        let answers = self.send_all(look, rest.into()).await;
+        let answers = self.send_all(input, rest.into()).await;
         self.chain.end_dependents(answers.iter().map(|(_, answer)| answer));
         let (mut count, mut refused, mut failed) = (0, false, None);
         for (made, answer) in answers {
@@ -58,20 +58,21 @@ impl JobController {
     /// Sends the transactions and awaits all answers. After a failure no new one is sent.
     async fn send_all(
         &self,
-        look: &JobView,
+        input: &JobView,
         mut rest: VecDeque<Create>,
     ) -> Vec<(Vec<Made>, Answer)> {
-        let homes = self.homes(look);
+        let homes = self.homes(input);
         let address = |node: &_| self.caches.address(node);
-        let job = &look.record.read.spec;
-        let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
+        let job = &input.record.read.spec;
+        let placed =
+            Placed { id: &self.id, uid: input.uid, job, places: &homes, address: &address };
         let peers = placed.peers();
         let mut answers: Vec<(Vec<Made>, Answer)> = Vec::new();
         let mut under_way = FuturesUnordered::new();
         loop {
             let goes_on = answers.iter().all(|(_, a)| matches!(a, Ok(Committed::Applied(_))));
             while under_way.len() < AT_ONCE && goes_on && !rest.is_empty() {
-                let (txn, made, event) = self.next_of(look, &placed, &peers, &mut rest);
+                let (txn, made, event) = self.next_of(input, &placed, &peers, &mut rest);
                 under_way.push(async move {
                     let answer = self.chain.commit_dependent(txn, &event).await;
                     (made, answer)
@@ -85,7 +86,7 @@ impl JobController {
     /// Next transaction, with as many pods as fit, at least one.
     fn next_of(
         &self,
-        look: &JobView,
+        input: &JobView,
         placed: &Placed<'_>,
         peers: &std::collections::BTreeMap<
             rcfarm_api::job::spec::Slot,
@@ -93,10 +94,10 @@ impl JobController {
         >,
         rest: &mut VecDeque<Create>,
     ) -> (Txn<Fenced>, Vec<Made>, AuditRecord) {
-        let mut txn = self.chain.dependent(RecordGuard::At(look.record_index));
+        let mut txn = self.chain.dependent(RecordGuard::At(input.record_index));
         if !enabled(Failpoint::PlaceUnchecked) {
             let key = key::pod_group_status(&self.id);
-            txn.push(Op::CheckIndex { key, index: look.placed_at });
+            txn.push(Op::CheckIndex { key, index: input.placed_at });
         }
         let (mut created, mut made) = (Vec::new(), Vec::new());
         while let Some(create) = rest.pop_front() {

@@ -37,30 +37,31 @@ impl JobController {
     /// Builds the transaction. `room`: limit of pods created and removed.
     pub(super) fn write_down(
         &self,
-        look: &JobView,
+        input: &JobView,
         mut plan: JobPlan,
         before: JobPhase,
         room: usize,
     ) -> PlannedStep {
         let rest = plan.create.split_off(room.min(plan.create.len()));
-        let job = &look.record.read.spec;
+        let job = &input.record.read.spec;
         let empty = BTreeMap::new();
-        let places = look.group.places.as_ref().unwrap_or(&empty);
+        let places = input.group.places.as_ref().unwrap_or(&empty);
         let address = |node: &NodeName| self.caches.address(node);
         // Includes nodes that are down, so that port offsets of other members stay the same.
-        let homes = self.homes(look);
-        let placed = Placed { id: &self.id, uid: look.uid, job, places: &homes, address: &address };
+        let homes = self.homes(input);
+        let placed =
+            Placed { id: &self.id, uid: input.uid, job, places: &homes, address: &address };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
             // Refused if the placement has changed.
             let key = key::pod_group_status(&self.id);
-            ops.push(Op::CheckIndex { key, index: look.placed_at });
+            ops.push(Op::CheckIndex { key, index: input.placed_at });
         }
-        let adopted = self.adopted(look, &placed, &plan, &mut ops);
+        let adopted = self.adopted(input, &placed, &plan, &mut ops);
         let mut released = Vec::new();
         if plan.release {
-            for (place, mismatched) in look.pods.mismatched.iter().take(FIXED_OPS / 2) {
+            for (place, mismatched) in input.pods.mismatched.iter().take(FIXED_OPS / 2) {
                 ops.push(writes::release_op(place, mismatched));
                 released.push(place.clone());
             }
@@ -75,7 +76,7 @@ impl JobController {
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / POD_OPS;
             // Removes at least one if nothing else changes; otherwise the new job would wait forever.
             let room = room.max(usize::from(ops.is_empty()));
-            for (place, (labelled, intent)) in look.pods.orphans.iter().take(room) {
+            for (place, (labelled, intent)) in input.pods.orphans.iter().take(room) {
                 ops.extend(writes::remove_ops(place, labelled.index, *intent));
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
@@ -84,16 +85,16 @@ impl JobController {
         let group_key = key::pod_group(&self.id);
         let mut group = None;
         match plan.group {
-            GroupStep::Delete if look.group.exists || look.group.is_foreign => {
+            GroupStep::Delete if input.group.exists || input.group.is_foreign => {
                 ops.push(Op::DeleteCas { key: group_key, index: *index });
             }
             // An incomplete list may lack the group.
             GroupStep::Delete if plan.finished => ops.push(Op::CheckNotExists { key: group_key }),
             GroupStep::Delete | GroupStep::Leave => {}
             GroupStep::Keep => {
-                let there = look.pods.highest();
+                let there = input.pods.highest();
                 let mut wanted =
-                    writes::group_of(&self.id, look.uid, job, &plan, places.len(), &there);
+                    writes::group_of(&self.id, input.uid, job, &plan, places.len(), &there);
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
@@ -115,7 +116,7 @@ impl JobController {
         if plan.finished {
             // Commands that no job will execute.
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + ALWAYS);
-            for command in look.commands.iter().skip(1).take(room) {
+            for command in input.commands.iter().skip(1).take(room) {
                 let (key, index) = (key::command(command.id), command.index);
                 ops.push(Op::DeleteCas { key, index });
             }
@@ -126,7 +127,7 @@ impl JobController {
     /// Operations and identities of adopted pods.
     fn adopted(
         &self,
-        look: &JobView,
+        input: &JobView,
         placed: &Placed<'_>,
         plan: &JobPlan,
         ops: &mut Vec<Op>,
@@ -135,7 +136,7 @@ impl JobController {
         for create in &plan.adopt {
             let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
             let place = PodRef { node: create.node.clone(), pod };
-            let Some((unowned, _)) = look.pods.unowned.get(&place) else { continue };
+            let Some((unowned, _)) = input.pods.unowned.get(&place) else { continue };
             let identity = placed.identity(create);
             ops.push(writes::adopt_op(&identity, &place, unowned));
             adopted.push((place, identity));
@@ -144,14 +145,14 @@ impl JobController {
     }
 
     /// Bound nodes of all members, once they may start.
-    pub(super) fn homes(&self, look: &JobView) -> BTreeMap<Slot, NodeName> {
+    pub(super) fn homes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
         let statuses = self.caches.groups.snapshot();
         let status = statuses
             .value
             .value(&self.id)
             .and_then(Option::as_ref)
-            .filter(|_| look.group.places.is_some());
+            .filter(|_| input.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
-        writes::places(&look.record.read.spec, node_of, |_| false)
+        writes::places(&input.record.read.spec, node_of, |_| false)
     }
 }

@@ -59,7 +59,7 @@ impl JobController {
         Ok(meaning)
     }
 
-    pub(super) async fn look(
+    pub(super) async fn read_input(
         &mut self,
         record: &Record,
     ) -> Result<Option<JobView>, ReconcileError> {

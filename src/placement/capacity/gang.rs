@@ -47,7 +47,7 @@ pub struct Fleet {
     /// Nodes that get no pods: not ready, or suspect.
     pub unfit: BTreeSet<NodeName>,
     /// Their capacity and allocations.
-    pub rooms: NodeCapacities,
+    pub node_capacities: NodeCapacities,
 }
 
 /// Result of a placement.

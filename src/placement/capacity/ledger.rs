@@ -42,8 +42,10 @@ impl NodeCapacities {
 }
 
 impl FromIterator<(NodeName, Arc<NodeCapacity>)> for NodeCapacities {
-    fn from_iter<I: IntoIterator<Item = (NodeName, Arc<NodeCapacity>)>>(rooms: I) -> Self {
-        NodeCapacities(Arc::new(rooms.into_iter().collect()))
+    fn from_iter<I: IntoIterator<Item = (NodeName, Arc<NodeCapacity>)>>(
+        node_capacities: I,
+    ) -> Self {
+        NodeCapacities(Arc::new(node_capacities.into_iter().collect()))
     }
 }
 

@@ -27,11 +27,11 @@ pub struct OrphanedAllocation {
 /// Finds allocations without a pod. `label` returns the index of the labels at a place and the RC that they name. The
 /// labels must have been read no earlier than the allocations.
 pub fn orphaned_allocations<'a>(
-    rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
+    node_capacities: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
     label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,
 ) -> Vec<OrphanedAllocation> {
     let mut orphaned_allocations = Vec::new();
-    for (node, room) in rooms {
+    for (node, room) in node_capacities {
         for (pod, allocation) in &room.allocated.pods {
             let AllocationOwner::Rc(owner) = allocation.owner else { continue };
             let found = label(node, pod);
@@ -54,10 +54,10 @@ pub fn orphaned_allocations<'a>(
 /// per node.
 #[must_use]
 pub fn freeing(
-    rooms: &NodeCapacities,
+    node_capacities: &NodeCapacities,
     orphaned_allocations: &[OrphanedAllocation],
 ) -> (Vec<Op>, Vec<Booking>) {
-    let mut ledger = Ledger::on(rooms);
+    let mut ledger = Ledger::on(node_capacities);
     let guard = |orphaned: &OrphanedAllocation| {
         let key = key::pod_labels(&orphaned.node, &orphaned.pod);
         match orphaned.label {

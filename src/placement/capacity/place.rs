@@ -44,9 +44,9 @@ pub fn ranked<'a>(
     want: &ResourceList,
     packing: Packing,
     salt: &str,
-    rooms: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
+    node_capacities: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
 ) -> Vec<&'a NodeName> {
-    let mut ranked: Vec<(Rank, &NodeName)> = rooms
+    let mut ranked: Vec<(Rank, &NodeName)> = node_capacities
         .map(|(node, room)| (CandidateNode::of(node, room, salt).rank(want, packing), node))
         .collect();
     ranked.sort();
@@ -62,7 +62,7 @@ fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
 /// Largest share, over all resources, of the fleet's capacity that one pod takes, in millionths.
 fn size(want: &ResourceList, fleet: &Fleet) -> u64 {
     let mut all = ResourceList::default();
-    fleet.rooms.iter().for_each(|(_, room)| all.add(&room.capacity));
+    fleet.node_capacities.iter().for_each(|(_, room)| all.add(&room.capacity));
     want.iter().map(|(name, amount)| share(amount, all.amount(name))).max().unwrap_or(0)
 }
 
@@ -151,10 +151,9 @@ impl<'a> Attempt<'a> {
         order: &[usize],
         candidates: &[Vec<&'a NodeName>],
     ) -> Self {
-        let sites = candidates
-            .iter()
-            .flatten()
-            .map(|node| (*node, CandidateNode::of(node, fleet.rooms.of(node), &gang.name)));
+        let sites = candidates.iter().flatten().map(|node| {
+            (*node, CandidateNode::of(node, fleet.node_capacities.of(node), &gang.name))
+        });
         let placed = vec![Vec::new(); gang.tasks.len()];
         let mut attempt = Attempt { sites: sites.collect(), placed, missing: BTreeSet::new() };
         for at in order {
@@ -262,7 +261,7 @@ impl<'a> Attempt<'a> {
         want: &ResourceList,
         fleet: &Fleet,
     ) -> Option<Insufficient> {
-        let (candidate, room) = (&self.sites[node], fleet.rooms.of(node));
+        let (candidate, room) = (&self.sites[node], fleet.node_capacities.of(node));
         if want.is_zero() || candidate.has_room(want) {
             return None;
         }

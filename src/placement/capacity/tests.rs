@@ -39,7 +39,7 @@ fn fleet(capacities: &[&str]) -> Fleet {
     let nodes = (0..capacities.len()).map(|n| (node(n), pool(n))).collect();
     let mut fleet = Fleet { labels: Arc::new(NodeLabels { nodes }), ..Fleet::default() };
     for (n, capacity) in capacities.iter().enumerate() {
-        fleet.rooms.insert(node(n), room(capacity));
+        fleet.node_capacities.insert(node(n), room(capacity));
     }
     fleet
 }
@@ -131,9 +131,9 @@ fn allocation_survives_shrunk_capacity_and_is_reported() {
 
 #[test]
 fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
-    let mut rooms = NodeCapacities::default();
-    rooms.insert(node(1), NodeCapacity { index: Index(7), ..room("cpu=4,memory=1Gi") });
-    let mut ledger = Ledger::on(&rooms);
+    let mut node_capacities = NodeCapacities::default();
+    node_capacities.insert(node(1), NodeCapacity { index: Index(7), ..room("cpu=4,memory=1Gi") });
+    let mut ledger = Ledger::on(&node_capacities);
     ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
     ledger.allocate(&node(1), &pod(2), &owner(1), &amount("cpu=3")).unwrap();
     ledger.allocate(&node(2), &pod(3), &owner(1), &amount("")).unwrap();
@@ -142,8 +142,8 @@ fn bookings_are_one_per_node_and_guarded_by_what_was_seen() {
     let bookings = ledger.bookings();
     assert_eq!(bookings.len(), 1);
     assert!(matches!(bookings[0].op(), Op::Cas { index: Index(7), .. }));
-    rooms.insert(node(1), bookings[0].applied(Index(9)));
-    let mut ledger = Ledger::on(&rooms);
+    node_capacities.insert(node(1), bookings[0].applied(Index(9)));
+    let mut ledger = Ledger::on(&node_capacities);
     ledger.allocate(&node(1), &pod(1), &owner(1), &amount("cpu=1")).unwrap();
     let again = ledger.bookings();
     assert!(matches!(again[0].op(), Op::CheckIndex { index: Index(9), .. }), "nothing changes");
@@ -311,12 +311,12 @@ proptest! {
     ) {
         let mut seen = fleet(&vec![""; capacities.len()]);
         for (n, capacity) in capacities.iter().enumerate() {
-            seen.rooms.insert(node(n), NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() });
+            seen.node_capacities.insert(node(n), NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() });
         }
         for (at, (n, want)) in allocated.iter().enumerate().filter(|(_, (n, _))| *n < capacities.len()) {
-            let mut room = seen.rooms.of(&node(*n)).clone();
+            let mut room = seen.node_capacities.of(&node(*n)).clone();
             let _ = room.allocate(&pod(at), &owner(9), want);
-            seen.rooms.insert(node(*n), room);
+            seen.node_capacities.insert(node(*n), room);
         }
         seen.unfit = unfit.into_iter().map(node).collect();
         let decision = place(&gang, &seen);
@@ -324,7 +324,7 @@ proptest! {
         match decision {
             Decision::Bind(placement) => {
                 prop_assert_eq!(placement.check(&gang), Ok(()));
-                let mut ledger = Ledger::on(&seen.rooms);
+                let mut ledger = Ledger::on(&seen.node_capacities);
                 for (task, n, on) in placement.pods(&gang) {
                     prop_assert!(task.selector.matches(&seen.labels.nodes[on]));
                     prop_assert!(!seen.unfit.contains(on));

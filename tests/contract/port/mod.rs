@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rcfarm_api::ids::SessionId;
 use rcfarm_consul::{Consul, ConsulConfig};
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::{
     Answer, Entry, Index, Key, NewSession, Op, Prefix, Prefixed, PutMode, Query, Store, StoreError,
     TtlService,
@@ -168,7 +168,7 @@ pub fn adapter(at: SocketAddr) -> Arc<dyn Store> {
 }
 
 /// Shared by the cases of this process.
-static EMULATOR: LazyLock<Embedded> = LazyLock::new(Embedded::default);
+static EMULATOR: LazyLock<Emulator> = LazyLock::new(Emulator::default);
 
 /// All cases on all backends.
 pub fn trials() -> Vec<Trial> {

@@ -9,7 +9,7 @@ use rcfarm::farm::{Farm, FarmSettings};
 use rcfarm::placement::NoDiscovery;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::Selector;
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::{CONSULS_CONNECTIONS, serve};
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
@@ -30,7 +30,7 @@ pub use rcfarm_testing::program::Ran;
 
 /// A server on loopback, stopped when dropped.
 pub struct World {
-    pub consul: Embedded,
+    pub consul: Emulator,
     pub address: SocketAddr,
     pub dir: TempDir,
     server: JoinHandle<()>,
@@ -38,7 +38,7 @@ pub struct World {
 
 impl World {
     pub async fn new() -> Self {
-        let consul = Embedded::default();
+        let consul = Emulator::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let served = consul.clone();

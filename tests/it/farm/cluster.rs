@@ -12,7 +12,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_emulator::{Embedded, Settings};
+use rcfarm_emulator::{Emulator, Settings};
 use rcfarm_emulator::{Fate, Request};
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
@@ -53,7 +53,7 @@ impl RunningFarm {
 }
 
 pub struct Cluster {
-    pub store: Embedded,
+    pub store: Emulator,
     pub ids: Arc<IdSource>,
     pub clock: Arc<VirtualClock>,
     pub scheduler: Option<Arc<dyn Scheduler>>,
@@ -66,7 +66,7 @@ impl Cluster {
     pub async fn new(nodes: usize) -> Cluster {
         let ids = Arc::new(IdSource::from_seed(1));
         let cluster = Cluster {
-            store: Embedded::new(&Settings::default(), &ids),
+            store: Emulator::new(&Settings::default(), &ids),
             ids,
             clock: VirtualClock::new(monotonic()),
             scheduler: None,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcfarm_emulator::{Embedded, Fate, FaultOutcome, Request, Settings};
+use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request, Settings};
 use rcfarm_store::cache::{Cache, CacheIndex, Snapshot};
 use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
@@ -32,7 +32,7 @@ impl CacheIndex for Names {
 
 /// A cache with lists that the test delays or hides; and its events: number of names, and whether all were trusted.
 struct Watched {
-    consul: Embedded,
+    consul: Emulator,
     tree: Arc<Cache<Names>>,
     slow: Arc<AtomicBool>,
     hidden: Arc<AtomicBool>,
@@ -42,7 +42,7 @@ struct Watched {
 impl Watched {
     async fn with(names: &[&str]) -> Watched {
         let ids = IdSource::from_seed(1);
-        let consul = Embedded::new(&Settings::default(), &ids);
+        let consul = Emulator::new(&Settings::default(), &ids);
         let (slow, hidden) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (slow_, hidden_) = (slow.clone(), hidden.clone());
         let faulty = consul.with_faults(Arc::new(move |request: &Request<'_>| {

@@ -10,7 +10,7 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::PodStatus;
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::state::DataDir;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
@@ -25,7 +25,7 @@ use rcfarm_testing::pod_processes;
 use rcfarm_testing::wait::{PATIENCE, eventually};
 
 pub struct Host {
-    pub store: Embedded,
+    pub store: Emulator,
     _directory: tempfile::TempDir,
     pub settings: AgentSettings,
     agent: Option<(JoinHandle<Result<(), AgentError>>, CancellationToken)>,
@@ -33,11 +33,11 @@ pub struct Host {
 
 impl Host {
     pub fn new() -> Host {
-        Self::on(&Embedded::default(), "n1")
+        Self::on(&Emulator::default(), "n1")
     }
 
     /// Another machine on the same store.
-    pub fn on(store: &Embedded, name: &str) -> Host {
+    pub fn on(store: &Emulator, name: &str) -> Host {
         let directory = tempfile::tempdir().unwrap();
         let settings = AgentSettings {
             name: name.parse().unwrap(),
@@ -62,7 +62,7 @@ impl Host {
     }
 
     /// Starts the agent with another client of the store.
-    pub fn start_on(&mut self, store: Embedded) {
+    pub fn start_on(&mut self, store: Emulator) {
         let env = Env {
             store: Arc::new(store),
             clock: Arc::new(SystemClock),

@@ -15,7 +15,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::serve::respond;
-use rcfarm_emulator::{Embedded, Tables};
+use rcfarm_emulator::{Emulator, Tables};
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Entry, Index, Prefix};
 use uuid::Uuid;
@@ -189,7 +189,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let consul = Embedded::default();
+            let consul = Emulator::default();
             let before = consul.snapshot();
             let request = Request::builder().method(Method::PUT).uri(format!("/v1/{path}"));
             let answer = respond(&consul, request.body(Body::from(body)).unwrap()).await;

@@ -12,14 +12,14 @@ use super::body::{self, BodyFields};
 use super::catalog::{check_shown, node_id, service_shown};
 use super::parsed_request::ParsedRequest;
 use super::refusal::HttpRefusal;
-use crate::{CheckRequest, Embedded, LEADER, MAX_VALUE, ServiceRequest, Status, duration};
+use crate::{CheckRequest, Emulator, LEADER, MAX_VALUE, ServiceRequest, Status, duration};
 use rcfarm_store::Reader;
 
 /// The version that the model behaves as.
 const VERSION: &str = "1.8.7";
 
 pub(super) async fn answer(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
@@ -42,7 +42,7 @@ pub(super) async fn answer(
 }
 
 async fn update_check(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
@@ -163,7 +163,7 @@ fn check_request(
 
 // ---- state of the agent -------------------------------------------------------------------
 
-fn about(consul: &Embedded) -> Value {
+fn about(consul: &Emulator) -> Value {
     let node = consul.node();
     let index = consul.inspect(|tables| tables.index).0.to_string();
     value!({
@@ -199,7 +199,7 @@ fn member(node: &str) -> Value {
 }
 
 /// Services or checks of this agent, by id.
-fn local(consul: &Embedded, what: &str) -> Map<String, Value> {
+fn local(consul: &Emulator, what: &str) -> Map<String, Value> {
     consul.inspect(|tables| {
         let catalog = &tables.catalog;
         if what == "agent/services" {

@@ -9,10 +9,10 @@ use super::answer::{at, json};
 use super::parsed_request::ParsedRequest;
 use super::refusal::HttpRefusal;
 use crate::fault::Request;
-use crate::{Catalog, CatalogCheck, CatalogNode, Embedded, Service, Status, Subject, Tables};
+use crate::{Catalog, CatalogCheck, CatalogNode, Emulator, Service, Status, Subject, Tables};
 
 pub(super) async fn answer(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
 ) -> Result<Response, HttpRefusal> {
     if parsed.what == "catalog/datacenters" {

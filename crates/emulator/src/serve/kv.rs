@@ -9,11 +9,11 @@ use super::answer::{WireKvEntry, at, json};
 use super::body;
 use super::parsed_request::ParsedRequest;
 use super::refusal::{HttpRefusal, text};
-use crate::{Embedded, KvOp, Verb};
+use crate::{Emulator, KvOp, Verb};
 use rcfarm_store::{Answer, Index};
 
 pub(super) async fn answer(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     method: &Method,
     body: &body::Body,
@@ -25,7 +25,7 @@ pub(super) async fn answer(
     }
 }
 
-async fn get(consul: &Embedded, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
+async fn get(consul: &Emulator, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
     let query = parsed.query()?;
     if parsed.has("keys") {
         let keys = consul.read_keys(parsed.name, parsed.get("separator"), query).await?;
@@ -64,7 +64,7 @@ fn raw(value: Bytes) -> Response {
 }
 
 async fn put(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
@@ -83,7 +83,7 @@ async fn put(
     json(parsed, &consul.write_key(op).await?)
 }
 
-async fn delete(consul: &Embedded, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
+async fn delete(consul: &Emulator, parsed: &ParsedRequest<'_>) -> Result<Response, HttpRefusal> {
     at_most_one(parsed, &["recurse", "cas"])?;
     let op = if parsed.has("recurse") {
         KvOp::new(Verb::DeleteTree, parsed.name)

@@ -1,7 +1,7 @@
 //! Consul's HTTP API on a model. It has what `rcfarm`, `curl`, and the `consul` command's `kv`, `lock`, `watch`,
 //! `catalog` and `members` need (`consul-semantics.md` §1 to §4, §8).
 //!
-//! Every answer has the header `X-Rcfarm-Embedded: 1`, which a real Consul does not send. A request for something that is
+//! Every answer has the header `X-Rcfarm-Emulator: 1`, which a real Consul does not send. A request for something that is
 //! not modelled is refused with a text that says so.
 
 mod agent;
@@ -30,7 +30,7 @@ use hyper1::server::conn::http1;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::Embedded;
+use super::Emulator;
 use answer::moved;
 use parsed_request::ParsedRequest;
 use refusal::{HttpRefusal, text};
@@ -42,7 +42,7 @@ pub const CONSULS_CONNECTIONS: usize = 200;
 /// Serves the API until dropped. Dropping also closes every connection, as a killed agent does.
 ///
 /// At most `connections` are open at once, of all clients together. An error of one connection affects no other.
-pub async fn serve(listener: TcpListener, consul: Embedded, connections: usize) -> Infallible {
+pub async fn serve(listener: TcpListener, consul: Emulator, connections: usize) -> Infallible {
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
@@ -66,7 +66,7 @@ async fn accept_failed(error: &io::Error) {
 }
 
 /// Serves one connection until either side closes it. (`axum::serve` would write header names in lower case.)
-async fn connection(stream: TcpStream, consul: Embedded) {
+async fn connection(stream: TcpStream, consul: Emulator) {
     let _ = stream.set_nodelay(true);
     let answer = move |request: Request| {
         let consul = consul.clone();
@@ -81,7 +81,7 @@ async fn connection(stream: TcpStream, consul: Embedded) {
 }
 
 /// Answers one request.
-pub async fn respond(consul: &Embedded, request: Request) -> Response {
+pub async fn respond(consul: &Emulator, request: Request) -> Response {
     let mut response = match route(consul, request).await {
         Ok(response) => response,
         Err(refusal) => refusal.into_response(),
@@ -133,7 +133,7 @@ const SERVED: &[(&str, &[Method], Endpoint)] = &[
     ("catalog/service/", &[Method::GET], Endpoint::Catalog),
 ];
 
-async fn route(consul: &Embedded, request: Request) -> Result<Response, HttpRefusal> {
+async fn route(consul: &Emulator, request: Request) -> Result<Response, HttpRefusal> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let body = body::Body::read(request).await?;
     let path = parsed_request::path(uri.path())?;

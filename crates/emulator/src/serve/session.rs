@@ -11,12 +11,12 @@ use super::refusal::HttpRefusal;
 use crate::catalog::SERF_HEALTH;
 use crate::fault::Request;
 use crate::session::parse_id;
-use crate::{Embedded, Session, SessionRequest, Subject, duration};
+use crate::{Emulator, Session, SessionRequest, Subject, duration};
 use rcfarm_api::ids::SessionId;
 use rcfarm_store::{Answer, Behavior, StoreError};
 
 pub(super) async fn answer(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
@@ -51,7 +51,7 @@ fn named<'a>(parsed: &ParsedRequest<'a>) -> Result<&'a str, HttpRefusal> {
 }
 
 async fn sessions(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
 ) -> Result<Answer<Vec<Session>>, HttpRefusal> {
     let query = parsed.query()?;

@@ -12,7 +12,7 @@ use super::answer::{WireKvEntry, from_leader, json};
 use super::body::{self, BodyFields};
 use super::parsed_request::ParsedRequest;
 use super::refusal::HttpRefusal;
-use crate::{Embedded, KvOp, Verb};
+use crate::{Emulator, KvOp, Verb};
 use rcfarm_store::{Index, TxnOutcome};
 
 /// Base64 as Go decodes it: padding is required, trailing bits are ignored.
@@ -54,7 +54,7 @@ struct OfRead {
 }
 
 pub(super) async fn answer(
-    consul: &Embedded,
+    consul: &Emulator,
     parsed: &ParsedRequest<'_>,
     body: &body::Body,
 ) -> Result<Response, HttpRefusal> {
@@ -87,7 +87,7 @@ pub(super) async fn answer(
 }
 
 /// Parses the operations of a body. Empty ones are dropped, as in Consul.
-fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String> {
+fn operations(consul: &Emulator, body: &body::Body) -> Result<Vec<KvOp>, String> {
     let items = match body.json()? {
         Value::Array(items) => items,
         Value::Null => Vec::new(),
@@ -110,7 +110,7 @@ fn operations(consul: &Embedded, body: &body::Body) -> Result<Vec<KvOp>, String>
 }
 
 /// The refusal of an operation on something other than a key.
-fn refused(kind: &str, operation: Option<Value>, consul: &Embedded) -> String {
+fn refused(kind: &str, operation: Option<Value>, consul: &Emulator) -> String {
     let names_node = || {
         let mut operation = BodyFields::of(operation?).ok()?;
         let verb = operation.text("Verb").ok()?;

@@ -9,7 +9,7 @@ use rcfarm_store::{Answer, DeleteMode};
 const WAIT: Duration = Duration::from_secs(30);
 
 /// The read of a subject given as text, and its answer as text, so that one table covers all subjects.
-async fn read(c: &Embedded, what: &str, query: Query) -> Answer<String> {
+async fn read(c: &Emulator, what: &str, query: Query) -> Answer<String> {
     let (kind, name) = what.split_once(' ').unwrap();
     match kind {
         "key" => show(c.get(&key(name), query).await.unwrap()),
@@ -37,7 +37,7 @@ fn show<T: std::fmt::Debug>(answer: Answer<T>) -> Answer<String> {
 
 /// Starts a read that blocks on the current index.
 async fn block(
-    c: &Embedded,
+    c: &Emulator,
     what: &str,
 ) -> (Answer<String>, JoinHandle<(Answer<String>, Duration)>) {
     let now = read(c, what, Query::PLAIN).await;
@@ -49,7 +49,7 @@ async fn block(
     (now, task)
 }
 
-async fn wakes(c: &Embedded, what: &str, write: impl AsyncFnOnce()) {
+async fn wakes(c: &Emulator, what: &str, write: impl AsyncFnOnce()) {
     let (before, task) = block(c, what).await;
     write().await;
     let (after, took) = task.await.unwrap();
@@ -57,7 +57,7 @@ async fn wakes(c: &Embedded, what: &str, write: impl AsyncFnOnce()) {
     assert!(after.index > before.index, "{what}");
 }
 
-async fn sleeps_through(c: &Embedded, what: &str, write: impl AsyncFnOnce()) {
+async fn sleeps_through(c: &Emulator, what: &str, write: impl AsyncFnOnce()) {
     let (before, task) = block(c, what).await;
     write().await;
     let (after, took) = task.await.unwrap();

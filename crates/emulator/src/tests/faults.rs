@@ -8,7 +8,7 @@ use super::*;
 use rcfarm_store::RetryVerdict;
 
 /// A client whose writes all have this outcome.
-fn faulty_writes(c: &Embedded, outcome: FaultOutcome) -> Embedded {
+fn faulty_writes(c: &Emulator, outcome: FaultOutcome) -> Emulator {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::of(outcome.clone()) } else { Fate::DELIVER }
@@ -17,7 +17,7 @@ fn faulty_writes(c: &Embedded, outcome: FaultOutcome) -> Embedded {
 }
 
 /// A client whose reads all have this outcome.
-fn faulty_reads(c: &Embedded, outcome: FaultOutcome) -> Embedded {
+fn faulty_reads(c: &Emulator, outcome: FaultOutcome) -> Emulator {
     c.with_faults(Arc::new(
         move |r: &Request<'_>| {
             if r.writes() { Fate::DELIVER } else { Fate::of(outcome.clone()) }
@@ -25,7 +25,7 @@ fn faulty_reads(c: &Embedded, outcome: FaultOutcome) -> Embedded {
     ))
 }
 
-async fn try_set(c: &Embedded, k: &str) -> Result<bool, StoreError> {
+async fn try_set(c: &Emulator, k: &str) -> Result<bool, StoreError> {
     c.put(&key(k), value("v"), 0, PutMode::Set).await
 }
 
@@ -203,7 +203,7 @@ fn run(seed: u64) -> String {
         .unwrap();
     runtime.block_on(async {
         let ids = IdSource::from_seed(seed);
-        let c = Embedded::new(&Settings::default(), &ids);
+        let c = Emulator::new(&Settings::default(), &ids);
         let log: Arc<Mutex<String>> = Arc::default();
         let seen = log.clone();
         c.observe(move |applied: &Applied, _: &Tables| {
@@ -217,7 +217,7 @@ fn run(seed: u64) -> String {
     })
 }
 
-async fn client(c: Embedded, ids: IdSource, n: u64, log: Arc<Mutex<String>>) {
+async fn client(c: Emulator, ids: IdSource, n: u64, log: Arc<Mutex<String>>) {
     let luck = ids.fork();
     let c = c.with_faults(Arc::new(move |_: &Request<'_>| Fate {
         before: Duration::from_millis(luck.below(30)),

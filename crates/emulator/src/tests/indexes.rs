@@ -2,7 +2,7 @@
 
 use super::*;
 
-async fn index_of(c: &Embedded, p: &str) -> Index {
+async fn index_of(c: &Emulator, p: &str) -> Index {
     c.list(&prefix(p), Query::PLAIN).await.unwrap().index
 }
 
@@ -107,10 +107,10 @@ async fn only_applied_writes_take_an_index() {
     let new = NewSession { lock_delay: 15 * SEC, ttl: Some(10 * SEC), ..plain() };
     let s = session(&c, &new).await;
     assert!(acquire(&c, "k", &s).await);
-    let at = async |c: &Embedded| raft_index(c).0;
+    let at = async |c: &Emulator| raft_index(c).0;
 
     let mut last = at(&c).await;
-    let mut took = async |c: &Embedded, what: &str, expected: u64| {
+    let mut took = async |c: &Emulator, what: &str, expected: u64| {
         let now = at(c).await;
         assert_eq!(now - last, expected, "{what}");
         last = now;

@@ -19,8 +19,8 @@ use rcfarm_store::{
 
 const SEC: Duration = Duration::from_secs(1);
 
-fn consul() -> Embedded {
-    Embedded::new(&Settings::default(), &IdSource::from_seed(1))
+fn consul() -> Emulator {
+    Emulator::new(&Settings::default(), &IdSource::from_seed(1))
 }
 
 fn key(text: &str) -> Key {
@@ -35,20 +35,20 @@ fn value(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-async fn set(c: &Embedded, k: &str, v: &str) -> Entry {
+async fn set(c: &Emulator, k: &str, v: &str) -> Entry {
     assert!(c.put(&key(k), value(v), 0, PutMode::Set).await.unwrap());
     get(c, k).await.unwrap()
 }
 
-async fn get(c: &Embedded, k: &str) -> Option<Entry> {
+async fn get(c: &Emulator, k: &str) -> Option<Entry> {
     c.get(&key(k), Query::PLAIN).await.unwrap().value
 }
 
-async fn acquire(c: &Embedded, k: &str, s: &SessionId) -> bool {
+async fn acquire(c: &Emulator, k: &str, s: &SessionId) -> bool {
     c.put(&key(k), value("held"), 0, PutMode::Acquire(s.clone())).await.unwrap()
 }
 
-async fn release(c: &Embedded, k: &str, v: &str, s: &SessionId) -> bool {
+async fn release(c: &Emulator, k: &str, v: &str, s: &SessionId) -> bool {
     c.put(&key(k), value(v), 0, PutMode::Release(s.clone())).await.unwrap()
 }
 
@@ -57,10 +57,10 @@ fn plain() -> NewSession {
     NewSession { behavior: Behavior::Release, ..NewSession::default() }
 }
 
-async fn session(c: &Embedded, new: &NewSession) -> SessionId {
+async fn session(c: &Emulator, new: &NewSession) -> SessionId {
     c.create_session(new).await.unwrap()
 }
 
-fn raft_index(c: &Embedded) -> Index {
+fn raft_index(c: &Emulator) -> Index {
     c.inspect(|tables| tables.index)
 }

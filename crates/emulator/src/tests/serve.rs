@@ -28,7 +28,7 @@ impl Reply {
     }
 }
 
-async fn ask(c: &Embedded, method: Method, path: &str, body: impl Into<Body>) -> Reply {
+async fn ask(c: &Emulator, method: Method, path: &str, body: impl Into<Body>) -> Reply {
     let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
     let (parts, body) = respond(c, request).await.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap();
@@ -37,11 +37,11 @@ async fn ask(c: &Embedded, method: Method, path: &str, body: impl Into<Body>) ->
     Reply { status, response: Response::from_parts(parts, ()), body }
 }
 
-async fn put(c: &Embedded, path: &str, body: impl Into<Body>) -> Reply {
+async fn put(c: &Emulator, path: &str, body: impl Into<Body>) -> Reply {
     ask(c, Method::PUT, path, body).await
 }
 
-async fn fetch(c: &Embedded, path: &str) -> Reply {
+async fn fetch(c: &Emulator, path: &str) -> Reply {
     ask(c, Method::GET, path, "").await
 }
 
@@ -204,7 +204,7 @@ impl Drop for Running {
     }
 }
 
-async fn running(c: &Embedded, connections: usize) -> Running {
+async fn running(c: &Emulator, connections: usize) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = serve(listener, c.clone(), connections);

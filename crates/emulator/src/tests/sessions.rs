@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::*;
 
-async fn is_alive(c: &Embedded, s: &SessionId) -> bool {
+async fn is_alive(c: &Emulator, s: &SessionId) -> bool {
     c.session(s).await.unwrap().value.is_some()
 }
 

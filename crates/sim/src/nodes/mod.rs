@@ -28,7 +28,7 @@ use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::resource_list::{CPU, ResourceList};
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Reader, Store};
 
@@ -45,7 +45,7 @@ pub fn node(n: usize) -> NodeName {
 
 /// Every node of a world.
 pub struct Nodes {
-    consul: Embedded,
+    consul: Emulator,
     checker: Arc<Checker>,
     mix: Mix,
     seed: u64,
@@ -75,7 +75,7 @@ impl Nodes {
     /// Nodes without agents. `rng` decides the fate of their processes.
     #[must_use]
     pub fn new(
-        consul: Embedded,
+        consul: Emulator,
         checker: Arc<Checker>,
         mix: Mix,
         count: usize,

@@ -8,14 +8,14 @@ use bytes::Bytes;
 use crate::checker::Checker;
 use crate::facts::SimActor;
 use rcfarm_api::ids::SessionId;
-use rcfarm_emulator::Embedded;
+use rcfarm_emulator::Emulator;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store};
 use rcfarm_testing::clock::VirtualClock;
 
 /// The users of a world. They write records, labels and pods directly, as the commands do.
 pub struct Workload {
-    pub(super) consul: Embedded,
+    pub(super) consul: Emulator,
     pub(super) checker: Arc<Checker>,
     pub(super) clock: Arc<VirtualClock>,
     pub(super) ids: IdSource,
@@ -27,7 +27,7 @@ impl Workload {
     /// Users with a clock of their own.
     #[must_use]
     pub fn new(
-        consul: Embedded,
+        consul: Emulator,
         checker: Arc<Checker>,
         clock: Arc<VirtualClock>,
         ids: IdSource,

@@ -31,7 +31,7 @@ fn a_large_gang_interrupted_anywhere_ends_whole_or_not_at_all() {
             }
             sched.run();
             let allocated: usize =
-                sched.fleet.rooms.iter().map(|(_, room)| room.allocated.pods.len()).sum();
+                sched.fleet.node_capacities.iter().map(|(_, room)| room.allocated.pods.len()).sum();
             match changed {
                 true => assert_eq!((allocated, sched.book.len()), (0, 0), "after {stop}"),
                 false => {
@@ -57,15 +57,14 @@ fn large_gang_that_lost_a_node_frees_all_and_retries() {
     let forward = sched.plan();
     sched.apply(&forward.changes[0]);
     // Another controller's pod uses the capacity of a node without an allocation yet.
-    let taken = sched
-        .nodes("g")
-        .into_iter()
-        .find(|node| sched.fleet.rooms.of(&node.parse().unwrap()).allocated.pods.is_empty());
+    let taken = sched.nodes("g").into_iter().find(|node| {
+        sched.fleet.node_capacities.of(&node.parse().unwrap()).allocated.pods.is_empty()
+    });
     let node: NodeName = taken.unwrap().parse().unwrap();
-    let mut room = sched.fleet.rooms.of(&node).clone();
+    let mut room = sched.fleet.node_capacities.of(&node).clone();
     let owner = "rc/other".parse().unwrap();
     room.allocate(&"other".parse().unwrap(), &owner, &"cpu=2".parse().unwrap()).unwrap();
-    sched.fleet.rooms.insert(node.clone(), room);
+    sched.fleet.node_capacities.insert(node.clone(), room);
     let back = sched.plan();
     sched.apply(&back.changes[0]);
     assert_eq!(sched.status("g").reason, PodGroupReason::ReservationFailed);
