@@ -40,7 +40,6 @@ pub enum AuditCommand {
     Prune(PruneArgs),
 }
 
-/// Arguments of `audit list`.
 #[derive(clap::Args)]
 pub struct AuditListArgs {
     /// Only records of the last TIME, as in 1h
@@ -54,7 +53,6 @@ pub struct AuditListArgs {
     follow: bool,
 }
 
-/// Arguments of `audit prune`.
 #[derive(clap::Args)]
 pub struct PruneArgs {
     /// Keep the records of the last TIME, as in 30d

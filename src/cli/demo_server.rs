@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 use super::failure::{CliExit, failure};
 use super::farm_run::stop_on_signal;
 
-/// Arguments of `demo-server`.
 #[derive(clap::Args)]
 pub struct DemoServerArgs {
     /// Serve on this address

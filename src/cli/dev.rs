@@ -45,7 +45,6 @@ const CONNECTIONS: usize = 1_000;
 /// Prefix of the names of simulated nodes.
 const SIMULATED: &str = "sim-";
 
-/// Arguments of `dev`.
 #[derive(clap::Args)]
 pub struct DevArgs {
     /// Create the objects in this file (examples/web.yaml is one)
@@ -177,7 +176,6 @@ impl Drop for Home {
     }
 }
 
-/// A node of this process.
 struct Machine {
     name: NodeName,
     /// `$NODE_PORT` of its pods.

@@ -48,7 +48,6 @@ impl From<CliExit> for ExitCode {
     }
 }
 
-/// An error with a hint.
 #[derive(Debug)]
 pub(super) struct Failure {
     message: String,

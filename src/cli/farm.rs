@@ -23,14 +23,12 @@ pub enum FarmCommand {
     Confirm(ConfirmArgs),
 }
 
-/// Arguments of `farm confirm`.
 #[derive(clap::Args)]
 pub struct ConfirmArgs {
     /// The farm
     name: FarmName,
 }
 
-/// A row of `farm list`.
 #[derive(Serialize)]
 struct Row {
     name: FarmName,

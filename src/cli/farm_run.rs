@@ -23,7 +23,6 @@ use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{Prefix, Prefixed, Store, TxnLimits};
 
-/// Arguments of `farm run`.
 #[derive(clap::Args)]
 pub struct FarmRunArgs {
     /// The farm's name, unique among the farms below one prefix [default: this machine's name]

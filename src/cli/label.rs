@@ -33,7 +33,6 @@ pub enum LabelCommand {
     List(LabelListArgs),
 }
 
-/// Arguments of `label set`: `<KIND> <ID>` or `<KIND> --selector <SELECTOR>`, then the labels.
 #[derive(clap::Args)]
 pub struct SetArgs {
     /// node, pod, replication_controller (rc) or rolls
@@ -47,7 +46,6 @@ pub struct SetArgs {
     selector: Option<Selector>,
 }
 
-/// Arguments of `label remove`.
 #[derive(clap::Args)]
 pub struct LabelRemoveArgs {
     /// node, pod, replication_controller (rc) or rolls
@@ -61,7 +59,6 @@ pub struct LabelRemoveArgs {
     selector: Option<Selector>,
 }
 
-/// Arguments of `label get`.
 #[derive(clap::Args)]
 pub struct LabelGetArgs {
     /// node, pod, replication_controller (rc) or rolls
@@ -71,7 +68,6 @@ pub struct LabelGetArgs {
     id: String,
 }
 
-/// Arguments of `label list`.
 #[derive(clap::Args)]
 pub struct LabelListArgs {
     /// node, pod, replication_controller (rc) or rolls

@@ -23,7 +23,6 @@ use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
 use rcfarm_node::shim;
 use rcfarm_store::{Prefix, Prefixed, TxnLimits};
 
-/// Arguments of `node run`.
 #[derive(clap::Args)]
 pub struct NodeRunArgs {
     /// The node's name; its pods are the keys under intent/<NAME>/

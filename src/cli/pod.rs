@@ -30,7 +30,6 @@ pub enum PodCommand {
     Logs(PodLogsArgs),
 }
 
-/// Arguments of `pod list`.
 #[derive(clap::Args)]
 pub struct PodListArgs {
     /// Only pods of this node
@@ -51,13 +50,11 @@ pub struct WhichArgs {
 }
 
 impl WhichArgs {
-    /// The pod on a node.
     pub(super) fn of(pod: PodId, node: NodeName) -> Self {
         WhichArgs { pod, node: Some(node) }
     }
 }
 
-/// Arguments of `pod logs`.
 #[derive(clap::Args)]
 pub struct PodLogsArgs {
     #[command(flatten)]
@@ -74,7 +71,6 @@ pub struct PodLogsArgs {
 }
 
 impl PodLogsArgs {
-    /// The log of a launchable.
     pub(super) fn of(
         which: WhichArgs,
         launchable: Option<String>,
@@ -85,7 +81,6 @@ impl PodLogsArgs {
     }
 }
 
-/// A pod in a list.
 #[derive(Serialize)]
 struct Row {
     pod: PodId,

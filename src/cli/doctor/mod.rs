@@ -18,7 +18,6 @@ use crate::farm::LAYOUT;
 use rcfarm_api::key;
 use rcfarm_store::{NewSession, Op, Query, StoreError};
 
-/// Result of a check.
 #[derive(Serialize)]
 struct Check {
     check: String,

@@ -26,7 +26,6 @@ use rcfarm_api::resource_list::units;
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
-/// Arguments of `apply` and `plan`.
 #[derive(clap::Args)]
 pub struct FileArgs {
     /// A YAML or JSON file with one job or several; - reads standard input

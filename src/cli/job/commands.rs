@@ -18,7 +18,6 @@ use rcfarm_api::job::status::JobReason;
 use rcfarm_api::key;
 use rcfarm_store::{Index, Op};
 
-/// Arguments of a command to a job.
 #[derive(clap::Args)]
 pub struct CommandArgs {
     /// The job: its name, or <namespace>/<name>
@@ -29,7 +28,6 @@ pub struct CommandArgs {
     reason: String,
 }
 
-/// Arguments of a command to a task.
 #[derive(clap::Args)]
 pub struct TaskArgs {
     #[command(flatten)]
@@ -38,7 +36,6 @@ pub struct TaskArgs {
     task: String,
 }
 
-/// Arguments of a command to a pod.
 #[derive(clap::Args)]
 pub struct PodArgs {
     #[command(flatten)]

@@ -22,7 +22,6 @@ use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Query};
 
-/// Arguments of `job delete`.
 #[derive(clap::Args)]
 pub struct JobDeleteArgs {
     /// The job: its name, or <namespace>/<name>

@@ -76,7 +76,6 @@ pub(super) async fn all(context: &CommandContext) -> anyhow::Result<Vec<FoundJob
     Ok(found.collect())
 }
 
-/// A pod of a job.
 pub(super) struct FoundPod {
     pub(super) place: PodRef,
     pub(super) identity: PodIdentity,

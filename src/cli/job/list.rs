@@ -10,7 +10,6 @@ use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::phase::JobPhase;
 
-/// Arguments of `job list`.
 #[derive(clap::Args)]
 pub struct JobListArgs {
     /// Only jobs of this namespace (`--namespace` is that of Consul Enterprise)
@@ -21,7 +20,6 @@ pub struct JobListArgs {
     queue: Option<String>,
 }
 
-/// A row of `job list`.
 #[derive(Serialize)]
 struct Row {
     job: Namespaced,

@@ -48,7 +48,6 @@ pub enum JobCommand {
     Delete(delete::JobDeleteArgs),
 }
 
-/// Arguments of a command that takes only a job.
 #[derive(clap::Args)]
 pub struct JobArgs {
     /// The job: its name, or <namespace>/<name>

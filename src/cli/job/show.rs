@@ -79,7 +79,6 @@ fn remarks(remarks: &[FieldError]) -> String {
     remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A pod in `job tree`.
 #[derive(serde::Serialize)]
 struct Leaf {
     pod: String,
@@ -240,7 +239,6 @@ fn verdict(found: &FoundJob, is_owned: bool) -> String {
     words
 }
 
-/// Arguments of `job logs`.
 #[derive(clap::Args)]
 pub struct JobLogsArgs {
     /// The job: its name, or <namespace>/<name>

@@ -21,7 +21,6 @@ use rcfarm_store::time::monotonic;
 /// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
 
-/// Arguments of `job wait`.
 #[derive(clap::Args)]
 pub struct WaitArgs {
     /// The job: its name, or <namespace>/<name>

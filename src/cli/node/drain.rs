@@ -24,7 +24,6 @@ use rcfarm_api::node::record::NodeState;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 
-/// Arguments of `node drain`.
 #[derive(clap::Args)]
 pub struct DrainArgs {
     #[command(flatten)]
@@ -40,7 +39,6 @@ pub struct DrainArgs {
     no_wait: bool,
 }
 
-/// Arguments of `node undrain`.
 #[derive(clap::Args)]
 pub struct UndrainArgs {
     #[command(flatten)]

@@ -14,7 +14,6 @@ use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector};
 use rcfarm_api::resource_list::{ResourceList, units};
 
-/// Arguments of `node list`.
 #[derive(clap::Args)]
 pub struct NodeListArgs {
     /// Only nodes whose labels match
@@ -22,7 +21,6 @@ pub struct NodeListArgs {
     selector: Option<Selector>,
 }
 
-/// A row of `node list`.
 #[derive(Serialize)]
 pub(super) struct NodeRow {
     pub(super) name: NodeName,

@@ -17,7 +17,6 @@ use rcfarm_api::node::Health;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
 use rcfarm_store::{Prefix, Query};
 
-/// A pod on a node.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct NodePod {
     pub(super) node: NodeName,
@@ -37,7 +36,6 @@ pub(super) struct NodePod {
 pub(super) struct Stay {
     /// An [`RcReason`] of the owner, or a token of this module.
     pub(super) reason: String,
-    /// Message for users.
     pub(super) message: String,
 }
 
@@ -47,7 +45,6 @@ impl Stay {
     }
 }
 
-/// Controller of a pod.
 struct Controller {
     found: Option<Found>,
     status: Option<RcStatus>,
@@ -200,7 +197,6 @@ pub(super) fn tally<'p>(pods: impl Iterator<Item = &'p NodePod>) -> String {
     words.join(", ")
 }
 
-/// Table of pods.
 pub(super) fn pods_table<'p>(pods: impl IntoIterator<Item = &'p NodePod>) -> String {
     let controller = |pod: &NodePod| Some(title(Some(&pod.pod_id), pod.replication_controller_id?));
     let stays = |pod: &&'p NodePod| pod.stays.clone().unwrap_or_else(|| Stay::new("-", ""));

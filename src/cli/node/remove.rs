@@ -18,7 +18,6 @@ use rcfarm_api::key;
 use rcfarm_node::agent::report::removal;
 use rcfarm_store::{Entry, Key, Op, Query, Txn};
 
-/// Arguments of `node remove`.
 #[derive(clap::Args)]
 pub struct NodeRemoveArgs {
     /// The node

@@ -11,7 +11,6 @@ use crate::cli::output::{age, fields, or_dash};
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::NodeName;
 
-/// Arguments of `node get`.
 #[derive(clap::Args)]
 pub struct NodeGetArgs {
     /// The node

@@ -44,7 +44,6 @@ impl fmt::Display for NodeListState {
     }
 }
 
-/// A node as stored.
 pub(super) struct NodeSnapshot {
     pub(super) name: NodeName,
     pub(super) entry: Option<Entry>,

@@ -22,7 +22,6 @@ use rcfarm_api::queue::spec::{
 };
 use rcfarm_store::{Index, Op};
 
-/// Arguments of `queue create`.
 #[derive(clap::Args)]
 pub struct QueueCreateArgs {
     /// The queue's name; with --file it may be left out, and the manifest's metadata.name counts

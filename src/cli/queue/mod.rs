@@ -27,7 +27,6 @@ pub enum QueueCommand {
     Delete(QueueArgs),
 }
 
-/// Arguments of a command that takes only a queue.
 #[derive(clap::Args)]
 pub struct QueueArgs {
     /// The queue

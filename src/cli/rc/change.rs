@@ -19,7 +19,6 @@ use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcRecord, check_count};
 use rcfarm_store::{Index, Op};
 
-/// Arguments of `rc scale`.
 #[derive(clap::Args)]
 pub struct ScaleArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -36,7 +35,6 @@ pub struct ScaleArgs {
     timeout: Duration,
 }
 
-/// Arguments of `rc enable` and `rc disable`.
 #[derive(clap::Args)]
 pub struct SwitchArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -44,7 +42,6 @@ pub struct SwitchArgs {
     rc: String,
 }
 
-/// Result of a change.
 pub(super) struct RcChange {
     /// The record before the change.
     pub(super) before: Found,

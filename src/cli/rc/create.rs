@@ -25,7 +25,6 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_store::{Index, Op};
 
-/// Arguments of `rc create`.
 #[derive(clap::Args)]
 pub struct RcCreateArgs {
     /// File with the pod manifest (YAML, signed or not); - reads it from standard input

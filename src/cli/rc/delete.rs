@@ -21,7 +21,6 @@ use rcfarm_store::cache::read_once;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Query, StoreError};
 
-/// Arguments of `rc delete`.
 #[derive(clap::Args)]
 pub struct RcDeleteArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id

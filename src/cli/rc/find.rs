@@ -13,7 +13,6 @@ use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_store::Entry;
 
-/// A record as read.
 pub(in crate::cli) struct Found {
     pub(in crate::cli) id: RcId,
     pub(in crate::cli) entry: Entry,

@@ -15,7 +15,6 @@ use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::status::{RcStatus, Replicas};
 use rcfarm_store::Entry;
 
-/// Arguments of `rc list`.
 #[derive(clap::Args)]
 pub struct RcListArgs {
     /// Only controllers whose own labels match
@@ -23,7 +22,6 @@ pub struct RcListArgs {
     selector: Option<Selector>,
 }
 
-/// A row of `rc list`.
 #[derive(Serialize)]
 pub(super) struct RcRow {
     pub(super) id: RcId,
@@ -77,7 +75,6 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
     )
 }
 
-/// Statuses by controller.
 pub(super) async fn statuses(context: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {
     let entries = context.list(&key::rc_statuses()).await?;
     Ok(entries.iter().filter_map(status_of).collect())
@@ -102,7 +99,6 @@ async fn matching(
     Ok(labelled.filter(|(_, labels)| selector.matches(labels)).collect())
 }
 
-/// The row of a controller.
 pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
     let spec = found.spec();
     let record = found.record.as_ref().ok();

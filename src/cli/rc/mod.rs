@@ -49,7 +49,6 @@ pub enum RcCommand {
     Orphans(orphans::OrphansArgs),
 }
 
-/// Arguments of a command that takes only a controller.
 #[derive(clap::Args)]
 pub struct RcArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id

@@ -22,7 +22,6 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op, StoreError};
 
-/// Arguments of `rc orphans`.
 #[derive(clap::Args)]
 pub struct OrphansArgs {
     /// Remove the orphans
@@ -30,7 +29,6 @@ pub struct OrphansArgs {
     remove: bool,
 }
 
-/// A row of `rc orphans`.
 #[derive(Serialize)]
 struct Orphan {
     what: What,
@@ -42,7 +40,6 @@ struct Orphan {
     removed: Option<bool>,
 }
 
-/// Kind of orphan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum What {

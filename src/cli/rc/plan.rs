@@ -25,7 +25,6 @@ use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::spec::{RcSpec, check_count};
 use rcfarm_api::resource_list::units;
 
-/// Arguments of `rc plan`.
 #[derive(clap::Args)]
 pub struct PlanArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -198,7 +197,6 @@ fn plan_text(
     text
 }
 
-/// Limit of listed nodes.
 const NODES_SHOWN: usize = 20;
 
 /// A node that cannot take a pod.
@@ -212,9 +210,7 @@ struct Unfit {
 /// Why a node cannot take a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum UnfitReason {
-    /// It is draining.
     Draining,
-    /// Its agent is gone.
     Down,
     /// It could not start the pod, now or recently.
     Quarantined,
@@ -222,7 +218,6 @@ enum UnfitReason {
     PlaceTaken,
     /// It lacks the requested resources.
     InsufficientCapacity,
-    /// Its labels do not match.
     NotMatching,
     /// The owner's scheduler does not list it.
     NotNamed,

@@ -22,7 +22,6 @@ use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::Query;
 
-/// Arguments of `rc get`.
 #[derive(clap::Args)]
 pub struct RcGetArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id
@@ -218,7 +217,6 @@ fn status_text(
     format!("{}\n{conditions}", fields(rows))
 }
 
-/// A row of `rc pods`.
 #[derive(Serialize)]
 struct PodRow {
     node: NodeName,

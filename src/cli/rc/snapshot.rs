@@ -32,11 +32,9 @@ pub(super) struct RcSnapshot {
     pub(super) eligible: BTreeSet<NodeName>,
     /// Source of `eligible`.
     pub(super) asked: AskedScheduler,
-    /// Pods of the controller.
     pub(super) pods: BTreeMap<PodRef, RcPod>,
     /// State of the controller's slot on eligible nodes without a pod of its own.
     pub(super) slots: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
-    /// Status by the owner.
     pub(super) status: Option<RcStatus>,
     /// Whether the record's mutation or transfer lock is held.
     pub(super) lock_held: bool,
@@ -58,12 +56,7 @@ pub(super) enum AskedScheduler {
     /// The owner's HTTP scheduler.
     Server(String),
     /// The owner's HTTP scheduler failed; labels were used instead.
-    Silent {
-        /// URL of the scheduler.
-        address: String,
-        /// Its error.
-        why: ScheduleError,
-    },
+    Silent { address: String, why: ScheduleError },
 }
 
 /// Presence of the owner farm.

@@ -16,7 +16,6 @@ use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Index, StoreError};
 
-/// Arguments of `rc watch`.
 #[derive(clap::Args)]
 pub struct WatchArgs {
     /// The controller: its id, an unambiguous beginning of it, or its pod's id; all when left out
