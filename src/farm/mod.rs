@@ -6,6 +6,7 @@
 //! Who else writes them: other farms write their own locks and presence; users write records, labels and doorbells.
 //! A crash between two writes leaves: locks and a presence, which Consul deletes with the session.
 
+pub mod claim_read;
 pub mod claims;
 mod context;
 mod doorbells;

@@ -27,6 +27,7 @@ use crate::cluster::intents::IntentIndex;
 use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::queues::GroupStatusIndex;
+use crate::farm::claim_read::ClaimRead;
 use crate::farm::records::Records;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{Namespaced, NodeName, PodRef, RecordId};
@@ -107,16 +108,6 @@ impl KnownPods {
 /// A pod removed before its node reported it may still be starting there. It counts as leaving for this long.
 pub const UNSEEN: Duration = Duration::from_secs(2);
 
-/// Statuses and groups read when jobs were last claimed.
-#[derive(Default)]
-struct Book {
-    index: Index,
-    statuses: BTreeMap<Namespaced, (Index, JobStatus)>,
-    groups: BTreeMap<Namespaced, (Index, Option<PodGroupRecord>)>,
-    /// Jobs whose status cannot be decoded.
-    unreadable: BTreeSet<Namespaced>,
-}
-
 /// Status of a job and record of its PodGroup, each with its ModifyIndex.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
@@ -124,6 +115,11 @@ pub struct Page {
     pub status: (Index, JobStatus),
     /// PodGroup; `None` with an index: it cannot be decoded.
     pub group: (Index, Option<PodGroupRecord>),
+    is_unreadable: bool,
+}
+
+fn decoded_group(entry: &Entry) -> (Index, Option<PodGroupRecord>) {
+    (entry.modify_index, PodGroupRecord::decode(&entry.value).ok())
 }
 
 /// Caches shared by all job controllers of a farm.
@@ -139,7 +135,7 @@ pub struct JobCaches {
     pub groups: Arc<Cache<GroupStatusIndex>>,
     /// Cache of `rcfarm/commands/`.
     pub commands: Arc<Cache<Commands>>,
-    book: Mutex<Book>,
+    at_claim: ClaimRead<BTreeMap<Namespaced, Page>>,
     /// Owners of adopted pods: the manifests of these pods do not name them.
     adopted: Mutex<BTreeMap<PodRef, Namespaced>>,
     /// Jobs that may have keys besides their records: claimed ones, and those found by lists.
@@ -164,7 +160,7 @@ impl JobCaches {
             groups: Cache::new(reader.clone(), key::pod_group_statuses(), PollPolicy::BULK),
             commands,
             reader,
-            book: Mutex::default(),
+            at_claim: ClaimRead::default(),
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
             doubts: Notify::new(),
@@ -178,45 +174,38 @@ impl JobCaches {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
-        let read = self.book().index;
-        if read > Index::ZERO && oldest > read {
-            return Ok(());
-        }
-        *self.book() = Book::default();
+        self.at_claim.refresh(oldest, self.list()).await
+    }
+
+    async fn list(&self) -> Result<(Index, BTreeMap<Namespaced, Page>), StoreError> {
         let statuses = list_surely(self.reader.as_ref(), &key::job_statuses()).await?;
         let groups = list_surely(self.reader.as_ref(), &key::pod_groups()).await?;
         self.catch_up().await?;
-        let mut unreadable = BTreeSet::new();
-        let mut known = BTreeMap::new();
+        let mut pages = BTreeMap::<Namespaced, Page>::new();
         for entry in &statuses.value {
             let Some(id) = key::namespaced(&key::job_statuses(), &entry.key) else { continue };
+            let page = pages.entry(id).or_default();
             match JobStatus::decode(&entry.value) {
-                Ok(status) => drop(known.insert(id, (entry.modify_index, status))),
-                Err(_) => drop(unreadable.insert(id)),
+                Ok(status) => page.status = (entry.modify_index, status),
+                Err(_) => page.is_unreadable = true,
             }
         }
-        let group = |entry: &Entry| {
-            let id = key::namespaced(&key::pod_groups(), &entry.key)?;
-            Some((id, (entry.modify_index, PodGroupRecord::decode(&entry.value).ok())))
-        };
-        *self.book() = Book {
-            index: statuses.index.min(groups.index).max(Index(1)),
-            statuses: known,
-            groups: groups.value.iter().filter_map(group).collect(),
-            unreadable,
-        };
-        Ok(())
+        for entry in &groups.value {
+            let Some(id) = key::namespaced(&key::pod_groups(), &entry.key) else { continue };
+            pages.entry(id).or_default().group = decoded_group(entry);
+        }
+        Ok((statuses.index.min(groups.index), pages))
     }
 
     /// Status and group from the last [`JobCaches::prepare`], once. `None`: it failed, or the status cannot be decoded
     /// and the caller reads it again.
     #[must_use]
     pub fn take_page(&self, id: &Namespaced) -> Option<Page> {
-        let mut book = self.book();
-        (book.index > Index::ZERO && !book.unreadable.contains(id)).then(|| Page {
-            status: book.statuses.remove(id).unwrap_or_default(),
-            group: book.groups.remove(id).unwrap_or_default(),
-        })
+        let page = |pages: &mut BTreeMap<_, Page>| match pages.get(id) {
+            Some(page) if page.is_unreadable => None,
+            _ => Some(pages.remove(id).unwrap_or_default()),
+        };
+        self.at_claim.take(page).flatten()
     }
 
     /// Reads the PodGroup record of a job, with its ModifyIndex.
@@ -228,9 +217,7 @@ impl JobCaches {
         id: &Namespaced,
     ) -> Result<(Index, Option<PodGroupRecord>), StoreError> {
         let group = self.reader.get(&key::pod_group(id), Query::CONSISTENT).await?.value;
-        let decoded =
-            |entry: Entry| (entry.modify_index, PodGroupRecord::decode(&entry.value).ok());
-        Ok(group.map(decoded).unwrap_or_default())
+        Ok(group.as_ref().map(decoded_group).unwrap_or_default())
     }
 
     /// Reads pods and intents up to the present index.
@@ -538,9 +525,5 @@ impl JobCaches {
 
     fn known_jobs(&self) -> std::sync::MutexGuard<'_, BTreeSet<RecordId>> {
         self.known_jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

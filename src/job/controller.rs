@@ -96,7 +96,7 @@ impl JobController {
         caches: Arc<JobCaches>,
     ) -> JobController {
         let (status, group) = match caches.take_page(&id) {
-            Some(Page { status, group }) => (Some(status), group),
+            Some(Page { status, group, .. }) => (Some(status), group),
             None => (None, Default::default()),
         };
         let keys = (key::job(&id), key::job_status(&id));

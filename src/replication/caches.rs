@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Pods;
 use super::plan::{RcPod, SlotState};
-use super::statuses::{RcStatuses, StatusReads};
+use super::statuses::RcStatuses;
 use super::writes::UNCOMMITTED;
 use crate::cluster::ClusterView;
 use crate::cluster::health::FreshHealth;
@@ -92,16 +92,12 @@ impl RcCaches {
     /// # Errors
     /// Any [`StoreError`].
     pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
-        if self.statuses.is_before(oldest) {
-            return Ok(());
-        }
-        // Until all is read, controllers get no status from here and read for themselves: the caches may be empty or
-        // old.
-        self.statuses.keep(StatusReads::default());
-        let book = self.statuses.read_all().await?;
-        self.cluster.catch_up().await?;
-        self.statuses.keep(book);
-        Ok(())
+        let read = async {
+            let statuses = self.statuses.list().await?;
+            self.cluster.catch_up().await?;
+            Ok(statuses)
+        };
+        self.statuses.at_claim.refresh(oldest, read).await
     }
 
     /// Notes that an RC's doorbell was rung.

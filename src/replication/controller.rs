@@ -98,7 +98,9 @@ impl RcController {
         caches: Arc<RcCaches>,
         placement: PlacementSources,
     ) -> RcController {
-        let (read, reliance) = (caches.statuses.take(id), caches.statuses.reliance(id));
+        let statuses = &caches.statuses;
+        let read = statuses.at_claim.take(|all| all.remove(&id).unwrap_or_default());
+        let reliance = statuses.reliance(id);
         let keys = (key::rc(id), key::rc_status(id));
         let chain = StatusChain::new(&ctx, &claimed, keys, read);
         reliance.on(chain.index());

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::farm::claim_read::ClaimRead;
 use crate::farm::status_chain::{ChainedStatus, Revisioned};
 use rcfarm_api::Stored;
 use rcfarm_api::backoff;
@@ -30,13 +31,6 @@ impl Revisioned for RcStatus {
 }
 
 impl ChainedStatus for RcStatus {}
-
-/// All statuses at one index; index 0: not read.
-#[derive(Default)]
-pub(super) struct StatusReads {
-    index: Index,
-    statuses: BTreeMap<RcId, (Index, RcStatus)>,
-}
 
 /// The index of the status that an owner relies on.
 #[derive(Default)]
@@ -78,40 +72,26 @@ impl Reliance {
 /// Statuses of replication controllers, read in bulk when records are claimed.
 pub struct RcStatuses {
     reader: Arc<dyn Reader>,
-    book: Mutex<StatusReads>,
+    /// All statuses, with their ModifyIndexes.
+    pub(super) at_claim: ClaimRead<BTreeMap<RcId, (Index, RcStatus)>>,
     relied: Mutex<BTreeMap<RcId, Weak<Reliance>>>,
 }
 
 impl RcStatuses {
     pub(super) fn new(reader: Arc<dyn Reader>) -> RcStatuses {
-        RcStatuses { reader, book: Mutex::default(), relied: Mutex::default() }
+        RcStatuses { reader, at_claim: ClaimRead::default(), relied: Mutex::default() }
     }
 
-    /// Whether all statuses were read before any record that was created at `oldest` or later.
-    pub(super) fn is_before(&self, oldest: Index) -> bool {
-        let read = self.book().index;
-        read > Index::ZERO && oldest > read
-    }
-
-    pub(super) async fn read_all(&self) -> Result<StatusReads, StoreError> {
+    /// Lists all statuses.
+    pub(super) async fn list(
+        &self,
+    ) -> Result<(Index, BTreeMap<RcId, (Index, RcStatus)>), StoreError> {
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let status = |(id, entry): (RcId, &Entry)| {
             let status = RcStatus::decode(&entry.value).unwrap_or_default();
             (id, (entry.modify_index, status))
         };
-        let statuses = answer.value.iter().filter_map(named).map(status).collect();
-        Ok(StatusReads { index: answer.index.max(Index(1)), statuses })
-    }
-
-    /// Keeps statuses for [`RcStatuses::take`].
-    pub(super) fn keep(&self, book: StatusReads) {
-        *self.book() = book;
-    }
-
-    /// Takes the status of an RC. `None`: the statuses are not read.
-    pub(super) fn take(&self, id: RcId) -> Option<(Index, RcStatus)> {
-        let mut book = self.book();
-        (book.index > Index::ZERO).then(|| book.statuses.remove(&id).unwrap_or_default())
+        Ok((answer.index, answer.value.iter().filter_map(named).map(status).collect()))
     }
 
     /// Registers an owner. It notes here the status that it relies on; ends when dropped.
@@ -166,10 +146,6 @@ impl RcStatuses {
             .filter(|(id, reliance)| misplaced(id, reliance))
             .map(|(id, _)| *id)
             .collect())
-    }
-
-    fn book(&self) -> MutexGuard<'_, StatusReads> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn relied(&self) -> MutexGuard<'_, BTreeMap<RcId, Weak<Reliance>>> {
