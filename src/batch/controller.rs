@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::caches::SchedulerCaches;
 use super::failpoints;
-use super::placing::{PlacementChange, VersionedStatus};
+use super::placing::PlacementChange;
 use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, nodes_per_change, revised};
@@ -33,7 +33,7 @@ use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, Query};
+use rcfarm_store::{Index, Op, Query, Versioned};
 
 /// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
@@ -122,9 +122,7 @@ impl OrderingController {
             let Some(id) = key::namespaced(&prefix, &entry.key) else { continue };
             match PodGroupStatus::decode(&entry.value) {
                 Ok(status) => {
-                    let known =
-                        VersionedStatus { index: entry.modify_index, status: Arc::new(status) };
-                    self.groups.insert(id, known);
+                    self.groups.insert(id, Versioned::of(&entry, Arc::new(status)));
                 }
                 Err(error) => {
                     if !self.unreadable.contains(&id) {
@@ -266,8 +264,9 @@ impl OrderingController {
             match &change.after {
                 Some(_) if change.keeps_status() => {}
                 Some(after) => {
-                    let status = Arc::new(revised(change, after));
-                    self.groups.insert(change.id.clone(), VersionedStatus { index, status });
+                    let created = change.before.as_ref().map_or(index, |before| before.created);
+                    let value = Arc::new(revised(change, after));
+                    self.groups.insert(change.id.clone(), Versioned { index, created, value });
                 }
                 None => drop(self.groups.remove(&change.id)),
             }
@@ -338,7 +337,7 @@ impl OrderingController {
             matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes)
         };
         let waits = plan.waiting.values().flatten().any(|waiting| for_room(waiting.reason))
-            || self.groups.values().any(|known| for_room(known.status.reason));
+            || self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);
         match [due, room].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause),

@@ -34,7 +34,7 @@ pub(super) fn change_groups<'a>(
     if !enabled(Failpoint::PlacePulled) {
         return groups;
     }
-    let admitted = statuses.iter().filter(|(_, known)| known.status.phase.is_admitted());
+    let admitted = statuses.iter().filter(|(_, known)| known.value.phase.is_admitted());
     for (id, _) in admitted {
         let Some(group) = groups.to_mut().get_mut(id) else { continue };
         let Ok(record) = &mut Arc::make_mut(group).value else { continue };

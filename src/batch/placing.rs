@@ -13,15 +13,10 @@ use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
+use rcfarm_store::Versioned;
 
-/// A status and its ModifyIndex.
-#[derive(Debug, Clone, PartialEq)]
-pub struct VersionedStatus {
-    /// ModifyIndex of the status.
-    pub index: Index,
-    /// Decoded status.
-    pub status: Arc<PodGroupStatus>,
-}
+/// A PodGroup's status as stored.
+pub type VersionedStatus = Versioned<Arc<PodGroupStatus>>;
 
 /// A pod of a group on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +63,7 @@ impl PlacementChange {
     /// Whether the status stays the same.
     #[must_use]
     pub fn keeps_status(&self) -> bool {
-        self.before.as_ref().map(|known| &*known.status) == self.after.as_ref()
+        self.before.as_ref().map(|known| &*known.value) == self.after.as_ref()
     }
 
     /// Nodes whose allocations it changes.

@@ -102,12 +102,12 @@ pub(super) struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn since(&self) -> Index {
-        self.known.map_or(self.group.created, |known| known.status.since)
+        self.known.map_or(self.group.created, |known| known.value.since)
     }
 
     /// Its status with the fields of the present record, owner and round.
     fn status(&self) -> PodGroupStatus {
-        let mut status = self.known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
+        let mut status = self.known.map_or_else(PodGroupStatus::default, |k| (*k.value).clone());
         status.of = self.group.created;
         status.since = self.since();
         status.owner_uid = self.record.spec.owner.as_ref().map(|owner| owner.uid.clone());
@@ -159,9 +159,9 @@ pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
         held_up: BTreeMap::new(),
         placed: 0,
     };
-    for known in seen.statuses.values().filter(|known| known.status.phase.is_admitted()) {
-        if let Some(queue) = &known.status.queue {
-            pass.plan.usage.charge(seen.queues, queue, &known.status.charged);
+    for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
+        if let Some(queue) = &known.value.queue {
+            pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
         }
     }
     if seen.with_orphaned {
@@ -186,9 +186,9 @@ pub fn positions(
     let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
     for (id, group) in groups {
         let Ok(record) = &group.value else { continue };
-        let known = statuses.get(id).filter(|known| known.status.of == group.created);
+        let known = statuses.get(id).filter(|known| known.value.of == group.created);
         let queue = record.spec.queue.clone();
-        let waits = known.is_none_or(|known| known.status.phase == PodGroupPhase::Pending);
+        let waits = known.is_none_or(|known| known.value.phase == PodGroupPhase::Pending);
         if waits {
             let candidate = Candidate { id, queue, group, record, known, admitted: false };
             all.entry(candidate.queue.clone()).or_default().push(candidate);
@@ -228,7 +228,7 @@ impl<'a> Pass<'a> {
                 self.plan.more = true;
                 self.list(
                     candidate,
-                    candidate.known.map_or(PodGroupReason::AsDesired, |k| k.status.reason),
+                    candidate.known.map_or(PodGroupReason::AsDesired, |k| k.value.reason),
                 );
                 at += 1;
                 continue;
@@ -252,7 +252,7 @@ impl<'a> Pass<'a> {
                 return Some((reason, format!("spec.queue: {why}")));
             }
             if let Some(until) =
-                c.known.and_then(|k| k.status.not_before).filter(|t| *t > self.seen.now)
+                c.known.and_then(|k| k.value.not_before).filter(|t| *t > self.seen.now)
             {
                 self.due(until);
                 return Some((
@@ -279,8 +279,7 @@ impl<'a> Pass<'a> {
         let first = &candidates[0];
         let Some(wanted) = single(first) else { return 0 };
         let alike = |c: &&Candidate<'a>| {
-            let waits =
-                |k: &VersionedStatus| k.status.not_before.is_some_and(|t| t > self.seen.now);
+            let waits = |k: &VersionedStatus| k.value.not_before.is_some_and(|t| t > self.seen.now);
             c.queue == first.queue
                 && c.record.spec.hold.is_none()
                 && !c.known.is_some_and(waits)
@@ -360,7 +359,7 @@ impl<'a> Pass<'a> {
         let enough = match c.known.filter(|_| c.admitted) {
             Some(known) => {
                 let mut usage = self.plan.usage.clone();
-                usage.discharge(queues, &c.queue, &known.status.charged);
+                usage.discharge(queues, &c.queue, &known.value.charged);
                 queues.fits(&usage, &c.queue, &charge)
             }
             None => queues.fits(&self.plan.usage, &c.queue, &charge),
@@ -440,7 +439,7 @@ impl<'a> Pass<'a> {
     fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (PodGroupReason, String)) {
         let queue = self.seen.queues.0.get(&c.queue);
         let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
-        if let Some(until) = c.known.and_then(|k| k.status.place_by).filter(|_| c.admitted) {
+        if let Some(until) = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted) {
             self.due(until);
         }
         let waits_for_nodes = matches!(
@@ -454,7 +453,7 @@ impl<'a> Pass<'a> {
             self.held_up.insert(c.queue.clone(), c.id.clone());
             return self.wait(c, reason, message);
         }
-        match c.known.and_then(|known| known.status.place_by) {
+        match c.known.and_then(|known| known.value.place_by) {
             Some(until) if until <= self.seen.now => {
                 let after = self.sent_back(c.status(), &c.record.spec);
                 self.list(c, after.reason);
@@ -514,9 +513,9 @@ impl<'a> Pass<'a> {
     /// Sets the reason of a waiting group if it has changed.
     fn wait(&mut self, c: &Candidate<'a>, reason: PodGroupReason, message: String) {
         self.list(c, reason);
-        let said = c.known.is_some_and(|k| {
-            k.status.reason == reason && k.status.queue.as_ref() == Some(&c.queue)
-        });
+        let said = c
+            .known
+            .is_some_and(|k| k.value.reason == reason && k.value.queue.as_ref() == Some(&c.queue));
         if !said {
             let mut after = c.status();
             after.say(after.phase, reason, message, self.seen.now);

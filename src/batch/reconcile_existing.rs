@@ -38,7 +38,7 @@ impl<'a> Pass<'a> {
         }
         for (id, known) in mine {
             let group = seen.groups.get(id).map(|group| &**group);
-            let group = group.filter(|group| group.created == known.status.of);
+            let group = group.filter(|group| group.created == known.value.of);
             match self.state_of(known) {
                 Some(PlacementState::Reserving) => {}
                 Some(PlacementState::Releasing) => self.roll_back(id, known, group),
@@ -98,7 +98,7 @@ impl<'a> Pass<'a> {
     }
 
     fn state_of(&self, known: &VersionedStatus) -> Option<PlacementState> {
-        known.status.placement.as_ref().map(|placement| placement.state)
+        known.value.placement.as_ref().map(|placement| placement.state)
     }
 
     fn orders(&self, queue: &rcfarm_api::ids::QueueName) -> bool {
@@ -111,7 +111,7 @@ impl<'a> Pass<'a> {
 
     /// Whether this scheduler is responsible: the queue in the status counts.
     fn is_mine(&self, known: &VersionedStatus) -> bool {
-        match &known.status.queue {
+        match &known.value.queue {
             Some(queue) => self.orders(queue),
             None => self.is_default(),
         }
@@ -124,9 +124,9 @@ impl<'a> Pass<'a> {
         record: &'a PodGroupRecord,
         known: Option<&'a VersionedStatus>,
     ) -> Candidate<'a> {
-        let admitted = known.is_some_and(|known| known.status.phase.is_admitted());
+        let admitted = known.is_some_and(|known| known.value.phase.is_admitted());
         // An admitted group stays with the queue that is charged, even if its record names another.
-        let charged = known.filter(|_| admitted).and_then(|known| known.status.queue.clone());
+        let charged = known.filter(|_| admitted).and_then(|known| known.value.queue.clone());
         let queue = charged.unwrap_or_else(|| record.spec.queue.clone());
         Candidate { id, queue, group, record, known, admitted }
     }
@@ -136,7 +136,7 @@ impl<'a> Pass<'a> {
         if !self.seen.may_forget {
             return;
         }
-        let Some(place) = &known.status.placement else {
+        let Some(place) = &known.value.placement else {
             return self.drop_status(id, known, Vec::new());
         };
         let all = members(id, place);
@@ -146,7 +146,7 @@ impl<'a> Pass<'a> {
         self.begin_release(
             id,
             known,
-            (*known.status).clone(),
+            (*known.value).clone(),
             PodGroupPhase::Pending,
             PodGroupReason::Releasing,
         );
@@ -161,7 +161,7 @@ impl<'a> Pass<'a> {
     }
 
     fn drop_status(&mut self, id: &GroupId, known: &VersionedStatus, release: Vec<GroupMember>) {
-        self.give_back(id, &known.status, &release);
+        self.give_back(id, &known.value, &release);
         let before = Some(known.clone());
         let allocate = Vec::new();
         let change = PlacementChange {
@@ -200,7 +200,7 @@ impl<'a> Pass<'a> {
         if let Some(place) = &mut after.placement {
             (place.state, place.then) = (PlacementState::Releasing, Some(then));
         }
-        after.say(known.status.phase, reason, message, self.seen.now);
+        after.say(known.value.phase, reason, message, self.seen.now);
         self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
         self.as_seen(id);
         self.plan.more = true;
@@ -213,7 +213,7 @@ impl<'a> Pass<'a> {
         known: &'a VersionedStatus,
         group: Option<&'a StoredGroup>,
     ) {
-        let Some(place) = &known.status.placement else { return };
+        let Some(place) = &known.value.placement else { return };
         let rest = held(&self.fleet.node_capacities, id, members(id, place));
         let parts = parts(rest, self.seen.bounds.nodes);
         if !parts.is_empty() {
@@ -221,7 +221,7 @@ impl<'a> Pass<'a> {
             for part in parts {
                 // Others may use the capacity after the whole release.
                 let mut change =
-                    PlacementChange::of_status(id, Some(known), (*known.status).clone());
+                    PlacementChange::of_status(id, Some(known), (*known.value).clone());
                 change.release = part;
                 self.plan.changes.push(change);
             }
@@ -231,10 +231,10 @@ impl<'a> Pass<'a> {
             return self.drop_status(id, known, Vec::new());
         }
         let then = place.then.unwrap_or(PodGroupPhase::Pending);
-        let mut after = (*known.status).clone();
+        let mut after = (*known.value).clone();
         after.placement = None;
         if !then.is_admitted() {
-            self.give_back(id, &known.status, &[]);
+            self.give_back(id, &known.value, &[]);
             after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
@@ -248,21 +248,21 @@ impl<'a> Pass<'a> {
     /// Makes the missing allocations of a reservation, in parts; then sets `Bound`. Releases all if a node lacks
     /// capacity or the group has changed.
     fn roll_forward(&mut self, id: &'a GroupId, known: &'a VersionedStatus) {
-        let Some(place) = &known.status.placement else { return };
-        let group = self.seen.groups.get(id).filter(|group| group.created == known.status.of);
+        let Some(place) = &known.value.placement else { return };
+        let group = self.seen.groups.get(id).filter(|group| group.created == known.value.of);
         let record = group.and_then(|group| group.value.as_ref().ok());
         if group.is_none() && !self.seen.may_forget {
             return;
         }
         if !record.is_some_and(|record| self.still_wanted(id, known, &record.spec)) {
-            let after = (*known.status).clone();
+            let after = (*known.value).clone();
             let then =
                 if group.is_some() { PodGroupPhase::Inqueue } else { PodGroupPhase::Pending };
             return self.begin_release(id, known, after, then, PodGroupReason::Releasing);
         }
         let rest = missing(&self.seen.fleet.node_capacities, id, members(id, place));
         if rest.is_empty() {
-            let mut after = (*known.status).clone();
+            let mut after = (*known.value).clone();
             if let Some(place) = &mut after.placement {
                 place.state = PlacementState::Bound;
             }
@@ -272,7 +272,7 @@ impl<'a> Pass<'a> {
             return;
         }
         if let Err(insufficient) = book(&mut self.fleet, id, &[], &rest) {
-            let mut after = (*known.status).clone();
+            let mut after = (*known.value).clone();
             after.message = insufficient;
             return self.begin_release(
                 id,
@@ -284,17 +284,17 @@ impl<'a> Pass<'a> {
         }
         self.plan.more = true;
         for part in parts(rest, self.seen.bounds.nodes) {
-            let mut change = PlacementChange::of_status(id, Some(known), (*known.status).clone());
+            let mut change = PlacementChange::of_status(id, Some(known), (*known.value).clone());
             change.allocate = part;
             self.plan.changes.push(change);
         }
     }
 
     fn still_wanted(&self, id: &GroupId, known: &VersionedStatus, spec: &PodGroupSpec) -> bool {
-        let Some(place) = &known.status.placement else { return false };
+        let Some(place) = &known.value.placement else { return false };
         let (kept, lost) = fitted(id, spec, place);
         spec.hold.is_none()
-            && spec.round == known.status.round
+            && spec.round == known.value.round
             && lost.is_empty()
             && kept.members.len() == place.members.len()
             && kept.members.iter().all(|(task, nodes)| place.members.get(task) == Some(nodes))
@@ -307,7 +307,7 @@ impl<'a> Pass<'a> {
         known: &'a VersionedStatus,
         group: &'a StoredGroup,
     ) -> Option<Candidate<'a>> {
-        let status = &*known.status;
+        let status = &*known.value;
         let record = match &group.value {
             Ok(record) => record,
             Err(bad) => {
@@ -420,7 +420,7 @@ impl<'a> Pass<'a> {
         allocate.retain(|member| !were.contains(member));
         // Cannot fail: the placement was found on this copy.
         let _ = book(&mut self.fleet, id, &[], &allocate);
-        let mut after = (*known.status).clone();
+        let mut after = (*known.value).clone();
         if let Some(queue) = &after.queue {
             self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
             after.charged = kept.charge();
@@ -476,7 +476,7 @@ impl<'a> Pass<'a> {
         mut after: PodGroupStatus,
         phase: PodGroupPhase,
     ) {
-        let release = known.status.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
+        let release = known.value.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
         if nodes_of(&release).len() > self.seen.bounds.nodes {
             let reason = if after.reason == PodGroupReason::AsDesired {
                 PodGroupReason::Releasing
@@ -489,7 +489,7 @@ impl<'a> Pass<'a> {
         if phase.is_admitted() {
             let _ = book(&mut self.fleet, id, &release, &[]);
         } else {
-            self.give_back(id, &known.status, &release);
+            self.give_back(id, &known.value, &release);
             after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
@@ -532,7 +532,7 @@ impl<'a> Pass<'a> {
             lost = part;
             self.plan.more = true;
         }
-        let mut after = (*known.status).clone();
+        let mut after = (*known.value).clone();
         if kept != *place {
             let _ = book(&mut self.fleet, id, &lost, &[]);
             if let Some(queue) = &after.queue {
@@ -552,7 +552,7 @@ impl<'a> Pass<'a> {
             after.members = record.map(|record| record.members).unwrap_or_default();
             after.say(phase, reason, String::new(), self.seen.now);
         }
-        if after != *known.status {
+        if after != *known.value {
             let mut change = PlacementChange::of_status(id, Some(known), after);
             change.release = lost;
             let gives_back = !change.release.is_empty();
@@ -571,7 +571,7 @@ impl<'a> Pass<'a> {
         group: &StoredGroup,
         bad: &[FieldError],
     ) {
-        let mut after = known.map_or_else(PodGroupStatus::default, |k| (*k.status).clone());
+        let mut after = known.map_or_else(PodGroupStatus::default, |k| (*k.value).clone());
         if known.is_none() {
             (after.of, after.since) = (group.created, group.created);
         }
@@ -582,7 +582,7 @@ impl<'a> Pass<'a> {
         }
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
         after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);
-        if known.is_none_or(|known| *known.status != after) {
+        if known.is_none_or(|known| *known.value != after) {
             // A release comes before placements of this pass that may use it.
             let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };
             to.push(PlacementChange::of_status(id, known, after));

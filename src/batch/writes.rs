@@ -84,7 +84,7 @@ fn by_ops(changes: &[PlacementChange], queues: &Queues, limits: TxnLimits) -> us
 }
 
 fn queues_of(change: &PlacementChange) -> impl Iterator<Item = &QueueName> {
-    let before = change.before.as_ref().and_then(|known| known.status.queue.as_ref());
+    let before = change.before.as_ref().and_then(|known| known.value.queue.as_ref());
     let after = change.after.as_ref().and_then(|after| after.queue.as_ref());
     before.into_iter().chain(after).filter(|_| !change.keeps_status())
 }
@@ -94,7 +94,7 @@ fn guards<'q>(
     change: &PlacementChange,
     queues: &'q Queues,
 ) -> impl Iterator<Item = (&'q QueueName, Index)> {
-    let was = change.before.as_ref().is_some_and(|known| known.status.phase.is_admitted());
+    let was = change.before.as_ref().is_some_and(|known| known.value.phase.is_admitted());
     let admitted = change.after.as_ref().filter(|after| !was && after.phase.is_admitted());
     let queue = admitted.and_then(|after| queues.0.get(after.queue.as_ref()?));
     let chain = queue.into_iter().flat_map(|queue| &queue.chain);
@@ -173,7 +173,7 @@ fn status_op(change: &PlacementChange) -> Op {
 /// Status with the next revision.
 #[must_use]
 pub fn revised(change: &PlacementChange, after: &PodGroupStatus) -> PodGroupStatus {
-    let before = change.before.as_ref().map_or(0, |known| known.status.revision);
+    let before = change.before.as_ref().map_or(0, |known| known.value.revision);
     PodGroupStatus { revision: before + 1, ..after.clone() }
 }
 
@@ -194,12 +194,12 @@ fn count(
         then(status);
     };
     if let Some(known) = &change.before
-        && let Some(queue) = &known.status.queue
+        && let Some(queue) = &known.value.queue
     {
         of(queue, &|status| {
-            status.groups.leave(known.status.phase);
-            if known.status.phase.is_admitted() {
-                status.allocated.sub(&known.status.charged);
+            status.groups.leave(known.value.phase);
+            if known.value.phase.is_admitted() {
+                status.allocated.sub(&known.value.charged);
             }
         });
     }
@@ -218,7 +218,7 @@ fn count(
 /// Audit record of a change.
 #[must_use]
 pub fn audited(change: &PlacementChange) -> GroupChange {
-    let before = change.before.as_ref().map(|known| &known.status);
+    let before = change.before.as_ref().map(|known| &known.value);
     let after = change.after.as_ref();
     let placement =
         |status: Option<&PodGroupStatus>| Some(format!("{:?}", status?.placement.as_ref()?.state));

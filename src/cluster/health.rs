@@ -5,40 +5,30 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
+use rcfarm_api::key;
 use rcfarm_api::node::HealthReport;
-use rcfarm_store::cache::{CacheIndex, Snapshot};
-use rcfarm_store::{Entry, Index, Prefix};
+use rcfarm_store::cache::Snapshot;
+use rcfarm_store::{Decoder, Entry, Index, Prefix, VersionedIndex};
 
-/// `health/`, by place.
-#[derive(Debug, Default)]
-pub struct Healths(pub(super) BTreeMap<PodRef, HealthReport>);
+/// Decodes `health/<pod>/<node>`.
+pub struct HealthDecoder;
 
-impl Healths {
-    /// Places that differ between the two.
-    pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a PodRef> {
-        let one_way = |a: &'a Self, b: &'a Self| {
-            a.0.iter()
-                .filter(|(place, seen)| b.0.get(*place) != Some(*seen))
-                .map(|(place, _)| place)
-        };
-        one_way(old, new).chain(one_way(new, old))
+impl Decoder for HealthDecoder {
+    type Key = PodRef;
+    type Value = HealthReport;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<PodRef> {
+        let (pod, node) = key::pod_and_node(prefix, key)?;
+        Some(PodRef { node, pod })
+    }
+
+    fn decode(_: &PodRef, entry: &Entry) -> Option<HealthReport> {
+        Some(HealthReport::decode(&entry.value))
     }
 }
 
-impl CacheIndex for Healths {
-    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let health = |entry: Entry| {
-            let (pod, node) = prefix.tail(&entry.key)?.split_once('/')?;
-            let place = PodRef { node: node.parse().ok()?, pod: pod.parse().ok()? };
-            Some((place, HealthReport::decode(&entry.value)))
-        };
-        Healths(entries.into_iter().filter_map(health).collect())
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
+/// `health/`, by node and pod.
+pub type Healths = VersionedIndex<HealthDecoder>;
 
 /// Health of an RC's pods, read directly because its doorbell was rung. The cache is read less often.
 #[derive(Debug, Clone)]

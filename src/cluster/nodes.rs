@@ -33,7 +33,8 @@ pub enum NodeReadiness {
     Down,
 }
 
-/// `labels/node/`. A node whose labels cannot be decoded matches no selector.
+/// `labels/node/`. A node whose labels cannot be decoded matches no selector. No `VersionedIndex`: schedulers share
+/// [`NodeLabels`], which is all of them in one `Arc`.
 #[derive(Debug, Default)]
 pub struct NodeIndex {
     /// Labels that can be decoded.
@@ -87,7 +88,8 @@ impl NodeInfo {
     }
 }
 
-/// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready.
+/// `rcfarm/nodes/`. A node without a record, such as one of p2's, is ready. No `VersionedIndex`: since when an agent has
+/// been gone survives a new version of its record.
 #[derive(Debug, Default, PartialEq)]
 pub struct NodeRecords {
     pub(super) nodes: BTreeMap<NodeName, NodeInfo>,

@@ -146,7 +146,7 @@ impl ClusterView {
     pub fn reported(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
         let tree = self.health.snapshot();
         let reported = fresh.and_then(|fresh| fresh.reported(place, &tree));
-        reported.or_else(|| tree.value.0.get(place).cloned()).unwrap_or_default()
+        reported.or_else(|| tree.value.value(place).cloned()).unwrap_or_default()
     }
 
     /// Whether a node may run pods.
@@ -164,7 +164,7 @@ impl ClusterView {
     /// Notes pods that their nodes now report as impossible to start, and did not before.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
         let reported =
-            |of: &Healths, place| of.0.get(place).is_some_and(|t| t.cannot_start.is_some());
+            |of: &Healths, place| of.value(place).is_some_and(|t| t.cannot_start.is_some());
         let labels = self.pods.snapshot();
         for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
             let PodRef { node, pod } = place;

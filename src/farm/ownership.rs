@@ -129,7 +129,7 @@ impl FarmLoop<'_> {
         let drop = plan.drop.into_iter().map(|id| (id, LockRelease::Drop));
         let hand_over = plan.hand_over.into_iter().map(|(id, farm, to)| {
             let takes_all =
-                |farm| peers.value.0.get(farm).is_some_and(|peer| peer.selector.is_everything());
+                |farm| peers.value.value(farm).is_some_and(|peer| peer.selector.is_everything());
             let guard = if takes_all(&farm) { None } else { guard(&id) };
             (id, LockRelease::HandOver(farm, to, guard))
         });

@@ -187,11 +187,11 @@ fn claim_or_wait(seen: &ClaimsObserved<'_>, id: &RecordId, plan: &mut ClaimPlan)
 /// The farm with the highest score among those whose selector matches (rendezvous hashing): a farm that joins or leaves
 /// moves only its own share. `None` if no live farm matches.
 fn preferred(seen: &ClaimsObserved<'_>, id: &RecordId) -> Option<(FarmName, SessionId)> {
-    let candidates = seen.peers.0.iter().filter(|(_, peer)| !peer.leaving);
+    let candidates = seen.peers.0.iter().filter(|(_, peer)| !peer.value.leaving);
     candidates
-        .filter(|(_, peer)| seen.labels.matches(id, &peer.selector))
+        .filter(|(_, peer)| seen.labels.matches(id, &peer.value.selector))
         .max_by_key(|(farm, _)| (score(farm, id), *farm))
-        .map(|(farm, peer)| (farm.clone(), peer.session.clone()))
+        .map(|(farm, peer)| (farm.clone(), peer.value.session.clone()))
 }
 
 /// Hash of both names, mixed so that all bits count. It must be the same on every farm and in every version.

@@ -75,7 +75,7 @@ impl FarmLoop<'_> {
         let presence = self.presence(e);
         let at = e.announced.at?;
         let peers = self.peers.snapshot();
-        let shown = peers.value.0.get(&self.farm.settings.name);
+        let shown = peers.value.value(&self.farm.settings.name);
         let shown = shown.is_some_and(|peer| peer.session == *e.epoch.session());
         if e.announced.said.as_ref() == Some(&presence) && (shown || !peers.is_read()) {
             return (self.farm.placement)().suspect_nodes.into_values().min();

@@ -166,7 +166,7 @@ pub struct FarmPresence {
     pub leaving: bool,
 }
 
-/// A live farm, read from its presence.
+/// A live farm, read from its presence. The CreateIndex of its key changes with its session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFarm {
     /// Its session.
@@ -175,34 +175,29 @@ pub struct PeerFarm {
     pub selector: Selector,
     /// Whether it is shutting down. It is handed no records then.
     pub leaving: bool,
-    /// ModifyIndex of its presence.
-    pub index: Index,
-    /// CreateIndex of its presence: a new one is a new session.
-    pub created: Index,
 }
 
-/// The live farms: those whose presence key is locked by a session.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Peers(pub BTreeMap<FarmName, PeerFarm>);
+/// Decodes `rcfarm/farms/<farm>`. A presence key that no session locks is of no live farm.
+pub struct PeerDecoder;
 
-impl CacheIndex for Peers {
-    fn build(_: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let peer = |entry: Entry| {
-            let name: FarmName = prefix.tail(&entry.key)?.parse().ok()?;
-            let session = entry.session?;
-            let presence = FarmPresence::decode(&entry.value).ok()?;
-            let selector = presence.selector.parse().ok()?;
-            let leaving = presence.leaving;
-            let (index, created) = (entry.modify_index, entry.create_index);
-            Some((name, PeerFarm { session, selector, leaving, index, created }))
-        };
-        Peers(entries.into_iter().filter_map(peer).collect())
+impl Decoder for PeerDecoder {
+    type Key = FarmName;
+    type Value = PeerFarm;
+
+    fn key(prefix: &Prefix, key: &str) -> Option<FarmName> {
+        prefix.tail(key)?.parse().ok()
     }
 
-    fn len(&self) -> usize {
-        self.0.len()
+    fn decode(_: &FarmName, entry: &Entry) -> Option<PeerFarm> {
+        let session = entry.session.clone()?;
+        let presence = FarmPresence::decode(&entry.value).ok()?;
+        let selector = presence.selector.parse().ok()?;
+        Some(PeerFarm { session, selector, leaving: presence.leaving })
     }
 }
+
+/// The live farms.
+pub type Peers = VersionedIndex<PeerDecoder>;
 
 /// Doorbells by kind and name, with the ModifyIndex of each.
 #[derive(Debug, Default)]

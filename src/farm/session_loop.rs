@@ -139,7 +139,7 @@ impl FarmLoop<'_> {
     /// Whether any live farm has a label selector.
     fn is_selected_by_labels(&self) -> bool {
         let peers = self.peers.snapshot();
-        let mut selectors = peers.value.0.values().map(|peer| &peer.selector);
+        let mut selectors = peers.value.0.values().map(|peer| &peer.value.selector);
         !self.farm.settings.selector.is_everything() || selectors.any(|s| !s.is_everything())
     }
 

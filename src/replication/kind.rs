@@ -120,7 +120,7 @@ impl Kind for RcKind {
         let caches = self.caches.clone();
         subscriber.on(&view.health, move |wake, old, new| {
             caches.cluster.note_failures(&old.value, &new.value);
-            let places = Healths::touched(&old.value, &new.value);
+            let places = Healths::changed(&old.value, &new.value);
             wake.records(record_ids(caches.cluster.owners(places)));
         });
         let caches = self.caches.clone();

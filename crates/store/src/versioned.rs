@@ -67,6 +67,11 @@ impl<D: Decoder> VersionedIndex<D> {
         gone.chain(new.0.keys().filter(move |key| index(old, key) != index(new, key)))
     }
 
+    /// Keys whose value differs between the two.
+    pub fn changed<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a D::Key> {
+        Self::touched(old, new).filter(|key| old.value(key) != new.value(key))
+    }
+
     /// [`VersionedIndex::touched`] as a set.
     #[must_use]
     pub fn touched_keys(old: &Self, new: &Self) -> BTreeSet<D::Key> {

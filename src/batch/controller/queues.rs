@@ -212,7 +212,7 @@ impl OrderingController {
 /// Counts groups by phase and sums the charges of admitted groups, per queue.
 fn recount(groups: &GroupStatuses) -> BTreeMap<QueueName, (Counters, ResourceList)> {
     let mut counted: BTreeMap<QueueName, (Counters, ResourceList)> = BTreeMap::new();
-    for status in groups.values().map(|known| &known.status) {
+    for status in groups.values().map(|known| &known.value) {
         let Some(queue) = &status.queue else { continue };
         let (counters, charged) = counted.entry(queue.clone()).or_default();
         counters.enter(status.phase);

@@ -15,7 +15,7 @@ impl<'a> Pass<'a> {
                     && p.members.values().flatten().any(Option::is_none)
             };
             let changed = || self.plan.changes.iter().any(|change| change.id == *id);
-            if known.status.placement.as_ref().is_some_and(lacks) && !changed() {
+            if known.value.placement.as_ref().is_some_and(lacks) && !changed() {
                 if self.placed >= self.seen.bounds.placed {
                     self.plan.more = true;
                     return;
@@ -29,7 +29,7 @@ impl<'a> Pass<'a> {
         let Some(record) = self.seen.groups.get(id).and_then(|g| g.value.as_ref().ok()) else {
             return;
         };
-        let (mut spec, status) = (record.spec.clone(), &known.status);
+        let (mut spec, status) = (record.spec.clone(), &known.value);
         let (Some(queue), Some(old)) = (&status.queue, &status.placement) else { return };
         if !status.phase.is_admitted()
             || spec.hold.is_some()
@@ -79,7 +79,7 @@ impl<'a> Pass<'a> {
         task: &str,
         nodes: Vec<rcfarm_api::ids::NodeName>,
     ) {
-        let mut after = (*known.status).clone();
+        let mut after = (*known.value).clone();
         let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
             return;
         };

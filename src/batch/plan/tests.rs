@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::batch::placing::{PlacementChange, VersionedStatus, book, held, members};
+use crate::batch::placing::{PlacementChange, book, held, members};
 use crate::batch::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
 use crate::batch::queues::{Queues, Usage};
 use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
@@ -23,6 +23,7 @@ use rcfarm_api::pod_group::status::{
 use rcfarm_api::queue::spec::QueueRecord;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 use rcfarm_api::{Index, Stored, Timestamp};
+use rcfarm_store::Versioned;
 
 pub(super) fn id(name: &str) -> GroupId {
     format!("ns/{name}").parse().unwrap()
@@ -138,7 +139,8 @@ impl TestScheduler {
         match &change.after {
             Some(_) if change.keeps_status() => {}
             Some(after) => {
-                let known = VersionedStatus { index, status: Arc::new(after.clone()) };
+                let created = change.before.as_ref().map_or(index, |before| before.created);
+                let known = Versioned { index, created, value: Arc::new(after.clone()) };
                 self.book.insert(change.id.clone(), known);
             }
             None => drop(self.book.remove(&change.id)),
@@ -163,7 +165,7 @@ impl TestScheduler {
     }
 
     pub(super) fn status(&self, name: &str) -> &PodGroupStatus {
-        &self.book[&id(name)].status
+        &self.book[&id(name)].value
     }
 
     pub(super) fn phases(&self, names: &[&str]) -> Vec<(PodGroupPhase, PodGroupReason)> {
@@ -187,7 +189,7 @@ impl TestScheduler {
         let queues = Queues::of(&self.queues);
         let mut usage = Usage::default();
         for (id, known) in &self.book {
-            let status = &known.status;
+            let status = &known.value;
             if status.phase.is_admitted() {
                 usage.charge(&queues, status.queue.as_ref().unwrap(), &status.charged);
             }
@@ -434,7 +436,7 @@ fn a_parents_total_and_its_siblings_guarantees_hold() {
             .book
             .iter()
             .filter(|(id, known)| {
-                id.name.as_str().starts_with(of) && known.status.phase.is_admitted()
+                id.name.as_str().starts_with(of) && known.value.phase.is_admitted()
             })
             .count()
     };
@@ -538,10 +540,8 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
     loop {
         let plan = sched.plan();
         for change in &plan.changes {
-            let known = VersionedStatus {
-                index: Index(1),
-                status: Arc::new(change.after.clone().unwrap()),
-            };
+            let value = Arc::new(change.after.clone().unwrap());
+            let known = Versioned { index: Index(1), created: Index(1), value };
             book(&mut sched.fleet, &change.id, &change.release, &change.allocate).unwrap();
             sched.book.insert(change.id.clone(), known);
         }
@@ -551,6 +551,6 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
         }
     }
     sched.check();
-    assert!(sched.book.values().all(|known| known.status.phase == PodGroupPhase::Inqueue));
+    assert!(sched.book.values().all(|known| known.value.phase == PodGroupPhase::Inqueue));
     assert_eq!((sched.book.len(), passes), (10_000, 10));
 }

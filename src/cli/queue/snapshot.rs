@@ -53,14 +53,15 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
     let groups = read_once::<GroupIndex>(store, &key::pod_groups()).await?.0;
     let read: GroupStatusIndex = read_once(store, &key::pod_group_statuses()).await?;
     let known = |(id, stored): (&GroupId, &Arc<Versioned<Option<PodGroupStatus>>>)| {
-        let status = Arc::new(stored.value.clone()?);
-        Some((id.clone(), VersionedStatus { index: stored.index, status }))
+        let Versioned { index, created, value } = &**stored;
+        let value = Arc::new(value.clone()?);
+        Some((id.clone(), Versioned { index: *index, created: *created, value }))
     };
     let book: GroupStatuses = read.0.iter().filter_map(known).collect();
     let mut usage = Usage::default();
-    for known in book.values().filter(|known| known.status.phase.is_admitted()) {
-        if let Some(queue) = &known.status.queue {
-            usage.charge(&queues, queue, &known.status.charged);
+    for known in book.values().filter(|known| known.value.phase.is_admitted()) {
+        if let Some(queue) = &known.value.queue {
+            usage.charge(&queues, queue, &known.value.charged);
         }
     }
     let positions = positions(&queues, &groups, &book);
@@ -84,10 +85,10 @@ impl QueueSnapshot {
     /// Groups that were admitted and have not ended.
     pub(super) fn admitted(&self, name: &QueueName) -> Vec<(&GroupId, &PodGroupStatus)> {
         let counted = |known: &VersionedStatus| {
-            known.status.phase.is_admitted() && known.status.queue.as_ref() == Some(name)
+            known.value.phase.is_admitted() && known.value.queue.as_ref() == Some(name)
         };
         let all = self.book.iter().filter(|(_, known)| counted(known));
-        all.map(|(id, known)| (id, &*known.status)).collect()
+        all.map(|(id, known)| (id, &*known.value)).collect()
     }
 
     /// Why a group waits: the reason in its queue's status, or else in its own. `None`: no scheduler has handled it yet.
@@ -96,7 +97,7 @@ impl QueueSnapshot {
             let hold = group.value.as_ref().ok()?.spec.hold.as_ref()?;
             Some((hold.reason, hold.message.clone()))
         });
-        let status = self.book.get(id).map(|known| &known.status);
+        let status = self.book.get(id).map(|known| &known.value);
         let said = status
             .filter(|s| s.phase == PodGroupPhase::Pending && s.reason != PodGroupReason::AsDesired);
         match hold.or_else(|| self.queues.refusal(name)) {

@@ -30,20 +30,19 @@ impl Fixture {
         let now = monotonic();
         let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let peer = |name: &&str| {
-            let peer = PeerFarm {
+            let value = PeerFarm {
                 session: SessionId::from(*name),
                 selector: Selector::everything(),
                 leaving: false,
-                index: Index(1),
-                created: Index(1),
             };
-            (name.parse().unwrap(), peer)
+            let peer = Versioned { index: Index(1), created: Index(1), value };
+            (name.parse().unwrap(), Arc::new(peer))
         };
         Fixture {
             records: VersionedIndex((0..records).map(|n| (id(n), record.clone())).collect()),
             labels: RecordLabels::default(),
             locks: Locks::default(),
-            peers: Peers(farms.iter().map(peer).collect()),
+            peers: VersionedIndex(farms.iter().map(peer).collect()),
             peers_since: farms.iter().map(|f| (f.parse().unwrap(), now)).collect(),
             held: BTreeSet::new(),
             barred: BTreeMap::new(),
@@ -127,7 +126,8 @@ fn a_newcomer_is_handed_its_share_once_it_has_settled() {
 #[test]
 fn a_leaving_farm_gets_nothing() {
     let mut fixture = Fixture::new(100, &["a", "b"]);
-    fixture.peers.0.get_mut(&"b".parse().unwrap()).unwrap().leaving = true;
+    let peer = fixture.peers.0.get_mut(&"b".parse().unwrap()).unwrap();
+    Arc::make_mut(peer).value.leaving = true;
     assert_eq!(fixture.plan("a").claim.len(), 100);
 }
 

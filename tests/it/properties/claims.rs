@@ -107,14 +107,13 @@ impl World {
             now,
         };
         for (n, (_, leaving, seen_for)) in self.farms.iter().enumerate() {
-            let peer = PeerFarm {
+            let value = PeerFarm {
                 session: session(n),
                 selector: view.selectors[n].clone(),
                 leaving: *leaving,
-                index: Index(1),
-                created: Index(1),
             };
-            view.peers.0.insert(name(n), peer);
+            let peer = Versioned { index: Index(1), created: Index(1), value };
+            view.peers.0.insert(name(n), Arc::new(peer));
             view.peers_since.insert(name(n), now - MILLIS(*seen_for));
         }
         for (n, seen) in self.records.iter().enumerate() {
@@ -240,7 +239,7 @@ proptest! {
         }
         for (id, farm, to) in &plan.hand_over {
             prop_assert!(view.held.contains(id) && view.owner(id) == mine);
-            let peer = &view.peers.0[farm];
+            let peer = &view.peers.0[farm].value;
             prop_assert!(*farm != name(0) && !peer.leaving && peer.session == *to);
             prop_assert!(view.labels.matches(id, &peer.selector));
         }

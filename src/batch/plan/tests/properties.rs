@@ -102,7 +102,7 @@ impl TestScheduler {
             }),
             Move::Queue { queue, strict, closed, cpu, parent } => {
                 // Usage may exceed a capability that is lowered later; the check excludes that case.
-                let used = self.book.values().any(|known| known.status.phase.is_admitted());
+                let used = self.book.values().any(|known| known.value.phase.is_admitted());
                 let capability = match cpu.filter(|_| !used) {
                     Some(cpu) => json!({"cpu": cpu}),
                     None => json!({}),
@@ -149,9 +149,9 @@ impl TestScheduler {
                 let spec = self.spec_of(&id).unwrap();
                 let known = self.book.get(&id);
                 let paused =
-                    known.is_some_and(|k| k.status.not_before.is_some_and(|t| t > self.now));
+                    known.is_some_and(|k| k.value.not_before.is_some_and(|t| t > self.now));
                 // It waits for the release of the earlier group of its name.
-                let paused = paused || known.is_some_and(|k| k.status.of != of);
+                let paused = paused || known.is_some_and(|k| k.value.of != of);
                 let sent_back =
                     after.is_some_and(|after| after.reason == PodGroupReason::BackedOff);
                 let least = spec.charge(&spec.least());
@@ -169,15 +169,15 @@ impl TestScheduler {
     fn check_at_rest(&self) {
         let queues = Queues::of(&self.queues);
         let mut usage = Usage::default();
-        for known in self.book.values().filter(|known| known.status.phase.is_admitted()) {
-            usage.charge(&queues, known.status.queue.as_ref().unwrap(), &known.status.charged);
+        for known in self.book.values().filter(|known| known.value.phase.is_admitted()) {
+            usage.charge(&queues, known.value.queue.as_ref().unwrap(), &known.value.charged);
         }
         for (name, waiting) in positions(&queues, &self.groups, &self.book) {
             if queues.refusal(&name).is_some() {
                 continue;
             }
             for id in waiting {
-                let (spec, status) = (self.spec_of(&id).unwrap(), &self.book[&id].status);
+                let (spec, status) = (self.spec_of(&id).unwrap(), &self.book[&id].value);
                 if spec.hold.is_some() || status.not_before.is_some_and(|t| t > self.now) {
                     continue;
                 }
