@@ -23,7 +23,8 @@ pub struct Pending {
     pub command: Arc<Command>,
 }
 
-/// `rcfarm/commands/`. No `VersionedIndex`: a target may have several commands. Commands that cannot be decoded are ignored and not deleted.
+/// `rcfarm/commands/`. No `VersionedIndex`: a target may have several commands. Commands that cannot be decoded are
+/// ignored and not deleted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     /// Of jobs.

@@ -1,22 +1,24 @@
 //! Reads of jobs and their pods.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use crate::cluster::job_pods::LabelledMember;
+use crate::cluster::pods::PodLabels;
 use crate::job::document::{self, Read};
 use crate::job::manifest::PodIdentity;
-use crate::job::writes::mark_of;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
-use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::{FieldError, Stored};
+use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Query};
 
 /// A job's record, parsed, with its status.
@@ -89,22 +91,18 @@ pub(super) async fn pods(
     id: &Namespaced,
 ) -> anyhow::Result<Vec<FoundPod>> {
     let prefix = key::labels(LabelKind::Pod);
-    let labelled = context.store.list(&prefix, Query::PLAIN).await?.value;
-    let marked = labelled.iter().filter_map(|entry| {
-        let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
-        let identity = mark_of(&decode_labels(&entry.value).ok()?)?;
-        (identity.job == *id).then_some((PodRef { node, pod }, identity, entry.modify_index))
-    });
-    let marked: Vec<_> = marked.collect();
-    let keys = marked.iter().map(|(place, ..)| key::pod_status(&place.pod, &place.node));
+    let labels: PodLabels = read_once(context.store.as_ref(), &prefix).await?;
+    let members: Vec<_> = labels.jobs().of(id).collect();
+    let keys = members.iter().map(|(place, _)| key::pod_status(&place.pod, &place.node));
     let statuses = context.get_many(keys).await?;
-    let pod = |(place, identity, label_index): (PodRef, PodIdentity, Index)| {
+    let pod = |(place, member): (&PodRef, &Arc<LabelledMember>)| {
         let key = key::pod_status(&place.pod, &place.node);
         let entry = statuses.get(key.as_str());
         let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
-        FoundPod { place, identity, label_index, status }
+        let (label_index, identity) = (member.index, member.identity.clone());
+        FoundPod { place: place.clone(), identity, label_index, status }
     };
-    let mut pods: Vec<FoundPod> = marked.into_iter().map(pod).collect();
+    let mut pods: Vec<FoundPod> = members.into_iter().map(pod).collect();
     pods.sort_by(|a, b| (&a.identity.slot, &a.place).cmp(&(&b.identity.slot, &b.place)));
     Ok(pods)
 }

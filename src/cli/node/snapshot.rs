@@ -14,7 +14,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::{FieldError, Stored};
-use rcfarm_store::{Entry, Key, Prefix, Query};
+use rcfarm_store::{Entry, Key, Query};
 
 /// State of a node in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -136,26 +136,17 @@ impl NodeSnapshot {
 pub(super) async fn all(
     context: &CommandContext,
 ) -> anyhow::Result<BTreeMap<NodeName, NodeSnapshot>> {
-    let (records, labels) = (key::nodes(), key::labels(LabelKind::Node));
-    let mut entries = by_node(&records, context.list(&records).await?);
-    let labelled = by_node(&labels, context.list(&labels).await?);
-    let mut nodes: BTreeMap<NodeName, NodeSnapshot> = labelled
-        .into_iter()
-        .map(|(name, labels)| {
-            let entry = entries.remove(&name);
-            (name.clone(), NodeSnapshot::of(name, entry, Some(labels)))
-        })
-        .collect();
-    let unlabelled = entries.into_iter();
-    nodes.extend(
-        unlabelled.map(|(name, entry)| (name.clone(), NodeSnapshot::of(name, Some(entry), None))),
-    );
-    Ok(nodes)
-}
-
-fn by_node(prefix: &Prefix, entries: Vec<Entry>) -> BTreeMap<NodeName, Entry> {
-    let named = |entry: Entry| Some((prefix.tail(&entry.key)?.parse().ok()?, entry));
-    entries.into_iter().filter_map(named).collect()
+    let mut entries: BTreeMap<NodeName, [Option<Entry>; 2]> = BTreeMap::new();
+    for (n, prefix) in [key::nodes(), key::labels(LabelKind::Node)].into_iter().enumerate() {
+        for entry in context.list(&prefix).await? {
+            let Some(Ok(name)) = prefix.tail(&entry.key).map(str::parse) else { continue };
+            entries.entry(name).or_default()[n] = Some(entry);
+        }
+    }
+    let node = |(name, [record, labels]): (NodeName, [_; 2])| {
+        (name.clone(), NodeSnapshot::of(name, record, labels))
+    };
+    Ok(entries.into_iter().map(node).collect())
 }
 
 /// A node without record and labels.
