@@ -169,7 +169,9 @@ impl JobController {
                     || !plan.adopt.is_empty()
                     || plan.release
                     || plan.collect_orphans;
-                if moves_pods || plan.consume.is_some() || plan.finished {
+                // A plan that changes nothing would be made again.
+                let is_settled = plan.status == *self.chain.status();
+                if moves_pods || plan.consume.is_some() || plan.finished || is_settled {
                     break;
                 }
                 let next = self.decide(input, &plan.status, room);
