@@ -17,13 +17,13 @@ use super::rc::{allocations, find};
 use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
 use rcfarm_api::Stored;
+use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{
     Actual, AuditRecord, Details, Difference, Logged, compare, fold, prune_plan,
 };
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::rc::spec::RcRecord;
-use rcfarm_api::{Timestamp, backoff};
 use rcfarm_store::audit_op;
 use rcfarm_store::watch::LONGEST_WAIT;
 use rcfarm_store::{Entry, Index, Op, Query, TxnOutcome};
@@ -185,9 +185,7 @@ async fn follow(
         let answer = match context.store.keys(&key::audit_logs(), None, query).await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() => {
-                context.note(&format!("{error}; trying again"));
-                let pause = backoff(Duration::from_secs(1), Duration::from_secs(30), failures);
-                tokio::time::sleep(pause).await;
+                context.pause_after(&error, failures).await;
                 (failures, index) = (failures + 1, Index::ZERO);
                 continue;
             }
@@ -404,21 +402,18 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     let now = context.now();
     let plan = prune_plan(&log, now.checked_sub(args.keep)?, context.ids.ordered_uuid(now));
     if !args.dry_run {
-        for part in &plan.checkpoints {
-            write_checkpoint(context, &AuditRecord::new(&Details::Checkpoint(part.clone()), now))
-                .await?;
+        // All parts must exist before any record is deleted.
+        for part in plan.checkpoints {
+            let record = AuditRecord::new(&Details::Checkpoint(part), now);
+            let op = audit_op(context.ids.ordered_uuid(now), &record);
+            let refused =
+                |what: String| format!("cannot write the checkpoint: {what}; nothing was deleted");
+            write(context, &[op], refused).await?;
         }
         for ids in plan.delete.chunks(context.limits.ops) {
             let delete = |id: &Uuid| Op::Delete { key: key::audit_log(*id) };
             let ops: Vec<Op> = ids.iter().map(delete).collect();
-            if let TxnOutcome::Refused(refusals) = context.store.txn(&ops).await? {
-                let what =
-                    refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
-                return Err(failure(
-                    format!("cannot delete audit records: {what}"),
-                    "the token needs write on audit_logs/: rcfarm doctor",
-                ));
-            }
+            write(context, &ops, |what| format!("cannot delete audit records: {what}")).await?;
         }
     }
     let (deleted, kept) = (plan.delete.len(), log.len() - plan.delete.len());
@@ -429,19 +424,15 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     })
 }
 
-/// Writes a part of a checkpoint. All parts must exist before any record is deleted.
-async fn write_checkpoint(context: &CommandContext, record: &AuditRecord) -> anyhow::Result<()> {
-    let id = context.ids.ordered_uuid(record.timestamp);
-    match context.store.txn(&[audit_op(id, record)]).await? {
-        TxnOutcome::Committed { .. } => Ok(()),
-        TxnOutcome::Refused(refusals) => {
-            let what = refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
-            Err(failure(
-                format!("cannot write the checkpoint: {what}; nothing was deleted"),
-                "the token needs write on audit_logs/: rcfarm doctor",
-            ))
-        }
-    }
+/// Writes to the log. `refused` is the error for the first operation that was refused.
+async fn write(
+    context: &CommandContext,
+    ops: &[Op],
+    refused: impl FnOnce(String) -> String,
+) -> anyhow::Result<()> {
+    let TxnOutcome::Refused(refusals) = context.store.txn(ops).await? else { return Ok(()) };
+    let what = refusals.into_iter().map(|refusal| refusal.what).next().unwrap_or_default();
+    Err(failure(refused(what), "the token needs write on audit_logs/: rcfarm doctor"))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Flags of every command, and the connection to Consul that they configure.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Deserialize;
 
+use super::files::read_yaml;
 use super::output::{Format, Output};
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::{Prefix, Prefixed, Store};
@@ -13,9 +14,10 @@ use rcfarm_store::{Prefix, Prefixed, Store};
 const CONSUL: &str = "Consul";
 const OUTPUT: &str = "Output";
 
-/// Settings of connection and output. Order of precedence: flag, environment variable, file, default.
-#[derive(clap::Args)]
-pub struct Global {
+/// Settings of the connection: flags, and the fields of the file of [`Global::config`].
+#[derive(Default, clap::Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct Settings {
     /// Address of the agent: host:port, http://… or https://… [env: CONSUL_HTTP_ADDR] [default: 127.0.0.1:8500]
     #[arg(long, global = true, value_name = "ADDRESS", help_heading = CONSUL)]
     http_addr: Option<String>,
@@ -55,6 +57,13 @@ pub struct Global {
     /// Prefix of all keys [env: RCFARM_ROOT] [default: none]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = CONSUL)]
     root: Option<String>,
+}
+
+/// Settings of connection and output. Order of precedence: flag, environment variable, file, default.
+#[derive(clap::Args)]
+pub struct Global {
+    #[command(flatten)]
+    settings: Settings,
     /// YAML or JSON file with any of the settings above, named as the flags are [env: RCFARM_CONFIG]
     #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL)]
     config: Option<PathBuf>,
@@ -66,65 +75,8 @@ pub struct Global {
     no_color: bool,
 }
 
-/// The file of [`Global::config`].
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
-    http_addr: Option<String>,
-    token: Option<String>,
-    token_file: Option<PathBuf>,
-    ca_file: Option<PathBuf>,
-    ca_path: Option<PathBuf>,
-    client_cert: Option<PathBuf>,
-    client_key: Option<PathBuf>,
-    tls_server_name: Option<String>,
-    namespace: Option<String>,
-    partition: Option<String>,
-    datacenter: Option<String>,
-    stale: Option<bool>,
-    root: Option<String>,
-}
-
-impl File {
-    fn read(path: &Path) -> anyhow::Result<File> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {} (--config)", path.display()))?;
-        let file: Option<File> = serde_saphyr::from_str(&text)
-            .map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.without_snippet()))?;
-        Ok(file.unwrap_or_default())
-    }
-
-    fn consul(self) -> ConsulConfig {
-        ConsulConfig {
-            address: self.http_addr,
-            token: self.token,
-            token_file: self.token_file,
-            ca_file: self.ca_file,
-            ca_path: self.ca_path,
-            client_cert: self.client_cert,
-            client_key: self.client_key,
-            tls_server_name: self.tls_server_name,
-            namespace: self.namespace,
-            partition: self.partition,
-            datacenter: self.datacenter,
-            stale: self.stale,
-            ..ConsulConfig::default()
-        }
-    }
-}
-
-impl Global {
-    pub(super) fn output(&self) -> Output {
-        let is_coloured = !self.no_color && std::env::var_os("NO_COLOR").is_none();
-        Output { format: self.output, is_coloured }
-    }
-
-    /// The address of the flag or the variable, for a server that listens there.
-    pub(super) fn listen_address(&self) -> Option<String> {
-        self.http_addr.clone().or_else(|| std::env::var("CONSUL_HTTP_ADDR").ok())
-    }
-
-    fn flags(&self) -> ConsulConfig {
+impl Settings {
+    fn consul(&self) -> ConsulConfig {
         ConsulConfig {
             address: self.http_addr.clone(),
             token: self.token.clone(),
@@ -141,6 +93,18 @@ impl Global {
             ..ConsulConfig::default()
         }
     }
+}
+
+impl Global {
+    pub(super) fn output(&self) -> Output {
+        let is_coloured = !self.no_color && std::env::var_os("NO_COLOR").is_none();
+        Output { format: self.output, is_coloured }
+    }
+
+    /// The address of the flag or the variable, for a server that listens there.
+    pub(super) fn listen_address(&self) -> Option<String> {
+        self.settings.http_addr.clone().or_else(|| std::env::var("CONSUL_HTTP_ADDR").ok())
+    }
 
     /// The merged settings, and the prefix of all keys.
     fn settings(
@@ -149,12 +113,14 @@ impl Global {
     ) -> anyhow::Result<(ConsulConfig, Prefix)> {
         let variable = |name| env(name).filter(|value| !value.is_empty());
         let path = self.config.clone().or_else(|| variable("RCFARM_CONFIG").map(PathBuf::from));
-        let mut file = path.as_deref().map(File::read).transpose()?.unwrap_or_default();
-        let below = file.root.take();
-        let root = self.root.clone().or_else(|| variable("RCFARM_ROOT")).or(below);
+        let file: Option<Option<Settings>> =
+            path.map(|path| read_yaml(&path, " (--config)")).transpose()?;
+        let file = file.flatten().unwrap_or_default();
+        let config = self.settings.consul().or(ConsulConfig::from_env(&env)).or(file.consul());
+        let root = self.settings.root.clone().or_else(|| variable("RCFARM_ROOT")).or(file.root);
         let root = Prefix::parse(root.as_deref().unwrap_or(""))
             .context("the root (--root, RCFARM_ROOT) must be segments of a key, as in team/a")?;
-        Ok((self.flags().or(ConsulConfig::from_env(&env)).or(file.consul()), root))
+        Ok((config, root))
     }
 
     /// A client of the Consul agent, and the prefix of all keys. Sends no request. Prints warnings about the settings.

@@ -132,6 +132,13 @@ impl CommandContext {
         Ok(found)
     }
 
+    /// Pause after a failed read that is repeated, 1 s to 30 s.
+    pub(super) async fn pause_after(&self, error: &StoreError, failures: u32) {
+        self.note(format!("{error}; trying again"));
+        let pause = backoff(Duration::from_secs(1), Duration::from_secs(30), failures);
+        tokio::time::sleep(pause).await;
+    }
+
     /// Commits a change with its audit record. The record's id makes retries safe: if an earlier attempt was applied,
     /// Consul refuses the later one, because the record exists.
     ///

@@ -1,7 +1,8 @@
 //! `rcfarm demo-server`: serves a page that names its pod and node, for use as an example workload. `rcfarm hello`
 //! is its old name.
 
-use anyhow::Context;
+use std::path::Path;
+
 use axum::Router;
 use axum::http::{Method, Uri};
 use serde::Deserialize;
@@ -10,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::failure::{CliExit, failure};
 use super::farm_run::stop_on_signal;
+use super::files::read_yaml;
 
 #[derive(clap::Args)]
 pub struct DemoServerArgs {
@@ -46,10 +48,7 @@ pub(super) async fn run(args: DemoServerArgs) -> anyhow::Result<CliExit> {
 /// The greeting in the pod's configuration file.
 fn greeting() -> anyhow::Result<String> {
     let Some(path) = std::env::var_os("CONFIG_PATH") else { return Ok("Hello".to_owned()) };
-    let shown = path.to_string_lossy().into_owned();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    let config: Config = serde_saphyr::from_str(&text)
-        .map_err(|error| anyhow::anyhow!("{shown}: {}", error.without_snippet()))?;
+    let config: Config = read_yaml(Path::new(&path), "")?;
     Ok(config.greeting.unwrap_or_else(|| "Hello".to_owned()))
 }
 

@@ -18,6 +18,7 @@ use tracing::warn;
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, env, stop_on_signal};
+use super::files::read_yaml;
 use super::node_run::own_driver;
 use super::output::Output;
 use super::rc::create;
@@ -88,22 +89,15 @@ struct DescribedRc {
     strategy: Option<String>,
 }
 
-impl Described {
-    fn read(path: &Path) -> anyhow::Result<Described> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {} (--apply)", path.display()))?;
-        serde_saphyr::from_str(&text)
-            .map_err(|e| anyhow::anyhow!("{}: {}", path.display(), e.without_snippet()))
-    }
-}
-
 /// Runs until SIGTERM or SIGINT.
 pub(super) async fn run(
     args: DevArgs,
     address: Option<String>,
     out: Output,
 ) -> anyhow::Result<CliExit> {
-    let described = args.apply.as_deref().map(Described::read).transpose()?.unwrap_or_default();
+    let described: Option<Described> =
+        args.apply.as_deref().map(|path| read_yaml(path, " (--apply)")).transpose()?;
+    let described = described.unwrap_or_default();
     args.log.init()?;
     let address = address.as_deref().unwrap_or(DEFAULT_ADDRESS);
     let address = address.strip_prefix("http://").unwrap_or(address);

@@ -30,13 +30,13 @@ pub struct ConfirmArgs {
 }
 
 #[derive(Serialize)]
-struct Row {
-    name: FarmName,
+pub(super) struct LiveFarm {
+    pub(super) name: FarmName,
     #[serde(flatten)]
-    presence: FarmPresence,
+    pub(super) presence: FarmPresence,
 }
 
-impl Row {
+impl LiveFarm {
     fn state(&self) -> &'static str {
         match (self.presence.leaving, self.presence.suspicions.is_empty()) {
             (true, _) => "leaving",
@@ -62,12 +62,13 @@ pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyho
     }
 }
 
-async fn live(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
+/// The farms whose session holds their presence.
+pub(super) async fn live(context: &CommandContext) -> anyhow::Result<Vec<LiveFarm>> {
     let entries = context.list(&key::farms()).await?;
     let row = |entry: &rcfarm_store::Entry| {
         entry.session.as_ref()?;
         let name = key::farms().tail(&entry.key)?.parse().ok()?;
-        Some(Row { name, presence: FarmPresence::decode(&entry.value).ok()? })
+        Some(LiveFarm { name, presence: FarmPresence::decode(&entry.value).ok()? })
     };
     Ok(entries.iter().filter_map(row).collect())
 }
@@ -84,13 +85,13 @@ async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
             &[
                 ("FARM", &|farm| farm.name.to_string()),
                 ("STATE", &|farm| farm.state().to_owned()),
-                ("CLAIMS", &Row::claims),
+                ("CLAIMS", &LiveFarm::claims),
                 ("SELECTOR", &|farm| farm.selector().to_owned()),
                 ("UP", &|farm| age(farm.presence.since, now)),
                 ("VERSION", &|farm| farm.presence.version.clone()),
             ],
         );
-        for Row { name, presence } in &farms {
+        for LiveFarm { name, presence } in &farms {
             for why in &presence.suspicions {
                 text.push_str(&format!("{name} is paused: {why}\n"));
             }

@@ -43,42 +43,25 @@ pub struct PodListArgs {
 #[derive(clap::Args)]
 pub struct WhichArgs {
     /// The pod's id
-    pod: PodId,
+    pub(super) pod: PodId,
     /// The node; needed if the pod is on several
     #[arg(long)]
-    node: Option<NodeName>,
-}
-
-impl WhichArgs {
-    pub(super) fn of(pod: PodId, node: NodeName) -> Self {
-        WhichArgs { pod, node: Some(node) }
-    }
+    pub(super) node: Option<NodeName>,
 }
 
 #[derive(clap::Args)]
 pub struct PodLogsArgs {
     #[command(flatten)]
-    which: WhichArgs,
+    pub(super) which: WhichArgs,
     /// The launchable; needed if there are several
     #[arg(long)]
-    launchable: Option<String>,
+    pub(super) launchable: Option<String>,
     /// Also print new output as it is written
     #[arg(short, long)]
-    follow: bool,
+    pub(super) follow: bool,
     /// Number of last lines to begin with; 0: the whole log
     #[arg(long, default_value_t = 100)]
-    lines: usize,
-}
-
-impl PodLogsArgs {
-    pub(super) fn of(
-        which: WhichArgs,
-        launchable: Option<String>,
-        follow: bool,
-        lines: usize,
-    ) -> Self {
-        PodLogsArgs { which, launchable, follow, lines }
-    }
+    pub(super) lines: usize,
 }
 
 #[derive(Serialize)]

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::commands::job_change;
 use crate::batch::queues::Queues;
 use crate::cli::context::CommandContext;
-use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
+use crate::cli::files::check_not_described;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::FieldError;
@@ -118,7 +118,7 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
     for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
-        dev_document::check_not_described(&args.filename, text)?;
+        check_not_described(&args.filename, text)?;
         let at = format!("{} (document {})", args.filename, n + 1);
         let wrong =
             |why: String| failure(format!("{at}: {why}"), "correct it; nothing was changed");

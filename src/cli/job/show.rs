@@ -6,7 +6,7 @@ use super::find::{FoundJob, FoundPod, find, pods};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash};
-use crate::cli::pod;
+use crate::cli::pod::{self, PodLogsArgs, WhichArgs};
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::Namespaced;
@@ -275,9 +275,9 @@ pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> anyhow:
     let names: Vec<String> = pods.iter().map(|pod| pod.identity.slot.to_string()).collect();
     match (pods.pop(), names.len()) {
         (Some(pod), 1) => {
-            let which = pod::WhichArgs::of(pod.place.pod, pod.place.node);
-            let logs = pod::PodLogsArgs::of(which, args.container, args.follow, args.lines);
-            pod::logs(context, &logs).await
+            let which = WhichArgs { pod: pod.place.pod, node: Some(pod.place.node) };
+            let JobLogsArgs { container: launchable, follow, lines, .. } = args;
+            pod::logs(context, &PodLogsArgs { which, launchable, follow, lines }).await
         }
         (None, _) => {
             let hint = format!("see its pods: rcfarm job tree {}", args.job);

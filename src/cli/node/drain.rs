@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::pods::{NodePod, pods, pods_table, pods_words, tally};
+use super::pods::{NodePod, pod_ids, pods, pods_table, pods_words, tally};
 use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -18,7 +18,7 @@ use crate::cli::output::{Progress, duration};
 use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Details, NodeChange};
-use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
 use rcfarm_store::time::monotonic;
@@ -169,21 +169,11 @@ async fn change(
             actor: context.actor(),
             reason: "Requested".to_owned(),
             drain_deadline,
-            pods: intended(context, &node.name).await?,
+            pods: pod_ids(context, &key::node_intents(&node.name)).await?.into_iter().collect(),
         });
         Ok(context.commit([op], &details, None).await?.is_ok().then_some(true))
     };
     context.edit(key::node(&seen.name), attempt).await
-}
-
-/// Pods with an intent on a node.
-pub(super) async fn intended(
-    context: &CommandContext,
-    node: &NodeName,
-) -> anyhow::Result<Vec<PodId>> {
-    let prefix = key::node_intents(node);
-    let keys = context.keys(&prefix).await?;
-    Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }
 
 async fn look(context: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {

@@ -94,7 +94,11 @@ pub(super) async fn pods(
     Ok(all.into_iter().map(pod).collect())
 }
 
-async fn pod_ids(context: &CommandContext, prefix: &Prefix) -> anyhow::Result<BTreeSet<PodId>> {
+/// The pods whose ids are the names of the keys below a prefix.
+pub(super) async fn pod_ids(
+    context: &CommandContext,
+    prefix: &Prefix,
+) -> anyhow::Result<BTreeSet<PodId>> {
     let keys = context.keys(prefix).await?;
     Ok(keys.iter().filter_map(|key| prefix.tail(key)?.parse().ok()).collect())
 }

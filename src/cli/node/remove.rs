@@ -5,10 +5,7 @@
 
 use serde_json::json;
 
-use std::collections::BTreeSet;
-
-use super::drain::intended;
-use super::pods::{NodePod, pods, pods_table, pods_words};
+use super::pods::{NodePod, pod_ids, pods, pods_table, pods_words};
 use super::snapshot::{NodeSnapshot, find};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -16,7 +13,7 @@ use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_node::agent::report::removal;
-use rcfarm_store::{Entry, Key, Op, Query, Txn};
+use rcfarm_store::{Entry, Key, Op, Txn};
 
 #[derive(clap::Args)]
 pub struct NodeRemoveArgs {
@@ -74,7 +71,7 @@ pub(super) async fn run(
     if agent.is_some() {
         context.note("its agent still runs; until it is stopped, it may register the node again");
     }
-    if pods.is_empty() && !intended(context, &node.name).await?.is_empty() {
+    if pods.is_empty() && !pod_ids(context, &key::node_intents(&node.name)).await?.is_empty() {
         // A transaction cannot check that a prefix is empty.
         context.note(&format!(
             "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
@@ -86,23 +83,19 @@ pub(super) async fn run(
 
 /// Deletes reports of a dead agent about pods without an intent. Returns the number of pods.
 async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
-    let store = &context.store;
-    let mut said: BTreeSet<PodId> = BTreeSet::new();
-    let realities = key::node_realities(node);
-    let real = store.keys(&realities, None, Query::PLAIN).await?.value;
-    said.extend(real.iter().filter_map(|key| realities.tail(key)?.parse::<PodId>().ok()));
+    let mut said = pod_ids(context, &key::node_realities(node)).await?;
     for prefix in [key::pod_statuses(), key::healths()] {
-        let keys = store.keys(&prefix, None, Query::PLAIN).await?.value;
+        let keys = context.keys(&prefix).await?;
         let pods = keys.iter().filter_map(|key| key::pod_and_node(&prefix, key));
         said.extend(pods.filter(|(_, of)| of == node).map(|(pod, _)| pod));
     }
-    let wanted: BTreeSet<PodId> = intended(context, node).await?.into_iter().collect();
+    let wanted = pod_ids(context, &key::node_intents(node)).await?;
     let stale: Vec<&PodId> = said.difference(&wanted).collect();
     for some in stale.chunks(context.limits.ops / 3) {
         let mut txn = Txn::by_user();
         txn.extend(some.iter().flat_map(|pod| removal(node, pod)));
         // Plain deletes cannot be refused.
-        let _ = store.txn(txn.ops()).await?;
+        let _ = context.store.txn(txn.ops()).await?;
     }
     Ok(stale.len())
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
+use crate::cli::files::read_yaml;
 use rcfarm_api::FieldError;
 use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
@@ -90,10 +91,7 @@ pub(super) async fn create(
 
 /// Reads a manifest: its name, and the record without the fields of the manifest alone.
 fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let value: Value = serde_saphyr::from_str(&text)
-        .map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.without_snippet()))?;
+    let value: Value = read_yaml(path, "")?;
     if let Some(kind) = value.get("kind").and_then(Value::as_str).filter(|kind| *kind != "Queue") {
         return Err(failure(
             format!("{}: field kind: {kind} is no Queue", path.display()),
@@ -167,16 +165,8 @@ fn about(
     }
 }
 
-pub(super) async fn open(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    set_state(context, name, Desired::Open).await
-}
-
-pub(super) async fn close(context: &CommandContext, name: &QueueName) -> anyhow::Result<CliExit> {
-    set_state(context, name, Desired::Closed).await
-}
-
 /// Sets one field of the record by CAS. Reads the record again if it changed meanwhile.
-async fn set_state(
+pub(super) async fn set_state(
     context: &CommandContext,
     name: &QueueName,
     to: Desired,

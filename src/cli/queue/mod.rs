@@ -7,6 +7,7 @@ mod snapshot;
 use super::context::CommandContext;
 use super::failure::CliExit;
 use rcfarm_api::ids::QueueName;
+use rcfarm_api::queue::spec::Desired;
 
 /// Queues: limits and order of groups
 #[derive(clap::Subcommand)]
@@ -42,8 +43,8 @@ pub(super) async fn run(
         QueueCommand::Create(args) => change::create(context, args).await,
         QueueCommand::List => show::list(context).await,
         QueueCommand::Get(args) => show::get(context, &args.queue).await,
-        QueueCommand::Open(args) => change::open(context, &args.queue).await,
-        QueueCommand::Close(args) => change::close(context, &args.queue).await,
+        QueueCommand::Open(args) => change::set_state(context, &args.queue, Desired::Open).await,
+        QueueCommand::Close(args) => change::set_state(context, &args.queue, Desired::Closed).await,
         QueueCommand::Delete(args) => change::delete(context, &args.queue).await,
     }
 }

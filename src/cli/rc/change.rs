@@ -35,13 +35,6 @@ pub struct ScaleArgs {
     timeout: Duration,
 }
 
-#[derive(clap::Args)]
-pub struct SwitchArgs {
-    /// The controller: its id, an unambiguous beginning of it, or its pod's id
-    #[arg(value_name = "RC")]
-    rc: String,
-}
-
 pub(super) struct RcChange {
     /// The record before the change.
     pub(super) before: Found,
@@ -88,7 +81,7 @@ pub(super) async fn set_count(
 
 pub(super) async fn switch(
     context: &CommandContext,
-    args: &SwitchArgs,
+    rc: &str,
     disabled: bool,
 ) -> anyhow::Result<CliExit> {
     let details = |found: &Found| {
@@ -99,7 +92,7 @@ pub(super) async fn switch(
             Details::ControllerEnabled(about)
         }
     };
-    let changed = change(context, &args.rc, "disabled", &json!(disabled), details).await?;
+    let changed = change(context, rc, "disabled", &json!(disabled), details).await?;
     let word = if disabled { "disabled" } else { "enabled" };
     let before = &changed.before;
     let was = before.record.as_ref().ok().map(|record| record.disabled);

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::find::title;
 use super::wait;
 use crate::cli::context::CommandContext;
-use crate::cli::dev_document;
 use crate::cli::failure::{CliExit, failure};
+use crate::cli::files::check_not_described;
 use crate::cli::label::pair;
 use crate::cli::output::duration;
 use rcfarm_api::Stored;
@@ -97,7 +97,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
         std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the manifest {}", path.display()))?
     };
-    dev_document::check_not_described(&path.display().to_string(), &text)?;
+    check_not_described(&path.display().to_string(), &text)?;
     Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 

@@ -33,9 +33,9 @@ pub enum RcCommand {
     /// Set the number of desired pods
     Scale(change::ScaleArgs),
     /// Enable a controller
-    Enable(change::SwitchArgs),
+    Enable(RcArgs),
     /// Disable a controller: its pods are left as they are
-    Disable(change::SwitchArgs),
+    Disable(RcArgs),
     /// Delete a controller's pods, then the controller
     #[command(visible_alias = "rm")]
     Delete(delete::RcDeleteArgs),
@@ -64,8 +64,8 @@ pub(super) async fn run(context: &CommandContext, command: RcCommand) -> anyhow:
         RcCommand::Status(args) => show::status(context, &args.rc).await,
         RcCommand::Pods(args) => show::pods(context, &args.rc).await,
         RcCommand::Scale(args) => change::scale(context, &args).await,
-        RcCommand::Enable(args) => change::switch(context, &args, false).await,
-        RcCommand::Disable(args) => change::switch(context, &args, true).await,
+        RcCommand::Enable(args) => change::switch(context, &args.rc, false).await,
+        RcCommand::Disable(args) => change::switch(context, &args.rc, true).await,
         RcCommand::Delete(args) => delete::run(context, &args).await,
         RcCommand::Plan(args) => plan::plan(context, &args).await,
         RcCommand::Explain(args) => plan::explain(context, &args.rc).await,

@@ -1,25 +1,22 @@
 //! `rcfarm rc plan`, `explain`.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::find::{Found, find, title};
+use super::find::{Found, find};
 use super::snapshot::{AskedScheduler, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
+use crate::cli::farm::{self, LiveFarm};
 use crate::cli::output::{age, fields};
 use crate::cluster::nodes::NodeReadiness;
-use crate::farm::records::FarmPresence;
 use crate::replication::plan::{
     Drift, PodRemoveReason, PodStep, ReplicationObserved, ReplicationPlan, SlotState, TransferPlan,
     has_capacity, plan as decide,
 };
-use rcfarm_api::Stored;
-use rcfarm_api::ids::PodRef;
-use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId};
+use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::rc::spec::{RcSpec, check_count};
@@ -305,19 +302,11 @@ fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
 async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String> {
     let lock = context.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
-    let farms = context.list(&key::farms()).await?;
-    let live: BTreeMap<FarmName, FarmPresence> = farms
-        .iter()
-        .filter(|entry| entry.session.is_some())
-        .filter_map(|entry| {
-            let name = key::farms().tail(&entry.key)?.parse().ok()?;
-            Some((name, FarmPresence::decode(&entry.value).ok()?))
-        })
-        .collect();
+    let live = farm::live(context).await?;
     if let Some(session) = holder {
-        let farm = live.iter().find(|(_, presence)| presence.session == session);
+        let farm = live.iter().find(|farm| farm.presence.session == session);
         return Ok(match farm {
-            Some((name, presence)) => {
+            Some(LiveFarm { name, presence }) => {
                 format!("farm {name}, up for {}", age(presence.since, context.now()))
             }
             None => {
@@ -330,12 +319,11 @@ async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String
     }
     let labels = context.get(&key::rc_labels(found.id)).await?;
     let labels = labels.and_then(|entry| decode_labels(&entry.value).ok()).unwrap_or_default();
-    let reasons: Vec<String> =
-        live.iter().map(|(name, presence)| not_claimed(name, presence, &labels)).collect();
+    let reasons: Vec<String> = live.iter().map(|farm| not_claimed(farm, &labels)).collect();
     Ok(format!("nobody\n{}", reasons.join("\n")))
 }
 
-fn not_claimed(name: &FarmName, presence: &FarmPresence, labels: &Labels) -> String {
+fn not_claimed(LiveFarm { name, presence }: &LiveFarm, labels: &Labels) -> String {
     match presence.selector.parse::<Selector>().map(|selector| selector.explain(labels)) {
         Ok(Some(why)) => format!("farm {name} does not want it: {why}"),
         Ok(None) if presence.leaving => format!("farm {name} is about to leave"),
@@ -387,7 +375,7 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         let pod = spec.manifest.id();
         let why = match (slot, owner) {
             (SlotState::Other, Some(owner)) => {
-                format!("eligible, but its pod {pod} belongs to {}", owner_words(*owner))
+                format!("eligible, but its pod {pod} belongs to {owner}")
             }
             (SlotState::Other, None) => {
                 format!("eligible, but there is a pod {pod} of no controller")
@@ -402,11 +390,11 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         let place = own
             .clone()
             .unwrap_or_else(|| PodRef { node: node.clone(), pod: spec.manifest.id().clone() });
-        if has_capacity(spec, seen.node_capacities(), &place) {
+        if has_capacity(spec, &seen.node_capacities, &place) {
             return None;
         }
         let insufficient =
-            seen.node_capacities().of(node).insufficient(&place.pod, spec.resources())?;
+            seen.node_capacities.of(node).insufficient(&place.pod, spec.resources())?;
         let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
         let why = format!("matches, but has no room: {insufficient}{pod}");
         Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })
@@ -434,10 +422,6 @@ fn scheduler_words(asked: &AskedScheduler) -> Option<String> {
             Some(format!("{address} gave no answer, so labels had to do: {why}"))
         }
     }
-}
-
-fn owner_words(id: RcId) -> String {
-    title(None, id)
 }
 
 fn unfit_text(unfit: &[Unfit]) -> String {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::find::Found;
 use crate::cli::context::CommandContext;
+use crate::cli::farm;
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::LabelledPod;
@@ -14,8 +15,7 @@ use crate::farm::records::FarmPresence;
 use crate::placement::capacity::NodeCapacities;
 use crate::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
 use crate::replication::plan::{RcPod, ReplicationObserved, SlotState, TransferConditions};
-use rcfarm_api::ids::PodRef;
-use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::node::{Health, HealthReport};
@@ -44,7 +44,7 @@ pub(super) struct RcSnapshot {
     suspects: BTreeSet<NodeName>,
     cluster: ClusterSnapshot,
     /// Capacities and allocations of nodes.
-    node_capacities: NodeCapacities,
+    pub(super) node_capacities: NodeCapacities,
     /// Labels of the controller, which can set its minimum health.
     labels: Option<Entry>,
 }
@@ -63,9 +63,8 @@ pub(super) enum AskedScheduler {
 async fn owner(context: &CommandContext, id: RcId) -> anyhow::Result<Option<FarmPresence>> {
     let lock = context.get(&key::rc_lock(id)).await?;
     let Some(session) = lock.and_then(|entry| entry.session) else { return Ok(None) };
-    let farms = context.list(&key::farms()).await?;
-    let owner = farms.iter().find(|entry| entry.session.as_ref() == Some(&session));
-    Ok(owner.and_then(|entry| FarmPresence::decode(&entry.value).ok()))
+    let mut live = farm::live(context).await?.into_iter().map(|farm| farm.presence);
+    Ok(live.find(|presence| presence.session == session))
 }
 
 /// Eligible nodes from the HTTP scheduler at `address`; without one, or if it fails, `by_labels`.
@@ -195,11 +194,6 @@ impl RcSnapshot {
         }
     }
 
-    /// Capacities and allocations of nodes.
-    pub(super) fn node_capacities(&self) -> &NodeCapacities {
-        &self.node_capacities
-    }
-
     /// `spec` with the settings in the controller's labels.
     ///
     /// # Errors [`FieldError`] naming an invalid label, or all labels if they cannot be decoded.
@@ -222,7 +216,7 @@ impl RcSnapshot {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
             slots: BTreeMap::new(),
-            capacities: self.node_capacities().clone(),
+            capacities: self.node_capacities.clone(),
             allowed_actions: AllowedActions::Full,
             transfer: TransferConditions {
                 under_way: self.status.as_ref().and_then(|status| status.transfer.clone()),

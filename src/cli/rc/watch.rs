@@ -9,7 +9,6 @@ use super::find::{find, title};
 use super::list::{state, status_of};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
-use rcfarm_api::backoff;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
@@ -43,13 +42,7 @@ pub(super) async fn run(context: &CommandContext, args: &WatchArgs) -> anyhow::R
         let answer = match watch.next().await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() && !is_first(&known, &error) => {
-                context.note(&format!("{error}; trying again"));
-                tokio::time::sleep(backoff(
-                    Duration::from_secs(1),
-                    Duration::from_secs(30),
-                    failures,
-                ))
-                .await;
+                context.pause_after(&error, failures).await;
                 failures += 1;
                 continue;
             }

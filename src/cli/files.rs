@@ -1,6 +1,20 @@
-//! Check of files that are meant for `rcfarm dev`.
+//! Files named on the command line.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::de::DeserializeOwned;
 
 use super::failure::failure;
+
+/// Reads a YAML or JSON file. `flag` names its flag in errors, as in ` (--config)`.
+pub(super) fn read_yaml<T: DeserializeOwned>(path: &Path, flag: &str) -> anyhow::Result<T> {
+    let shown = path.display();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}{flag}"))?;
+    serde_saphyr::from_str(&text)
+        .map_err(|error| anyhow::anyhow!("{shown}: {}", error.without_snippet()))
+}
 
 /// Refuses a file of `rcfarm dev --apply` where a manifest or a job document is expected.
 ///
