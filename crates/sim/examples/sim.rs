@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use clap::Parser;
 use rcfarm_sim::mutation::catch_all;
+use rcfarm_sim::page;
 use rcfarm_sim::shrink::shrink;
 use rcfarm_sim::tally::Tally;
 use rcfarm_sim::{Options, Scenario, Schedule, SimReport, run, run_schedule, statement};
@@ -50,7 +51,8 @@ struct Args {
     /// Go on after a violation, and list the seeds that had one.
     #[arg(long)]
     all: bool,
-    /// Switch each safety layer off in turn, and write docs/contribute/failpoints.md; with a scenario, its rows alone.
+    /// Switch each safety layer off in turn, and write docs/contribute/failpoints.md, with a scenario its rows alone, and
+    /// docs/invariants.md.
     #[arg(long, conflicts_with_all = ["seeds", "seed"])]
     mutations: bool,
     /// Threads.
@@ -146,13 +148,15 @@ fn mutations(scenario: Option<Scenario>) -> ExitCode {
         });
         println!("{}: {how}", case.name());
     });
-    match std::fs::write("docs/contribute/failpoints.md", page) {
-        Ok(()) => ExitCode::from(u8::from(missed > 0)),
-        Err(error) => {
-            eprintln!("docs/contribute/failpoints.md: {error}; run this where docs/ is");
-            ExitCode::from(2)
+    let invariants = page::invariants(&page);
+    let pages = [("docs/contribute/failpoints.md", page), ("docs/invariants.md", invariants)];
+    for (file, text) in pages {
+        if let Err(error) = std::fs::write(file, text) {
+            eprintln!("{file}: {error}; run this where docs/ is");
+            return ExitCode::from(2);
         }
     }
+    ExitCode::from(u8::from(missed > 0))
 }
 
 fn many(args: &Args) -> bool {

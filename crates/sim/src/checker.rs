@@ -16,10 +16,11 @@ use crate::facts::{
 };
 use crate::mix::Mix;
 use crate::model::{SimModel, notes};
+use crate::nodes::{ProcessRun, SimMachine};
 use crate::reached::{Occasion, met_if};
 use crate::version_skew;
 use rcfarm_api::Fnv1a;
-use rcfarm_api::ids::SessionId;
+use rcfarm_api::ids::{NodeName, PodRef, SessionId};
 use rcfarm_emulator::{Applied, Cause, Emulator, KvChange, SessionChange, Tables};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{NewSession, Op};
@@ -162,13 +163,16 @@ impl Checker {
         facts.clocks.insert(number, clock.clone());
     }
 
-    /// A session was created for a process, even if the process did not get the answer.
-    pub fn session_made(&self, process: u32, id: &SessionId) {
-        self.lock().facts.sessions.insert(id.clone(), process);
+    /// A session was made for a farm's process, even if the process did not get the answer.
+    pub fn session_made(&self, actor: SimActor, id: &SessionId) {
+        if let SimActor::Process(process) = actor {
+            self.lock().facts.sessions.insert(id.clone(), process);
+        }
     }
 
-    /// A process got its new session.
-    pub fn epoch_begins(&self, process: u32, id: &SessionId, new: &NewSession, asked: Instant) {
+    /// A farm's process got its new session.
+    pub fn epoch_begins(&self, actor: SimActor, id: &SessionId, new: &NewSession, asked: Instant) {
+        let SimActor::Process(process) = actor else { return };
         let mut inner = self.lock();
         inner.facts.current.insert(process, id.clone());
         let since = monotonic() - inner.start;
@@ -183,19 +187,22 @@ impl Checker {
     }
 
     /// A renewal was acknowledged.
-    pub fn renewed(&self, process: u32, _id: &SessionId, asked: Instant) {
+    pub fn renewed(&self, actor: SimActor, asked: Instant) {
+        let SimActor::Process(process) = actor else { return };
         let mut inner = self.lock();
         let proof = inner.proofs.entry(process).or_default();
         proof.renewal = Some(asked + proof.terms.1);
     }
 
     /// A heartbeat was acknowledged.
-    pub fn beaten(&self, process: u32, asked: Instant) {
+    pub fn beaten(&self, actor: SimActor, asked: Instant) {
+        let SimActor::Process(process) = actor else { return };
         self.lock().proofs.entry(process).or_default().check = Some(asked + CHECK_TTL);
     }
 
     /// A process sends a transaction.
-    pub fn write_begins(&self, process: u32, ops: &[Op], now: Instant) {
+    pub fn write_begins(&self, actor: SimActor, ops: &[Op], now: Instant) {
+        let SimActor::Process(process) = actor else { return };
         let mut inner = self.lock();
         let holds = inner.proofs.get(&process).is_none_or(|proof| proof.holds(now));
         if is_controllers(ops) && !holds {
@@ -210,6 +217,29 @@ impl Checker {
     pub fn goes_on(&self, process: u32) {
         let holds = self.lock().proofs.get(&process).is_none_or(|proof| proof.holds(monotonic()));
         met_if(!holds, Occasion::DeadlineOver);
+    }
+
+    // ---- what machines tell ---------------------------------------------------------------------------
+
+    /// The real agent runs a node on this machine.
+    pub fn add_machine(&self, node: NodeName, machine: Arc<SimMachine>) {
+        let mut inner = self.lock();
+        inner.model.agents.follow(node.clone());
+        inner.facts.machines.insert(node, machine);
+    }
+
+    /// An agent asks a machine to stop a process that runs.
+    pub fn stopped(&self, place: &PodRef, run: &ProcessRun) {
+        let found = checks::check_stop(&self.lock().model.agents, place, run);
+        if let Some(what) = found {
+            self.violated(32, what);
+        }
+    }
+
+    /// An agent asks a machine to start what runs.
+    pub fn started_twice(&self, place: &PodRef, pid: i32) {
+        let PodRef { node, pod } = place;
+        self.violated(35, format!("{pod} is started on {node}, where it runs as process {pid}"));
     }
 
     // ---- what the world asks --------------------------------------------------------------------------

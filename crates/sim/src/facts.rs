@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use rcfarm_api::ids::{FarmName, RcId, SessionId};
+use crate::nodes::SimMachine;
+use rcfarm_api::ids::{FarmName, NodeName, RcId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_store::Op;
@@ -38,8 +39,10 @@ pub enum SimActor {
     Consul,
     /// A user, or the setup of the world.
     User,
-    /// A node's agent.
+    /// The stand-in of a node's agent.
     Node,
+    /// The real agent of the node of this number.
+    Agent(u32),
     /// A farm's process.
     Process(u32),
 }
@@ -66,6 +69,8 @@ pub struct CheckFacts {
     pub looks_since: BTreeMap<u32, Duration>,
     /// The session that each process relies on.
     pub current: BTreeMap<u32, SessionId>,
+    /// The machines of nodes that the real agent runs: what their processes did.
+    pub machines: BTreeMap<NodeName, Arc<SimMachine>>,
     /// Records whose pods a user changed by hand, and when last. The audit log does not show these changes.
     pub by_hand: BTreeMap<RcId, Duration>,
 }

@@ -9,7 +9,8 @@
 //! | `farms.rs`, `process.rs` | the farms; one of them as a process: started, killed, frozen |
 //! | `network.rs`, `faults.rs` | the network between a process and Consul, and its faults |
 //! | `version_skew.rs` | a farm of a newer version beside the others |
-//! | `scheduler.rs`, `nodes/`, `workload/` | schedulers that misbehave, nodes, users |
+//! | `scheduler.rs`, `workload/` | schedulers that misbehave; users |
+//! | `nodes/` | nodes: a stand-in for the agent, or the real agent over a machine in virtual time |
 //! | `checker.rs`, `facts.rs`, `model/` | sees every applied write and keeps the trace; the store, decoded |
 //! | `checks/`, `liveness/` | the table of invariants: what must never happen, and what must have come about in the end |
 //! | `reached.rs` | how often each invariant was put to the test |

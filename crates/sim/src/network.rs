@@ -41,7 +41,7 @@ enum Kind {
 
 /// One process's connection.
 pub struct Link {
-    process: u32,
+    actor: SimActor,
     /// The process runs a newer version of the program.
     is_newer: bool,
     state: Mutex<State>,
@@ -57,9 +57,9 @@ struct State {
 impl Link {
     /// The connection of a process.
     #[must_use]
-    pub fn new(process: u32, is_newer: bool, rng: SimRng) -> Arc<Link> {
+    pub fn new(actor: SimActor, is_newer: bool, rng: SimRng) -> Arc<Link> {
         let state = Mutex::new(State { rng, weather: NetworkFaults::default(), requests: 0 });
-        Arc::new(Link { process, is_newer, state, calm: tokio::sync::Notify::new() })
+        Arc::new(Link { actor, is_newer, state, calm: tokio::sync::Notify::new() })
     }
 
     /// Extra delay of an answer to a list.
@@ -205,8 +205,7 @@ impl Network {
                     consul.with_faults(Arc::new(move |_: &Request<'_>| Fate::of(outcome.clone())))
                 }
             };
-            let process = SimActor::Process(link.process);
-            let act = |consul| checker.acting(process, call(consul));
+            let act = |consul| checker.acting(link.actor, call(consul));
             let result = match verdict {
                 Drawing::Deliver => act(at(FaultOutcome::Deliver)).await,
                 Drawing::Stale(writes) => act(at(FaultOutcome::Stale(writes))).await,
@@ -249,7 +248,7 @@ impl Network {
         self.checker.remark(|| {
             let (took, error) = (monotonic() - asked, result.as_ref().err());
             let what = if kind == Kind::Write { "writes" } else { "reads" };
-            format!("   #{} {what} {subject} in {took:?} {error:?}", self.link.process)
+            format!("   {:?} {what} {subject} in {took:?} {error:?}", self.link.actor)
         });
         result
     }
@@ -447,7 +446,7 @@ impl Store for Network {
     }
 
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        self.checker.write_begins(self.link.process, ops, monotonic());
+        self.checker.write_begins(self.link.actor, ops, monotonic());
         let subject = ops.first().map_or("", Op::subject).to_owned();
         let sent = Arc::new(Sent::of(ops));
         let ops = if self.link.is_newer { version_skew::written(ops) } else { ops.to_vec() };
@@ -469,16 +468,16 @@ impl Store for Network {
 
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         let asked = monotonic();
-        let (process, checker, n) = (self.link.process, self.checker.clone(), new.clone());
+        let (actor, checker, n) = (self.link.actor, self.checker.clone(), new.clone());
         let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let made = c.create_session(&n).await;
-                // Also if the answer is lost: it is the process's session.
-                made.inspect(|id| checker.session_made(process, id))
+                // Also if the answer is lost: it is the actor's session.
+                made.inspect(|id| checker.session_made(actor, id))
             })
         };
         let id = self.write("session", call).await?;
-        self.checker.epoch_begins(self.link.process, &id, new, asked);
+        self.checker.epoch_begins(self.link.actor, &id, new, asked);
         Ok(id)
     }
 
@@ -489,7 +488,7 @@ impl Store for Network {
         };
         let renewed = self.write("session", call).await?;
         if renewed {
-            self.checker.renewed(self.link.process, id, asked);
+            self.checker.renewed(self.link.actor, asked);
         }
         Ok(renewed)
     }
@@ -521,7 +520,7 @@ impl Store for Network {
         };
         let passed = self.write("agent", call).await?;
         if passed {
-            self.checker.beaten(self.link.process, asked);
+            self.checker.beaten(self.link.actor, asked);
         }
         Ok(passed)
     }

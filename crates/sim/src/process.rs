@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::checker::Checker;
-use crate::facts::SimProcess;
+use crate::facts::{SimActor, SimProcess};
 use crate::network::{Link, Network};
 use crate::rng::SimRng;
 use crate::schedule::FarmDesign;
@@ -96,7 +96,7 @@ impl RunningFarm {
         env: &ProcessEnv<'_>,
         rng: &mut SimRng,
     ) -> RunningFarm {
-        let link = Link::new(number, design.is_newer, rng.fork());
+        let link = Link::new(SimActor::Process(number), design.is_newer, rng.fork());
         env.checker.process(number, design.process.clone(), env.clock);
         let store = Network::new(env.consul.clone(), link.clone(), env.checker.clone());
         let settings = FarmSettings {

@@ -22,7 +22,7 @@ use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::node::record::NodeState;
 use rcfarm_emulator::{Emulator, Fate, Request, Settings};
 use rcfarm_store::time::{IdSource, monotonic};
-use rcfarm_store::{Sizes, failpoints};
+use rcfarm_store::{Prefix, Sizes, failpoints};
 use rcfarm_testing::clock::VirtualClock;
 
 /// Invariant 27: limit for everything to settle after the faults have ended. A quarantined record is retried after at
@@ -36,6 +36,8 @@ const AFTER_RESTORE: Duration = Duration::from_secs(460);
 const REST: Duration = Duration::from_secs(10);
 /// Invariant 29: most requests of an idle farm in that time: heartbeats, renewals, and blocking queries that end.
 const REQUESTS_AT_REST: u64 = 120;
+/// Invariant 29: the same of a node agent, whose TTLs are longer.
+const AGENT_REQUESTS_AT_REST: u64 = 30;
 /// Invariant 29: most attempts at a record that keeps failing, in that time.
 const LOOKS_AT_REST: u64 = 8;
 /// Invariant 28: time that jobs take which are submitted when an owner ends, beside the take-over.
@@ -69,7 +71,7 @@ impl World {
         // From now on past states are kept, for stale reads.
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
         let checker = Checker::new(&consul, mix, options.print);
-        let nodes = Nodes::new(consul.clone(), checker.clone(), mix, setup.nodes, rng.fork());
+        let nodes = Nodes::new(consul.clone(), checker.clone(), mix, &setup, start, rng.fork());
         let clock = VirtualClock::new(start);
         let workload = Workload::new(consul.clone(), checker.clone(), clock, ids.fork());
         let farms = Farms::new(consul, checker.clone(), &setup, rng, start);
@@ -124,6 +126,7 @@ impl World {
         self.farms.until(self.start + self.setup.healed_at).await;
         self.heal();
         met_if(self.unsettled().is_some(), Occasion::FoundUnsettled);
+        met_if(self.nodes.agents.run_unwanted(), Occasion::UnwantedRuns);
         self.settle().await;
         if self.farms.restored {
             // Until its caches are read whole, a farm may act on what the snapshot removed: it may claim needlessly,
@@ -143,7 +146,10 @@ impl World {
 
     fn act(&mut self, action: SimAction) {
         match action {
-            SimAction::Fault(fault) => self.farms.inject(fault),
+            SimAction::Fault(fault) => {
+                self.nodes.agents.inject(&fault);
+                self.farms.inject(fault);
+            }
             SimAction::Node(action) => self.act_on_node(&action),
             SimAction::Rc(action) => self.act_on_rc(&action),
             SimAction::Job(action) => self.act_on_job(&action),
@@ -158,6 +164,18 @@ impl World {
             NodeAction::AgentDown(n) => nodes.kill_agent(&node(*n)),
             NodeAction::AgentUp(n) => nodes.start_agent(&node(*n)),
             NodeAction::Crash(n) => nodes.crash(&node(*n)),
+            NodeAction::AgentFreeze(n, frozen) => nodes.agents.freeze(&node(*n), *frozen),
+            NodeAction::AgentCut(n, cut) => nodes.agents.weather(&node(*n), |w| w.cut = *cut),
+            NodeAction::AgentDeaf(n, deaf) => nodes.agents.weather(&node(*n), |w| w.deaf = *deaf),
+            NodeAction::AgentStorm(n, storm) => nodes.agents.storm(&node(*n), storm),
+            NodeAction::AgentHide(n, tree) => {
+                let tree = tree.as_ref().and_then(|tree| Prefix::parse(tree).ok());
+                nodes.agents.weather(&node(*n), |w| w.hidden = tree);
+            }
+            NodeAction::AgentForbid(n, forbidden) => {
+                nodes.agents.weather(&node(*n), |w| w.forbidden = *forbidden);
+            }
+            NodeAction::AgentSession(n) => nodes.end_session(&node(*n)),
             NodeAction::Drain(n, true) => nodes.drain(&node(*n), NodeState::Draining),
             NodeAction::Drain(n, false) => nodes.drain(&node(*n), NodeState::Ready),
         }
@@ -251,6 +269,8 @@ impl World {
         nodes.label(&name, Some("web"));
         if self.setup.lost == Some(n) {
             nodes.crash(&name);
+        } else if nodes.agents.has(&name) {
+            nodes.keep_agent(&name);
         } else if self.mix.jobs && nodes.has_own_agent(n) {
             nodes.start_agent(&name);
         } else if nodes.has_agent(&name) {
@@ -300,6 +320,7 @@ impl World {
         self.farms.until(monotonic() + Duration::from_secs(5)).await;
         let since = monotonic() - self.start;
         let (before, asked) = (self.farms.requests(), self.farms.moods().asked(rc_id(POISONED)));
+        let of_agents = self.nodes.agents.requests();
         self.farms.until(monotonic() + REST).await;
         if let Some(process) = self.checker.sessions_ended(since).first() {
             self.checker.violated(12, format!("a session of #{process} ended while all was well"));
@@ -309,6 +330,13 @@ impl World {
             // After a restored snapshot, farms are busy until they have read everything.
             if count > REQUESTS_AT_REST && !self.farms.restored {
                 let what = format!("#{process} made {count} requests in {REST:?} of rest");
+                self.checker.violated(29, what);
+            }
+        }
+        for (node, now) in self.nodes.agents.requests() {
+            let count = now - of_agents.get(&node).copied().unwrap_or(0);
+            if count > AGENT_REQUESTS_AT_REST {
+                let what = format!("the agent of {node} made {count} requests in {REST:?} of rest");
                 self.checker.violated(29, what);
             }
         }

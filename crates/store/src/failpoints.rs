@@ -76,6 +76,14 @@ pub enum Failpoint {
     LimitsIgnored,
     /// In a strict queue, a group that fits overtakes one that does not.
     OrderIgnored,
+    /// A node agent takes intents that it has not read yet for none.
+    UnreadIsEmpty,
+    /// A node agent does not adopt the processes of the agent before it.
+    NothingAdopted,
+    /// A node agent keeps pods whose intent is gone.
+    UnintendedKept,
+    /// A node agent takes a report whose answer was lost for written.
+    ReportAssumed,
 }
 
 /// Replaces the guards that are switched off. Positions stay, because refusals name them.

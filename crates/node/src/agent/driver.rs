@@ -8,7 +8,9 @@ use async_trait::async_trait;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use super::health::{self, HealthCheck};
 use rcfarm_api::Timestamp;
+use rcfarm_api::node::Health;
 
 /// Supported stop signals.
 pub const SIGNALS: [(&str, Signal); 9] = [
@@ -143,4 +145,15 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Sends the stop signal. Kills the process and its group if it still runs after `grace`.
     async fn stop(&self, running: &Started, signal: &str, grace: Duration);
+
+    /// Runs a health check once, in a process's environment and its pod's directory. Returns the result and a message
+    /// for the pod's status.
+    async fn check_health(
+        &self,
+        health_check: &HealthCheck,
+        env: &BTreeMap<String, String>,
+        home: &Path,
+    ) -> (Health, String) {
+        health::check(health_check, env, home).await
+    }
 }

@@ -21,6 +21,7 @@ use rcfarm_api::labels::decode_labels;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::Env;
+use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::mass_deletion_guard::judge;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
@@ -113,8 +114,9 @@ impl IntentWatch {
         }
         let missing: BTreeSet<PodId> =
             self.known.iter().filter(|pod| !pods.contains_key(pod)).cloned().collect();
-        let suspicious =
-            judge(self.known.len(), self.known.len() - missing.len(), filtered).is_some();
+        let suspicious = judge(self.known.len(), self.known.len() - missing.len(), filtered)
+            .is_some()
+            || enabled(Failpoint::UnintendedKept) && !missing.is_empty();
         let labels = match has_new || suspicious {
             true => Some(self.labels().await?),
             false => None,
@@ -192,7 +194,7 @@ impl IntentWatch {
         let record = self.env.store.get(&key::node(&self.node), Query::CONSISTENT).await?.value;
         let created = record.map(|entry| entry.create_index);
         let wiped = created.is_none() || created != self.data.memory().record_created;
-        if hidden || filtered || wiped {
+        if hidden || filtered || wiped || enabled(Failpoint::UnintendedKept) {
             return Ok(missing);
         }
         Ok(missing.into_iter().filter(|pod| labels.contains_key(pod)).collect())

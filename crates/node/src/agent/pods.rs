@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::driver::{Driver, FoundProcess, ProcessExit, Started};
 use super::event::{AgentEvent, PresenceState};
-use super::health::{HealthCheck, HealthVerdict, check};
+use super::health::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
 use super::plan::{AgentPodState, SingleInstance};
 use super::pod::{PodTask, prepare};
@@ -23,6 +23,7 @@ use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::node::Health;
 use rcfarm_store::Env;
+use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 
 /// The pods of this node and what is needed to run them.
@@ -48,7 +49,10 @@ impl NodePods {
             let names: Vec<String> = pod.processes.keys().cloned().collect();
             for name in names {
                 let dir = self.data.launchable(&id, &name);
-                let found = self.driver.adopt(&dir).await;
+                let found = match enabled(Failpoint::NothingAdopted) {
+                    true => FoundProcess::Nothing,
+                    false => self.driver.adopt(&dir).await,
+                };
                 let is_running = matches!(found, FoundProcess::Running(_));
                 pod.adopt(&name, found, now);
                 if is_running {
@@ -189,7 +193,8 @@ impl NodePods {
             let event = AgentEvent::HealthChecked { pod, launchable, attempt, health, message };
             let _ = events.send(event);
         };
-        process.checker = Some(self.tasks.spawn(check_repeatedly(health_check, env, home, report)));
+        let checks = check_repeatedly(self.driver.clone(), health_check, env, home, report);
+        process.checker = Some(self.tasks.spawn(checks));
     }
 
     pub(super) fn stop(&mut self, id: &PodId, name: &str, why: &str) {
@@ -215,6 +220,7 @@ impl NodePods {
 
 /// Runs a health check until it is aborted, and reports each result.
 async fn check_repeatedly(
+    driver: Arc<dyn Driver>,
     health_check: HealthCheck,
     env: BTreeMap<String, String>,
     home: std::path::PathBuf,
@@ -222,7 +228,7 @@ async fn check_repeatedly(
 ) {
     let mut verdict = HealthVerdict::new(health_check.thresholds);
     loop {
-        let result = check(&health_check, &env, &home).await;
+        let result = driver.check_health(&health_check, &env, &home).await;
         verdict = verdict.after(result.0);
         report(result);
         let interval = match verdict.health() {

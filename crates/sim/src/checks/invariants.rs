@@ -283,7 +283,7 @@ pub const GROUPS: &[Group] = &[
                 number: 32,
                 statement: "An agent stops a process only on proof that its intent is gone, never because a store is empty, new, restored or out of reach. A pod's identity is unique across namespaces, and an agent touches no process of another owner.",
                 watched_in: &[],
-                note: "not yet",
+                note: "a pod's owner: not yet",
                 also: "`tests/it/node/trust.rs`",
             },
             Invariant {
@@ -298,6 +298,32 @@ pub const GROUPS: &[Group] = &[
                 statement: "What a pod may do, see and run as is what its manifest and the node's policy allow: no token of the agent, no other user, no other pod's files.",
                 watched_in: &[],
                 note: "not yet",
+                also: "`tests/it/node/pods.rs`",
+            },
+        ],
+    },
+    Group {
+        title: "Nodes",
+        invariants: &[
+            Invariant {
+                number: 35,
+                statement: "A pod runs at most once on a node, also when its agent crashes and starts again.",
+                watched_in: &["nodes/machine.rs"],
+                note: "",
+                also: "`tests/it/node/adoption.rs`",
+            },
+            Invariant {
+                number: 36,
+                statement: "A process whose intent is gone or was replaced ends within a stated bound.",
+                watched_in: &["liveness/agents.rs"],
+                note: "",
+                also: "`tests/it/node/pods.rs`",
+            },
+            Invariant {
+                number: 37,
+                statement: "Reality and status of a pod tell what its processes did: nothing that did not happen, and in the end all of it.",
+                watched_in: &["liveness/agents.rs"],
+                note: "",
                 also: "`tests/it/node/pods.rs`",
             },
         ],

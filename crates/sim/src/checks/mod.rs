@@ -3,6 +3,7 @@
 //! A check is a function of an [`AppliedWrite`], the [`SimModel`] after it, and the [`CheckFacts`]. It may report only
 //! the invariants of its row. Invariants 27 to 29 are checked after the faults have ended: `liveness/`, `world.rs`.
 
+mod agent;
 mod audit;
 mod gang;
 pub mod invariants;
@@ -18,6 +19,7 @@ use crate::facts::{CheckFacts, Report};
 use crate::mix::Mix;
 use crate::model::{AppliedWrite, SimModel};
 
+pub use agent::check_stop;
 pub use audit::check_fold;
 
 /// One row of the table of checks.
@@ -85,6 +87,12 @@ pub const CHECKS: &[Check] = &[
         invariants: &[8, 20, 21, 22, 23, 24, 25],
         runs_in: JOBS,
         run: |write, model, facts, report| job_pods::check(write, &model.jobs, facts, report),
+    },
+    Check {
+        file: "checks/agent.rs",
+        invariants: &[32, 37],
+        runs_in: |_| true,
+        run: |write, _, facts, report| agent::check(write, facts, report),
     },
 ];
 

@@ -1,5 +1,6 @@
-//! Liveness after the faults have ended (16, 22, 27 to 29).
+//! Liveness after the faults have ended (16, 22, 27 to 29, 36, 37).
 
+mod agents;
 mod jobs;
 mod names;
 mod services;
@@ -23,5 +24,6 @@ pub fn unsettled(
     let jobs = model.mix().jobs.then_some(&model.jobs);
     let services = services.and_then(|model| services::unsettled(model, facts, live, records));
     let services = services.map(|what| (27, what));
-    services.or_else(|| jobs.and_then(|model| jobs::unsettled(model, facts, live)))
+    let jobs = || jobs.and_then(|model| jobs::unsettled(model, facts, live));
+    services.or_else(jobs).or_else(|| agents::unsettled(&model.agents, facts))
 }

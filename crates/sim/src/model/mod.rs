@@ -2,11 +2,13 @@
 //!
 //! | file | is |
 //! |---|---|
+//! | `agents.rs` | pods of nodes that the real agent runs |
 //! | `services.rs` | replication controllers, their pods, nodes |
 //! | `jobs.rs` | jobs, pod groups, queues, commands, the pods of jobs |
 //! | `history.rs`, `notes.rs` | what happened to jobs and no key shows any more; how it is noted |
 //! | `write.rs` | one applied write |
 
+mod agents;
 mod history;
 mod jobs;
 pub mod notes;
@@ -15,6 +17,7 @@ mod write;
 
 use std::time::Duration;
 
+pub use agents::{AgentModel, IntendedPod, NodeEvent};
 pub use history::Try;
 pub use jobs::{JobModel, JobView, ModelEvent, Pair, is_members};
 pub use services::{Item, ServiceModel, ServicePod, Unfit, was_allocated};
@@ -31,13 +34,16 @@ pub struct SimModel {
     pub services: ServiceModel,
     /// Jobs and queues.
     pub jobs: JobModel,
+    /// Pods of nodes that the real agent runs.
+    pub agents: AgentModel,
 }
 
 impl SimModel {
     /// An empty store.
     #[must_use]
     pub fn new(mix: Mix) -> SimModel {
-        SimModel { mix, services: ServiceModel::default(), jobs: JobModel::default() }
+        let (services, jobs) = (ServiceModel::default(), JobModel::default());
+        SimModel { mix, services, jobs, agents: AgentModel::default() }
     }
 
     /// Kinds of work in the world.
@@ -65,8 +71,9 @@ impl SimModel {
             let of_job = events.get(n).is_some_and(ModelEvent::is_of_job);
             (if of_job { Item::Other } else { item }, change)
         };
+        let of_nodes = changes.iter().filter_map(|change| self.agents.apply(at, change)).collect();
         let changes = of_services.iter().enumerate().map(item).collect();
-        AppliedWrite { at, actor, changes, record, events }
+        AppliedWrite { at, actor, changes, record, events, of_nodes }
     }
 
     /// Replaces the model by a restored state.
@@ -77,5 +84,6 @@ impl SimModel {
         if self.mix.jobs {
             self.jobs.reload(at, tables);
         }
+        self.agents.reload(at, tables);
     }
 }

@@ -94,7 +94,8 @@ impl Item {
 pub struct Timeline<T>(Vec<(Duration, T)>);
 
 impl<T: Clone + PartialEq> Timeline<T> {
-    fn push(&mut self, at: Duration, value: T) {
+    /// Adds a value.
+    pub(super) fn push(&mut self, at: Duration, value: T) {
         if self.0.last().is_none_or(|(_, last)| *last != value) {
             self.0.push((at, value));
         }

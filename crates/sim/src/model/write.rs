@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::agents::NodeEvent;
 use super::jobs::ModelEvent;
 use super::services::{Item, ServicePod};
 use crate::facts::SimActor;
@@ -23,6 +24,8 @@ pub struct AppliedWrite<'a> {
     pub record: Option<(RcId, RcStatus)>,
     /// Its effects on jobs and queues. Empty in a world without jobs.
     pub events: Vec<ModelEvent>,
+    /// What it did to pods of nodes that the real agent runs.
+    pub of_nodes: Vec<NodeEvent>,
 }
 
 /// The RC that a transaction is about: the one whose status it replaces.

@@ -1,10 +1,15 @@
 //! Nodes: their labels and records, and the pods on them.
 //!
-//! A simulated agent is correct and prompt. The pod of a replication controller is healthy shortly after its intent
+//! The real agent runs some nodes, over a machine in virtual time (`agents.rs`, `machine.rs`). A stand-in runs the
+//! others. It is faster than the agent, and its writes are neither delayed nor lost.
+//!
+//! The stand-in is correct and prompt. The pod of a replication controller is healthy shortly after its intent
 //! appears, unless its node is ill. The process of a job's pod starts, ends as drawn from the seed, and is stopped when it
 //! is no longer intended. An agent that dies leaves its processes running, and the next one adopts them. A machine that
 //! crashes ends them, and how they ended is unknown.
 
+mod agents;
+mod machine;
 mod process;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +24,9 @@ use crate::checker::Checker;
 use crate::facts::SimActor;
 use crate::mix::Mix;
 use crate::rng::SimRng;
+use crate::schedule::Setup;
+pub use agents::Agents;
+pub use machine::{ProcessRun, SimMachine};
 use process::{NodeProcess, ProcessFate, Run};
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::Stored;
@@ -43,6 +51,17 @@ pub fn node(n: usize) -> NodeName {
     format!("n{n}").parse().expect("a node's name")
 }
 
+/// What a node's agent says that it has.
+fn capacity(mix: Mix, node: &NodeName) -> ResourceList {
+    let large = ["n4", "n6"].contains(&node.as_str());
+    let cpu_milli = match (mix.is_both(), large) {
+        (true, true) => 5_000,
+        (false, false) if mix.services => 2_000,
+        _ => 3_000,
+    };
+    ResourceList::default().with(CPU, cpu_milli)
+}
+
 /// Every node of a world.
 pub struct Nodes {
     consul: Emulator,
@@ -50,6 +69,8 @@ pub struct Nodes {
     mix: Mix,
     seed: u64,
     count: usize,
+    /// The nodes that the real agent runs.
+    pub agents: Agents,
     state: Mutex<State>,
 }
 
@@ -78,13 +99,17 @@ impl Nodes {
         consul: Emulator,
         checker: Arc<Checker>,
         mix: Mix,
-        count: usize,
+        setup: &Setup,
+        start: Instant,
         mut rng: SimRng,
     ) -> Arc<Self> {
-        let nodes = (0..count).map(|n| (node(n), Node::default())).collect();
+        let stand_ins = (0..setup.nodes).filter(|n| !setup.agents.contains(n));
+        let nodes = stand_ins.map(|n| (node(n), Node::default())).collect();
         let seed = rng.seed();
+        let machines = SimRng::new(seed);
+        let agents = Agents::new(&consul, &checker, setup, mix, start, machines);
         let state = Mutex::new(State { nodes, rng, calm: false });
-        Arc::new(Nodes { consul, checker, mix, seed, count, state })
+        Arc::new(Nodes { consul, checker, mix, seed, count: setup.nodes, agents, state })
     }
 
     /// Number of nodes.
@@ -113,24 +138,18 @@ impl Nodes {
         !self.mix.services || n % 3 != 2
     }
 
-    fn capacity(&self, node: &NodeName) -> ResourceList {
-        let large = ["n4", "n6"].contains(&node.as_str());
-        let cpu_milli = match (self.mix.is_both(), large) {
-            (true, true) => 5_000,
-            (false, false) if self.mix.services => 2_000,
-            _ => 3_000,
-        };
-        ResourceList::default().with(CPU, cpu_milli)
-    }
-
     /// Labels a node. `None`: the value is malformed.
     pub fn label(&self, node: &NodeName, pool: Option<&str>) {
         let value = pool.map_or("{".to_owned(), |pool| json!({"pool": pool}).to_string());
         self.put(SimActor::Node, &key::node_labels(node), value, PutMode::Set);
     }
 
-    /// Starts a node's agent, again if it runs: its session holds its record.
+    /// Starts a node's agent. The stand-in starts again if it runs: its session then holds its record.
     pub fn start_agent(&self, node: &NodeName) {
+        if self.agents.has(node) {
+            self.agents.start(node);
+            return;
+        }
         self.kill_agent(node);
         let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
         let session = self.checker.now(SimActor::Node, self.consul.create_session(&new));
@@ -139,7 +158,7 @@ impl Nodes {
             address: format!("{node}.sim"),
             state: NodeState::Ready,
             session: Some(session.clone()),
-            capacity: self.capacity(node),
+            capacity: capacity(self.mix, node),
             ..NodeRecord::default()
         };
         let acquire = PutMode::Acquire(session.clone());
@@ -152,6 +171,11 @@ impl Nodes {
 
     /// Makes sure that a node's agent holds its record, and that it is not drained.
     pub fn keep_agent(&self, node: &NodeName) {
+        if self.agents.has(node) {
+            self.agents.start(node);
+            self.drain(node, NodeState::Ready);
+            return;
+        }
         let key = key::node(node);
         let read = self.consul.get(&key, Query::PLAIN);
         let holder = self.checker.now(SimActor::Node, read).ok().and_then(|answer| answer.value);
@@ -165,6 +189,7 @@ impl Nodes {
 
     /// Kills a node's agent. Its processes keep running.
     pub fn kill_agent(&self, node: &NodeName) {
+        self.agents.kill(node);
         let session = self.lock().nodes.get_mut(node).and_then(|node| node.agent.take());
         if let Some(session) = session {
             let _ = self.checker.now(SimActor::Node, self.consul.destroy_session(&session));
@@ -174,6 +199,7 @@ impl Nodes {
     /// Crashes the machine: how its processes ended is unknown.
     pub fn crash(&self, node: &NodeName) {
         self.kill_agent(node);
+        self.agents.crash(node);
         let mut state = self.lock();
         let Some(node) = state.nodes.get_mut(node) else { return };
         node.processes.retain(|_, process| !matches!(process.state, Run::Stopping(_)));
@@ -187,7 +213,8 @@ impl Nodes {
     /// Whether a node has an agent.
     #[must_use]
     pub fn has_agent(&self, node: &NodeName) -> bool {
-        self.lock().nodes.get(node).is_some_and(|node| node.agent.is_some())
+        self.agents.has(node)
+            || self.lock().nodes.get(node).is_some_and(|node| node.agent.is_some())
     }
 
     /// Drains a node, or ends the drain.
@@ -205,15 +232,27 @@ impl Nodes {
         self.put(SimActor::User, &key, record.encode(), PutMode::Set);
     }
 
+    /// An operator ends the session that holds a node's record.
+    pub fn end_session(&self, node: &NodeName) {
+        let read =
+            self.checker.now(SimActor::User, self.consul.get(&key::node(node), Query::PLAIN));
+        let entry = read.ok().and_then(|answer| answer.value);
+        if let Some(session) = entry.and_then(|entry| entry.session) {
+            let _ = self.checker.now(SimActor::User, self.consul.destroy_session(&session));
+        }
+    }
+
     /// Makes a node's services fail their checks, or pass again.
     pub fn set_ill(&self, node: &NodeName, ill: bool) {
+        self.agents.set_ill(node, ill);
         if let Some(node) = self.lock().nodes.get_mut(node) {
             node.ill = ill;
         }
     }
 
-    /// From now on every service passes, and every process that is not doomed succeeds.
+    /// From now on every service passes, every process that is not doomed succeeds, and no network is at fault.
     pub fn calm(&self) {
+        self.agents.heal();
         let mut state = self.lock();
         state.calm = true;
         state.nodes.values_mut().for_each(|node| node.ill = false);
@@ -225,6 +264,7 @@ impl Nodes {
         loop {
             for is_second in [false, true] {
                 tokio::time::sleep(MOMENT).await;
+                self.agents.supervise();
                 if self.mix.jobs {
                     nodes.iter().for_each(|node| self.turn(node));
                 }
@@ -239,10 +279,10 @@ impl Nodes {
 
     /// Writes the health of services where it has changed.
     fn report_services(&self) {
-        let ill: BTreeSet<NodeName> = {
+        let (ill, nodes): (BTreeSet<NodeName>, BTreeSet<NodeName>) = {
             let state = self.lock();
             let ill = state.nodes.iter().filter(|(_, node)| node.ill);
-            ill.map(|(name, _)| name.clone()).collect()
+            (ill.map(|(name, _)| name.clone()).collect(), state.nodes.keys().cloned().collect())
         };
         let news: Vec<(PodRef, Health)> = self.checker.look(|model, _| {
             let (services, jobs) = (&model.services, &model.jobs);
@@ -255,7 +295,9 @@ impl Nodes {
                 services.health.get(place).and_then(|t| t.now().copied()).unwrap_or_default()
             };
             let places = services.intents.iter().chain(services.health.keys());
-            let places = places.filter(|place| !jobs.intents.contains_key(*place));
+            let is_ours =
+                |place: &&PodRef| nodes.contains(&place.node) && !jobs.intents.contains_key(*place);
+            let places = places.filter(is_ours);
             let places: BTreeSet<&PodRef> = places.collect();
             let news = places.into_iter().filter_map(|place| {
                 let wanted = wanted(place);

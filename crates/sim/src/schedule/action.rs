@@ -60,6 +60,16 @@ pub enum NodeAction {
     /// The machine dies with its processes.
     Crash(usize),
     Drain(usize, bool),
+    // Of nodes that the real agent runs.
+    AgentFreeze(usize, bool),
+    AgentCut(usize, bool),
+    AgentDeaf(usize, bool),
+    AgentStorm(usize, Box<NetworkFaults>),
+    /// The agent's token may not read below this prefix.
+    AgentHide(usize, Option<String>),
+    AgentForbid(usize, bool),
+    /// An operator ends the session that holds the node's record.
+    AgentSession(usize),
 }
 
 /// Action on a replication controller.

@@ -114,7 +114,8 @@ impl ScheduleBuilder {
         self.while_(at, 4, 15, Fault::SlowLists(by), end);
     }
 
-    fn storm(&mut self) -> NetworkFaults {
+    /// Faults of one network.
+    pub fn storm(&mut self) -> NetworkFaults {
         let mut much = |most: u32| {
             let chance = u32::try_from(self.rng.below(most as usize)).unwrap_or(0);
             if self.rng.permille(500) { chance } else { 0 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::SimAction;
+use super::action::{Fault, SimAction};
 use super::builder::ScheduleBuilder;
 use super::recorded::{FarmDesign, Schedule, Setup, Timed};
 use super::{jobs, services};
@@ -57,9 +57,16 @@ impl Schedule {
         }
         let kinds = if mix.jobs { builder.jobs(!mix.services) } else { Vec::new() };
         let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
+        // From a stream of their own, so that they change nothing else.
+        builder.rng = SimRng::new(seed ^ 0x0061_6765_6e74);
+        let restores = builder.actions.iter().any(|(_, act)| *act == Fault::Restore.into());
+        // After a restored snapshot an agent does not report again what the snapshot undid (37).
+        let agents = if restores { Vec::new() } else { agents(&mut builder.rng, mix) };
+        if !agents.is_empty() {
+            builder.agents(&agents);
+        }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();
-        let agents = Vec::new();
         let setup =
             Setup { read_in_parts, farms, network, nodes, agents, poisoned, lost, jobs, healed_at };
         Schedule { found: String::new(), chance, mix, setup, actions }
@@ -90,6 +97,16 @@ fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
         pick(rng, &mut farms).is_newer = true;
     }
     farms
+}
+
+/// In half of the worlds the real agent runs some nodes: of a world with replication controllers those that say what
+/// they have.
+fn agents(rng: &mut SimRng, mix: Mix) -> Vec<usize> {
+    let nodes: &[usize] = if mix.services { &[0, 1, 3, 4] } else { &[0, 1, 2] };
+    let count = 1 + rng.below(3);
+    let first = rng.below(nodes.len());
+    let chosen = nodes.iter().cycle().skip(first).take(count);
+    if rng.permille(500) { chosen.copied().collect() } else { Vec::new() }
 }
 
 fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign {

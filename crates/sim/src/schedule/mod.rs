@@ -1,6 +1,7 @@
 //! Setup and actions of a world: drawn from a seed before it runs, or read from a file.
 
 pub mod action;
+mod agents;
 mod builder;
 mod draw;
 mod jobs;

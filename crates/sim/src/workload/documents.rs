@@ -29,6 +29,15 @@ pub fn pod_id(n: usize) -> PodId {
     name.parse().expect("a pod's id")
 }
 
+/// The manifest of a service. On nodes that the real agent runs, its health check is asked every other second.
+#[must_use]
+pub fn service(pod: &PodId, asks: &str) -> String {
+    format!(
+        "id: {pod}\n{asks}launchables:\n  app: {{launchable_type: process, command: [serve], \
+         health: {{exec: [ask], interval: 2s, critical_after: 1}}}}\n"
+    )
+}
+
 /// Initial record.
 #[must_use]
 pub fn record(n: usize) -> RcRecord {
@@ -36,7 +45,7 @@ pub fn record(n: usize) -> RcRecord {
     let asks = if n < 3 { "resources: {cpu: 1}\n" } else { "" };
     RcRecord {
         id: rc_id(n),
-        manifest: format!("id: {}\n{asks}", pod_id(n)),
+        manifest: service(&pod_id(n), asks),
         node_selector: "pool=web".to_owned(),
         pod_labels: None,
         replicas_desired: [3, 3, 4, 2, 2, 2][n],

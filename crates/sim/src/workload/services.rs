@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use super::documents::{pod_id, rc_id, record};
+use super::documents::{pod_id, rc_id, record, service};
 use super::users::Workload;
 use crate::facts::SimActor;
 use crate::reached::{Occasion, met};
@@ -157,7 +157,7 @@ impl Workload {
         let place = PodRef { node: node.clone(), pod: pod_id(n) };
         let taken = self.checker.look(|model, _| model.services.pods.contains_key(&place));
         if !taken {
-            let value = format!("id: {}\nby: hand\n", place.pod).into();
+            let value = format!("{}by: hand\n", service(&place.pod, "")).into();
             let put =
                 Op::Cas { key: key::intent(node, &place.pod), value, flags: 0, index: Index::ZERO };
             self.txn(&[put]);
