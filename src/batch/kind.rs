@@ -11,12 +11,12 @@ use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::subscriptions::Subscriber;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{Namespaced, ObjectName, QueueName};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
 use rcfarm_api::scheduler::spec::SchedulerRecord;
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Index, StoreError};
 
 /// Prefixes, rights and checks of the kind `scheduler`.
@@ -70,7 +70,9 @@ pub fn spec() -> KindSpec {
 
 fn check_scheduler(tail: &str, value: &[u8]) -> Result<(), String> {
     tail.parse::<ObjectName>().map_err(|bad| bad.to_string())?;
-    SchedulerRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+    let record = SchedulerRecord::decode(value).map_err(|bad| bad.to_string())?;
+    let bad = record.spec.check();
+    if bad.is_empty() { Ok(()) } else { Err(FieldError::list(&bad)) }
 }
 
 fn check_group(tail: &str, value: &[u8]) -> Result<(), String> {

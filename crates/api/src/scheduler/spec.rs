@@ -47,37 +47,33 @@ pub struct SchedulerSpec {
     /// Longest such pause, in seconds.
     pub backoff_max_seconds: u64,
     /// Fair share between queues; only `none` so far.
-    pub fair_share: Later,
+    pub fair_share: String,
     /// Borrowing of idle resources; only `none` so far.
-    pub borrowing: Later,
+    pub borrowing: String,
     /// Preemption; only `none` so far.
-    pub preemption: Later,
+    pub preemption: String,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A setting without choices so far: anything but `none` is an error.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Later {
-    /// Not available.
-    #[default]
-    None,
-}
+/// The only placement algorithm so far.
+const ALGORITHM: &str = "capacity";
+/// The only value so far of settings that are not available.
+const NONE: &str = "none";
 
 impl Default for SchedulerSpec {
     fn default() -> Self {
         SchedulerSpec {
-            algorithm: "capacity".to_owned(),
+            algorithm: ALGORITHM.to_owned(),
             node_selector: String::new(),
             packing: Packing::default(),
             schedule_timeout_seconds: SCHEDULE_TIMEOUT,
             backoff_base_seconds: BACKOFF_BASE,
             backoff_max_seconds: BACKOFF_MAX,
-            fair_share: Later::None,
-            borrowing: Later::None,
-            preemption: Later::None,
+            fair_share: NONE.to_owned(),
+            borrowing: NONE.to_owned(),
+            preemption: NONE.to_owned(),
             other: Map::new(),
         }
     }
@@ -92,9 +88,17 @@ impl SchedulerSpec {
     #[must_use]
     pub fn check(&self) -> Vec<FieldError> {
         let mut bad = Vec::new();
-        if self.algorithm != "capacity" {
-            let why = format!("{:?} is unknown", self.algorithm);
-            bad.push(FieldError::new("spec.algorithm", why, "write capacity, or leave it out"));
+        for (field, value, only) in [
+            ("algorithm", &self.algorithm, ALGORITHM),
+            ("fairShare", &self.fair_share, NONE),
+            ("borrowing", &self.borrowing, NONE),
+            ("preemption", &self.preemption, NONE),
+        ] {
+            if value != only {
+                let fix = format!("write {only}, or leave it out");
+                let why = format!("{value:?} is unknown");
+                bad.push(FieldError::new(format!("spec.{field}"), why, fix));
+            }
         }
         if let Err(error) = self.node_selector.parse::<Selector>() {
             let fix = "write it like pool=batch,zone in (a,b)";
@@ -135,15 +139,12 @@ mod tests {
 
     #[test]
     fn what_is_not_done_yet_is_refused_and_has_its_place() {
-        for (text, path) in [
-            (r#"{"spec":{"preemption":"lower-priority"}}"#, "spec.preemption"),
-            (r#"{"spec":{"fairShare":"drf"}}"#, "spec.fairShare"),
-            (r#"{"spec":{"packing":"tight"}}"#, "spec.packing"),
-        ] {
-            assert_eq!(SchedulerRecord::decode(text.as_bytes()).unwrap_err().path, path);
-        }
+        let error = SchedulerRecord::decode(br#"{"spec":{"packing":"tight"}}"#).unwrap_err();
+        assert_eq!(error.path, "spec.packing");
         for (text, path) in [
             (r#"{"spec":{"algorithm":"cells"}}"#, "spec.algorithm"),
+            (r#"{"spec":{"preemption":"lower-priority"}}"#, "spec.preemption"),
+            (r#"{"spec":{"fairShare":"drf"}}"#, "spec.fairShare"),
             (r#"{"spec":{"nodeSelector":"a b"}}"#, "spec.nodeSelector"),
             (r#"{"spec":{"scheduleTimeoutSeconds":0}}"#, "spec.scheduleTimeoutSeconds"),
         ] {
