@@ -9,8 +9,7 @@ use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
-use rcfarm_api::labels::Selector;
-use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec};
+use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 use rcfarm_store::Versioned;
@@ -97,17 +96,8 @@ pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
 #[must_use]
 pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {
     let tasks = spec.tasks.iter().filter_map(|task| {
-        let count = *counts.get(task.name.as_str())?;
-        let selector = task.selector().unwrap_or_else(|_| Selector::everything());
-        let resources = task.resources.clone();
-        let name = task.name.clone();
-        (count > 0).then_some(capacity::GangTask {
-            name,
-            count,
-            resources,
-            selector,
-            max_per_node: None,
-        })
+        let replicas = *counts.get(task.name.as_str())?;
+        (replicas > 0).then(|| TaskSpec { replicas, ..task.clone() })
     });
     Gang { name: id.to_string(), packing: by.packing, tasks: tasks.collect() }
 }
@@ -119,7 +109,7 @@ pub fn placement(
     answer: &capacity::GangPlacement,
     state: PlacementState,
 ) -> GroupPlacement {
-    let nodes = |task: &rcfarm_api::pod_group::spec::GroupTask| {
+    let nodes = |task: &TaskSpec| {
         let given = answer.tasks.get(&task.name).map_or(&[][..], Vec::as_slice);
         let mut nodes: Vec<Option<NodeName>> = given.iter().cloned().map(Some).collect();
         nodes.resize(task.replicas as usize, None);

@@ -308,7 +308,7 @@ impl<'a> Pass<'a> {
         let mut question = gang(first.id, &first.record.spec, &counts, self.seen.spec);
         let mut nodes = Vec::new();
         while most > 1 && nodes.is_empty() {
-            question.tasks[0].count = u32::try_from(most).unwrap_or(u32::MAX);
+            question.tasks[0].replicas = u32::try_from(most).unwrap_or(u32::MAX);
             match place(&question, &self.fleet) {
                 Decision::Bind(answer) => nodes = answer.tasks.into_values().flatten().collect(),
                 Decision::Preempt(_) => most = 0,

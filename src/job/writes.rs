@@ -173,7 +173,7 @@ pub fn group_of(
         true => tasks().map(|task| (task.lower_name(), task.needed())).collect(),
         false => BTreeMap::new(),
     };
-    let tasks = tasks().map(|task| group::GroupTask {
+    let tasks = tasks().map(|task| group::TaskSpec {
         name: task.lower_name(),
         replicas: replicas(task),
         resources: task.template.resources().nonzero(),

@@ -145,7 +145,7 @@ impl Scenario {
             let uid = JobUid(Index(7));
             let group = group_of(&self.id, uid, &job, &plan, places, &pods.highest());
             for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
-                let held = |task: &rcfarm_api::pod_group::spec::GroupTask| {
+                let held = |task: &rcfarm_api::pod_group::spec::TaskSpec| {
                     task.name == pod.slot.task.to_ascii_lowercase()
                         && task.replicas > pod.slot.index
                 };

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use super::ledger::NodeCapacities;
 use crate::placement::NodeLabels;
-use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::labels::Selector;
+use rcfarm_api::pod_group::spec::TaskSpec;
 use rcfarm_api::scheduler::Packing;
 
 /// Pods that are placed together or not at all.
@@ -21,22 +20,7 @@ pub struct Gang {
     /// Which nodes are taken first.
     pub packing: Packing,
     /// Its tasks. Names are unique.
-    pub tasks: Vec<GangTask>,
-}
-
-/// Equal pods of a gang.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GangTask {
-    /// Its name.
-    pub name: String,
-    /// Number of pods.
-    pub count: u32,
-    /// Request of each pod. Pods that ask for nothing are spread evenly, whatever the packing.
-    pub resources: ResourceList,
-    /// Selector of nodes.
-    pub selector: Selector,
-    /// Limit of its pods per node; `None`: as many as fit.
-    pub max_per_node: Option<u32>,
+    pub tasks: Vec<TaskSpec>,
 }
 
 /// Nodes at one moment. Cheap to clone.
@@ -62,7 +46,7 @@ pub enum Decision {
     Wait(Vec<TaskWait>),
 }
 
-/// Nodes of a gang's pods.
+/// Nodes of a gang's pods, as found. The stored form, `GroupPlacement`, also has members without a node and a state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GangPlacement {
     /// By task, the node of each pod in order. Pods on one node are neighbours.
@@ -74,42 +58,11 @@ impl GangPlacement {
     pub fn pods<'a>(
         &'a self,
         gang: &'a Gang,
-    ) -> impl Iterator<Item = (&'a GangTask, usize, &'a NodeName)> {
+    ) -> impl Iterator<Item = (&'a TaskSpec, usize, &'a NodeName)> {
         gang.tasks.iter().flat_map(|task| {
             let nodes = self.tasks.get(&task.name).into_iter().flatten();
             nodes.enumerate().map(move |(n, node)| (task, n, node))
         })
-    }
-
-    /// Checks a placement against `gang`, whatever scheduler returned it.
-    ///
-    /// # Errors
-    /// An unknown task, a wrong number of nodes, or more pods on a node than its task allows.
-    pub fn check(&self, gang: &Gang) -> Result<(), String> {
-        if let Some(name) =
-            self.tasks.keys().find(|name| gang.tasks.iter().all(|t| t.name != **name))
-        {
-            return Err(format!("the gang has no task {name:?}"));
-        }
-        for task in &gang.tasks {
-            let nodes = self.tasks.get(&task.name).map_or(&[][..], Vec::as_slice);
-            if nodes.len() != task.count as usize {
-                let (wanted, got) = (task.count, nodes.len());
-                return Err(format!(
-                    "task {:?}: {wanted} nodes were asked for, {got} came",
-                    task.name
-                ));
-            }
-            let mut per_node: BTreeMap<&NodeName, u32> = BTreeMap::new();
-            for node in nodes {
-                let count = per_node.entry(node).or_default();
-                *count += 1;
-                if task.max_per_node.is_some_and(|most| *count > most) {
-                    return Err(format!("task {:?}: too many pods on {node}", task.name));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -16,8 +16,9 @@
 //!
 //! ```
 //! use rcfarm::placement::NodeLabels;
-//! use rcfarm::placement::capacity::{Decision, Fleet, Gang, GangTask, Ledger, NodeCapacity, place};
+//! use rcfarm::placement::capacity::{Decision, Fleet, Gang, Ledger, NodeCapacity, place};
 //! use rcfarm_api::allocation::AllocationOwner;
+//! use rcfarm_api::pod_group::spec::TaskSpec;
 //! use rcfarm_api::scheduler::Packing;
 //! # let mut fleet = Fleet::default();
 //! # let labels = [("pool".to_owned(), "gpu".to_owned())].into();
@@ -27,12 +28,11 @@
 //! let gang = Gang {
 //!     name: "default/mnist".to_owned(),
 //!     packing: Packing::BinPack,
-//!     tasks: vec![GangTask {
+//!     tasks: vec![TaskSpec {
 //!         name: "worker".to_owned(),
-//!         count: 4,
+//!         replicas: 4,
 //!         resources: "cpu=1,memory=4Gi,gpu=2".parse().unwrap(),
-//!         selector: "pool=gpu".parse().unwrap(),
-//!         max_per_node: None,
+//!         node_selector: "pool=gpu".to_owned(),
 //!     }],
 //! };
 //! // The fleet comes from the farm's cluster view.
@@ -56,7 +56,7 @@ pub mod node_capacity;
 pub mod orphaned;
 pub mod place;
 
-pub use gang::{Decision, Fleet, Gang, GangPlacement, GangTask, TaskWait, WaitReason};
+pub use gang::{Decision, Fleet, Gang, GangPlacement, TaskWait, WaitReason};
 pub use ledger::{Booking, Ledger, NodeCapacities};
 pub use node_capacity::{Insufficient, NodeCapacity, Short};
 pub use orphaned::{OrphanedAllocation, freeing, orphaned_allocations};

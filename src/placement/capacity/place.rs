@@ -7,11 +7,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::gang::{Decision, Fleet, Gang, GangPlacement, GangTask, TaskWait, WaitReason};
+use super::gang::{Decision, Fleet, Gang, GangPlacement, TaskWait, WaitReason};
 use super::node_capacity::{Insufficient, NodeCapacity, shortages};
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::manifest::content_hash;
+use rcfarm_api::pod_group::spec::TaskSpec;
 use rcfarm_api::scheduler::Packing;
 
 /// Places all pods of a gang, or none.
@@ -54,8 +55,9 @@ pub fn ranked<'a>(
 }
 
 /// Nodes that may run a task's pods, in the order of their names.
-fn candidates<'a>(task: &GangTask, fleet: &'a Fleet) -> Vec<&'a NodeName> {
-    let matching = fleet.labels.nodes.iter().filter(|(_, labels)| task.selector.matches(labels));
+fn candidates<'a>(task: &TaskSpec, fleet: &'a Fleet) -> Vec<&'a NodeName> {
+    let selector = task.selector_or_all();
+    let matching = fleet.labels.nodes.iter().filter(|(_, labels)| selector.matches(labels));
     matching.map(|(node, _)| node).filter(|node| !fleet.unfit.contains(*node)).collect()
 }
 
@@ -78,7 +80,7 @@ fn share(part: u64, whole: u64) -> u64 {
 /// Tasks in the order of placement.
 fn order<K: Ord>(
     gang: &Gang,
-    key: impl Fn(&GangTask, usize) -> K,
+    key: impl Fn(&TaskSpec, usize) -> K,
     candidates: &[Vec<&NodeName>],
 ) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gang.tasks.len()).collect();
@@ -162,7 +164,7 @@ impl<'a> Attempt<'a> {
                 true => attempt.evenly(task, &candidates[*at]),
                 false => attempt.best_first(task, packing, &candidates[*at]),
             };
-            if nodes.len() < task.count as usize {
+            if nodes.len() < task.replicas as usize {
                 attempt.missing.insert(*at);
             }
             attempt.placed[*at] = nodes;
@@ -173,37 +175,32 @@ impl<'a> Attempt<'a> {
     /// Takes the best node with room for each pod, and ranks it again afterwards.
     fn best_first(
         &mut self,
-        task: &GangTask,
+        task: &TaskSpec,
         packing: Packing,
         candidates: &[&'a NodeName],
     ) -> Vec<&'a NodeName> {
-        let (want, most) = (&task.resources, task.max_per_node.unwrap_or(u32::MAX));
+        let want = &task.resources;
         let with_room = candidates.iter().filter(|node| self.sites[*node].has_room(want));
-        let mut queue: BTreeSet<(Rank, &'a NodeName, u32)> =
-            with_room.map(|node| (self.sites[*node].rank(want, packing), *node, 0)).collect();
+        let mut queue: BTreeSet<(Rank, &'a NodeName)> =
+            with_room.map(|node| (self.sites[*node].rank(want, packing), *node)).collect();
         let mut nodes = Vec::new();
-        while nodes.len() < task.count as usize {
-            let Some((_, node, here)) = queue.pop_first() else { break };
-            if here >= most {
-                continue;
-            }
+        while nodes.len() < task.replicas as usize {
+            let Some((_, node)) = queue.pop_first() else { break };
             let candidate = self.sites.get_mut(node).expect("a candidate has a site");
             candidate.free.sub(want);
             nodes.push(node);
             if candidate.has_room(want) {
-                queue.insert((candidate.rank(want, packing), node, here + 1));
+                queue.insert((candidate.rank(want, packing), node));
             }
         }
         nodes
     }
 
     /// Spreads pods that ask for nothing evenly.
-    fn evenly(&self, task: &GangTask, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
+    fn evenly(&self, task: &TaskSpec, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
         let mut order: Vec<&'a NodeName> = candidates.to_vec();
         order.sort_by_key(|node| (self.sites[*node].tie, *node));
-        let most = task.max_per_node.map_or(usize::MAX, |most| most as usize);
-        let room = order.len().saturating_mul(most);
-        order.iter().copied().cycle().take(room.min(task.count as usize)).collect()
+        order.iter().copied().cycle().take(task.replicas as usize).collect()
     }
 
     fn placement(&self, gang: &Gang) -> GangPlacement {
@@ -225,23 +222,24 @@ impl<'a> Attempt<'a> {
 
     fn reason(
         &self,
-        task: &GangTask,
+        task: &TaskSpec,
         at: usize,
         fleet: &Fleet,
         candidates: &[Vec<&NodeName>],
     ) -> TaskWait {
         let fitting = self.placed[at].len();
         let eligible = candidates[at].len();
-        let selector = match task.selector.is_everything() {
+        let selector = task.selector_or_all();
+        let selector = match selector.is_everything() {
             true => String::new(),
-            false => format!(" {}", task.selector),
+            false => format!(" {selector}"),
         };
         let (reason, mut message) = if eligible == 0 {
             (WaitReason::NoEligibleNodes, format!("no ready node matches{selector}"))
         } else {
             let what = format!(
                 "room for {fitting} of {} on {eligible} nodes that match{selector}",
-                task.count
+                task.replicas
             );
             (WaitReason::InsufficientCapacity, what)
         };

@@ -10,7 +10,7 @@ use crate::placement::NodeLabels;
 use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
-use rcfarm_api::labels::Selector;
+use rcfarm_api::pod_group::spec::TaskSpec;
 use rcfarm_api::scheduler::Packing;
 use rcfarm_store::{Index, Op};
 
@@ -44,17 +44,16 @@ fn fleet(capacities: &[&str]) -> Fleet {
     fleet
 }
 
-fn task(name: &str, count: u32, resources: &str) -> GangTask {
-    GangTask {
+fn task(name: &str, count: u32, resources: &str) -> TaskSpec {
+    TaskSpec {
         name: name.to_owned(),
-        count,
+        replicas: count,
         resources: amount(resources),
-        selector: Selector::everything(),
-        max_per_node: None,
+        node_selector: String::new(),
     }
 }
 
-fn gang(packing: Packing, tasks: Vec<GangTask>) -> Gang {
+fn gang(packing: Packing, tasks: Vec<TaskSpec>) -> Gang {
     Gang { name: "g".to_owned(), packing, tasks }
 }
 
@@ -159,9 +158,6 @@ fn a_gang_is_packed_or_spread() {
         placed["w"].iter().collect::<BTreeSet<_>>().len()
     };
     assert_eq!((distinct(Packing::BinPack), distinct(Packing::Spread)), (1, 4));
-    let limited = GangTask { max_per_node: Some(2), ..task("w", 4, "cpu=1") };
-    let placed = bound(place(&gang(Packing::BinPack, vec![limited]), &fleet(&nodes)));
-    assert_eq!(placed["w"].iter().collect::<BTreeSet<_>>().len(), 2);
     let nothing = bound(place(&gang(Packing::BinPack, vec![task("w", 8, "")]), &fleet(&nodes)));
     assert_eq!(nothing["w"].iter().collect::<BTreeSet<_>>().len(), 4, "evenly");
 }
@@ -189,7 +185,7 @@ fn a_gang_that_only_fits_packed_is_packed() {
     ));
     assert_eq!(placed["large"], ["n0000"]);
     // The pods that may go anywhere would take the only node that the others may go to.
-    let narrow = GangTask { selector: "n=0".parse().unwrap(), ..task("narrow", 2, "cpu=1") };
+    let narrow = TaskSpec { node_selector: "n=0".to_owned(), ..task("narrow", 2, "cpu=1") };
     let tasks = vec![task("wide", 2, "cpu=2"), narrow];
     let placed = bound(place(
         &gang(Packing::BinPack, tasks),
@@ -202,7 +198,7 @@ fn a_gang_that_only_fits_packed_is_packed() {
 fn who_waits_hears_why_with_the_numbers() {
     let mut nodes = fleet(&["cpu=4,memory=8Gi,gpu=1", "cpu=4,memory=8Gi", ""]);
     let some = task("w", 2, "gpu=1");
-    let none = GangTask { selector: "n=9".parse().unwrap(), ..task("v", 1, "cpu=1") };
+    let none = TaskSpec { node_selector: "n=9".to_owned(), ..task("v", 1, "cpu=1") };
     let reasons = waits(place(&gang(Packing::Spread, vec![some.clone(), none]), &nodes));
     assert_eq!(reasons[0].reason, WaitReason::InsufficientCapacity);
     assert_eq!((reasons[0].fitting, reasons[0].eligible), (1, 3));
@@ -217,27 +213,6 @@ fn who_waits_hears_why_with_the_numbers() {
     assert_eq!(waits(place(&gang(Packing::Spread, vec![some]), &nodes))[0].eligible, 0);
 }
 
-#[test]
-fn an_answer_from_elsewhere_is_checked() {
-    let gang =
-        gang(Packing::Spread, vec![GangTask { max_per_node: Some(1), ..task("w", 2, "cpu=1") }]);
-    let answer = |tasks: &[(&str, &[usize])]| GangPlacement {
-        tasks: tasks
-            .iter()
-            .map(|(task, nodes)| ((*task).to_owned(), nodes.iter().map(|n| node(*n)).collect()))
-            .collect(),
-    };
-    assert_eq!(answer(&[("w", &[1, 2])]).check(&gang), Ok(()));
-    for bad in [
-        answer(&[]),
-        answer(&[("w", &[1])]),
-        answer(&[("w", &[1, 1])]),
-        answer(&[("w", &[1, 2]), ("x", &[])]),
-    ] {
-        assert!(bad.check(&gang).is_err(), "{bad:?}");
-    }
-}
-
 prop_compose! {
     fn any_amount(most: u32)(cpu in 0..=most, memory in 0..=most, gpu in 0..=most) -> ResourceList {
         let devices = [("gpu", u64::from(gpu))].into_iter().filter(|(_, n)| *n > 0);
@@ -250,16 +225,15 @@ prop_compose! {
     fn any_gang()(
         packing in prop::sample::select(vec![Packing::Spread, Packing::BinPack]),
         tasks in prop::collection::vec(
-            (1u32..5, any_amount(3), prop::option::of(0usize..5), prop::option::of(1u32..3)),
+            (1u32..5, any_amount(3), prop::option::of(0usize..5)),
             1..4,
         ),
     ) -> Gang {
-        let task = |(n, (count, resources, only, max_per_node)): (usize, (u32, ResourceList, Option<usize>, Option<u32>))| GangTask {
+        let task = |(n, (replicas, resources, only)): (usize, (u32, ResourceList, Option<usize>))| TaskSpec {
             name: format!("t{n}"),
-            count,
+            replicas,
             resources,
-            selector: only.map_or_else(Selector::everything, |n| format!("n={n}").parse().unwrap()),
-            max_per_node,
+            node_selector: only.map_or_else(String::new, |n| format!("n={n}")),
         };
         gang(packing, tasks.into_iter().enumerate().map(task).collect())
     }
@@ -301,7 +275,7 @@ proptest! {
         }
     }
 
-    /// All or nothing, on matching nodes, within their room and the limits per node; and the same answer again.
+    /// All or nothing, on matching nodes, within their room; and the same answer again.
     #[test]
     fn a_placement_is_whole_and_can_be_allocated(
         gang in any_gang(),
@@ -323,10 +297,12 @@ proptest! {
         prop_assert_eq!(&decision, &place(&gang, &seen));
         match decision {
             Decision::Bind(placement) => {
-                prop_assert_eq!(placement.check(&gang), Ok(()));
+                for task in &gang.tasks {
+                    prop_assert_eq!(placement.tasks[&task.name].len(), task.replicas as usize);
+                }
                 let mut ledger = Ledger::on(&seen.node_capacities);
                 for (task, n, on) in placement.pods(&gang) {
-                    prop_assert!(task.selector.matches(&seen.labels.nodes[on]));
+                    prop_assert!(task.selector_or_all().matches(&seen.labels.nodes[on]));
                     prop_assert!(!seen.unfit.contains(on));
                     let pod = format!("{}-{n}", task.name).parse().unwrap();
                     prop_assert_eq!(ledger.allocate(on, &pod, &owner(1), &task.resources), Ok(()));
@@ -339,7 +315,7 @@ proptest! {
                 prop_assert!(!reasons.is_empty());
                 for wait in reasons {
                     let task = gang.tasks.iter().find(|task| task.name == wait.task).unwrap();
-                    prop_assert!(wait.fitting < task.count);
+                    prop_assert!(wait.fitting < task.replicas);
                     prop_assert_eq!(wait.eligible == 0, wait.reason == WaitReason::NoEligibleNodes);
                 }
             }

@@ -56,7 +56,7 @@ pub struct PodGroupSpec {
     #[serde(skip_serializing_if = "ResourceList::is_empty")]
     pub min_resources: ResourceList,
     /// Its tasks.
-    pub tasks: Vec<GroupTask>,
+    pub tasks: Vec<TaskSpec>,
     /// Its owner; a group that a user wrote has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerRef>,
@@ -101,10 +101,10 @@ impl Default for PodGroupSpec {
     }
 }
 
-/// Equal members. The pod of each is called `<group>-<task>-<index>`, from index 0.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Equal members, placed together with those of the other tasks. The pod of each is called `<group>-<task>-<index>`, from index 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GroupTask {
+pub struct TaskSpec {
     /// Its name in the group.
     pub name: String,
     /// Number of members of the task.
@@ -191,7 +191,7 @@ impl PodGroupSpec {
     #[must_use]
     pub fn least(&self) -> Counts<'_> {
         let Some(min_member) = self.min_member else { return self.all() };
-        let floor = |task: &GroupTask| self.min_task_member.get(&task.name).copied().unwrap_or(0);
+        let floor = |task: &TaskSpec| self.min_task_member.get(&task.name).copied().unwrap_or(0);
         let mut least: Counts<'_> = self
             .tasks
             .iter()
@@ -210,7 +210,7 @@ impl PodGroupSpec {
     /// Charge of these members.
     #[must_use]
     pub fn charge(&self, counts: &Counts<'_>) -> ResourceList {
-        let of = |task: &GroupTask| {
+        let of = |task: &TaskSpec| {
             let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
             task.resources.of_pods(count.into())
         };
@@ -298,13 +298,19 @@ impl PodGroupSpec {
     }
 }
 
-impl GroupTask {
+impl TaskSpec {
     /// The selector of its nodes.
     ///
     /// # Errors
     /// Text for people.
     pub fn selector(&self) -> Result<Selector, String> {
         self.node_selector.parse::<Selector>().map_err(|error| error.to_string())
+    }
+
+    /// The selector of its nodes; all nodes if it is wrong, which [`PodGroupSpec::check`] reports.
+    #[must_use]
+    pub fn selector_or_all(&self) -> Selector {
+        self.selector().unwrap_or_else(|_| Selector::everything())
     }
 
     fn check(&self, path: &str, id: &GroupId) -> Option<FieldError> {
