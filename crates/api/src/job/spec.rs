@@ -181,7 +181,10 @@ pub enum CleanPods {
     All,
 }
 
-/// A task: equal members of a job.
+/// A task: equal members of a job. Read from a user's document and not stored; a group stores a [`TaskSpec`],
+/// the part that placement needs.
+///
+/// [`TaskSpec`]: crate::pod_group::spec::TaskSpec
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobTask {
     /// Its name, as in the record: `worker`, `Worker`.

@@ -101,7 +101,7 @@ impl Default for PodGroupSpec {
     }
 }
 
-/// Equal members, placed together with those of the other tasks. The pod of each is called `<group>-<task>-<index>`, from index 0.
+/// Equal members, placed together with those of the other tasks. Pods are called `<group>-<task>-<index>`, from 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskSpec {
