@@ -24,7 +24,7 @@
 //! # let labels = [("pool".to_owned(), "gpu".to_owned())].into();
 //! # fleet.labels = std::sync::Arc::new(NodeLabels { nodes: [("n1".parse().unwrap(), labels)].into() });
 //! # let capacity = "cpu=8,memory=64Gi,gpu=8".parse().unwrap();
-//! # fleet.rooms.insert("n1".parse().unwrap(), NodeCapacity { capacity, ..NodeCapacity::default() });
+//! # fleet.node_capacities.insert("n1".parse().unwrap(), NodeCapacity { capacity, ..NodeCapacity::default() });
 //! let gang = Gang {
 //!     name: "default/mnist".to_owned(),
 //!     packing: Packing::BinPack,
@@ -41,7 +41,7 @@
 //!
 //! // The allocations, in the same transaction as the pods. Devices get their numbers here.
 //! let owner: AllocationOwner = "job/default/mnist/5f0c".parse().unwrap();
-//! let mut ledger = Ledger::on(&fleet.rooms);
+//! let mut ledger = Ledger::on(&fleet.node_capacities);
 //! for (task, n, node) in placement.pods(&gang) {
 //!     let pod = format!("mnist-{}-{n}", task.name).parse().unwrap();
 //!     ledger.allocate(node, &pod, &owner, &task.resources).expect("it was just seen to fit");
