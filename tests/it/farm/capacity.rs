@@ -10,6 +10,7 @@ use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
+use rcfarm_api::resource_list::units;
 use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
 use rcfarm_store::{Query, Reader, StoreError};
 use serde_json::json;
@@ -23,7 +24,7 @@ fn capacity(text: &str) -> ResourceList {
 }
 
 async fn give(cluster: &Cluster, n: usize, text: &str) {
-    let record = json!({"capacity": capacity(text)});
+    let record = json!({"capacity": units::json(&capacity(text))});
     cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
 }
 
@@ -306,7 +307,8 @@ async fn drained_node_frees_allocations_and_pod_moves() {
     has_pods(&cluster, 2, 1).await;
     let home = cluster.nodes_of(1).await.first().unwrap().clone();
     let other = cluster.nodes_of(2).await.first().unwrap().clone();
-    let record = json!({"capacity": capacity("cpu=1,memory=8Gi"), "state": "draining"});
+    let record =
+        json!({"capacity": units::json(&capacity("cpu=1,memory=8Gi")), "state": "draining"});
     cluster.put(&format!("rcfarm/nodes/{home}"), record.to_string()).await;
     within(30 * SECOND, "moved", || async {
         let nodes = cluster.nodes_of(1).await;

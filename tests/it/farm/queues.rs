@@ -15,6 +15,7 @@ use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
 use rcfarm_api::queue::status::{Counters, QueueState, QueueStatus};
+use rcfarm_api::resource_list::units;
 use rcfarm_emulator::{Fate, FaultOutcome, Request, Tables};
 use rcfarm_store::{PutMode, Query, Reader, Store};
 use serde_json::{Value, json};
@@ -29,7 +30,7 @@ async fn cluster(nodes: usize) -> Cluster {
     let cluster = Cluster::new(nodes).await;
     let capacity: ResourceList = EACH.parse().unwrap();
     for n in 0..nodes {
-        let record = json!({"capacity": capacity});
+        let record = json!({"capacity": units::json(&capacity)});
         cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
     }
     cluster
