@@ -48,7 +48,7 @@ pub async fn serve(store: Arc<Consul>, name: &str) -> anyhow::Result<()> {
         node_grace: rcfarm::farm::NODE_GRACE,
     };
     let ids = Arc::new(IdSource::from_entropy());
-    let env = Env { store, clock: Arc::new(SystemClock), ids };
+    let env = Env::new(store, Arc::new(SystemClock), ids);
     let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));
     Ok(farm.run(shutdown).await?)
 }

@@ -245,11 +245,8 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
         };
-        let env = Env {
-            store: lab.store.clone(),
-            clock: Arc::new(SystemClock),
-            ids: Arc::new(IdSource::from_entropy()),
-        };
+        let ids = Arc::new(IdSource::from_entropy());
+        let env = Env::new(lab.store.clone(), Arc::new(SystemClock), ids);
         agents.spawn(Agent::new(settings, env, Arc::new(FakeDriver)).run(shutdown.clone()));
     }
     until_running(lab, AGENTS * 10).await?;

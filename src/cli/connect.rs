@@ -1,15 +1,18 @@
 //! Flags of every command, and the connection to Consul that they configure.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Deserialize;
 
+use super::farm_run::env;
 use super::files::read_yaml;
 use super::output::{Format, Output};
 use rcfarm_consul::{Consul, ConsulConfig};
-use rcfarm_store::{Prefix, Prefixed, Store};
+use rcfarm_store::session::KeeperRuntime;
+use rcfarm_store::{Env, Prefix, Prefixed, Store};
 
 const CONSUL: &str = "Consul";
 const OUTPUT: &str = "Output";
@@ -123,18 +126,57 @@ impl Global {
         Ok((config, root))
     }
 
-    /// A client of the Consul agent, and the prefix of all keys. Sends no request. Prints warnings about the settings.
-    pub(super) fn consul(&self) -> anyhow::Result<(Consul, Prefix)> {
+    /// The merged settings, and the prefix of all keys. Prints warnings about the settings.
+    fn consul_config(&self) -> anyhow::Result<(ConsulConfig, Prefix)> {
         let (config, root) = self.settings(|name| std::env::var(name).ok())?;
         config.warnings.iter().for_each(|warning| self.output().note(warning));
-        Ok((Consul::new(&config)?, root))
+        Ok((config, root))
+    }
+
+    /// The clients of a daemon. Sends no request.
+    pub(super) fn daemon_clients(&self) -> anyhow::Result<DaemonClients> {
+        let (config, root) = self.consul_config()?;
+        let client = || Consul::new(&config).map(Arc::new);
+        Ok(DaemonClients { work: client()?, keeper: client()?, root })
     }
 
     /// The store, and the address of its agent. Sends no request.
     pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String)> {
-        let (consul, root) = self.consul()?;
+        let (config, root) = self.consul_config()?;
+        let consul = Consul::new(&config)?;
         let address = consul.address().to_owned();
         Ok((Prefixed::new(Arc::new(consul), root), address))
+    }
+}
+
+/// The clients of a daemon: one for its work, and one for its session keeper, which has its own thread and connections.
+pub(super) struct DaemonClients {
+    work: Arc<Consul>,
+    keeper: Arc<Consul>,
+    root: Prefix,
+}
+
+impl DaemonClients {
+    /// Base URL of the Consul agent.
+    pub(super) fn address(&self) -> &str {
+        self.work.address()
+    }
+
+    /// Starts the keeper's thread.
+    pub(super) fn env(&self) -> anyhow::Result<Env> {
+        let keeper = KeeperRuntime::own_thread(self.keeper.clone())
+            .context("cannot start a thread for the session")?;
+        let store = Prefixed::new(self.work.clone(), self.root.clone());
+        Ok(env(store).with_keeper(keeper))
+    }
+
+    /// Requests of both clients since the start, by kind.
+    pub(super) fn requests(&self) -> BTreeMap<&'static str, u64> {
+        let mut requests = self.work.requests();
+        for (kind, count) in self.keeper.requests() {
+            *requests.entry(kind).or_default() += count;
+        }
+        requests
     }
 }
 

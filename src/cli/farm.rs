@@ -95,6 +95,9 @@ async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
             for why in &presence.suspicions {
                 text.push_str(&format!("{name} is paused: {why}\n"));
             }
+            if let Some(why) = &presence.check_problem {
+                text.push_str(&format!("{name} has a session without a check: {why}\n"));
+            }
             for node in &presence.suspect_nodes {
                 text.push_str(&format!("{name} passes over {node}, which could not start pods\n"));
             }

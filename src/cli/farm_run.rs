@@ -8,6 +8,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
 use super::output::duration;
 use crate::daemon::{MakeScheduler, by_labels};
@@ -17,11 +18,11 @@ use crate::placement::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler
 use crate::telemetry::{self, LogFormat};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
-use rcfarm_consul::{Consul, NOISY_TARGETS};
+use rcfarm_consul::NOISY_TARGETS;
 use rcfarm_store::Env;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
-use rcfarm_store::{Prefix, Prefixed, Store, TxnLimits};
+use rcfarm_store::{Store, TxnLimits};
 
 #[derive(clap::Args)]
 pub struct FarmRunArgs {
@@ -87,32 +88,26 @@ pub enum DiscoveryArg {
 }
 
 /// Runs until SIGTERM or SIGINT.
-pub(super) async fn run(
-    args: FarmRunArgs,
-    consul: Consul,
-    root: Prefix,
-) -> anyhow::Result<CliExit> {
+pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Result<CliExit> {
     args.log.init()?;
     let settings = args.settings()?;
     let scheduler = args.scheduler()?;
-    let consul = Arc::new(consul);
-    let store = Prefixed::new(consul.clone(), root);
+    let env = clients.env()?;
     let discovery: Arc<dyn Discovery> = match args.service_discovery {
         DiscoveryArg::None => Arc::new(NoDiscovery),
-        DiscoveryArg::Catalog => Arc::new(CatalogDiscovery::new(store.clone())),
+        DiscoveryArg::Catalog => Arc::new(CatalogDiscovery::new(env.store.clone())),
     };
     let shutdown = CancellationToken::new();
-    let address = consul.address().to_owned();
-    info!(farm = %settings.name, consul = address, version = env!("CARGO_PKG_VERSION"),
+    info!(farm = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         selector = %settings.selector, scheduler = args.scheduler, "starting");
-    let farm = Farm::of_all_kinds(settings, env(store), scheduler, discovery);
+    let heartbeats = env.keeper.heartbeats();
+    let farm = Farm::of_all_kinds(settings, env, scheduler, discovery);
     if let Some(address) = &args.http {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen on {address} (--http)"))?;
-        let counted = consul.clone();
-        let requests = Arc::new(move || counted.requests());
-        let shown = Shown { report: farm.report(), requests };
+        let requests = Arc::new(move || clients.requests());
+        let shown = Shown { report: farm.report(), requests, heartbeats };
         tokio::spawn(http::serve(listener, shown, shutdown.clone()));
     }
     tokio::spawn(stop_on_signal(shutdown.clone()));
@@ -122,7 +117,7 @@ pub(super) async fn run(
 
 /// A store with this machine's clock and randomness.
 pub(super) fn env(store: Arc<dyn Store>) -> Env {
-    Env { store, clock: Arc::new(SystemClock), ids: Arc::new(IdSource::from_entropy()) }
+    Env::new(store, Arc::new(SystemClock), Arc::new(IdSource::from_entropy()))
 }
 
 /// Validates `--session-ttl` and `--check-ttl`. A check of 0 s means no check.

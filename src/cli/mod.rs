@@ -163,15 +163,15 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Label(command) => label::run(&context()?, command).await,
         Command::Audit(command) => audit::run(&context()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {
-            let (consul, root) = global.consul()?;
-            *address = Some(consul.address().to_owned());
-            farm_run::run(*args, consul, root).await
+            let clients = global.daemon_clients()?;
+            *address = Some(clients.address().to_owned());
+            farm_run::run(*args, clients).await
         }
         Command::Farm(FarmCommand::Other(command)) => farm::run(&context()?, command).await,
         Command::Node(NodeCommand::Run(args)) => {
-            let (consul, root) = global.consul()?;
-            *address = Some(consul.address().to_owned());
-            node_run::run(*args, consul, root).await
+            let clients = global.daemon_clients()?;
+            *address = Some(clients.address().to_owned());
+            node_run::run(*args, clients).await
         }
         Command::Node(NodeCommand::Shim { dir }) => node_run::run_shim(&dir),
         Command::Node(NodeCommand::Other(command)) => node::run(&context()?, command).await,

@@ -10,18 +10,18 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, env, session_settings, stop_on_signal};
+use super::farm_run::{LogArgs, session_settings, stop_on_signal};
 use super::output::duration;
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::key;
 use rcfarm_api::labels::{check_label_key, check_label_value};
-use rcfarm_consul::Consul;
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
 use rcfarm_node::shim;
-use rcfarm_store::{Prefix, Prefixed, TxnLimits};
+use rcfarm_store::TxnLimits;
 
 #[derive(clap::Args)]
 pub struct NodeRunArgs {
@@ -65,15 +65,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 /// Runs until SIGTERM or SIGINT. The pods keep running.
-pub(super) async fn run(
-    args: NodeRunArgs,
-    consul: Consul,
-    root: Prefix,
-) -> anyhow::Result<CliExit> {
+pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Result<CliExit> {
     args.log.init()?;
     let settings = args.settings()?;
     let shutdown = CancellationToken::new();
-    info!(node = %settings.name, consul = consul.address(), version = env!("CARGO_PKG_VERSION"),
+    info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
     if let Some(address) = &settings.http {
         let listener = TcpListener::bind(address)
@@ -81,8 +77,7 @@ pub(super) async fn run(
             .with_context(|| format!("cannot listen on {address} (--http)"))?;
         tokio::spawn(serve::serve(listener, settings.data_dir.clone(), shutdown.clone()));
     }
-    let store = Prefixed::new(Arc::new(consul), root);
-    let agent = Agent::new(settings, env(store), Arc::new(own_driver()?));
+    let agent = Agent::new(settings, clients.env()?, Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
     match agent.run(shutdown).await {
         Ok(()) => Ok(CliExit::Ok),

@@ -14,6 +14,8 @@ use rcfarm_store::Env;
 pub struct FarmReport {
     /// Id of the session; `None` while there is none.
     pub session: Option<String>,
+    /// Why the session has no check, so that a crash of the farm is noticed late.
+    pub check_problem: Option<String>,
     /// Records owned, by kind.
     pub claims: BTreeMap<String, usize>,
     /// Caches that the mass deletion guard holds back, each with the reason.

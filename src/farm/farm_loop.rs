@@ -55,6 +55,8 @@ pub(super) struct SessionState {
     pub(super) beside: FuturesUnordered<BoxFuture<'static, Done>>,
     pub(super) parted: Vec<(usize, RecordId, LockRelease)>,
     pub(super) since: Timestamp,
+    /// Why the session has no check although the settings want one.
+    pub(super) check_problem: Option<String>,
     pub(super) announced: Announced,
     pub(super) answering: Answering,
 }

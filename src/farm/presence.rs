@@ -58,6 +58,7 @@ impl FarmLoop<'_> {
                 .collect(),
             scheduler: placement.scheduler,
             suspicions: self.untrusted_caches(),
+            check_problem: e.check_problem.clone(),
             suspect_nodes: placement.suspect_nodes.into_keys().collect(),
             unusable_keys: unusable.collect(),
             leaving: false,

@@ -155,6 +155,9 @@ pub struct FarmPresence {
     /// Caches that the mass deletion guard holds back, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suspicions: Vec<String>,
+    /// Why its session has no check, so that a crash of the farm is noticed late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check_problem: Option<String>,
     /// Nodes that failed to start pods of several records. It adds none there for a while.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub suspect_nodes: BTreeSet<NodeName>,

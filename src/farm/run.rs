@@ -25,7 +25,14 @@ use rcfarm_store::Env;
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints;
 use rcfarm_store::session::{FarmMember, Keeper};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
+
+/// A session that is lost within this time of its beginning is followed by a pause, which grows with each further one.
+/// Claiming all records anew is the most expensive thing that a farm does.
+const SHORT_SESSION: Duration = Duration::from_secs(30);
+/// First pause between two attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a farm ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -121,41 +128,45 @@ impl Farm {
     }
 
     async fn live(&self, farm_loop: &mut FarmLoop<'_>, shutdown: &CancellationToken) {
-        let keeper = Arc::new(Keeper::new(
-            self.context.env.store.clone(),
-            FarmMember::farm(&self.context.settings.name, &self.context.env.ids.uuid()),
-            self.context.settings.session.clone(),
-        ));
-        let mut failures = 0;
+        let env = &self.context.env;
+        let member = FarmMember::farm(&self.context.settings.name, &env.ids.uuid());
+        let keeper = Keeper::new(env, member, self.context.settings.session.clone());
+        let (mut failures, mut short_sessions) = (0, 0);
         while !shutdown.is_cancelled() {
             let opened = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
                 opened = keeper.open() => opened,
             };
-            match opened {
+            let pause = match opened {
                 Ok(kept) => {
                     failures = 0;
-                    let kept = Arc::new(kept);
-                    farm_loop.epoch(&keeper, &kept, shutdown).await;
-                    keeper.close(&kept, shutdown.is_cancelled()).await;
-                    if !shutdown.is_cancelled() {
+                    let begun = monotonic();
+                    farm_loop.session(&kept, shutdown).await;
+                    let is_lost = !kept.is_outdated() && !shutdown.is_cancelled();
+                    keeper.close(kept, shutdown.is_cancelled()).await;
+                    if is_lost {
                         self.context.note(|report| report.epochs_lost += 1);
                     }
+                    if !is_lost || monotonic() - begun >= SHORT_SESSION {
+                        short_sessions = 0;
+                        continue;
+                    }
+                    short_sessions += 1;
+                    backoff(FIRST_PAUSE, Duration::from_secs(10), short_sessions - 1)
                 }
                 Err(error) => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {
                         warn!(%error, failures, "no session can be opened; nothing is claimed");
                     }
-                    let pause =
-                        backoff(Duration::from_millis(200), Duration::from_secs(5), failures - 1);
-                    tokio::select! {
-                        biased;
-                        () = shutdown.cancelled() => break,
-                        () = sleep(self.context.env.ids.jitter(pause, 0.5)) => {}
-                    }
+                    backoff(FIRST_PAUSE, Duration::from_secs(5), failures - 1)
                 }
+            };
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                () = sleep(env.ids.jitter(pause, 0.5)) => {}
             }
         }
     }

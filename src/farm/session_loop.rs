@@ -8,7 +8,6 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, error_span, info, warn};
 
 use super::claims::{Claims, ReleaseOutcome};
@@ -17,35 +16,23 @@ use super::farm_loop::{Announced, Done, FarmLoop, SessionState};
 use super::kind_state::{KindState, RunningRecord};
 use super::wake_queue::FarmEvent;
 use rcfarm_api::key;
-use rcfarm_store::failpoints;
-use rcfarm_store::session::{Keeper, KeptSession};
+use rcfarm_store::session::KeptSession;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{DeleteMode, Epoch, Op, Store, TxnOutcome};
+use rcfarm_store::{DeleteMode, Op, Store, TxnOutcome};
 
 /// Tasks get this long to stop before they are aborted.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl FarmLoop<'_> {
-    /// Runs one session. When this returns, no record task runs any more.
-    pub(super) async fn epoch(
-        &mut self,
-        keeper: &Arc<Keeper>,
-        kept: &Arc<KeptSession>,
-        shutdown: &CancellationToken,
-    ) {
+    /// One session from its first claim to its end; when it returns, no task runs any more. The session's keeper ends
+    /// the epoch when the session is lost.
+    pub(super) async fn session(&mut self, kept: &KeptSession, shutdown: &CancellationToken) {
         let span = error_span!("session", id = %kept.epoch().session());
-        // Heartbeats run in a task of their own, so that work never delays them. When the keeper ends the epoch, `work`
-        // stops the record tasks and returns.
-        let keeping = {
-            let (keeper, kept) = (keeper.clone(), kept.clone());
-            async move { keeper.keep(&kept).await }.instrument(span.clone())
-        };
-        let keeping = AbortOnDropHandle::new(tokio::spawn(failpoints::task(keeping)));
-        self.work(kept.epoch(), shutdown).instrument(span).await;
-        drop(keeping);
+        self.work(kept, shutdown).instrument(span).await;
     }
 
-    async fn work(&mut self, epoch: &Epoch, shutdown: &CancellationToken) {
+    async fn work(&mut self, kept: &KeptSession, shutdown: &CancellationToken) {
+        let epoch = kept.epoch();
         let farm = &self.farm.settings;
         let store = self.farm.env.store.clone();
         let claims = Claims::new(store, farm.name.clone(), epoch.clone(), farm.limits);
@@ -56,10 +43,14 @@ impl FarmLoop<'_> {
             beside: FuturesUnordered::new(),
             parted: Vec::new(),
             since: self.farm.env.clock.wall(),
+            check_problem: kept.check_problem().map(str::to_owned),
             announced: Announced::default(),
             answering: Answering::default(),
         };
-        self.farm.note(|report| report.session = Some(epoch.session().to_string()));
+        self.farm.note(|report| {
+            report.session = Some(epoch.session().to_string());
+            report.check_problem.clone_from(&e.check_problem);
+        });
         let named = tokio::select! {
             biased;
             () = shutdown.cancelled() => false,
@@ -72,6 +63,7 @@ impl FarmLoop<'_> {
         self.stop_all(&mut e).await;
         self.farm.note(|report| {
             report.session = None;
+            report.check_problem = None;
             report.claims.clear();
         });
     }

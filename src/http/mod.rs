@@ -11,16 +11,18 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json};
 use axum::routing::get;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::farm::FarmReport;
+use rcfarm_store::session::Heartbeats;
 
 /// Returns the number of requests to Consul since the start, by kind.
 pub type RequestCounts = Arc<dyn Fn() -> BTreeMap<&'static str, u64> + Send + Sync>;
@@ -32,6 +34,8 @@ pub struct Shown {
     pub report: Arc<Mutex<FarmReport>>,
     /// Requests to Consul.
     pub requests: RequestCounts,
+    /// How late heartbeats were answered.
+    pub heartbeats: Arc<Heartbeats>,
 }
 
 impl Shown {
@@ -64,14 +68,17 @@ pub async fn serve(
 /// Ready means that the farm holds a session, so it can claim records and write.
 async fn ready(State(shown): State<Shown>) -> impl IntoResponse {
     let report = shown.report();
-    match (report.session, report.suspicions.is_empty()) {
-        (None, _) => (StatusCode::SERVICE_UNAVAILABLE, "no session\n".to_owned()),
-        (Some(session), true) => (StatusCode::OK, format!("ok, session {session}\n")),
-        (Some(_), false) => {
-            let why = report.suspicions.join("; ");
-            (StatusCode::OK, format!("ok, but removals are paused: {why}\n"))
-        }
+    let Some(session) = report.session else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "no session\n".to_owned());
+    };
+    let mut text = match report.suspicions.is_empty() {
+        true => format!("ok, session {session}\n"),
+        false => format!("ok, but removals are paused: {}\n", report.suspicions.join("; ")),
+    };
+    if let Some(why) = report.check_problem {
+        text.push_str(&format!("a crash will be noticed late, the session has no check: {why}\n"));
     }
+    (StatusCode::OK, text)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -81,11 +88,12 @@ struct OfKind {
 
 async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, TYPE)], exposition(&shown.report(), &(shown.requests)()))
+    ([(header::CONTENT_TYPE, TYPE)], exposition(&shown))
 }
 
 /// The metrics of one scrape, built from the farm's report, so that values are counted in one place.
-fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> String {
+fn exposition(shown: &Shown) -> String {
+    let (report, requests) = (shown.report(), (shown.requests)());
     let mut registry = Registry::with_prefix("rcfarm");
     let claims = Family::<OfKind, Gauge>::default();
     for (kind, count) in &report.claims {
@@ -96,6 +104,13 @@ fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> St
     let session = Gauge::<i64>::default();
     session.set(i64::from(report.session.is_some()));
     registry.register("session_open", "1 while the farm holds a session", session);
+    let without_check = Gauge::<i64>::default();
+    without_check.set(i64::from(report.check_problem.is_some()));
+    let help = "1 while the session has no check because the Consul agent refuses it";
+    registry.register("session_without_check", help, without_check);
+    let help = "Time from when a heartbeat of the session was due to its answer";
+    let delays = HeartbeatDelays(shown.heartbeats.clone());
+    registry.register_with_unit("heartbeat_delay", help, Unit::Seconds, delays);
     let suspicious = Gauge::<i64>::default();
     suspicious.set(i64::try_from(report.suspicions.len()).unwrap_or(i64::MAX));
     let help =
@@ -106,12 +121,28 @@ fn exposition(report: &FarmReport, requests: &BTreeMap<&'static str, u64>) -> St
     counter(&mut registry, "claims_lost", help, report.claims_lost);
     let sent = Family::<OfKind, Counter>::default();
     for (kind, count) in requests {
-        sent.get_or_create(&OfKind { kind: (*kind).to_owned() }).inc_by(*count);
+        sent.get_or_create(&OfKind { kind: kind.to_owned() }).inc_by(count);
     }
     registry.register("consul_requests", "Requests sent to Consul", sent);
     let mut text = String::new();
     encode(&mut text, &registry).expect("writing to a string");
     text
+}
+
+/// Writes [`Heartbeats`] as a histogram.
+#[derive(Debug)]
+struct HeartbeatDelays(Arc<Heartbeats>);
+
+impl EncodeMetric for HeartbeatDelays {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let buckets = self.0.buckets();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(self.0.sum().as_secs_f64(), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
@@ -122,6 +153,8 @@ fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -130,14 +163,26 @@ mod tests {
             session: Some("s".to_owned()),
             claims: [("rc".to_owned(), 7)].into(),
             epochs_lost: 2,
+            check_problem: Some("no rights".to_owned()),
             ..FarmReport::default()
         };
-        let text = exposition(&report, &[("transaction", 41)].into());
+        let heartbeats = Arc::new(Heartbeats::default());
+        heartbeats.answered(Duration::from_millis(3));
+        heartbeats.answered(Duration::from_secs(7));
+        let text = exposition(&Shown {
+            report: Arc::new(Mutex::new(report)),
+            requests: Arc::new(|| [("transaction", 41)].into()),
+            heartbeats,
+        });
         for line in [
             "rcfarm_claims{kind=\"rc\"} 7",
             "rcfarm_session_open 1",
             "rcfarm_suspicious_trees 0",
             "rcfarm_session_lost_total 2",
+            "rcfarm_session_without_check 1",
+            "rcfarm_heartbeat_delay_seconds_bucket{le=\"0.001\"} 0",
+            "rcfarm_heartbeat_delay_seconds_bucket{le=\"0.005\"} 1",
+            "rcfarm_heartbeat_delay_seconds_bucket{le=\"+Inf\"} 2",
             "rcfarm_consul_requests_total{kind=\"transaction\"} 41",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");

@@ -96,11 +96,8 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
         limits: TxnLimits::default(),
         node_grace: NODE_GRACE,
     };
-    let env = Env {
-        store: Arc::new(consul.clone()),
-        clock: Arc::new(SystemClock),
-        ids: Arc::new(IdSource::from_entropy()),
-    };
+    let ids = Arc::new(IdSource::from_entropy());
+    let env = Env::new(Arc::new(consul.clone()), Arc::new(SystemClock), ids);
     let scheduler: Arc<dyn Scheduler> = Arc::new(scheduler);
     let farm = Farm::of_all_kinds(settings, env, Box::new(|_| scheduler), Arc::new(NoDiscovery));
     let shutdown = CancellationToken::new();

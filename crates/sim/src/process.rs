@@ -109,7 +109,7 @@ impl RunningFarm {
         let clock: Arc<dyn Clock> = env.clock.clone();
         let ids = Arc::new(IdSource::from_seed(rng.seed()));
         let moods = env.moods.clone();
-        let env = Env { store, clock, ids };
+        let env = Env::new(store, clock, ids);
         let scheduler: MakeScheduler = Box::new(move |view| {
             let by_labels = selector_scheduler(view);
             Arc::new(Odd::new(by_labels, moods))

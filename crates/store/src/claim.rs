@@ -1,7 +1,8 @@
 //! Claims: a lock key, the session that holds it, and the fence that each transaction begins with.
 
 use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,10 @@ pub struct Epoch {
 #[derive(Debug)]
 struct EpochInner {
     session: SessionId,
-    good_until: Mutex<Instant>,
+    /// The first local deadline.
+    base: Instant,
+    /// Nanoseconds from `base` to the local deadline: read and moved without a lock.
+    extended: AtomicU64,
     ended: CancellationToken,
 }
 
@@ -35,7 +39,8 @@ impl Epoch {
         Epoch {
             inner: Arc::new(EpochInner {
                 session,
-                good_until: Mutex::new(good_until),
+                base: good_until,
+                extended: AtomicU64::new(0),
                 ended: CancellationToken::new(),
             }),
         }
@@ -49,14 +54,14 @@ impl Epoch {
 
     /// Moves the local deadline forward; an earlier one is ignored. An ended epoch stays ended.
     pub fn extend(&self, good_until: Instant) {
-        let mut deadline = self.deadline();
-        *deadline = (*deadline).max(good_until);
+        let by = good_until.saturating_duration_since(self.inner.base).as_nanos();
+        self.inner.extended.fetch_max(u64::try_from(by).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// The local deadline: after it, this process starts no write.
     #[must_use]
     pub fn good_until(&self) -> Instant {
-        *self.deadline()
+        self.inner.base + Duration::from_nanos(self.inner.extended.load(Ordering::SeqCst))
     }
 
     /// Whether a write may be started now. Ends the epoch if the deadline has passed.
@@ -80,10 +85,6 @@ impl Epoch {
     /// Resolves when the epoch has ended.
     pub async fn ended(&self) {
         self.inner.ended.cancelled().await;
-    }
-
-    fn deadline(&self) -> std::sync::MutexGuard<'_, Instant> {
-        self.inner.good_until.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -7,21 +7,43 @@
 //! The local deadline is the earlier of *last acknowledged check + check TTL* and *last acknowledged renewal + session
 //! TTL*. Both count from when the request was sent.
 //!
+//! Where the check cannot be used, because the token lacks rights or because the agent cannot sync it to the servers, a
+//! plain TTL session is used. The keeper tries the check again later, and ends the plain session when it works.
+//!
+//! A keeper runs on a thread of its own ([`KeeperRuntime`]), so that no work of the daemon delays a heartbeat.
+//!
 //! No keys are read or written, only sessions and checks. A crash leaves the session until its check is critical.
 
+mod heartbeats;
+mod runtime;
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument, debug, error_span, info, warn};
 use uuid::Uuid;
 
+pub use heartbeats::Heartbeats;
+pub use runtime::KeeperRuntime;
+
 use crate::failpoints::{Failpoint, enabled};
-use crate::time::monotonic;
-use crate::{Behavior, Epoch, NewSession, Store, StoreError, TtlService};
+use crate::time::{IdSource, monotonic};
+use crate::{Behavior, Env, Epoch, NewSession, Store, StoreError, TtlService};
+use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
+
+/// Longest wait for an answer when a session or a service is removed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A session with the check may be refused this often in a row before a plain TTL session is used. One refusal may be
+/// an agent that is slow to sync.
+const CHECK_ATTEMPTS: u32 = 3;
+/// A keeper of a plain TTL session tries the check after this long, then after ever longer pauses.
+const FIRST_RETRY: Duration = Duration::from_secs(60);
+const LONGEST_RETRY: Duration = Duration::from_secs(1_800);
 
 /// TTLs of a daemon's check and session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,12 +98,17 @@ impl FarmMember {
 
 /// Opens, keeps and closes sessions, one after the other.
 pub struct Keeper {
-    store: Arc<dyn Store>,
+    runtime: KeeperRuntime,
+    ids: Arc<IdSource>,
     member: FarmMember,
     settings: SessionSettings,
     /// Earlier sessions of this process that may still exist. They share the check that the next session passes, so
     /// they and their locks would never expire.
     unclosed: Mutex<Vec<SessionId>>,
+    /// Sessions with the check that were refused in a row.
+    refused: AtomicU32,
+    /// Attempts to return to the check that failed in a row.
+    retries: AtomicU32,
 }
 
 /// When check and session expire, seen from this process.
@@ -99,31 +126,86 @@ impl Deadlines {
     }
 }
 
-/// An open session.
+/// An open session, kept until it is lost, closed or dropped.
 pub struct KeptSession {
+    state: Arc<SessionState>,
+    /// Keeps the session.
+    _keeping: AbortOnDropHandle<()>,
+}
+
+struct SessionState {
     epoch: Epoch,
-    service: Option<TtlService>,
-    deadlines: Arc<Mutex<Deadlines>>,
+    check: CheckState,
+    deadlines: Mutex<Deadlines>,
+    /// The keeper ended the epoch, because the next session can have the check.
+    is_outdated: AtomicBool,
+}
+
+/// The check of a session.
+enum CheckState {
+    /// The session ends with it.
+    Attached(TtlService),
+    /// The settings want none.
+    Unwanted,
+    /// It cannot be used, for this reason.
+    Unusable(String),
+}
+
+impl CheckState {
+    fn service(&self) -> Option<&TtlService> {
+        match self {
+            CheckState::Attached(service) => Some(service),
+            CheckState::Unwanted | CheckState::Unusable(_) => None,
+        }
+    }
 }
 
 impl KeptSession {
-    /// The epoch of the session.
+    /// The epoch of the session. It ends when the session is lost.
     #[must_use]
     pub fn epoch(&self) -> &Epoch {
-        &self.epoch
+        &self.state.epoch
     }
 
     /// Id of the check that ends the session. `None`: a plain TTL session.
     #[must_use]
     pub fn check(&self) -> Option<String> {
-        self.service.as_ref().map(TtlService::check_id)
+        self.state.check.service().map(TtlService::check_id)
+    }
+
+    /// Why the session has no check although the settings want one.
+    #[must_use]
+    pub fn check_problem(&self) -> Option<&str> {
+        match &self.state.check {
+            CheckState::Unusable(why) => Some(why),
+            CheckState::Attached(_) | CheckState::Unwanted => None,
+        }
+    }
+
+    /// Whether the keeper ended the epoch to return to the check. The session was then not lost.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.state.is_outdated.load(Ordering::SeqCst)
     }
 }
 
 impl Keeper {
-    /// A keeper for `member`.
-    pub fn new(store: Arc<dyn Store>, member: FarmMember, settings: SessionSettings) -> Self {
-        Keeper { store, member, settings, unclosed: Mutex::default() }
+    /// A keeper for `member`, on the keeper runtime of `env`.
+    #[must_use]
+    pub fn new(env: &Env, member: FarmMember, settings: SessionSettings) -> Arc<Keeper> {
+        Arc::new(Keeper {
+            runtime: env.keeper.clone(),
+            ids: env.ids.clone(),
+            member,
+            settings,
+            unclosed: Mutex::default(),
+            refused: AtomicU32::new(0),
+            retries: AtomicU32::new(0),
+        })
+    }
+
+    fn store(&self) -> &dyn Store {
+        self.runtime.store()
     }
 
     fn service(&self, ttl: Duration) -> TtlService {
@@ -140,41 +222,83 @@ impl Keeper {
         }
     }
 
-    /// Closes earlier sessions, registers the check and creates the session. If the Consul agent refuses the check, a
-    /// plain TTL session is used.
+    /// Closes earlier sessions, registers the check, creates the session, and keeps it from then on.
     ///
     /// # Errors
     /// Any [`StoreError`] of creating the session, and retryable ones of the steps before.
-    pub async fn open(&self) -> Result<KeptSession, StoreError> {
+    pub async fn open(self: &Arc<Self>) -> Result<KeptSession, StoreError> {
+        let keeper = self.clone();
+        let state = self.runtime.run(Box::pin(async move { keeper.create().await })).await?;
+        let state = Arc::new(state);
+        let span = error_span!("session", id = %state.epoch.session());
+        let (keeper, kept) = (self.clone(), state.clone());
+        let keep = async move { keeper.keep(&kept).await }.instrument(span);
+        Ok(KeptSession { state, _keeping: self.runtime.spawn(Box::pin(keep)) })
+    }
+
+    async fn create(&self) -> Result<SessionState, StoreError> {
         self.close_earlier().await?;
         let checked_at = monotonic();
-        let service = self.register().await?;
-        let sent_at = monotonic();
-        let session_ttl = self.settings.session_ttl;
-        let session = self
-            .store
-            .create_session(&NewSession {
-                name: format!("{} {}", self.member.service, self.member.meta.1),
-                ttl: Some(session_ttl),
-                // The fence makes a lock-delay unnecessary for safety, and it would delay every take-over.
-                lock_delay: Duration::ZERO,
-                behavior: self.member.behavior,
-                checks: service.iter().map(TtlService::check_id).collect(),
-            })
-            .await?;
+        let mut check = self.register().await?;
+        let mut sent_at = monotonic();
+        let mut created = self.create_session(check.service()).await;
+        if let (Some(service), Err(error)) = (check.service(), &created)
+            && !error.is_retryable()
+            && self.refused.fetch_add(1, Ordering::SeqCst) + 1 >= CHECK_ATTEMPTS
+        {
+            let why = error.to_string();
+            self.deregister(service).await;
+            sent_at = monotonic();
+            created = self.create_session(None).await;
+            check = CheckState::Unusable(why);
+        }
+        let session = created?;
+        self.refused.store(0, Ordering::SeqCst);
         let deadlines = Deadlines {
-            check: service.as_ref().map(|service| checked_at + service.ttl),
-            session: sent_at + session_ttl,
+            check: check.service().map(|service| checked_at + service.ttl),
+            session: sent_at + self.settings.session_ttl,
         };
+        match &check {
+            CheckState::Attached(_) => self.retries.store(0, Ordering::SeqCst),
+            CheckState::Unwanted => {}
+            CheckState::Unusable(why) => self.warn_of_slow_failover(why),
+        }
         let epoch = Epoch::new(session, deadlines.earlier());
-        info!(session = %epoch.session(), check = service.is_some(), "session opened");
-        Ok(KeptSession { epoch, service, deadlines: Arc::new(Mutex::new(deadlines)) })
+        info!(session = %epoch.session(), check = check.service().is_some(), "session opened");
+        let is_outdated = AtomicBool::new(false);
+        Ok(SessionState { epoch, check, deadlines: Mutex::new(deadlines), is_outdated })
+    }
+
+    async fn create_session(&self, service: Option<&TtlService>) -> Result<SessionId, StoreError> {
+        let new = NewSession {
+            name: format!("{} {}", self.member.service, self.member.meta.1),
+            ttl: Some(self.settings.session_ttl),
+            // The fence makes a lock-delay unnecessary for safety, and it would delay every take-over.
+            lock_delay: Duration::ZERO,
+            behavior: self.member.behavior,
+            checks: service.map(TtlService::check_id).into_iter().collect(),
+        };
+        self.store().create_session(&new).await
+    }
+
+    fn warn_of_slow_failover(&self, why: &str) {
+        let (fast, slow) = (self.settings.check_ttl, self.settings.session_ttl * 2);
+        let service = self.member.service;
+        warn!(
+            alert = true,
+            why,
+            "the Consul agent refuses the check: a plain TTL session is used, and a \
+            crash will be noticed after {slow:?} instead of {:?}; \
+            grant `service \"{service}\" {{ policy = \"write\" }}`, and use a local agent that is in sync \
+            with its servers",
+            fast.unwrap_or_default()
+        );
     }
 
     async fn close_earlier(&self) -> Result<(), StoreError> {
         let next = || self.unclosed().last().cloned();
         while let Some(session) = next() {
-            match self.store.destroy_session(&session).await {
+            match self.store().destroy_session(&session).await {
                 Err(error) if error.is_retryable() => return Err(error),
                 Err(error) => warn!(%session, %error, "an earlier session cannot be closed"),
                 Ok(()) => info!(%session, "earlier session closed, claims released"),
@@ -188,34 +312,32 @@ impl Keeper {
         self.unclosed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn register(&self) -> Result<Option<TtlService>, StoreError> {
-        let Some(ttl) = self.settings.check_ttl else { return Ok(None) };
+    /// Registers the service and passes its check.
+    async fn register(&self) -> Result<CheckState, StoreError> {
+        let Some(ttl) = self.settings.check_ttl else { return Ok(CheckState::Unwanted) };
         let service = self.service(ttl);
-        match self.store.register_service(&service).await {
+        match self.store().register_service(&service).await {
             Ok(()) => {}
             Err(error) if error.is_retryable() => return Err(error),
-            Err(error) => {
-                let slow = self.settings.session_ttl * 2;
-                let service = self.member.service;
-                warn!(%error, "the Consul agent refuses the check: a plain TTL session is used, and a \
-                    crash will be noticed after {slow:?} instead of {ttl:?}; \
-                    grant `service \"{service}\" {{ policy = \"write\" }}` and use a local agent");
-                return Ok(None);
-            }
+            Err(error) => return Ok(CheckState::Unusable(error.to_string())),
         }
-        if !self.store.pass_check(&service.check_id(), "started").await? {
-            warn!("the Consul agent lost the check at once: a plain TTL session is used");
-            return Ok(None);
-        }
-        Ok(Some(service))
+        Ok(match self.store().pass_check(&service.check_id(), "started").await? {
+            true => CheckState::Attached(service),
+            false => CheckState::Unusable("the Consul agent lost the check at once".to_owned()),
+        })
+    }
+
+    async fn deregister(&self, service: &TtlService) {
+        let _ = timeout(CLOSE_TIMEOUT, self.store().deregister_service(&service.id)).await;
     }
 
     /// Passes the check and renews the session until the epoch ends.
-    pub async fn keep(&self, kept: &KeptSession) {
+    async fn keep(&self, kept: &SessionState) {
         let checks = async {
-            match &kept.service {
-                Some(service) => self.pass_checks(kept, service).await,
-                None => std::future::pending().await,
+            match &kept.check {
+                CheckState::Attached(service) => self.pass_checks(kept, service).await,
+                CheckState::Unwanted => std::future::pending().await,
+                CheckState::Unusable(_) => self.return_to_check(kept).await,
             }
         };
         tokio::select! {
@@ -228,7 +350,40 @@ impl Keeper {
         kept.epoch.end();
     }
 
-    async fn watch_deadline(&self, kept: &KeptSession) {
+    /// Tries the check now and then. Resolves when a session can have it.
+    async fn return_to_check(&self, kept: &SessionState) {
+        loop {
+            let failed = self.retries.load(Ordering::SeqCst);
+            sleep(self.ids.jitter(backoff(FIRST_RETRY, LONGEST_RETRY, failed), 0.2)).await;
+            self.retries.fetch_add(1, Ordering::SeqCst);
+            match self.try_check().await {
+                Ok(true) => {
+                    info!("the check can be used again: opening a session that has it");
+                    kept.is_outdated.store(true, Ordering::SeqCst);
+                    return;
+                }
+                Ok(false) => {}
+                Err(error) => debug!(%error, "the check cannot be used yet"),
+            }
+        }
+    }
+
+    /// Whether a session can have the check: creates one, which ends at once.
+    async fn try_check(&self) -> Result<bool, StoreError> {
+        let CheckState::Attached(service) = self.register().await? else { return Ok(false) };
+        match self.create_session(Some(&service)).await {
+            Ok(session) => {
+                self.store().destroy_session(&session).await?;
+                Ok(true)
+            }
+            Err(error) => {
+                self.deregister(&service).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn watch_deadline(&self, kept: &SessionState) {
         while kept.epoch.is_live() {
             sleep_until(kept.epoch.good_until()).await;
         }
@@ -237,23 +392,25 @@ impl Keeper {
     }
 
     /// Passes the check every third of its TTL.
-    async fn pass_checks(&self, kept: &KeptSession, service: &TtlService) {
+    async fn pass_checks(&self, kept: &SessionState, service: &TtlService) {
         let every = service.ttl / 3;
         let mut failing = false;
         loop {
-            sleep(every).await;
+            let due_at = monotonic() + every;
+            sleep_until(due_at).await;
             let sent_at = monotonic();
             let limit = service.ttl.max(Duration::from_millis(500));
-            match timeout(limit, self.store.pass_check(&service.check_id(), "alive")).await {
+            match timeout(limit, self.store().pass_check(&service.check_id(), "alive")).await {
                 Ok(Ok(true)) => {
                     failing = false;
+                    self.runtime.heartbeats().answered(monotonic() - due_at);
                     self.prolong(kept, |deadlines| deadlines.check = Some(sent_at + service.ttl));
                 }
                 Ok(Ok(false)) => {
                     // The session is most likely gone too: the renewal finds out.
                     warn!("the Consul agent lost the check; registering it again");
-                    let _ = self.store.register_service(service).await;
-                    if let Ok(false) = self.store.renew_session(kept.epoch.session()).await
+                    let _ = self.store().register_service(service).await;
+                    if let Ok(false) = self.store().renew_session(kept.epoch.session()).await
                         && !enabled(Failpoint::DeadSessionKept)
                     {
                         self.gone(kept);
@@ -270,13 +427,13 @@ impl Keeper {
         }
     }
 
-    async fn renew(&self, kept: &KeptSession) {
+    async fn renew(&self, kept: &SessionState) {
         let ttl = self.settings.session_ttl;
         let mut pause = ttl / 3;
         loop {
             sleep(pause).await;
             let sent_at = monotonic();
-            match timeout(ttl, self.store.renew_session(kept.epoch.session())).await {
+            match timeout(ttl, self.store().renew_session(kept.epoch.session())).await {
                 Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
                     pause = ttl / 3;
                     self.prolong(kept, |deadlines| deadlines.session = sent_at + ttl);
@@ -294,12 +451,28 @@ impl Keeper {
         }
     }
 
-    fn gone(&self, kept: &KeptSession) {
+    /// Renews a second session of the daemon every third of its TTL. Resolves when it is gone.
+    pub async fn renew_until_gone(self: &Arc<Self>, session: &SessionId) {
+        let (keeper, session) = (self.clone(), session.clone());
+        let renew = async move {
+            loop {
+                sleep(keeper.settings.session_ttl / 3).await;
+                match keeper.store().renew_session(&session).await {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(error) => debug!(%session, %error, "the session cannot be renewed"),
+                }
+            }
+        };
+        self.runtime.run(Box::pin(renew)).await;
+    }
+
+    fn gone(&self, kept: &SessionState) {
         warn!(session = %kept.epoch.session(), "session lost: opening a new one");
         kept.epoch.end();
     }
 
-    fn prolong(&self, kept: &KeptSession, change: impl FnOnce(&mut Deadlines)) {
+    fn prolong(&self, kept: &SessionState, change: impl FnOnce(&mut Deadlines)) {
         let mut deadlines = kept.deadlines.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut deadlines);
         kept.epoch.extend(deadlines.earlier());
@@ -307,11 +480,16 @@ impl Keeper {
 
     /// Ends the epoch and destroys the session, which releases its locks. Waits at most 3 s for each request. With
     /// `deregister` the service is removed too.
-    pub async fn close(&self, kept: &KeptSession, deregister: bool) {
-        kept.epoch.end();
-        let limit = Duration::from_secs(3);
+    pub async fn close(self: &Arc<Self>, kept: KeptSession, deregister: bool) {
+        kept.state.epoch.end();
+        let (keeper, state) = (self.clone(), kept.state.clone());
+        let close = async move { keeper.destroy(&state, deregister).await };
+        self.runtime.run(Box::pin(close)).await;
+    }
+
+    async fn destroy(&self, kept: &SessionState, deregister: bool) {
         let session = kept.epoch.session();
-        match timeout(limit, self.store.destroy_session(session)).await {
+        match timeout(CLOSE_TIMEOUT, self.store().destroy_session(session)).await {
             Ok(Ok(())) => info!(%session, "session closed, claims released"),
             Ok(Err(error)) => {
                 warn!(%session, %error, "the session cannot be closed");
@@ -322,8 +500,8 @@ impl Keeper {
                 self.unclosed().push(session.clone());
             }
         }
-        if let Some(service) = kept.service.as_ref().filter(|_| deregister) {
-            let _ = timeout(limit, self.store.deregister_service(&service.id)).await;
+        if let Some(service) = kept.check.service().filter(|_| deregister) {
+            self.deregister(service).await;
         }
     }
 }

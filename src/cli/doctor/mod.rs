@@ -15,6 +15,8 @@ use super::context::CommandContext;
 use super::failure::CliExit;
 use super::output::table;
 use crate::farm::LAYOUT;
+use crate::farm::records::FarmPresence;
+use rcfarm_api::Stored;
 use rcfarm_api::key;
 use rcfarm_store::{NewSession, Op, Query, StoreError};
 
@@ -184,15 +186,28 @@ async fn layout(context: &CommandContext) -> Check {
 
 async fn farms(context: &CommandContext) -> Check {
     match context.store.list(&key::farms(), Query::PLAIN).await {
-        Ok(answer) => match answer.value.iter().filter(|entry| entry.session.is_some()).count() {
-            0 => Check::bad(
-                Verdict::Warn,
-                "farms",
-                "none is running: nothing is scheduled",
-                "start one: rcfarm farm run",
-            ),
-            count => Check::ok("farms", format!("{count} running: rcfarm farm list")),
-        },
+        Ok(answer) => {
+            let live = answer.value.iter().filter(|entry| entry.session.is_some());
+            let presences = live.clone().filter_map(|e| FarmPresence::decode(&e.value).ok());
+            let problem = presences.filter_map(|presence| presence.check_problem).next();
+            match (live.count(), problem) {
+                (0, _) => Check::bad(
+                    Verdict::Warn,
+                    "farms",
+                    "none is running: nothing is scheduled",
+                    "start one: rcfarm farm run",
+                ),
+                (_, Some(why)) => Check::bad(
+                    Verdict::Warn,
+                    "farms",
+                    format!("a farm's session has no check, so its crash is noticed late: {why}"),
+                    format!(
+                        "see which: rcfarm farm list; the farm's agent must be in sync; {POLICY}"
+                    ),
+                ),
+                (count, None) => Check::ok("farms", format!("{count} running: rcfarm farm list")),
+            }
+        }
         Err(error) => failed("farms", &error),
     }
 }

@@ -152,11 +152,8 @@ impl World {
             limits: TxnLimits::default(),
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        let env = Env {
-            store: Arc::new(self.consul.clone()),
-            clock: Arc::new(SystemClock),
-            ids: Arc::new(IdSource::from_entropy()),
-        };
+        let ids = Arc::new(IdSource::from_entropy());
+        let env = Env::new(Arc::new(self.consul.clone()), Arc::new(SystemClock), ids);
         let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));
         let shutdown = CancellationToken::new();
         tokio::spawn(farm.run(shutdown.clone()));

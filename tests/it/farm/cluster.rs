@@ -127,7 +127,7 @@ impl Cluster {
             limits: self.limits,
             node_grace: rcfarm::farm::NODE_GRACE,
         };
-        (settings, Env { store, clock: self.clock.clone(), ids: Arc::new(self.ids.fork()) })
+        (settings, Env::new(store, self.clock.clone(), Arc::new(self.ids.fork())))
     }
 
     /// Value of a key; empty if absent.

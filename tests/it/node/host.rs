@@ -63,11 +63,8 @@ impl Host {
 
     /// Starts the agent with another client of the store.
     pub fn start_on(&mut self, store: Emulator) {
-        let env = Env {
-            store: Arc::new(store),
-            clock: Arc::new(SystemClock),
-            ids: Arc::new(IdSource::from_entropy()),
-        };
+        let ids = Arc::new(IdSource::from_entropy());
+        let env = Env::new(Arc::new(store), Arc::new(SystemClock), ids);
         let driver = Arc::new(ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm"))));
         let agent = Agent::new(self.settings.clone(), env, driver);
         let shutdown = CancellationToken::new();

@@ -51,7 +51,7 @@ impl AgentPresence {
             meta: ("node", self.settings.name.to_string()),
             behavior: Behavior::Release,
         };
-        let keeper = Keeper::new(self.env.store.clone(), member, self.settings.session.clone());
+        let keeper = Keeper::new(&self.env, member, self.settings.session.clone());
         self.end_old_sessions().await;
         let mut failures = 0;
         while !shutdown.is_cancelled() {
@@ -88,15 +88,15 @@ impl AgentPresence {
     }
 
     /// Runs one session from its creation to its end.
-    async fn session(&self, keeper: &Keeper) -> Result<(), StoreError> {
+    async fn session(&self, keeper: &Arc<Keeper>) -> Result<(), StoreError> {
         let kept = keeper.open().await?;
         let served = self.serve(keeper, &kept).await;
         let _ = self.events.send(AgentEvent::SessionLost);
-        keeper.close(&kept, false).await;
+        keeper.close(kept, false).await;
         served
     }
 
-    async fn serve(&self, keeper: &Keeper, kept: &KeptSession) -> Result<(), StoreError> {
+    async fn serve(&self, keeper: &Arc<Keeper>, kept: &KeptSession) -> Result<(), StoreError> {
         let ttl = self.settings.session.session_ttl;
         let health = NewSession {
             name: format!("{SERVICE} {} health", self.settings.name),
@@ -112,12 +112,12 @@ impl AgentPresence {
         }
         let work = async {
             self.register(kept, &health).await?;
-            self.keep_registered(kept, &health).await;
+            self.keep_registered(keeper, kept, &health).await;
             Ok(())
         };
         let served = tokio::select! {
             biased;
-            () = keeper.keep(kept) => Ok(()),
+            () = kept.epoch().ended() => Ok(()),
             served = work => served,
         };
         let _ = self.env.store.destroy_session(&health).await;
@@ -225,11 +225,11 @@ impl AgentPresence {
     }
 
     /// Renews lease and health session. Resolves when the session or the node's record is lost.
-    async fn keep_registered(&self, kept: &KeptSession, health: &SessionId) {
+    async fn keep_registered(&self, keeper: &Arc<Keeper>, kept: &KeptSession, health: &SessionId) {
         tokio::select! {
             biased;
             () = self.keep_lease(kept) => {}
-            () = self.keep_health(health) => {}
+            () = keeper.renew_until_gone(health) => {}
             () = self.watch_record(kept) => {
                 warn!(node = %self.settings.name, "the lock on the node's record was lost; registering again");
             }
@@ -244,18 +244,6 @@ impl AgentPresence {
             if kept.epoch().good_until() != written {
                 written = kept.epoch().good_until();
                 self.write_lease(kept);
-            }
-        }
-    }
-
-    /// Renews the health session every third of its TTL. Resolves when the session is gone.
-    async fn keep_health(&self, health: &SessionId) {
-        loop {
-            sleep(self.settings.session.session_ttl / 3).await;
-            match self.env.store.renew_session(health).await {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => debug!(%error, "the health session cannot be renewed"),
             }
         }
     }
