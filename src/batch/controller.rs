@@ -33,7 +33,7 @@ use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, Query, Versioned};
+use rcfarm_store::{Index, Op, Query, Versioned, offload};
 
 /// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
@@ -212,7 +212,8 @@ impl OrderingController {
         let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
         let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.index());
-        let mut plan = plan(&BatchObserved {
+        let down = self.caches.view.down_nodes();
+        let observed = BatchObserved {
             me: &self.me,
             spec: &spec,
             queues: &queues_view,
@@ -220,13 +221,16 @@ impl OrderingController {
             statuses: &self.groups,
             unreadable: &self.unreadable,
             fleet: &fleet,
-            down: &self.caches.view.down_nodes(),
+            down: &down,
             may_forget: groups.untrusted.is_none(),
             with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
             now: self.ctx.clock.wall(),
             latest,
             bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
-        });
+        };
+        // Each group may be compared with each node.
+        let size = groups.value.0.len() * fleet.labels.nodes.len();
+        let mut plan = offload(size, || plan(&observed)).await;
         failpoints::change_plan(&mut plan);
         Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
     }

@@ -102,7 +102,7 @@ impl OrderingKind {
 #[async_trait]
 impl Kind for OrderingKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
-        on_node_changes(subscriber, &self.caches.view);
+        on_node_changes(subscriber, &self.caches.view, |wake, _| wake.all());
         subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
         subscriber.on(&self.caches.groups, |wake, _, _| wake.all());
         subscriber.on(&self.caches.commands, |wake, old, new| {

@@ -84,12 +84,6 @@ impl NodeFailureTracker {
         let until = |(node, failures): (_, &NodeFailures)| Some((node, failures.until?));
         self.nodes.iter().filter_map(until).filter(move |(_, until)| now < *until)
     }
-
-    /// When the next node is no longer suspect.
-    #[must_use]
-    pub fn next_end(&self, now: Instant) -> Option<Instant> {
-        self.nodes.values().filter_map(|failures| failures.until).filter(|until| *until > now).min()
-    }
 }
 
 #[cfg(test)]
@@ -116,7 +110,6 @@ mod tests {
         );
         let suspects: Vec<_> = failure_tracker.suspects(after(861)).collect();
         assert_eq!(suspects, [(&n1, after(862))]);
-        assert_eq!(failure_tracker.next_end(after(861)), Some(after(862)));
         assert_eq!(failure_tracker.suspects(after(862)).count(), 0);
         assert_eq!(failure_tracker.failed(&n1, "r7", after(861)), None, "it is suspected already");
         assert!(!failure_tracker.is_suspect(&n1, after(862)));

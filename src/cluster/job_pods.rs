@@ -50,6 +50,17 @@ pub(super) enum JobPod {
     Mismatched(JobUid, Arc<Mismatched>),
 }
 
+impl JobPod {
+    /// The job that the labels name.
+    pub(super) fn job(&self) -> Option<&Namespaced> {
+        match self {
+            JobPod::Member(member) => Some(&member.identity.job),
+            JobPod::Unowned(job, _) => Some(job),
+            JobPod::Mismatched(..) => None,
+        }
+    }
+}
+
 /// `labels/pod/`, the pods of jobs.
 #[derive(Debug, Default)]
 pub struct JobPods {

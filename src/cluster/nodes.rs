@@ -1,6 +1,6 @@
 //! Nodes: their labels, and their own records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::allocations::Capacities;
+use super::wake::differing;
 use crate::placement::NodeLabels;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
@@ -72,6 +73,8 @@ impl CacheIndex for NodeIndex {
 /// The parts of `rcfarm/nodes/<node>` that placement needs.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NodeInfo {
+    /// ModifyIndex of the record.
+    index: Index,
     /// Address of its pods; empty if it has none.
     pub(super) address: String,
     draining: bool,
@@ -97,6 +100,11 @@ pub struct NodeRecords {
 }
 
 impl NodeRecords {
+    /// Nodes whose records differ between two snapshots.
+    pub(super) fn touched(old: &Self, new: &Self) -> BTreeSet<NodeName> {
+        differing(&old.nodes, &new.nodes)
+    }
+
     /// Readiness of a node, where an agent without a session counts as down at once.
     pub(super) fn readiness_without_grace(&self, node: &NodeName) -> NodeReadiness {
         match self.nodes.get(node) {
@@ -128,16 +136,25 @@ impl CacheIndex for NodeRecords {
                 continue;
             };
             let node: NodeName = node;
+            let known = old.nodes.get(&node);
+            if let Some(same) = known.filter(|known| known.index == entry.modify_index) {
+                if let Some(capacity) = old.capacities.get(&node) {
+                    capacities.insert(node.clone(), capacity.clone());
+                }
+                nodes.insert(node, same.clone());
+                continue;
+            }
             let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
             let gone = record.session.is_some() && entry.session.is_none();
-            let since = old.nodes.get(&node).and_then(|info| info.gone_since);
+            let since = known.and_then(|info| info.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(monotonic));
             let draining = record.state == NodeState::Draining;
             if !record.capacity.is_zero() {
                 capacities.insert(node.clone(), record.capacity);
             }
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
-            nodes.insert(node, NodeInfo { address: record.address, draining, lease, gone_since });
+            let (index, address) = (entry.modify_index, record.address);
+            nodes.insert(node, NodeInfo { index, address, draining, lease, gone_since });
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };

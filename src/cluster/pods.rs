@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::job_pods::{JobPod, JobPods, job_pod};
-use rcfarm_api::ids::{PodRef, RcId};
+use rcfarm_api::ids::{Namespaced, NodeName, PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::rc::spec::RC_ID;
@@ -52,7 +52,27 @@ pub struct PodLabels {
     has_pods_of_jobs: bool,
 }
 
+/// Entries of the pods on one node.
+pub fn on_node<'a, V>(
+    places: &'a BTreeMap<PodRef, V>,
+    node: &'a NodeName,
+) -> impl Iterator<Item = (&'a PodRef, &'a V)> {
+    // No pod id is smaller than this one.
+    let first = PodRef { node: node.clone(), pod: "-".parse().expect("a pod id") };
+    places.range(first..).take_while(move |(place, _)| place.node == *node)
+}
+
 impl PodLabels {
+    /// RCs that own pods on a node.
+    pub fn rcs_on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = RcId> {
+        on_node(&self.places.0, node).filter_map(|(_, pod)| pod.value.rc)
+    }
+
+    /// Jobs whose names pods on a node carry.
+    pub fn jobs_on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a Namespaced> {
+        on_node(&self.places.0, node).filter_map(|(_, pod)| pod.value.job.as_ref()?.job())
+    }
+
     /// RCs of which a pod differs between the two.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {

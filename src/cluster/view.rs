@@ -190,12 +190,7 @@ impl ClusterView {
     /// Nodes that get no pods: not ready, or suspect.
     #[must_use]
     pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
-        let (seen, now) = (self.records.snapshot(), monotonic());
-        let unfit = |node: &&NodeName| {
-            seen.value.readiness(node, now, self.node_grace) != NodeReadiness::Ready
-        };
-        let unfit = seen.value.nodes.keys().filter(unfit).cloned();
-        unfit.chain(self.suspects().into_keys()).collect()
+        self.not_ready().into_keys().collect()
     }
 
     /// Suspect nodes, and until when no pod is added there.
@@ -234,12 +229,19 @@ impl ClusterView {
         self.ledger.node_capacities(&self.records.snapshot().value.capacities)
     }
 
-    /// When the next node becomes down, or stops being suspect.
+    /// Nodes that are not ready.
     #[must_use]
-    pub fn next_change(&self) -> Option<Instant> {
+    pub fn not_ready(&self) -> BTreeMap<NodeName, NodeReadiness> {
         let (seen, now) = (self.records.snapshot(), monotonic());
-        let down_at = seen.value.nodes.values().filter_map(|said| said.down_at(self.node_grace));
-        down_at.filter(|at| *at > now).chain(self.failure_tracker().next_end(now)).min()
+        let suspects = self.suspects().into_keys().map(|node| (node, NodeReadiness::Suspect));
+        let mut not_ready: BTreeMap<_, _> = suspects.collect();
+        for node in seen.value.nodes.keys() {
+            let readiness = seen.value.readiness(node, now, self.node_grace);
+            if readiness != NodeReadiness::Ready {
+                not_ready.insert(node.clone(), readiness);
+            }
+        }
+        not_ready
     }
 
     /// RCs that own the pods at `places`.

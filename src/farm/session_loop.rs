@@ -18,7 +18,7 @@ use super::wake_queue::FarmEvent;
 use rcfarm_api::key;
 use rcfarm_store::session::KeptSession;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{DeleteMode, Op, Store, TxnOutcome};
+use rcfarm_store::{DeleteMode, Op, Store, TxnOutcome, offload};
 
 /// Tasks get this long to stop before they are aborted.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -119,7 +119,9 @@ impl FarmLoop<'_> {
             self.states.iter().for_each(|state| state.wake_watches(by_labels));
             replan &= self.states.iter().all(KindState::is_read) && self.peers.snapshot().is_read();
             if replan {
-                again_at = self.plan_claims(e);
+                let records =
+                    self.states.iter().map(|state| state.records.snapshot().value.0.len()).sum();
+                again_at = offload(records, || self.plan_claims(e)).await;
             } else if again_at.is_some_and(|at| at <= monotonic()) {
                 again_at = Some(monotonic() + Duration::from_millis(50));
             }

@@ -26,6 +26,7 @@ use crate::cluster::commands::Commands;
 use crate::cluster::intents::IntentIndex;
 use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::pods::on_node;
 use crate::cluster::queues::GroupStatusIndex;
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::records::Records;
@@ -37,6 +38,7 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_store::cache::{Cache, Overlay, Snapshot};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
@@ -313,6 +315,32 @@ impl JobCaches {
             }
         }
         pods
+    }
+
+    /// Jobs with pods on some nodes, or with members placed there.
+    #[must_use]
+    pub fn on_nodes(&self, nodes: &BTreeSet<NodeName>) -> BTreeSet<Namespaced> {
+        let (labels, groups) = (self.nodes.pods.snapshot(), self.groups.snapshot());
+        let realities = self.realities.snapshot();
+        let mut jobs = BTreeSet::new();
+        for node in nodes {
+            jobs.extend(labels.value.jobs_on(node).cloned());
+            let real = on_node(&realities.value.places.0, node);
+            jobs.extend(
+                real.filter_map(|(_, real)| Some(real.value.identity.as_ref()?.job.clone())),
+            );
+        }
+        let is_placed_there = |status: &PodGroupStatus| {
+            let members = status.placement.iter().flat_map(|placement| placement.members.values());
+            members.flatten().flatten().any(|node| nodes.contains(node))
+        };
+        let placed = groups
+            .value
+            .0
+            .iter()
+            .filter(|(_, status)| status.value.as_ref().is_some_and(is_placed_there));
+        jobs.extend(placed.map(|(id, _)| id.clone()));
+        jobs
     }
 
     /// Members whose bound node already has an intent of the same pod id that is not in `pods`.

@@ -34,7 +34,7 @@ use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Key, Op};
+use rcfarm_store::{Index, Key, Op, offload};
 
 /// Interval between attempts to collect orphans, while nodes stop the pods.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
@@ -394,7 +394,7 @@ impl Controller for JobController {
             self.known.fresh = fresh;
         }
         let Some(input) = self.read_input(record).await? else { return Ok(Action::AwaitChange) };
-        let step = self.step(&input)?;
+        let step = offload(input.record.members(), || self.step(&input)).await?;
         self.carry_out(&input, step).await
     }
 

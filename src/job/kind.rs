@@ -118,7 +118,10 @@ async fn look_for_leftovers(caches: Arc<JobCaches>, wake: Waker, ids: IdSource) 
 impl Kind for JobKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
         let view = &self.caches.nodes;
-        on_node_changes(subscriber, view);
+        let caches = self.caches.clone();
+        on_node_changes(subscriber, view, move |wake, changes| {
+            wake.records(record_ids(caches.on_nodes(&changes.nodes)));
+        });
         subscriber.on(&view.pods, |wake, old, new| {
             if old.value.has_pods_of_jobs() != new.value.has_pods_of_jobs() {
                 wake.plan_claims();

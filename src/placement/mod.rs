@@ -106,6 +106,11 @@ pub trait Scheduler: Send + Sync + 'static {
         false
     }
 
+    /// Whether the eligible nodes are those whose labels match the request's selector.
+    fn goes_by_labels(&self) -> bool {
+        false
+    }
+
     /// Address of a remote scheduler, at which commands ask it themselves.
     fn address(&self) -> Option<String> {
         None

@@ -126,4 +126,8 @@ impl Scheduler for SelectorScheduler {
     fn gives_only_eligible(&self) -> bool {
         true
     }
+
+    fn goes_by_labels(&self) -> bool {
+        true
+    }
 }

@@ -84,6 +84,7 @@ impl RcController {
 impl Drop for RcController {
     fn drop(&mut self) {
         self.caches.waits_for_room(self.id, false);
+        self.caches.interests().forget(self.id);
     }
 }
 

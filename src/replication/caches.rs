@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Pods;
+use super::interests::Interests;
 use super::plan::{RcPod, SlotState};
 use super::statuses::RcStatuses;
 use super::writes::UNCOMMITTED;
@@ -15,6 +16,7 @@ use crate::cluster::health::FreshHealth;
 use crate::cluster::intents::{Intent, IntentIndex};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::LabelledPod;
+use crate::cluster::wake::NodeChanges;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::manifest::content_hash;
@@ -72,6 +74,7 @@ pub struct RcCaches {
     waiting: Mutex<BTreeSet<RcId>>,
     /// RCs whose doorbells were rung since their pods' health was last read.
     rung: Mutex<BTreeSet<RcId>>,
+    interests: Mutex<Interests>,
 }
 
 impl RcCaches {
@@ -83,7 +86,22 @@ impl RcCaches {
             statuses: RcStatuses::new(reader),
             waiting: Mutex::default(),
             rung: Mutex::default(),
+            interests: Mutex::default(),
         })
+    }
+
+    /// RCs that a change of nodes concerns, if nodes are eligible by their labels alone: those with pods on the nodes,
+    /// those that can use other nodes than before, and those that look for one.
+    pub(super) fn concerned(&self, changes: &NodeChanges<'_>) -> BTreeSet<RcId> {
+        let pods = self.cluster.pods.snapshot();
+        let mut concerned = self.interests().concerned(changes);
+        concerned.extend(changes.nodes.iter().flat_map(|node| pods.value.rcs_on(node)));
+        concerned
+    }
+
+    /// What changes of nodes concern which RC.
+    pub(super) fn interests(&self) -> std::sync::MutexGuard<'_, Interests> {
+        self.interests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the statuses and then the pods. Does nothing if all records concerned were created after the last read of

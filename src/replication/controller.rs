@@ -37,7 +37,7 @@ use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Timestamp};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op};
+use rcfarm_store::{Index, Op, offload};
 
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
@@ -160,6 +160,7 @@ impl RcController {
     async fn read_input(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
         self.own.labels.forget_shown(&self.view.pods.snapshot());
         self.own.intents.forget_shown(&self.view.intents.snapshot());
+        self.caches.interests().select(self.id, &spec.node_selector);
         let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
         let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
             Ok(Ok(nodes)) => nodes,
@@ -239,7 +240,9 @@ impl RcController {
         };
         let of_pods = input.pods.keys().map(|pod_ref| &pod_ref.node);
         observed.not_ready = of_pods.filter_map(not_ready).collect();
-        if observed.nodes_wanted() > 0 {
+        let seeks = observed.nodes_wanted() > 0;
+        self.caches.interests().seek(self.id, seeks);
+        if seeks {
             let unfit = self.view.unfit_nodes();
             let others = unfit.iter().chain(self.chain.status().quarantined_nodes.keys());
             let others = others.filter(|node| input.eligible.contains(*node));
@@ -507,16 +510,17 @@ impl Controller for RcController {
         self.read_health_after_doorbell(&spec).await?;
         let input = self.read_input(spec, index).await?;
         let mut observed = self.observe(&input).await?;
-        let free_nodes = self.look_up_slots(&input, &mut observed);
+        let size = observed.eligible.len() + observed.pods.len();
+        let free_nodes = offload(size, || self.look_up_slots(&input, &mut observed)).await;
         let view = self.view.clone();
         let mut guard = None;
         if may_change_allocations(&observed, free_nodes) {
             guard = Some(view.ledger.lock_plans().await);
             // Another task of this farm may have allocated something meanwhile.
             observed.capacities = view.node_capacities();
-            self.look_up_slots(&input, &mut observed);
+            offload(size, || self.look_up_slots(&input, &mut observed)).await;
         }
-        let mut plan = plan(&observed);
+        let mut plan = offload(size, || plan(&observed)).await;
         failpoints::change_plan(&observed, &mut plan);
         drop(observed);
         self.alert(&plan);

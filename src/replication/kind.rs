@@ -101,7 +101,14 @@ fn record_ids(ids: impl IntoIterator<Item = RcId>) -> impl Iterator<Item = Recor
 impl Kind for RcKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
         let view = &self.caches.cluster;
-        on_node_changes(subscriber, view);
+        let (caches, scheduler) = (self.caches.clone(), self.placement.scheduler.clone());
+        on_node_changes(subscriber, view, move |wake, changes| {
+            match scheduler.goes_by_labels() {
+                true => wake.records(record_ids(caches.concerned(changes))),
+                // Nobody knows what else it goes by.
+                false => wake.all(),
+            }
+        });
         let caches = self.caches.clone();
         subscriber.on(&view.pods, move |wake, old, new| {
             wake.records(record_ids(PodLabels::touched(&old.value, &new.value)));

@@ -16,6 +16,7 @@ mod controller;
 mod events;
 mod failpoints;
 mod health_write_limiter;
+mod interests;
 pub mod kind;
 pub mod plan;
 mod statuses;

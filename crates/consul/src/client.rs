@@ -180,8 +180,19 @@ impl Client {
         request: RequestBuilder,
         waits: Duration,
     ) -> Result<Reply, StoreError> {
-        let limit = ANSWER_WITHIN + waits + waits / 16;
         let _permit = self.permit(call).await;
+        self.exchange(call, request, waits).await
+    }
+
+    /// Sends a raw request that has its permit.
+    pub(super) async fn exchange(
+        &self,
+        call: Call,
+        request: RequestBuilder,
+        waits: Duration,
+    ) -> Result<Reply, StoreError> {
+        self.count(call);
+        let limit = ANSWER_WITHIN + waits + waits / 16;
         let route = Route { address: &self.address, limit };
         let broken = |error: reqwest::Error| transport(&error, route);
         let response = request.timeout(limit).send().await.map_err(broken)?;
@@ -206,6 +217,7 @@ impl Client {
         F: Future<Output = Result<ApiResponse<T>, ClientError>> + Send,
     {
         let _permit = self.permit(call).await;
+        self.count(call);
         match call_with(&self.consulrs).await {
             Ok(answer) => Ok(Ok(answer.response)),
             Err(error) => {
@@ -215,12 +227,15 @@ impl Client {
         }
     }
 
-    async fn permit(&self, call: Call) -> Option<SemaphorePermit<'_>> {
-        let permit = if call.needs_slot() { self.permits.acquire().await.ok() } else { None };
+    /// Waits for a permit, if the call needs one.
+    pub(super) async fn permit(&self, call: Call) -> Option<SemaphorePermit<'_>> {
+        if call.needs_slot() { self.permits.acquire().await.ok() } else { None }
+    }
+
+    fn count(&self, call: Call) {
         if let Some(at) = Call::NAMES.iter().position(|(named, _)| *named == call) {
             self.counts[at].fetch_add(1, Ordering::Relaxed);
         }
-        permit
     }
 }
 

@@ -10,9 +10,13 @@ use reqwest::{Method, Url};
 use super::client::{Call, Client, Reply};
 use super::error::RequestContext;
 use super::wire::{WireEntry, go_duration};
+use rcfarm_store::offload;
 use rcfarm_store::{
     Answer, Consistency, DeleteMode, Entry, Index, Key, Prefix, PutMode, Query, StoreError,
 };
+
+/// Size of a small entry in an answer. Longer answers are decoded off the runtime's workers.
+const BYTES_PER_ITEM: usize = 256;
 
 impl Client {
     pub(super) async fn get(
@@ -92,7 +96,7 @@ impl Client {
         }
         let reply = self.send(call, self.request(Method::GET, url), waits).await?;
         let value = match reply.status {
-            200 => Some(reply.json(asked)?),
+            200 => Some(offload(reply.body.len() / BYTES_PER_ITEM, || reply.json(asked)).await?),
             404 if reply.index.is_some() => None,
             _ => return Err(reply.error(asked)),
         };

@@ -161,6 +161,14 @@ impl Store for Consul {
         self.client.txn(ops).await
     }
 
+    async fn txn_if(
+        &self,
+        ops: &[Op],
+        may_send: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<Option<TxnOutcome>, StoreError> {
+        self.client.txn_if(ops, may_send).await
+    }
+
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         self.client.create_session(new).await
     }

@@ -4,55 +4,81 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
-use reqwest::{Method, Url};
+use reqwest::{Method, RequestBuilder, Url};
 
-use super::client::{Call, Client};
+use super::client::{Call, Client, Reply};
 use super::error::{DENIED, RequestContext, forbidden, undecodable};
 use super::wire::{TxnAnswer, txn_body, verb};
 use rcfarm_store::{Entry, Index, Op, Question, Refusal, StoreError, TxnOutcome};
 
 impl Client {
     pub(super) async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        let asked = RequestContext::new("committing", ops.first().map_or("nothing", Op::subject));
-        self.transact(Call::Transaction, self.url(["txn"]), ops, asked).await
+        let asked = RequestContext::new("committing", subject(ops));
+        let request = self.txn_request(self.url(["txn"]), ops, &asked)?;
+        outcome(&self.send(Call::Transaction, request, Duration::ZERO).await?, ops, &asked)
+    }
+
+    /// Asks `may_send` when the request has its permit.
+    pub(super) async fn txn_if(
+        &self,
+        ops: &[Op],
+        may_send: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<Option<TxnOutcome>, StoreError> {
+        let asked = RequestContext::new("committing", subject(ops));
+        let request = self.txn_request(self.url(["txn"]), ops, &asked)?;
+        let _permit = self.permit(Call::Transaction).await;
+        if !may_send() {
+            return Ok(None);
+        }
+        let reply = self.exchange(Call::Transaction, request, Duration::ZERO).await?;
+        outcome(&reply, ops, &asked).map(Some)
     }
 
     /// Sends a transaction that only reads. Consul handles it as a read.
     pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
         let ops: Vec<Op> = questions.iter().map(Op::from).collect();
-        let asked = RequestContext::new("reading", ops.first().map_or("nothing", Op::subject));
+        let asked = RequestContext::new("reading", subject(&ops));
         let mut url = self.url(["txn"]);
         url.query_pairs_mut().append_key_only("consistent");
-        self.transact(Call::Read, url, &ops, asked).await
+        let request = self.txn_request(url, &ops, &asked)?;
+        outcome(&self.send(Call::Read, request, Duration::ZERO).await?, &ops, &asked)
     }
 
-    async fn transact(
+    fn txn_request(
         &self,
-        call: Call,
         url: Url,
         ops: &[Op],
-        asked: RequestContext<'_>,
-    ) -> Result<TxnOutcome, StoreError> {
-        let body = txn_body(ops, &self.scope).map_err(|error| undecodable(&asked, &error))?;
-        let request = self
-            .request(Method::PUT, url)
-            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
-            .body(body);
-        let reply = self.send(call, request, Duration::ZERO).await?;
-        match reply.status {
-            200 => {
-                let entries = reply.json::<TxnAnswer>(&asked)?.entries();
-                Ok(TxnOutcome::Committed { index: changed_at(ops, &entries), entries })
-            }
-            409 => {
-                let refusals = reply.json::<TxnAnswer>(&asked)?.refusals();
-                match denied(ops, &refusals) {
-                    Some(error) => Err(error),
-                    None => Ok(TxnOutcome::Refused(refusals)),
-                }
-            }
-            _ => Err(reply.error(&asked)),
+        asked: &RequestContext<'_>,
+    ) -> Result<RequestBuilder, StoreError> {
+        let body = txn_body(ops, &self.scope).map_err(|error| undecodable(asked, &error))?;
+        let json = HeaderValue::from_static("application/json");
+        Ok(self.request(Method::PUT, url).header(CONTENT_TYPE, json).body(body))
+    }
+}
+
+/// What a transaction is about, for messages.
+fn subject(ops: &[Op]) -> &str {
+    ops.first().map_or("nothing", Op::subject)
+}
+
+fn outcome(
+    reply: &Reply,
+    ops: &[Op],
+    asked: &RequestContext<'_>,
+) -> Result<TxnOutcome, StoreError> {
+    match reply.status {
+        200 => {
+            let entries = reply.json::<TxnAnswer>(asked)?.entries();
+            Ok(TxnOutcome::Committed { index: changed_at(ops, &entries), entries })
         }
+        409 => {
+            let refusals = reply.json::<TxnAnswer>(asked)?.refusals();
+            match denied(ops, &refusals) {
+                Some(error) => Err(error),
+                None => Ok(TxnOutcome::Refused(refusals)),
+            }
+        }
+        _ => Err(reply.error(asked)),
     }
 }
 

@@ -142,4 +142,8 @@ impl<S: Scheduler> Scheduler for Odd<S> {
         self.suffer(self.moods.of(request.rc)).await?;
         self.inner.deallocate_nodes(request, nodes, token).await
     }
+
+    fn goes_by_labels(&self) -> bool {
+        self.inner.goes_by_labels()
+    }
 }

@@ -138,16 +138,29 @@ impl CommitBatcher {
     }
 
     /// Sends a batch as one transaction. Those to be sent again return to the front of the queue.
-    async fn send(&self, batch: Vec<Waiting>) {
-        // Claims whose local deadline has passed must not write.
-        let (batch, late): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|waiting| waiting.claim.is_live());
-        late.into_iter().for_each(|waiting| drop(waiting.answer.send(Ok(Commit::ClaimLost))));
-        if batch.is_empty() {
-            return;
+    async fn send(&self, mut batch: Vec<Waiting>) {
+        loop {
+            // Claims whose local deadline has passed must not write.
+            let (live, late): (Vec<_>, Vec<_>) =
+                batch.into_iter().partition(|waiting| waiting.claim.is_live());
+            late.into_iter().for_each(|waiting| drop(waiting.answer.send(Ok(Commit::ClaimLost))));
+            if live.is_empty() {
+                return;
+            }
+            let ops: Vec<Op> =
+                live.iter().flat_map(|waiting| waiting.ops.iter().cloned()).collect();
+            let claims: Vec<&Claim> = live.iter().map(|waiting| &waiting.claim).collect();
+            let may_send = || claims.iter().all(|claim| claim.is_live());
+            match self.store.txn_if(&ops, &may_send).await.transpose() {
+                Some(answer) => return self.answer(live, answer),
+                // A deadline passed while the request waited for its slot.
+                None => batch = live,
+            }
         }
-        let ops: Vec<Op> = batch.iter().flat_map(|waiting| waiting.ops.iter().cloned()).collect();
-        match self.store.txn(&ops).await {
+    }
+
+    fn answer(&self, batch: Vec<Waiting>, answer: Result<TxnOutcome, StoreError>) {
+        match answer {
             Ok(TxnOutcome::Committed { index, .. }) => {
                 for waiting in batch {
                     let _ = waiting.answer.send(Ok(Commit::Applied(index)));

@@ -15,7 +15,7 @@ use super::mass_deletion_guard::{self, UntrustedReason};
 use crate::rights::may_read;
 use crate::time::{IdSource, monotonic};
 use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
-use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError};
+use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError, offload};
 use rcfarm_api::backoff;
 
 pub use overlay::Overlay;
@@ -199,7 +199,7 @@ impl<T: CacheIndex> Cache<T> {
             let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
             let (answer, _) = self.verified(answer, true).await?;
             let before = self.snapshot().index;
-            if !self.take(answer, request, true) {
+            if !offload(answer.value.len(), || self.take(answer, request, true)).await {
                 continue;
             }
             let seen = self.snapshot();
@@ -255,7 +255,7 @@ impl<T: CacheIndex> Cache<T> {
     pub async fn watch(
         self: Arc<Self>,
         ids: IdSource,
-        changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send,
+        changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync,
     ) {
         let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
         let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
@@ -286,15 +286,20 @@ impl<T: CacheIndex> Cache<T> {
                     }
                     failures = 0;
                     let before = self.snapshot();
-                    let woken = monotonic();
-                    if !self.take(answer, request, confirmed) {
+                    let (woken, entries) = (monotonic(), answer.value.len());
+                    let take_and_tell = || {
+                        let is_taken = self.take(answer, request, confirmed);
+                        let seen = self.snapshot();
+                        if !seen.says_the_same_as(&told) {
+                            changed(&told, &seen);
+                            let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+                            all.iter().for_each(|listener| listener(&told, &seen));
+                        }
+                        (is_taken, seen)
+                    };
+                    let (is_taken, seen) = offload(entries, take_and_tell).await;
+                    if !is_taken {
                         watch.reset();
-                    }
-                    let seen = self.snapshot();
-                    if !seen.says_the_same_as(&told) {
-                        changed(&told, &seen);
-                        let all = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-                        all.iter().for_each(|listener| listener(&told, &seen));
                     }
                     let (empty, doubtful) = (seen.entries == 0, seen.untrusted.is_some());
                     told = seen;

@@ -181,7 +181,7 @@ impl Writer {
         Writer { store, batcher }
     }
 
-    /// Commits a fenced transaction, unless the claim's local deadline has passed.
+    /// Commits a fenced transaction, unless the claim's local deadline has passed. It is checked right before sending.
     ///
     /// # Errors
     /// Any [`StoreError`]. If [`StoreError::outcome_unknown`], the transaction may have been applied or may still be.
@@ -195,9 +195,10 @@ impl Writer {
         if let Some(batcher) = &self.batcher {
             return batcher.commit(txn).await;
         }
-        match self.store.txn(&txn.ops).await? {
-            TxnOutcome::Committed { index, .. } => Ok(Commit::Applied(index)),
-            TxnOutcome::Refused(refusals) => Ok(refused(claim, refusals)),
+        match self.store.txn_if(&txn.ops, &|| claim.is_live()).await? {
+            Some(TxnOutcome::Committed { index, .. }) => Ok(Commit::Applied(index)),
+            Some(TxnOutcome::Refused(refusals)) => Ok(refused(claim, refusals)),
+            None => Ok(Commit::ClaimLost),
         }
     }
 }

@@ -22,6 +22,7 @@ mod error;
 pub mod failpoints;
 mod incremental;
 pub mod mass_deletion_guard;
+mod offload;
 mod prefixed;
 mod rights;
 pub mod session;
@@ -41,6 +42,7 @@ pub use claim::{Claim, Commit, Epoch, Writer};
 pub use env::Env;
 pub use error::{RetryVerdict, StoreError};
 pub use incremental::Sizes;
+pub use offload::offload;
 pub use prefixed::Prefixed;
 pub use rcfarm_api::Index;
 pub use rcfarm_api::key::{self, Key, Prefix};
@@ -279,6 +281,19 @@ pub trait Store: Reader {
 
     /// Applies all operations in order, or none. At most [`TxnLimits::ops`] operations.
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError>;
+
+    /// Like [`Store::txn`], but calls `may_send` right before it sends. `None`: that returned `false`, and nothing was sent.
+    /// An adapter whose requests wait for a slot must call it after that wait.
+    async fn txn_if(
+        &self,
+        ops: &[Op],
+        may_send: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<Option<TxnOutcome>, StoreError> {
+        match may_send() {
+            true => self.txn(ops).await.map(Some),
+            false => Ok(None),
+        }
+    }
 
     /// Creates a session on the local agent's node.
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError>;

@@ -151,6 +151,15 @@ impl Store for Prefixed {
         Ok(self.outcome(self.inner.txn(&ops).await?))
     }
 
+    async fn txn_if(
+        &self,
+        ops: &[Op],
+        may_send: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<Option<TxnOutcome>, StoreError> {
+        let ops: Vec<Op> = ops.iter().map(|op| self.op(op)).collect();
+        Ok(self.inner.txn_if(&ops, may_send).await?.map(|outcome| self.outcome(outcome)))
+    }
+
     async fn create_session(&self, new: &NewSession) -> Result<SessionId, StoreError> {
         self.inner.create_session(new).await
     }

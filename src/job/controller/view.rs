@@ -20,12 +20,19 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, key};
-use rcfarm_store::{Index, Key, Query, StoreError};
+use rcfarm_store::{Index, Key, Query, StoreError, offload};
 
 pub(super) struct Meaning {
     pub(super) read: Read,
     /// Hash of the fields that may not change: [`document::immutable_hash`].
     pub(super) immutable_hash: u64,
+}
+
+impl Meaning {
+    /// Number of members.
+    pub(super) fn members(&self) -> usize {
+        self.read.spec.tasks.iter().map(|task| task.replicas as usize).sum()
+    }
 }
 
 /// Input of one reconcile.
@@ -77,7 +84,8 @@ impl JobController {
         let uid = JobUid(record.created);
         let group = self.observed_group(&meaning.read, uid)?;
         let spec = &meaning.read.spec;
-        let mut pods = self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
+        let read = || self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
+        let mut pods = offload(meaning.members(), read).await;
         pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
         let unowned = pods.unowned.iter().map(|(place, (unowned, intent))| FreePod {
             slot: unowned.slot.clone(),
