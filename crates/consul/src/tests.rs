@@ -5,11 +5,14 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use rcfarm_store::{Behavior, Index, Refusal};
+use rcfarm_store::session::{FarmMember, Keeper, SessionSettings};
+use rcfarm_store::time::{IdSource, SystemClock, monotonic};
+use rcfarm_store::{Behavior, Claim, Commit, Env, Epoch, Index, Refusal, Txn, TxnLimits, Writer};
 
 const SESSION: &str = "adf4238a-882b-9ddc-4a9d-5b6758e4159e";
 
@@ -366,6 +369,69 @@ async fn session_creation_waits_for_its_check() {
     let error = consul.create_session(&new_session()).await.unwrap_err();
     assert!(matches!(error, StoreError::Rejected { status: 500, .. }), "{error}");
     assert_eq!(consul.requests()["session"], 4);
+}
+
+#[tokio::test]
+async fn keeper_does_without_a_check_that_the_agent_cannot_sync() {
+    let server = Server::start(|request| match request {
+        create if create.starts_with("PUT /v1/session/create") => {
+            match create.contains("service:rcfarm-farm-a") {
+                true => {
+                    answer(500, "rpc error making call: Missing check 'service:x' registration")
+                }
+                false => answer(200, &format!(r#"{{"ID":"{SESSION}"}}"#)),
+            }
+        }
+        _ => answer(200, ""),
+    })
+    .await;
+    let ids = Arc::new(IdSource::from_seed(1));
+    let env = Env::new(Arc::new(server.client()), Arc::new(SystemClock), ids.clone());
+    let member = FarmMember::farm(&"a".parse().unwrap(), &ids.uuid());
+    let keeper = Keeper::new(&env, member, SessionSettings::default());
+    // One refusal may be an agent that is slow to sync.
+    for _ in 0..2 {
+        let error = keeper.open().await.map(drop).unwrap_err();
+        assert!(matches!(error, StoreError::Rejected { status: 500, .. }), "{error}");
+    }
+    let kept = keeper.open().await.unwrap();
+    assert!(kept.epoch().is_live() && kept.check().is_none());
+    assert!(kept.check_problem().unwrap().contains("Missing check"));
+    let deregistered = server.requests().into_iter().filter(|r| r.contains("/deregister/")).count();
+    assert_eq!(deregistered, 1, "the unused service");
+    keeper.close(kept, true).await;
+}
+
+#[tokio::test]
+async fn deadline_that_passes_during_the_wait_for_a_slot_stops_the_write() {
+    let server = Server::start(|_| Reply::Silence).await;
+    let config = ConsulConfig { max_requests: Some(1), ..server.config() };
+    let consul = Arc::new(Consul::new(&config).unwrap());
+    let writers =
+        [Writer::new(consul.clone()), Writer::together(consul.clone(), TxnLimits::default())];
+    for writer in writers {
+        let later = monotonic() + Duration::from_secs(3600);
+        let epoch = Epoch::new(session(), later);
+        let claim = Claim::new(key("lock/a"), epoch.clone());
+        let occupied = {
+            let consul = consul.clone();
+            tokio::spawn(async move { consul.get(&key("a"), Query::PLAIN).await.map(drop) })
+        };
+        while server.requests().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut txn = Txn::under(&claim);
+        txn.push(set("a"));
+        let commit = writer.commit(txn);
+        let mut commit = std::pin::pin!(commit);
+        assert!((&mut commit).now_or_never().is_none(), "it waits for the only slot");
+        epoch.end();
+        occupied.abort();
+        assert_eq!(commit.await, Ok(Commit::ClaimLost));
+        let sent: Vec<String> = server.requests();
+        assert!(sent.iter().all(|request| !request.contains("/v1/txn")), "{sent:?}");
+        server.seen.lock().unwrap().clear();
+    }
 }
 
 #[tokio::test]

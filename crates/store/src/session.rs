@@ -282,16 +282,14 @@ impl Keeper {
     }
 
     fn warn_of_slow_failover(&self, why: &str) {
-        let (fast, slow) = (self.settings.check_ttl, self.settings.session_ttl * 2);
-        let service = self.member.service;
+        let fix = format!("grant service \"{}\" write, and use a local agent", self.member.service);
+        let crash_noticed_after = self.settings.session_ttl * 2;
         warn!(
             alert = true,
             why,
-            "the Consul agent refuses the check: a plain TTL session is used, and a \
-            crash will be noticed after {slow:?} instead of {:?}; \
-            grant `service \"{service}\" {{ policy = \"write\" }}`, and use a local agent that is in sync \
-            with its servers",
-            fast.unwrap_or_default()
+            ?crash_noticed_after,
+            fix,
+            "the Consul agent refuses the check: a plain TTL session is used"
         );
     }
 

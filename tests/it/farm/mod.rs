@@ -14,7 +14,9 @@ mod queues;
 mod rest;
 mod restored;
 mod scheduling;
+mod sessions;
 mod status_chain;
 mod transfer;
+mod wakeups;
 
 pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

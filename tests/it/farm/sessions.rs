@@ -1,0 +1,172 @@
+//! Sessions of a farm: heartbeats beside blocked work, sessions without a check, pauses between short sessions.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use async_trait::async_trait;
+use rcfarm::farm::{Farm, FarmSettings, NODE_GRACE};
+use rcfarm::placement::{NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::labels::Selector;
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_emulator::serve::serve;
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_store::session::{KeeperRuntime, SessionSettings};
+use rcfarm_store::time::SystemClock;
+use rcfarm_store::{Env, Reader, StoreError, TxnLimits};
+use rcfarm_testing::wait::{eventually, within};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::SECOND;
+use super::cluster::Cluster;
+
+/// Blocks the thread that asks it until the test allows it to go on.
+struct Blocking {
+    is_asked: Arc<AtomicBool>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+#[async_trait]
+impl Scheduler for Blocking {
+    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+        self.is_asked.store(true, Ordering::SeqCst);
+        let _ = self.go_on.lock().unwrap().recv();
+        Ok(Nodes::default())
+    }
+
+    async fn allocate_nodes(
+        &self,
+        _: ScheduleRequest<'_>,
+        _: &BTreeSet<NodeName>,
+        _: usize,
+        _: bool,
+        _: Uuid,
+    ) -> Result<Vec<NodeName>, ScheduleError> {
+        Ok(Vec::new())
+    }
+
+    async fn deallocate_nodes(
+        &self,
+        _: ScheduleRequest<'_>,
+        _: &[NodeName],
+        _: Uuid,
+    ) -> Result<(), ScheduleError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_outlives_blocked_workers() {
+    let cluster = Cluster::new(1).await;
+    cluster.create_rc(1, 1).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Some(listener.local_addr().unwrap().to_string());
+    tokio::spawn(serve(listener, cluster.store.clone(), 100));
+    let config = ConsulConfig { address, ..ConsulConfig::default() };
+    let client = || Arc::new(Consul::new(&config).unwrap());
+
+    let (is_asked, (release, go_on)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+    let scheduler = Blocking { is_asked: is_asked.clone(), go_on: Mutex::new(go_on) };
+    let settings = FarmSettings {
+        name: "a".parse().unwrap(),
+        selector: Selector::everything(),
+        session: SessionSettings::default(),
+        limits: TxnLimits::default(),
+        node_grace: NODE_GRACE,
+    };
+    let env = Env::new(client(), Arc::new(SystemClock), Arc::new(cluster.ids.fork()))
+        .with_keeper(KeeperRuntime::own_thread(client()).unwrap());
+    let heartbeats = env.keeper.heartbeats();
+    let farm = Farm::of_all_kinds(
+        settings,
+        env,
+        Box::new(move |_| Arc::new(scheduler)),
+        Arc::new(NoDiscovery),
+    );
+    let (report, shutdown) = (farm.report(), CancellationToken::new());
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+    let running = runtime.spawn(farm.run(shutdown.clone()));
+    let sessions = async || {
+        let sessions = cluster.store.sessions().await.unwrap().value;
+        sessions.into_iter().map(|session| session.id.to_string()).collect::<Vec<_>>()
+    };
+
+    eventually("the only worker is blocked", || is_asked.load(Ordering::SeqCst)).await;
+    let before = sessions().await;
+    let answered = || heartbeats.buckets().into_iter().map(|(_, count)| count).sum::<u64>();
+    let then = answered();
+    // The check's TTL is 2 s.
+    tokio::time::sleep(5 * SECOND).await;
+    assert!(answered() > then, "no heartbeat while the worker was blocked");
+    assert_eq!((before.len(), sessions().await), (1, before.clone()));
+    drop(release);
+    eventually("the farm goes on", || report.lock().unwrap().claims.get("rc") == Some(&1)).await;
+    assert_eq!(report.lock().unwrap().session.as_ref(), before.first());
+    assert_eq!(report.lock().unwrap().epochs_lost, 0);
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+    runtime.shutdown_background();
+}
+
+#[tokio::test(start_paused = true)]
+async fn unsynced_check_means_a_plain_session_until_it_works() {
+    let cluster = Cluster::new(1).await;
+    cluster.create_rc(1, 1).await;
+    let is_synced = Arc::new(AtomicBool::new(false));
+    let synced = is_synced.clone();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| match request {
+        Request::CreateSession(new)
+            if !new.service_checks.is_empty() && !synced.load(Ordering::SeqCst) =>
+        {
+            let body = "Missing check 'service:rcfarm-farm-a' registration".to_owned();
+            Fate::of(FaultOutcome::Fail(StoreError::Rejected { status: 500, body }))
+        }
+        _ => Fate::DELIVER,
+    });
+    let problem = || farm.report.lock().unwrap().check_problem.clone().unwrap_or_default();
+    within(30 * SECOND, "claimed", || async { farm.claims() == 1 }).await;
+    assert!(problem().contains("Missing check"), "{}", problem());
+    within(30 * SECOND, "reported to others", || async {
+        cluster.text("rcfarm/farms/a").await.contains("Missing check")
+    })
+    .await;
+    is_synced.store(true, Ordering::SeqCst);
+    within(120 * SECOND, "back to the check", || async {
+        farm.claims() == 1 && problem().is_empty()
+    })
+    .await;
+    assert_eq!(farm.report.lock().unwrap().epochs_lost, 0, "it was given up, not lost");
+    let sessions = cluster.store.sessions().await.unwrap().value;
+    assert_eq!(sessions.len(), 1, "{sessions:?}");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_sessions_are_followed_by_growing_pauses() {
+    let cluster = Cluster::new(1).await;
+    let (is_open, opened) = (AtomicBool::new(false), Arc::new(AtomicUsize::new(0)));
+    let count = opened.clone();
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+        match request {
+            Request::CreateSession(_) => {
+                is_open.store(true, Ordering::SeqCst);
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            Request::DestroySession(_) => is_open.store(false, Ordering::SeqCst),
+            Request::BeatCheck(_) if is_open.load(Ordering::SeqCst) => {
+                return Fate::of(FaultOutcome::Fail(StoreError::Overloaded { status: 503 }));
+            }
+            _ => {}
+        }
+        Fate::DELIVER
+    });
+    tokio::time::sleep(120 * SECOND).await;
+    // Each session lives for 2 s: without pauses there are 60.
+    let opened = opened.load(Ordering::SeqCst);
+    assert!((6..=20).contains(&opened), "{opened} sessions in two minutes");
+    farm.stop().await;
+}
