@@ -38,7 +38,6 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
-use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_store::cache::{Cache, Overlay, Snapshot};
 use rcfarm_store::list_surely;
 use rcfarm_store::mass_deletion_guard::UntrustedReason;
@@ -330,15 +329,9 @@ impl JobCaches {
                 real.filter_map(|(_, real)| Some(real.value.identity.as_ref()?.job.clone())),
             );
         }
-        let is_placed_there = |status: &PodGroupStatus| {
-            let members = status.placement.iter().flat_map(|placement| placement.members.values());
-            members.flatten().flatten().any(|node| nodes.contains(node))
-        };
-        let placed = groups
-            .value
-            .0
-            .iter()
-            .filter(|(_, status)| status.value.as_ref().is_some_and(is_placed_there));
+        let placed = groups.value.0.iter().filter(|(_, status)| {
+            status.value.as_ref().is_some_and(|status| status.is_placed_on(nodes))
+        });
         jobs.extend(placed.map(|(id, _)| id.clone()));
         jobs
     }

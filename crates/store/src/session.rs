@@ -128,12 +128,12 @@ impl Deadlines {
 
 /// An open session, kept until it is lost, closed or dropped.
 pub struct KeptSession {
-    state: Arc<SessionState>,
+    state: Arc<OpenSession>,
     /// Keeps the session.
     _keeping: AbortOnDropHandle<()>,
 }
 
-struct SessionState {
+struct OpenSession {
     epoch: Epoch,
     check: CheckState,
     deadlines: Mutex<Deadlines>,
@@ -236,7 +236,7 @@ impl Keeper {
         Ok(KeptSession { state, _keeping: self.runtime.spawn(Box::pin(keep)) })
     }
 
-    async fn create(&self) -> Result<SessionState, StoreError> {
+    async fn create(&self) -> Result<OpenSession, StoreError> {
         self.close_earlier().await?;
         let checked_at = monotonic();
         let mut check = self.register().await?;
@@ -266,7 +266,7 @@ impl Keeper {
         let epoch = Epoch::new(session, deadlines.earlier());
         info!(session = %epoch.session(), check = check.service().is_some(), "session opened");
         let is_outdated = AtomicBool::new(false);
-        Ok(SessionState { epoch, check, deadlines: Mutex::new(deadlines), is_outdated })
+        Ok(OpenSession { epoch, check, deadlines: Mutex::new(deadlines), is_outdated })
     }
 
     async fn create_session(&self, service: Option<&TtlService>) -> Result<SessionId, StoreError> {
@@ -330,7 +330,7 @@ impl Keeper {
     }
 
     /// Passes the check and renews the session until the epoch ends.
-    async fn keep(&self, kept: &SessionState) {
+    async fn keep(&self, kept: &OpenSession) {
         let checks = async {
             match &kept.check {
                 CheckState::Attached(service) => self.pass_checks(kept, service).await,
@@ -349,7 +349,7 @@ impl Keeper {
     }
 
     /// Tries the check now and then. Resolves when a session can have it.
-    async fn return_to_check(&self, kept: &SessionState) {
+    async fn return_to_check(&self, kept: &OpenSession) {
         loop {
             let failed = self.retries.load(Ordering::SeqCst);
             sleep(self.ids.jitter(backoff(FIRST_RETRY, LONGEST_RETRY, failed), 0.2)).await;
@@ -381,7 +381,7 @@ impl Keeper {
         }
     }
 
-    async fn watch_deadline(&self, kept: &SessionState) {
+    async fn watch_deadline(&self, kept: &OpenSession) {
         while kept.epoch.is_live() {
             sleep_until(kept.epoch.good_until()).await;
         }
@@ -390,7 +390,7 @@ impl Keeper {
     }
 
     /// Passes the check every third of its TTL.
-    async fn pass_checks(&self, kept: &SessionState, service: &TtlService) {
+    async fn pass_checks(&self, kept: &OpenSession, service: &TtlService) {
         let every = service.ttl / 3;
         let mut failing = false;
         loop {
@@ -425,7 +425,7 @@ impl Keeper {
         }
     }
 
-    async fn renew(&self, kept: &SessionState) {
+    async fn renew(&self, kept: &OpenSession) {
         let ttl = self.settings.session_ttl;
         let mut pause = ttl / 3;
         loop {
@@ -465,12 +465,12 @@ impl Keeper {
         self.runtime.run(Box::pin(renew)).await;
     }
 
-    fn gone(&self, kept: &SessionState) {
+    fn gone(&self, kept: &OpenSession) {
         warn!(session = %kept.epoch.session(), "session lost: opening a new one");
         kept.epoch.end();
     }
 
-    fn prolong(&self, kept: &SessionState, change: impl FnOnce(&mut Deadlines)) {
+    fn prolong(&self, kept: &OpenSession, change: impl FnOnce(&mut Deadlines)) {
         let mut deadlines = kept.deadlines.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut deadlines);
         kept.epoch.extend(deadlines.earlier());
@@ -485,7 +485,7 @@ impl Keeper {
         self.runtime.run(Box::pin(close)).await;
     }
 
-    async fn destroy(&self, kept: &SessionState, deregister: bool) {
+    async fn destroy(&self, kept: &OpenSession, deregister: bool) {
         let session = kept.epoch.session();
         match timeout(CLOSE_TIMEOUT, self.store().destroy_session(session)).await {
             Ok(Ok(())) => info!(%session, "session closed, claims released"),

@@ -3,7 +3,7 @@
 //! It is also the write-ahead record of a gang's placement ([`GroupPlacement`]): one CAS writes the whole placement here
 //! before anything is allocated on a node, so that any later owner can finish or undo it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +148,13 @@ impl PodGroupStatus {
     pub fn node_of(&self, task: &str, index: u32) -> Option<&NodeName> {
         let nodes = self.placement.as_ref()?.members.get(task)?;
         nodes.get(usize::try_from(index).ok()?)?.as_ref()
+    }
+
+    /// Whether a member's node is one of these.
+    #[must_use]
+    pub fn is_placed_on(&self, nodes: &BTreeSet<NodeName>) -> bool {
+        let members = self.placement.iter().flat_map(|placement| placement.members.values());
+        members.flatten().flatten().any(|node| nodes.contains(node))
     }
 
     /// Sets phase and reason. Their time changes only with one of them.

@@ -290,8 +290,8 @@ pub const GROUPS: &[Group] = &[
                 number: 33,
                 statement: "A session's heartbeat does not wait for any work of the farm or the agent.",
                 watched_in: &[],
-                note: "not yet",
-                also: "",
+                note: "not in a simulation, which has one thread",
+                also: "`tests/it/farm/sessions.rs`",
             },
             Invariant {
                 number: 34,

@@ -125,7 +125,7 @@ impl Agents {
         let consul = self.consul.at_node(&format!("consul-{node}"));
         let store = Network::new(consul, link.clone(), self.checker.clone());
         let ids = Arc::new(IdSource::from_seed(rng.seed()));
-        let env = Env { store, clock: self.clock.clone(), ids };
+        let env = Env::new(store, self.clock.clone(), ids);
         let settings = AgentSettings {
             name: node.clone(),
             address: format!("{node}.sim"),
