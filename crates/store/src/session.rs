@@ -105,7 +105,7 @@ pub struct Keeper {
     /// Earlier sessions of this process that may still exist. They share the check that the next session passes, so
     /// they and their locks would never expire.
     unclosed: Mutex<Vec<SessionId>>,
-    /// Sessions with the check that were refused in a row.
+    /// Sessions with the check that were refused since the last one that was created.
     refused: AtomicU32,
     /// Attempts to return to the check that failed in a row.
     retries: AtomicU32,
@@ -253,13 +253,15 @@ impl Keeper {
             check = CheckState::Unusable(why);
         }
         let session = created?;
-        self.refused.store(0, Ordering::SeqCst);
         let deadlines = Deadlines {
             check: check.service().map(|service| checked_at + service.ttl),
             session: sent_at + self.settings.session_ttl,
         };
         match &check {
-            CheckState::Attached(_) => self.retries.store(0, Ordering::SeqCst),
+            CheckState::Attached(_) => {
+                self.refused.store(0, Ordering::SeqCst);
+                self.retries.store(0, Ordering::SeqCst);
+            }
             CheckState::Unwanted => {}
             CheckState::Unusable(why) => self.warn_of_slow_failover(why),
         }

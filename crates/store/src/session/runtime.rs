@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument;
 
 use super::heartbeats::Heartbeats;
 use crate::{Store, failpoints};
@@ -54,7 +55,7 @@ impl KeeperRuntime {
     /// Starts a task, which ends when the handle is dropped.
     pub(super) fn spawn(&self, task: BoxFuture<'static, ()>) -> AbortOnDropHandle<()> {
         AbortOnDropHandle::new(match &self.thread {
-            Some(thread) => thread.handle.spawn(task),
+            Some(thread) => thread.handle.spawn(task.in_current_span()),
             None => tokio::spawn(failpoints::task(task)),
         })
     }
@@ -62,7 +63,7 @@ impl KeeperRuntime {
     /// Runs a task and waits for its result. Dropping the future ends the task.
     pub(super) async fn run<T: Send + 'static>(&self, task: BoxFuture<'static, T>) -> T {
         let Some(thread) = &self.thread else { return task.await };
-        match AbortOnDropHandle::new(thread.handle.spawn(task)).await {
+        match AbortOnDropHandle::new(thread.handle.spawn(task.in_current_span())).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
