@@ -23,12 +23,12 @@ impl Heartbeats {
         self.sum_micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// Upper bound in seconds and count of each bucket, not cumulative. The last bound is the largest float.
+    /// Upper bound in seconds and count of each bucket, not cumulative. The last bound is infinite.
     #[must_use]
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = BOUNDS_MS.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64());
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
-        bounds.chain([f64::MAX]).zip(counts).collect()
+        bounds.chain([f64::INFINITY]).zip(counts).collect()
     }
 
     /// Sum of all delays.
