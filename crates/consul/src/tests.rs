@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -403,7 +402,7 @@ async fn keeper_does_without_a_check_that_the_agent_cannot_sync() {
 }
 
 #[tokio::test]
-async fn deadline_that_passes_during_the_wait_for_a_slot_stops_the_write() {
+async fn deadline_that_passes_during_the_wait_for_a_permit_stops_the_write() {
     let server = Server::start(|_| Reply::Silence).await;
     let config = ConsulConfig { max_requests: Some(1), ..server.config() };
     let consul = Arc::new(Consul::new(&config).unwrap());
@@ -424,7 +423,11 @@ async fn deadline_that_passes_during_the_wait_for_a_slot_stops_the_write() {
         txn.push(set("a"));
         let commit = writer.commit(txn);
         let mut commit = std::pin::pin!(commit);
-        assert!((&mut commit).now_or_never().is_none(), "it waits for the only slot");
+        tokio::select! {
+            biased;
+            early = &mut commit => panic!("it did not wait for the only permit: {early:?}"),
+            () = std::future::ready(()) => {}
+        }
         epoch.end();
         occupied.abort();
         assert_eq!(commit.await, Ok(Commit::ClaimLost));
