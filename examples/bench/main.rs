@@ -101,7 +101,8 @@ async fn main() -> anyhow::Result<()> {
         Some(program) => {
             let data = args.data_dir.clone().map_or(ConsulData::Memory, ConsulData::At);
             let (program, config) = (Some(program.clone()), "log_level = \"warn\"".to_owned());
-            Some(ConsulServer::start(ConsulOptions { program, config, data }).await)
+            let options = ConsulOptions { program, config, data, ..ConsulOptions::default() };
+            Some(ConsulServer::start(options).await)
         }
         None => None,
     };

@@ -12,7 +12,7 @@ use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_consul::Consul;
 use rcfarm_store::{Entry, Key, PutMode, Query, Reader as _, Store as _};
 use rcfarm_testing::consul_server::{ConsulData, ConsulOptions, ConsulServer};
 use rcfarm_testing::pod_processes;
@@ -59,10 +59,9 @@ impl Lab {
         let config =
             format!("log_level = \"warn\"\nlimits {{ http_max_conns_per_client = {connections} }}");
         let (program, data) = (Some(program.to_owned()), ConsulData::Temporary);
-        let consul = ConsulServer::start(ConsulOptions { program, config, data }).await;
-        let address = consul.http().to_string();
-        let config = ConsulConfig { address: Some(address.clone()), ..ConsulConfig::default() };
-        let store = Arc::new(Consul::new(&config)?);
+        let options = ConsulOptions { program, config, data, ..ConsulOptions::default() };
+        let consul = ConsulServer::start(options).await;
+        let (address, store) = (consul.http().to_string(), Arc::new(consul.client()));
         let lab = Lab { store, address, dir: tempfile::tempdir()?, consul };
         lab.until_led().await?;
         Ok(lab)
@@ -74,7 +73,7 @@ impl Lab {
 
     /// Starts Consul again after [`Lab::kill_consul`], and waits until it can be written to.
     pub async fn start_consul(&mut self) -> anyhow::Result<()> {
-        self.consul.start_again().await;
+        self.consul.until_ready().await;
         self.until_led().await
     }
 

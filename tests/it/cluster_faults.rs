@@ -1,6 +1,5 @@
 //! Faults on a real cluster, for about a minute; and tests of the verdict with wrong histories.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use rcfarm_api::Stored;
@@ -36,7 +35,7 @@ async fn invariants_1_15_27_hold_on_a_cluster_under_faults() {
         length: LENGTH,
         floors: FLOORS,
         at_most: AT_MOST,
-        rcfarm: PathBuf::from(env!("CARGO_BIN_EXE_rcfarm")),
+        rcfarm: env!("CARGO_BIN_EXE_rcfarm").into(),
         scratch: scratch.path().into(),
     };
     let report = run.make().await;

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rcfarm_api::ids::SessionId;
-use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_emulator::Emulator;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::{
@@ -113,9 +112,7 @@ async fn the_model_answers_as_consul_does() {
     let seeds = number("DIFFERENTIAL_SEED").map_or(SEEDS, |seed| seed..=seed);
     let steps = number("DIFFERENTIAL_STEPS").unwrap_or(STEPS);
     let server = ConsulServer::dev().await;
-    let config =
-        ConsulConfig { address: Some(server.http().to_string()), ..ConsulConfig::default() };
-    let consul: Arc<dyn Store> = Arc::new(Consul::new(&config).unwrap());
+    let consul: Arc<dyn Store> = Arc::new(server.client());
     for seed in seeds {
         let chance = IdSource::from_seed(seed);
         let model: Arc<dyn Store> = Arc::new(Emulator::new(&Default::default(), &chance.fork()));

@@ -1,17 +1,18 @@
 //! A real Consul on free ports of the loopback interface. It ends with the test process.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use rcfarm_consul::{Consul, ConsulConfig};
+use rcfarm_store::time::monotonic;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::process::{Process, consul_program, free_ports};
-use rcfarm_store::time::monotonic;
 
-/// Name of the server's node.
+/// Name of a server's node, unless its options name it.
 pub const NODE: &str = "test-agent";
 
 /// Number of attempts to start: another process may take a port between the check and Consul's start.
@@ -41,15 +42,19 @@ pub struct ConsulOptions {
     pub config: String,
     /// Where the data is.
     pub data: ConsulData,
+    /// Name and ports (HTTP, RPC, gossip) of one of several servers.
+    pub member: Option<(String, [u16; 3])>,
+    /// Directory in which the server's own directory, with its log, stays. `None`: it is removed with the server.
+    pub keep_in: Option<PathBuf>,
 }
 
 /// A running Consul server.
 pub struct ConsulServer {
-    http: SocketAddr,
+    options: ConsulOptions,
+    node: String,
+    ports: [u16; 3],
     /// `None`: it was killed.
     process: Option<Process>,
-    program: PathBuf,
-    data: ConsulData,
     dir: TempDir,
 }
 
@@ -76,22 +81,36 @@ impl ConsulServer {
     /// # Panics
     /// With Consul's log, when it does not start.
     pub async fn start(options: ConsulOptions) -> Self {
-        let ConsulOptions { program, config, data } = options;
-        let program = program.unwrap_or_else(consul_program);
         let mut last = String::new();
         for _ in 0..STARTS {
-            match Self::try_start(&program, &config, &data).await {
+            match Self::try_start(&options).await {
                 Ok(server) => return server,
                 Err(log) => last = log,
             }
         }
-        panic!("{} did not start in {STARTS} attempts; its last log:\n{last}", program.display());
+        panic!("Consul did not start in {STARTS} attempts; its last log:\n{last}");
     }
 
     /// Address of its HTTP API.
     #[must_use]
     pub fn http(&self) -> SocketAddr {
-        self.http
+        (Ipv4Addr::LOCALHOST, self.ports[0]).into()
+    }
+
+    /// Its address for other servers.
+    #[must_use]
+    pub fn rpc(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.ports[1]).into()
+    }
+
+    /// A client of it.
+    ///
+    /// # Panics
+    /// When the configuration of a client is wrong.
+    #[must_use]
+    pub fn client(&self) -> Consul {
+        let address = Some(self.http().to_string());
+        Consul::new(&ConsulConfig { address, ..ConsulConfig::default() }).expect("a client")
     }
 
     /// Its process id, while it runs.
@@ -105,14 +124,33 @@ impl ConsulServer {
         self.process = None;
     }
 
-    /// Starts it again after [`ConsulServer::kill`], on the same ports and with its data.
+    /// Sends SIGTERM and waits for the end.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub async fn stop(&mut self) {
+        self.signal("TERM");
+        self.process.take().expect("it runs").ended().await;
+    }
+
+    /// Sends a signal, by its name without `SIG`.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal(&self, name: &str) {
+        self.process.as_ref().expect("it runs").signal(name);
+    }
+
+    /// Starts it if it does not run, on the same ports and with its data; waits until it can be used.
     ///
     /// # Panics
     /// With Consul's log, when it does not start.
-    pub async fn start_again(&mut self) {
+    pub async fn until_ready(&mut self) {
         let mut last = String::new();
         for _ in 0..STARTS {
-            self.run();
+            if !self.process.as_mut().is_some_and(Process::runs) {
+                self.run();
+            }
             match self.wait_until_ready().await {
                 Ok(()) => return,
                 Err(log) => last = log,
@@ -121,13 +159,18 @@ impl ConsulServer {
         panic!("Consul did not start again in {STARTS} attempts; its last log:\n{last}");
     }
 
-    async fn try_start(program: &Path, config: &str, data: &ConsulData) -> Result<Self, String> {
-        let dir = TempDir::with_prefix("consul-").expect("a temporary directory");
-        let ports: [u16; 3] = free_ports();
-        let http = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
+    async fn try_start(options: &ConsulOptions) -> Result<Self, String> {
+        let member = options.member.clone();
+        let (node, ports) = member.unwrap_or_else(|| (NODE.to_owned(), free_ports()));
+        let mut dir = match &options.keep_in {
+            Some(parent) => TempDir::with_prefix_in(format!("{node}-"), parent),
+            None => TempDir::with_prefix("consul-"),
+        }
+        .expect("a temporary directory");
+        dir.disable_cleanup(options.keep_in.is_some());
         let own = json!({
             "bind_addr": "127.0.0.1",
-            "node_name": NODE,
+            "node_name": node,
             "log_level": "info",
             "disable_update_check": true,
             "ports": {
@@ -135,11 +178,11 @@ impl ConsulServer {
                 "serf_wan": -1, "dns": -1, "grpc": -1
             }
         });
-        for (name, text) in [("1.json", own.to_string()), ("2.hcl", config.to_owned())] {
+        for (name, text) in [("1.json", &own.to_string()), ("2.hcl", &options.config)] {
             std::fs::write(dir.path().join(name), text).expect("a file of configuration");
         }
-        let (program, data) = (program.to_owned(), data.clone());
-        let mut server = ConsulServer { http, process: None, program, data, dir };
+        let options = options.clone();
+        let mut server = ConsulServer { options, node, ports, process: None, dir };
         server.run();
         server.wait_until_ready().await?;
         Ok(server)
@@ -147,16 +190,19 @@ impl ConsulServer {
 
     fn run(&mut self) {
         let dir = self.dir.path();
-        let mut command = Command::new(&self.program);
+        let program = self.options.program.clone().unwrap_or_else(consul_program);
+        let mut command = Command::new(program);
         command.args(["agent", "-config-file"]).arg(dir.join("1.json"));
         command.arg("-config-file").arg(dir.join("2.hcl"));
-        let data = match &self.data {
+        let data = match &self.options.data {
             ConsulData::Memory => None,
             ConsulData::Temporary => Some(dir.join("data")),
             ConsulData::At(data) => Some(data.clone()),
         };
+        // Several servers configure how many they are.
+        let alone = self.options.member.is_none().then_some("-bootstrap-expect=1");
         match data {
-            Some(data) => command.args(["-server", "-bootstrap-expect=1", "-data-dir"]).arg(data),
+            Some(data) => command.arg("-server").args(alone).arg("-data-dir").arg(data),
             None => command.arg("-dev"),
         };
         self.process = Some(Process::start(&mut command, dir, "log"));
@@ -165,7 +211,7 @@ impl ConsulServer {
     /// Waits for a leader, and for the agent's own node: sessions need it registered and healthy.
     async fn wait_until_ready(&mut self) -> Result<(), String> {
         let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
-        let health = format!("http://{}/v1/health/node/{NODE}", self.http);
+        let health = format!("http://{}/v1/health/node/{}", self.http(), self.node);
         let give_up = monotonic() + START_LIMIT;
         loop {
             let runs = self.process.as_mut().is_some_and(Process::runs);

@@ -8,6 +8,7 @@
 //! | [`fake_nodes`] | nodes that report pods as running and ended, without processes |
 //! | [`fake_driver`] | a driver for the real node agent that starts no processes |
 //! | [`process`] | child processes that end with the test, free ports, the Consul program |
+//! | [`daemon`] | a farm or an agent as a child process |
 //! | [`program`] | the built program, pointed at a Consul |
 //! | [`consul_server`] | a real Consul on loopback |
 //! | [`pod_processes`] | processes that a node agent left below its data directory |
@@ -18,6 +19,7 @@
 
 pub mod clock;
 pub mod consul_server;
+pub mod daemon;
 pub mod fake_driver;
 pub mod fake_nodes;
 pub mod pod_processes;

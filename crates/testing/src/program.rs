@@ -18,7 +18,7 @@ pub struct Program {
 impl Program {
     /// The program at `path`, run in `dir` by the user `alice`. It inherits only `PATH`.
     #[must_use]
-    pub fn new(path: &str, consul: &str, dir: &Path) -> Program {
+    pub fn new(path: impl Into<PathBuf>, consul: &str, dir: &Path) -> Program {
         let mut env = BTreeMap::from([
             ("CONSUL_HTTP_ADDR".to_owned(), consul.into()),
             ("USER".to_owned(), "alice".into()),
@@ -46,13 +46,12 @@ impl Program {
         command
     }
 
-    /// Runs a command to its end, blocking the thread.
+    /// Runs a command to its end.
     ///
     /// # Panics
     /// When the program does not start.
-    #[must_use]
-    pub fn run(&self, arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).output();
+    pub async fn run(&self, arguments: &[&str]) -> Ran {
+        let output = tokio::process::Command::from(self.command(arguments)).output().await;
         output.unwrap_or_else(|e| panic!("cannot run {}: {e}", self.path.display())).into()
     }
 }

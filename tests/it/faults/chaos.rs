@@ -105,15 +105,13 @@ pub async fn of_servers(
         match fault {
             ServerFault::KillLeader | ServerFault::KillFollower => {
                 let n = if fault == ServerFault::KillLeader { leader } else { follower };
-                cluster.kill(n);
+                cluster.servers[n].kill();
                 sleep(about(ids, 2)).await;
-                cluster.start_server(n);
-                cluster.wait_until_ready(n).await;
+                cluster.servers[n].until_ready().await;
             }
             ServerFault::RestartFollower => {
-                cluster.shut_down(follower).await;
-                cluster.start_server(follower);
-                cluster.wait_until_ready(follower).await;
+                cluster.servers[follower].stop().await;
+                cluster.servers[follower].until_ready().await;
             }
             ServerFault::FreezeLeader => freeze(cluster, ids, &[leader]).await,
             ServerFault::FreezeFollower => freeze(cluster, ids, &[follower]).await,
@@ -125,14 +123,14 @@ pub async fn of_servers(
 
 async fn freeze(cluster: &mut Cluster, ids: &IdSource, servers: &[usize]) {
     for n in servers {
-        cluster.signal(*n, "STOP");
+        cluster.servers[*n].signal("STOP");
     }
     sleep(about(ids, 3)).await;
     for n in servers {
-        cluster.signal(*n, "CONT");
+        cluster.servers[*n].signal("CONT");
     }
     for n in servers {
-        cluster.wait_until_ready(*n).await;
+        cluster.servers[*n].until_ready().await;
     }
 }
 

@@ -1,14 +1,12 @@
 //! Farm processes, each connected to a server of its own.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rcfarm_testing::process::Process;
+use rcfarm_testing::program::Program;
 
 /// Farms that should all run.
 pub struct Farms {
-    program: PathBuf,
     scratch: PathBuf,
     slots: Vec<Slot>,
 }
@@ -17,22 +15,22 @@ struct Slot {
     letter: char,
     /// Number of starts. Each start has its own farm name, so that the audit log distinguishes them.
     lives: usize,
-    consul: SocketAddr,
+    program: Program,
     selector: &'static str,
     process: Option<Process>,
 }
 
 impl Farms {
     /// Starts one farm per server. The last one does not claim records labelled `tier=batch`.
-    pub fn start(program: &Path, scratch: &Path, servers: &[SocketAddr]) -> Farms {
-        let slot = |(n, consul): (usize, &SocketAddr)| {
-            let selector = if n + 1 == servers.len() { "tier!=batch" } else { "" };
+    pub fn start(scratch: &Path, programs: &[Program]) -> Farms {
+        let slot = |(n, program): (usize, &Program)| {
+            let selector = if n + 1 == programs.len() { "tier!=batch" } else { "" };
             let letter = ['a', 'b', 'c', 'd'][n];
-            Slot { letter, lives: 0, consul: *consul, selector, process: None }
+            Slot { letter, lives: 0, program: program.clone(), selector, process: None }
         };
-        let slots: Vec<Slot> = servers.iter().enumerate().map(slot).collect();
-        let mut farms = Farms { program: program.into(), scratch: scratch.into(), slots };
-        for n in 0..servers.len() {
+        let slots: Vec<Slot> = programs.iter().enumerate().map(slot).collect();
+        let mut farms = Farms { scratch: scratch.into(), slots };
+        for n in 0..programs.len() {
             farms.start_one(n);
         }
         farms
@@ -53,9 +51,8 @@ impl Farms {
         self.slots[n].lives += 1;
         let name = self.name(n);
         let slot = &mut self.slots[n];
-        let mut command = Command::new(&self.program);
-        command.env("CONSUL_HTTP_ADDR", slot.consul.to_string());
-        command.args(["farm", "run", "--session-ttl", "10s", "--log", "info,rcfarm=debug"]);
+        let run = ["farm", "run", "--session-ttl", "10s", "--log", "info,rcfarm=debug"];
+        let mut command = slot.program.command(&run);
         command.args(["--name", &name, "--selector", slot.selector]);
         slot.process =
             Some(Process::start(&mut command, &self.scratch, &format!("farm-{name}.log")));

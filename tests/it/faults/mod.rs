@@ -41,7 +41,6 @@ pub mod verdict;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -51,12 +50,14 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_node::simulated;
 use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{Entry, Prefix, Query, Store};
+use rcfarm_testing::consul_server::ConsulServer;
+use rcfarm_testing::program::Program;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use chaos::Injected;
-use cluster::{Cluster, SERVERS};
+use cluster::Cluster;
 use farms::Farms;
 use history::Recorder;
 use load::{Journal, User};
@@ -142,15 +143,18 @@ impl Run {
     pub async fn make(&self) -> Report {
         let ids = IdSource::from_seed(self.seed);
         let mut cluster = Cluster::start(&self.scratch).await;
-        let stores = cluster.stores();
-        let addresses: Vec<_> = (0..SERVERS).map(|n| cluster.http(n)).collect();
+        let stores = cluster.stores.clone();
+        let farm = |server: &ConsulServer| {
+            Program::new(&self.rcfarm, &server.http().to_string(), &self.scratch)
+        };
+        let programs: Vec<Program> = cluster.servers.iter().map(farm).collect();
         let journal = Journal::default();
         let user = |n: usize| User::new(n, stores.clone(), ids.fork(), journal.clone());
         let mut first = user(USERS);
         first.make_nodes().await;
 
         let recorder = Recorder::start(&stores);
-        let mut farms = Farms::start(&self.rcfarm, &self.scratch, &addresses);
+        let mut farms = Farms::start(&self.scratch, &programs);
         let (stop, mut users) = (CancellationToken::new(), JoinSet::new());
         for n in 0..USERS {
             users.spawn(user(n).work(stop.clone()));
@@ -206,18 +210,12 @@ impl Run {
         verdict.violations.extend(wrong);
         let left = locks_left(store).await;
         verdict.violations.extend(left.iter().map(|lock| format!("{}: left behind", lock.key)));
-        verdict.violations.extend(self.audit_differs(&addresses[0].to_string()));
+        let verified = programs[0].run(&["audit", "verify"]).await;
+        if verified.code != 0 {
+            verdict.violations.push(format!("audit verify: {verified:?}"));
+        }
         let injected = injected.into_inner().unwrap();
         Report { injected, verdict, samples: history.samples }
-    }
-
-    fn audit_differs(&self, address: &str) -> Option<String> {
-        let mut command = Command::new(&self.rcfarm);
-        command.args(["audit", "verify"]).env("CONSUL_HTTP_ADDR", address);
-        let output = command.output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        (!output.status.success()).then(|| format!("audit verify: {}: {said}", output.status))
     }
 }
 

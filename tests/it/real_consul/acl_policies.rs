@@ -51,9 +51,7 @@ async fn put(consul: &RealConsul, what: &str, body: &Value) -> Value {
 
 /// Runs a command; words are separated by single spaces.
 async fn run(program: &Program, words: &str) -> Ran {
-    let (program, words) = (program.clone(), words.to_owned());
-    let run = move || program.run(&words.split(' ').collect::<Vec<_>>());
-    tokio::task::spawn_blocking(run).await.unwrap()
+    program.run(&words.split(' ').collect::<Vec<_>>()).await
 }
 
 async fn all(program: &Program, commands: &[&str]) {

@@ -175,7 +175,7 @@ async fn pods_survive_consul_outage_and_reality_catches_up() {
     // Time for the agent to notice the outage.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(before.values().all(|pid| start_ticks(*pid).is_some()), "a pod was stopped");
-    scene.server.start_again().await;
+    scene.server.until_ready().await;
     until("Consul has a leader", || async {
         scene.store.delete(&intent(0), DeleteMode::Always).await.is_ok()
     })

@@ -15,7 +15,6 @@ use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::rc::status::RcStatus;
 
-use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::{Entry, Prefix, Query, Store};
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::pod_processes;
@@ -75,8 +74,7 @@ impl RealConsul {
         let address = server.http().to_string();
         let dir = tempfile::tempdir().unwrap();
         let program = Program::new(env!("CARGO_BIN_EXE_rcfarm"), &address, dir.path());
-        let config = ConsulConfig { address: Some(address), ..ConsulConfig::default() };
-        let store = Arc::new(Consul::new(&config).unwrap());
+        let store = Arc::new(server.client());
         let consul = RealConsul { server, store, program, dir };
         for n in 0..nodes {
             consul.ok(&["label", "set", "node", &format!("n{n:02}"), "pool=web"]);
@@ -89,7 +87,7 @@ impl RealConsul {
     }
 
     pub fn run(&self, args: &[&str]) -> Ran {
-        self.program.run(args)
+        self.command(args).output().unwrap().into()
     }
 
     /// Runs a command that must succeed; returns its standard output.
