@@ -13,7 +13,6 @@ use super::Pods;
 use super::caches::{OwnWrites, RcCaches};
 use super::events;
 use super::failpoints;
-use super::health_write_limiter::HealthWriteLimiter;
 use super::plan::{
     PlannedCondition, ReplicationObserved, ReplicationPlan, TransferConditions, TransferPlan,
     may_change_allocations, plan,
@@ -37,13 +36,18 @@ use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Timestamp};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, offload};
+use rcfarm_store::{Index, Op, TokenBucket, offload};
 
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which a slot that another record's pod occupies is checked.
 const PLACE_PAUSE: Duration = Duration::from_secs(30);
+/// Long-term interval of status writes that change only health, so that a flapping pod costs few of them.
+const HEALTH_EVERY: Duration = Duration::from_secs(2);
+/// 8 of these writes at once: the restart after an exit must not delay the report of the next exit.
+const HEALTH_BURST: Duration = Duration::from_secs(8 * 2);
+
 /// Scheduler and service discovery of RCs.
 #[derive(Clone)]
 pub struct PlacementSources {
@@ -72,7 +76,7 @@ pub struct RcController {
     owner: RcOwner,
     alerted: Option<String>,
     /// Limits status writes that change only health.
-    health_writes: HealthWriteLimiter,
+    health_writes: TokenBucket,
     /// Failed attempts of the current transfer step.
     pub(super) transfer_attempts: u32,
     /// Transfers undone since one was completed.
@@ -119,7 +123,7 @@ impl RcController {
             fresh: None,
             owner,
             alerted: None,
-            health_writes: HealthWriteLimiter::default(),
+            health_writes: TokenBucket::default(),
             transfer_attempts: 0,
             transfers_failed: 0,
             transfer_not_before: None,
@@ -415,7 +419,7 @@ impl RcController {
         }
         if owned
             && health_only
-            && let Err(wait) = self.health_writes.take(monotonic())
+            && let Err(wait) = self.health_writes.take(HEALTH_EVERY, HEALTH_BURST, monotonic())
         {
             return Ok(Action::RequeueAfter(wait));
         }

@@ -15,7 +15,6 @@ pub mod caches;
 mod controller;
 mod events;
 mod failpoints;
-mod health_write_limiter;
 mod interests;
 pub mod kind;
 pub mod plan;

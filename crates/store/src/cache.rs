@@ -14,8 +14,8 @@ use super::failpoints::{Failpoint, enabled};
 use super::mass_deletion_guard::{self, UntrustedReason};
 use crate::rights::may_read;
 use crate::time::{IdSource, monotonic};
-use crate::watch::{Budget, PollPolicy, Transferred, TreeWatch};
-use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError, offload};
+use crate::watch::{PollPolicy, Transferred, TreeWatch};
+use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, offload};
 use rcfarm_api::backoff;
 
 pub use overlay::Overlay;
@@ -260,7 +260,7 @@ impl<T: CacheIndex> Cache<T> {
         let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
         let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
         let mut told = Arc::new(Snapshot::default());
-        let (mut budget, mut last_read) = (Budget::default(), monotonic());
+        let mut budget = TokenBucket::default();
         let mut failures = 0;
         loop {
             let request = self.request();
@@ -303,11 +303,8 @@ impl<T: CacheIndex> Cache<T> {
                     }
                     let (empty, doubtful) = (seen.entries == 0, seen.untrusted.is_some());
                     told = seen;
-                    let rested = woken.duration_since(last_read);
                     let cost = cost(&before, watch.transferred(), request.at, woken);
-                    budget = budget.after_read(self.poll_policy, rested, cost);
-                    last_read = monotonic();
-                    let pause = budget.pause(self.poll_policy);
+                    let pause = self.poll_policy.pause_after_read(&mut budget, cost, monotonic());
                     if doubtful {
                         // Restored rights change no index, so no watch wakes for them.
                         watch.reset();

@@ -27,6 +27,7 @@ mod prefixed;
 mod rights;
 pub mod session;
 pub mod time;
+mod token_bucket;
 mod txn;
 pub mod versioned;
 pub mod watch;
@@ -47,6 +48,7 @@ pub use prefixed::Prefixed;
 pub use rcfarm_api::Index;
 pub use rcfarm_api::key::{self, Key, Prefix};
 pub use rights::{list_surely, may_read};
+pub use token_bucket::TokenBucket;
 pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome, audit_op};
 pub use versioned::{Decoder, Versioned, VersionedIndex};
 

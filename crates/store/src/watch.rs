@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 pub use super::incremental::Transferred;
 use super::incremental::{IncrementalReader, Sizes};
-use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError};
+use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket};
 use crate::time::monotonic;
 
 /// Longest wait of a blocking query. A query that the client dropped occupies the Consul agent until then.
@@ -126,27 +126,19 @@ impl PollPolicy {
     /// For intents: [`PollPolicy::PODS`] with another delay.
     pub const INTENTS: PollPolicy =
         PollPolicy { reading: Reading::Whole(Duration::from_millis(300)), ..PollPolicy::PODS };
-}
 
-/// Token bucket of one watch: the consumed time that was not refilled yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Budget(Duration);
-
-impl Budget {
-    /// The budget after a read that took `cost` to transfer and index, `rested` after the previous read.
+    /// Charges `budget` for a read that took `cost` to transfer and index; returns the pause before the next read.
     #[must_use]
-    pub fn after_read(self, poll_policy: PollPolicy, rested: Duration, cost: Duration) -> Budget {
-        let consumed = self.0.saturating_sub(rested).saturating_add(cost * poll_policy.cost_factor);
-        Budget(consumed.min(poll_policy.max_pause.saturating_add(poll_policy.burst)))
-    }
-
-    /// Pause before the next read.
-    #[must_use]
-    pub fn pause(self, poll_policy: PollPolicy) -> Duration {
-        poll_policy
-            .min_pause
-            .max(self.0.saturating_sub(poll_policy.burst))
-            .min(poll_policy.max_pause)
+    pub fn pause_after_read(
+        &self,
+        budget: &mut TokenBucket,
+        cost: Duration,
+        now: Instant,
+    ) -> Duration {
+        let most = self.max_pause.saturating_add(self.burst);
+        budget.consume(cost * self.cost_factor, most, now);
+        let overdrawn = budget.consumed(now).saturating_sub(self.burst);
+        self.min_pause.max(overdrawn).min(self.max_pause)
     }
 }
 
@@ -333,9 +325,9 @@ mod tests {
 
     #[test]
     fn pause_grows_with_the_cost_of_a_read() {
-        let ms = Duration::from_millis;
+        let (ms, now) = (Duration::from_millis, monotonic());
         let single = |poll_policy: PollPolicy, cost| {
-            Budget::default().after_read(poll_policy, ms(0), cost).pause(poll_policy)
+            poll_policy.pause_after_read(&mut TokenBucket::default(), cost, now)
         };
         assert_eq!(single(PollPolicy::RESYNC, ms(1)), ms(500));
         assert_eq!(single(PollPolicy::RESYNC, ms(300)), ms(18_000));
@@ -347,13 +339,12 @@ mod tests {
     #[test]
     fn budget_delays_only_reads_in_quick_succession() {
         let ms = Duration::from_millis;
-        let poll_policy = PollPolicy::PROMPT;
         let pauses = |every: Duration| {
-            let mut budget = Budget::default();
+            let (mut budget, mut now) = (TokenBucket::default(), monotonic());
             (0..1_000).map(move |_| {
-                let before = budget.pause(poll_policy);
-                budget = budget.after_read(poll_policy, before.max(every), ms(10));
-                budget.pause(poll_policy)
+                let pause = PollPolicy::PROMPT.pause_after_read(&mut budget, ms(10), now);
+                now += pause.max(every);
+                pause
             })
         };
         assert_eq!(pauses(ms(50)).max(), Some(ms(0)));

@@ -14,7 +14,7 @@ use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
-use rcfarm_store::Op;
+use rcfarm_store::{Op, TokenBucket};
 
 /// The reported state of a pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,24 +79,22 @@ pub fn bell(owner: RcId, value: &str) -> Op {
     Op::Set { key: key::rc_bell(owner), value: Bytes::from(value.as_bytes().to_vec()), flags: 0 }
 }
 
-/// Rate limit of the job doorbells of one agent. Farms see the pods that end meanwhile with their next read of the
-/// tree.
-#[derive(Debug, Default)]
-pub struct JobBellLimiter {
-    last: Option<Instant>,
-}
+/// Shortest interval between job doorbells of one agent. Farms see the pods that end meanwhile with their next read of
+/// the tree.
+const JOB_BELL_EVERY: Duration = Duration::from_secs(1);
 
-impl JobBellLimiter {
-    /// Shortest interval between doorbells. All doorbells of one transaction (the same `now`) count as one.
-    const INTERVAL: Duration = Duration::from_secs(1);
-
-    /// Writes the doorbell of the pod's job, if the pod ended and the limit permits.
-    pub fn ring(&mut self, report: &PodReport, value: &str, now: Instant) -> Option<Op> {
-        let is_permitted = self.last.is_none_or(|last| now == last || now >= last + Self::INTERVAL);
-        let op = job_bell(report, value).filter(|_| is_permitted)?;
-        self.last = Some(now);
-        Some(op)
-    }
+/// The doorbell of the pod's job, if the pod ended and `limit` permits. All doorbells of one transaction (the same
+/// `now`) count as one.
+pub fn limited_job_bell(
+    limit: &mut TokenBucket,
+    report: &PodReport,
+    value: &str,
+    now: Instant,
+) -> Option<Op> {
+    let op = job_bell(report, value)?;
+    let is_permitted = limit.consumed(now) == JOB_BELL_EVERY
+        || limit.take(JOB_BELL_EVERY, JOB_BELL_EVERY, now).is_ok();
+    is_permitted.then_some(op)
 }
 
 /// The doorbell of the pod's job, if the pod ended. Other changes do not need to reach the job at once.
@@ -120,54 +118,41 @@ struct JobReference {
     id: Namespaced,
 }
 
-/// Token bucket for the writes of one pod, with p2's limits: 4 per minute, 16 at once. The last token writes health
+/// Rate limit for the writes of one pod, with p2's numbers: 4 per minute, 16 at once. The last one writes health
 /// `unknown`; then nothing is written until 4 tokens have come together (`p2.md` §1.10).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bucket {
-    tokens: f64,
-    refilled_at: Instant,
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PodWriteLimiter {
+    bucket: TokenBucket,
     is_exhausted: bool,
 }
 
-/// Answer of a [`Bucket`] to a request to write.
+/// Answer of a [`PodWriteLimiter`] to a request to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteDecision {
     /// Write the report.
     Write,
-    /// Write [`flapping`] in its place; the bucket is then exhausted.
+    /// Write [`flapping`] in its place; the limiter is then exhausted.
     WriteFlapping,
     /// Do not write before this moment.
     Wait(Instant),
 }
 
-impl Bucket {
-    const BURST: f64 = 16.0;
-    const PER_SECOND: f64 = 4.0 / 60.0;
-    /// Tokens after which an exhausted bucket permits writes again.
-    const RESUME: f64 = 4.0;
-
-    /// A full bucket.
-    #[must_use]
-    pub fn full(now: Instant) -> Bucket {
-        Bucket { tokens: Self::BURST, refilled_at: now, is_exhausted: false }
-    }
+impl PodWriteLimiter {
+    /// Cost of a write.
+    const TOKEN: Duration = Duration::from_secs(60 / 4);
+    const BURST: Duration = Duration::from_secs(16 * 60 / 4);
+    /// An exhausted limiter permits writes again once no more than this is consumed.
+    const RESUME: Duration = Duration::from_secs((16 - 4) * 60 / 4);
 
     /// Takes a token, if there is one.
     pub fn take(&mut self, now: Instant) -> WriteDecision {
-        let passed = now.saturating_duration_since(self.refilled_at).as_secs_f64();
-        self.tokens = (self.tokens + passed * Self::PER_SECOND).min(Self::BURST);
-        self.refilled_at = now;
-        if self.is_exhausted && self.tokens < Self::RESUME {
-            let missing = (Self::RESUME - self.tokens) / Self::PER_SECOND;
-            return WriteDecision::Wait(now + Duration::from_secs_f64(missing.max(0.001)));
+        let wait = self.bucket.consumed(now).saturating_sub(Self::RESUME);
+        if self.is_exhausted && !wait.is_zero() {
+            return WriteDecision::Wait(now + wait);
         }
-        self.is_exhausted = false;
-        self.tokens -= 1.0;
-        if self.tokens >= 1.0 {
-            return WriteDecision::Write;
-        }
-        self.is_exhausted = true;
-        WriteDecision::WriteFlapping
+        self.bucket.consume(Self::TOKEN, Self::BURST, now);
+        self.is_exhausted = self.bucket.consumed(now) + Self::TOKEN > Self::BURST;
+        if self.is_exhausted { WriteDecision::WriteFlapping } else { WriteDecision::Write }
     }
 }
 
@@ -200,10 +185,11 @@ mod tests {
         assert_eq!(of(made, NodePodPhase::Running), None);
         let status = PodStatus { phase: NodePodPhase::Ended, ..PodStatus::default() };
         let end = PodReport { reality: Some(made.into()), status };
-        let (mut bells, now) = (JobBellLimiter::default(), monotonic());
+        let (mut limit, now) = (TokenBucket::default(), monotonic());
         for (after, rings) in [(0, true), (0, true), (999, false), (1_000, true), (1_999, false)] {
             let at = now + Duration::from_millis(after);
-            assert_eq!(bells.ring(&end, "1", at).is_some(), rings, "after {after} ms");
+            let bell = limited_job_bell(&mut limit, &end, "1", at);
+            assert_eq!(bell.is_some(), rings, "after {after} ms");
         }
         assert_eq!(of("id: web\n", NodePodPhase::Ended), None);
         assert_eq!(of(r#"{"id":"web","job":"x"}"#, NodePodPhase::Ended), None);
@@ -212,7 +198,7 @@ mod tests {
     #[test]
     fn bucket_limits_a_flapping_pod_to_its_rate_and_refills() {
         let start = monotonic();
-        let mut bucket = Bucket::full(start);
+        let mut bucket = PodWriteLimiter::default();
         let (mut writes, mut flapping) = (0, 0);
         for second in 0..3_600 {
             match bucket.take(start + Duration::from_secs(second)) {

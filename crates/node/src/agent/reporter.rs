@@ -12,7 +12,9 @@ use tracing::warn;
 
 use super::event::{AgentEvent, PresenceState};
 use super::pod::PodTask;
-use super::report::{Bucket, JobBellLimiter, PodReport, WriteDecision, bell, flapping, removal};
+use super::report::{
+    PodReport, PodWriteLimiter, WriteDecision, bell, flapping, limited_job_bell, removal,
+};
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, LONGEST_PAUSE};
@@ -21,7 +23,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::PodId;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Commit, Env, Op, StoreError, Txn, Writer};
+use rcfarm_store::{Commit, Env, Op, StoreError, TokenBucket, Txn, Writer};
 
 /// What Consul has of the pods, and the pacing of writes.
 pub(super) struct Reporter {
@@ -33,8 +35,8 @@ pub(super) struct Reporter {
     /// Reports in Consul, as far as known. `None`: deleted. A pod that is here but unknown to the agent is to be
     /// deleted from Consul.
     written: BTreeMap<PodId, Option<PodReport>>,
-    buckets: BTreeMap<PodId, Bucket>,
-    job_bells: JobBellLimiter,
+    write_limits: BTreeMap<PodId, PodWriteLimiter>,
+    job_bell_limit: TokenBucket,
     /// Pods whose deletion is being written to Consul. If the pod is intended again meanwhile, its new status is
     /// written only after the deletion completes.
     deleting: BTreeSet<PodId>,
@@ -68,8 +70,8 @@ impl Reporter {
             data,
             events,
             written: BTreeMap::new(),
-            buckets: BTreeMap::new(),
-            job_bells: JobBellLimiter::default(),
+            write_limits: BTreeMap::new(),
+            job_bell_limit: TokenBucket::default(),
             deleting: BTreeSet::new(),
             is_writing: false,
             not_before: None,
@@ -94,7 +96,7 @@ impl Reporter {
     /// Deletes the pod's keys with the next transaction, even if this agent never wrote them: the previous agent may
     /// have.
     pub(super) fn forget(&mut self, id: &PodId) {
-        self.buckets.remove(id);
+        self.write_limits.remove(id);
         self.found_in_consul([id.clone()]);
     }
 
@@ -170,15 +172,14 @@ impl Reporter {
             let mut ops = self.ops(id, &report, presence, wall);
             let report_ops = ops.len();
             ops.extend(pod.intended.owner.map(|owner| bell(owner, &bell_value)));
-            ops.extend(self.job_bells.ring(&report, &bell_value, now));
+            ops.extend(limited_job_bell(&mut self.job_bell_limit, &report, &bell_value, now));
             if !batch.txn.fits(&ops, self.settings.limits) {
                 break;
             }
-            let bucket = self.buckets.entry(id.clone()).or_insert_with(|| Bucket::full(now));
-            match bucket.take(now) {
+            match self.write_limits.entry(id.clone()).or_default().take(now) {
                 WriteDecision::Write => {}
                 WriteDecision::WriteFlapping => {
-                    // `written` then differs from the pod's own report, which follows as soon as the bucket permits.
+                    // `written` then differs from the pod's own report, which follows as soon as the limit permits.
                     report = flapping(&report);
                     let flapping = self.ops(id, &report, presence, wall);
                     ops.splice(..report_ops, flapping);
