@@ -116,8 +116,7 @@ impl Placed<'_> {
         };
         let task = self.job.task(&create.slot.task);
         let health = container.health.as_ref().map(|health| {
-            let framework = frameworks::of(self.job.framework);
-            let port = task.and_then(|task| frameworks::listens(framework, task));
+            let port = task.and_then(|task| frameworks::listens(self.job.framework, task));
             let offset = peer(&create.slot).offset;
             port.map_or(health.clone(), |port| moved(health, port, offset))
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure};
+use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
 use rcfarm_api::Index;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
@@ -217,17 +217,10 @@ pub fn past_backoff_limit(limit: u32, restarts: u32) -> bool {
 
 /// Writes the counts to the status.
 pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selector: &str) {
-    let mut all = JobMembers::default();
     let (mut by_phase, mut replicas) = (BTreeMap::new(), BTreeMap::new());
     for task in &job.tasks {
         let JobMembers { pending, running, succeeded, failed, terminating, unknown } =
             counts.get(task.name.as_str()).copied().unwrap_or_default().members;
-        all.pending += pending;
-        all.running += running;
-        all.succeeded += succeeded;
-        all.failed += failed;
-        all.terminating += terminating;
-        all.unknown += unknown;
         let phases = [pending, running, succeeded, failed, unknown];
         let phases = PodPhase::ALL.into_iter().zip(phases).filter(|(_, n)| *n > 0);
         by_phase.insert(task.name.clone(), phases.collect());
@@ -239,7 +232,7 @@ pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selec
         };
         replicas.insert(task.name.clone(), replica);
     }
-    status.members = all;
+    status.members = total(counts);
     status.task_status_count = by_phase;
     status.replica_statuses = replicas;
     status.min_available = job.min_available;

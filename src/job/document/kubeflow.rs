@@ -14,8 +14,6 @@ struct Rules {
     field: &'static str,
     /// Replica types, in the order of the job's tasks.
     types: &'static [&'static str],
-    /// Container that every replica needs.
-    container: &'static str,
     /// Default restart policy.
     restart: Restart,
 }
@@ -24,53 +22,41 @@ const TENSORFLOW: Rules = Rules {
     framework: Framework::TensorFlow,
     field: "tfReplicaSpecs",
     types: &["Chief", "Evaluator", "Master", "PS", "Worker"],
-    container: "tensorflow",
     restart: Restart::Never,
 };
 const PYTORCH: Rules = Rules {
     framework: Framework::PyTorch,
     field: "pytorchReplicaSpecs",
     types: &["Master", "Worker"],
-    container: "pytorch",
     restart: Restart::OnFailure,
 };
 const MPI: Rules = Rules {
     framework: Framework::Mpi,
     field: "mpiReplicaSpecs",
     types: &["Launcher", "Worker"],
-    container: "mpi",
     restart: Restart::Never,
 };
 const XGBOOST: Rules = Rules {
     framework: Framework::XgBoost,
     field: "xgbReplicaSpecs",
     types: &["Master", "Worker"],
-    container: "xgboost",
     restart: Restart::Never,
 };
 
-/// Field with the replica specs.
-#[must_use]
-pub fn field_of(framework: Framework) -> &'static str {
+/// Constants of a Kubeflow framework.
+fn rules(framework: Framework) -> Option<&'static Rules> {
     match framework {
-        Framework::Volcano | Framework::Pod => "tasks",
-        Framework::TensorFlow => TENSORFLOW.field,
-        Framework::PyTorch => PYTORCH.field,
-        Framework::Mpi => MPI.field,
-        Framework::XgBoost => XGBOOST.field,
+        Framework::Volcano | Framework::Pod => None,
+        Framework::TensorFlow => Some(&TENSORFLOW),
+        Framework::PyTorch => Some(&PYTORCH),
+        Framework::Mpi => Some(&MPI),
+        Framework::XgBoost => Some(&XGBOOST),
     }
 }
 
-/// Container that every replica needs; `None`: no fixed name.
-#[must_use]
-pub fn container_of(framework: Framework) -> Option<&'static str> {
-    Some(match framework {
-        Framework::Volcano | Framework::Pod => return None,
-        Framework::TensorFlow => TENSORFLOW.container,
-        Framework::PyTorch => PYTORCH.container,
-        Framework::Mpi => MPI.container,
-        Framework::XgBoost => XGBOOST.container,
-    })
+/// Field with the replica specs.
+pub(super) fn field_of(framework: Framework) -> &'static str {
+    rules(framework).map_or("tasks", |rules| rules.field)
 }
 
 const RESTARTS: [(&str, Restart); 4] = [
@@ -85,13 +71,8 @@ pub(super) fn job(
     spec: &mut FieldReader<'_>,
     issues: &mut FieldIssues,
 ) -> JobSpec {
-    let rules = match framework {
-        Framework::Volcano | Framework::Pod | Framework::TensorFlow => TENSORFLOW,
-        Framework::PyTorch => PYTORCH,
-        Framework::Mpi => MPI,
-        Framework::XgBoost => XGBOOST,
-    };
-    let mut job = base(rules.framework, members(&rules, spec, issues), Defaults::Kubeflow);
+    let rules = rules(framework).unwrap_or(&TENSORFLOW);
+    let mut job = base(rules.framework, members(rules, spec, issues), Defaults::Kubeflow);
     job.min_available = job.replicas();
     run_policy(&mut job, spec, issues);
     match framework {
@@ -143,11 +124,12 @@ fn member(
         let field = format!("{}.spec.restartPolicy", fields.at("template"));
         issues.warning(field, "the restartPolicy beside the template counts");
     }
-    if !template.containers.is_empty()
-        && !template.containers.iter().any(|container| container.name == rules.container)
+    if let Some(wanted) = rules.framework.container()
+        && !template.containers.is_empty()
+        && !template.containers.iter().any(|container| container.name == wanted)
     {
         let field = format!("{}.spec.containers", fields.at("template"));
-        let why = format!("there is no container named {:?}", rules.container);
+        let why = format!("there is no container named {wanted:?}");
         issues.problem(field, why);
     }
     fields.finish(issues);

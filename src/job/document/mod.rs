@@ -16,7 +16,6 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 pub use fields::{FieldIssues, queue_field};
-pub use kubeflow::{container_of, field_of};
 
 use fields::FieldReader;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};

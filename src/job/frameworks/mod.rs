@@ -128,15 +128,16 @@ fn outcome(
 
 /// Framework-specific rules.
 pub trait Operator: Send + Sync {
-    /// Container whose exit code decides; `None`: the first.
-    fn container(&self) -> Option<&'static str>;
-
     /// Name of the container port that members listen on, and its default. `None`: members get no port, or plugins set
     /// it.
-    fn port(&self) -> Option<(&'static str, u16)>;
+    fn port(&self) -> Option<(&'static str, u16)> {
+        None
+    }
 
     /// Whether the member gets the label `job-role: master`.
-    fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool;
+    fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
+        slot.task == "Master"
+    }
 
     /// Environment variables of a member.
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable>;
@@ -161,9 +162,9 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
 }
 
 /// Port of a task's members, without offset; `None`: they get no port.
-pub(super) fn listens(operator: &dyn Operator, task: &JobTask) -> Option<u16> {
-    let (name, number) = operator.port()?;
-    Some(task.template.port(operator.container()?, name).unwrap_or(number))
+pub(super) fn listens(framework: Framework, task: &JobTask) -> Option<u16> {
+    let (name, number) = of(framework).port()?;
+    Some(task.template.port(framework.container()?, name).unwrap_or(number))
 }
 
 /// Member with index 0, if the task has members.
@@ -175,7 +176,7 @@ fn first_of(task: Option<&JobTask>) -> Option<Slot> {
 #[must_use]
 pub fn counting_container<'j>(job: &JobSpec, task: &'j JobTask) -> Option<&'j str> {
     let first = || task.template.containers.first().map(|container| container.name.as_str());
-    of(job.framework).container().or_else(first)
+    job.framework.container().or_else(first)
 }
 
 /// Action after the failure of a member.

@@ -10,7 +10,6 @@ use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, Slot};
 use rcfarm_api::job::status::JobReason;
 
-const CONTAINER: &str = "mpi";
 /// Variable with the text of the host file.
 const HOSTFILE: &str = "RCFARM_MPI_HOSTFILE";
 /// Path of the host file.
@@ -19,14 +18,6 @@ const HOSTFILE_PATH: &str = "${POD_HOME}/hostfile";
 pub(super) struct Mpi;
 
 impl Operator for Mpi {
-    fn container(&self) -> Option<&'static str> {
-        Some(CONTAINER)
-    }
-
-    fn port(&self) -> Option<(&'static str, u16)> {
-        None
-    }
-
     fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
         slot.task == "Launcher"
     }

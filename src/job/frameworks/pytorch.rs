@@ -4,10 +4,9 @@ use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,
     led, listens,
 };
-use rcfarm_api::job::spec::{Elastic, JobSpec, JobTask, Slot};
+use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::JobReason;
 
-const CONTAINER: &str = "pytorch";
 const PORT_NAME: &str = "pytorchjob-port";
 /// Default port of a member.
 pub(super) const PORT: u16 = 23456;
@@ -15,20 +14,12 @@ pub(super) const PORT: u16 = 23456;
 pub(super) struct PyTorch;
 
 fn port(task: &JobTask) -> u16 {
-    listens(&PyTorch, task).unwrap_or(PORT)
+    listens(Framework::PyTorch, task).unwrap_or(PORT)
 }
 
 impl Operator for PyTorch {
-    fn container(&self) -> Option<&'static str> {
-        Some(CONTAINER)
-    }
-
     fn port(&self) -> Option<(&'static str, u16)> {
         Some((PORT_NAME, PORT))
-    }
-
-    fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
-        slot.task == "Master"
     }
 
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {

@@ -7,10 +7,9 @@ use serde_json::{Value, json};
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, led, listens,
 };
-use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::JobReason;
 
-const CONTAINER: &str = "tensorflow";
 const PORT_NAME: &str = "tfjob-port";
 /// Default port of a member.
 pub(super) const PORT: u16 = 2222;
@@ -24,14 +23,10 @@ fn leader(job: &JobSpec) -> Option<&'static str> {
 }
 
 fn port(task: &JobTask) -> u16 {
-    listens(&TensorFlow, task).unwrap_or(PORT)
+    listens(Framework::TensorFlow, task).unwrap_or(PORT)
 }
 
 impl Operator for TensorFlow {
-    fn container(&self) -> Option<&'static str> {
-        Some(CONTAINER)
-    }
-
     fn port(&self) -> Option<(&'static str, u16)> {
         Some((PORT_NAME, PORT))
     }
@@ -50,7 +45,10 @@ impl Operator for TensorFlow {
         }
         let dense = config(cluster, slot, "cloud");
         let value = if cluster.job.dynamic_workers { sparse(cluster, slot) } else { dense };
-        vec![Variable { container: Some(CONTAINER), ..everywhere("TF_CONFIG", value) }]
+        vec![Variable {
+            container: Framework::TensorFlow.container(),
+            ..everywhere("TF_CONFIG", value)
+        }]
     }
 
     fn meets_at(&self, _: &JobSpec) -> Vec<Slot> {

@@ -21,14 +21,6 @@ pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
 }
 
 impl Operator for Volcano {
-    fn container(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn port(&self) -> Option<(&'static str, u16)> {
-        None
-    }
-
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
         let arguments = [Plugin::PyTorch, Plugin::Mpi];
         arguments.iter().filter_map(|plugin| job.plugins.get(plugin)).any(|arguments| {

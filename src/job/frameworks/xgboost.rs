@@ -3,29 +3,20 @@
 use super::{
     Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,
 };
-use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
 
-const CONTAINER: &str = "xgboost";
 const PORT_NAME: &str = "xgboostjob-port";
 const PORT: u16 = 9999;
 
 pub(super) struct XgBoost;
 
 fn port(task: &JobTask) -> u16 {
-    listens(&XgBoost, task).unwrap_or(PORT)
+    listens(Framework::XgBoost, task).unwrap_or(PORT)
 }
 
 impl Operator for XgBoost {
-    fn container(&self) -> Option<&'static str> {
-        Some(CONTAINER)
-    }
-
     fn port(&self) -> Option<(&'static str, u16)> {
         Some((PORT_NAME, PORT))
-    }
-
-    fn is_master(&self, _: &JobSpec, slot: &Slot) -> bool {
-        slot.task == "Master"
     }
 
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {

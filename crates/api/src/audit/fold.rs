@@ -187,21 +187,8 @@ impl Folded {
                 }
             }
             Details::Other(EventType::Retarget, _) => self.unattributed += 1,
-            Details::NodeTransferStart(_)
-            | Details::NodeTransferCompletion(_)
-            | Details::NodeTransferRollback(_)
-            | Details::LabelsChanged(_)
-            | Details::NodeDrained(_)
-            | Details::NodeUndrained(_)
-            | Details::NodeRemoved(_)
-            | Details::QueueCreated(_)
-            | Details::QueueChanged(_)
-            | Details::QueueDeleted(_)
-            | Details::GroupsOrdered(_)
-            | Details::JobStep(_)
-            | Details::JobChanged(_)
-            | Details::Checkpoint(_)
-            | Details::Other(..) => {}
+            // Neither the nodes nor the desired count of a controller change.
+            _ => {}
         }
     }
 

@@ -66,6 +66,18 @@ impl Framework {
         }
     }
 
+    /// Container that every member needs and whose exit code decides; `None`: the first one decides.
+    #[must_use]
+    pub fn container(self) -> Option<&'static str> {
+        match self {
+            Framework::Volcano | Framework::Pod => None,
+            Framework::TensorFlow => Some("tensorflow"),
+            Framework::PyTorch => Some("pytorch"),
+            Framework::Mpi => Some("mpi"),
+            Framework::XgBoost => Some("xgboost"),
+        }
+    }
+
     /// Whether it is one of Kubeflow's.
     #[must_use]
     pub fn is_kubeflow(self) -> bool {
