@@ -4,12 +4,9 @@
 //! J: creating a job. C: its schema. U: updating it. Q: queues. G: PodGroups, written directly only.
 
 use rcfarm_api::key;
-use rcfarm_store::{Query, Reader};
 use serde_json::{Value, json};
 
-use crate::cli::world::World;
-use crate::farm::SECOND;
-use crate::farm::cluster::Cluster;
+use crate::harness::{Cluster, HttpCluster, SECOND};
 use rcfarm_testing::wait::within;
 
 /// A record that violates a rule.
@@ -297,15 +294,15 @@ fn bad_groups() -> Vec<(&'static str, String, &'static str, &'static str)> {
 
 #[tokio::test]
 async fn cli_names_the_field_of_each_bad_job_and_writes_none() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     for (name, spec) in their_queues() {
-        world.put(&format!("rcfarm/queues/{name}"), &json!({"spec": spec}).to_string()).await;
+        cluster.put(format!("rcfarm/queues/{name}"), json!({"spec": spec}).to_string()).await;
     }
     // U1 to U3: a changed immutable field, a new task, too few members.
-    world.put("rcfarm/jobs/default/u", &job("u").to_string()).await;
-    world.put("rcfarm/jobs/default/v", &job("v").to_string()).await;
-    world.put("rcfarm/jobs/default/w", &job("w").to_string()).await;
-    let before = world.everything();
+    cluster.put("rcfarm/jobs/default/u", job("u").to_string()).await;
+    cluster.put("rcfarm/jobs/default/v", job("v").to_string()).await;
+    cluster.put("rcfarm/jobs/default/w", job("w").to_string()).await;
+    let before = cluster.everything();
     let changed = |name: &str, at: &str, value: Value, field, words| {
         let mut document = job(name);
         bend(&mut document, at, value);
@@ -320,9 +317,9 @@ async fn cli_names_the_field_of_each_bad_job_and_writes_none() {
     let documents: Vec<String> = rules.iter().map(|rule| rule.document.to_string()).collect();
     let good = job("good").to_string();
     let text = format!("{}\n---\n{good}\n", documents.join("\n---\n"));
-    std::fs::write(world.dir.path().join("bad.yaml"), text).unwrap();
+    std::fs::write(cluster.dir.path().join("bad.yaml"), text).unwrap();
     for verb in ["apply", "plan"] {
-        let ran = world.run(&[verb, "-f", "bad.yaml"]).await;
+        let ran = cluster.run(&[verb, "-f", "bad.yaml"]).await;
         let said = if verb == "plan" { ran.plan_failed() } else { ran.failed() };
         for Rule { number, name, field, words, .. } in &rules {
             let of_it = |line: &str| {
@@ -333,37 +330,36 @@ async fn cli_names_the_field_of_each_bad_job_and_writes_none() {
         }
         assert!(!said.contains("default/good") && said.contains("nothing was changed"), "{said}");
     }
-    assert_eq!(world.everything(), before);
+    assert_eq!(cluster.everything(), before);
 }
 
 #[tokio::test]
 async fn cli_names_the_field_of_each_bad_queue_and_writes_none() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     for (name, spec) in good_queues() {
-        world.put(&format!("rcfarm/queues/{name}"), &json!({"spec": spec}).to_string()).await;
+        cluster.put(format!("rcfarm/queues/{name}"), json!({"spec": spec}).to_string()).await;
     }
-    let before = world.everything();
+    let before = cluster.everything();
     for (Rule { number, name, document, field, words }, flags) in bad_queues() {
         let said = match flags {
-            Some(flags) => world.run(&[&["queue", "create", &name][..], &flags].concat()).await,
+            Some(flags) => cluster.run(&[&["queue", "create", &name][..], &flags].concat()).await,
             None => {
-                std::fs::write(world.dir.path().join("q.yaml"), document.to_string()).unwrap();
-                world.run(&["queue", "create", &name, "-f", "q.yaml"]).await
+                std::fs::write(cluster.dir.path().join("q.yaml"), document.to_string()).unwrap();
+                cluster.run(&["queue", "create", &name, "-f", "q.yaml"]).await
             }
         };
         let said = said.failed();
         assert!(said.contains(field) && said.contains(words), "{number}: {said}");
     }
     // Q9: the reserved name of the root queue.
-    let said = world.run(&["queue", "create", "root"]).await.failed();
+    let said = cluster.run(&["queue", "create", "root"]).await.failed();
     assert!(said.contains("name of all queues"), "{said}");
-    assert_eq!(world.everything(), before);
+    assert_eq!(cluster.everything(), before);
 }
 
 async fn value(cluster: &Cluster, key: &str) -> Value {
-    let key = rcfarm_store::Key::parse(key).unwrap();
-    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
-    entry.map(|entry| serde_json::from_slice(&entry.value).unwrap()).unwrap_or_default()
+    let value = cluster.get(key).await;
+    value.map(|value| serde_json::from_str(&value).unwrap()).unwrap_or_default()
 }
 
 async fn says(cluster: &Cluster, number: &str, key: &str, at: &str, words: &[&str]) {
@@ -382,15 +378,15 @@ async fn farm_names_bad_fields_in_status_and_others_go_on() {
     for (name, spec) in
         good_queues().into_iter().chain(their_queues().map(|(n, s)| (n.to_owned(), s)))
     {
-        cluster.put(&format!("rcfarm/queues/{name}"), json!({"spec": spec}).to_string()).await;
+        cluster.put(format!("rcfarm/queues/{name}"), json!({"spec": spec}).to_string()).await;
     }
     let farm = cluster.start("a");
     let put_job = async |name: &str, document: &Value| {
-        cluster.put(&format!("rcfarm/jobs/default/{name}"), document.to_string()).await;
+        cluster.put(format!("rcfarm/jobs/default/{name}"), document.to_string()).await;
     };
     let pods = async |of: &str| {
         let labels = key::labels(key::LabelKind::Pod);
-        let keys = cluster.store.keys(&labels, None, Query::PLAIN).await.unwrap().value;
+        let keys = cluster.keys(&labels).await;
         keys.iter().filter(|key| key.contains(&format!("/{of}-"))).count()
     };
     put_job("good", &job("good")).await;
@@ -407,10 +403,10 @@ async fn farm_names_bad_fields_in_status_and_others_go_on() {
     bend(&mut changed, "/spec/maxRetry", json!(7));
     put_job("u", &changed).await;
     for (rule, _) in bad_queues() {
-        cluster.put(&format!("rcfarm/queues/{}", rule.name), rule.document.to_string()).await;
+        cluster.put(format!("rcfarm/queues/{}", rule.name), rule.document.to_string()).await;
     }
     for (number, record, ..) in bad_groups() {
-        cluster.put(&format!("rcfarm/pod_groups/hand/{}", number.to_lowercase()), record).await;
+        cluster.put(format!("rcfarm/pod_groups/hand/{}", number.to_lowercase()), record).await;
     }
     let status = |name: &str| format!("rcfarm/job_status/default/{name}");
     for Rule { number, name, field, words, .. } in bad_jobs() {
@@ -441,7 +437,7 @@ async fn farm_names_bad_fields_in_status_and_others_go_on() {
     within(30 * SECOND, "the good job grows", || async { pods("good").await == 7 }).await;
     assert_eq!(pods("u").await, 4, "what runs is left alone");
     let labels = key::labels(key::LabelKind::Pod);
-    let all = cluster.store.keys(&labels, None, Query::PLAIN).await.unwrap().value;
+    let all = cluster.keys(&labels).await;
     assert_eq!(all.len(), 7 + 4, "{all:?}");
     farm.stop().await;
 }

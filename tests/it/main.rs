@@ -11,6 +11,7 @@ mod differential;
 mod documents;
 mod farm;
 mod faults;
+mod harness;
 mod image;
 mod node;
 mod properties;

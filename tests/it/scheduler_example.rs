@@ -7,22 +7,16 @@ mod server;
 use std::path::Path;
 use std::sync::Arc;
 
-use rcfarm::farm::{Farm, FarmSettings, NODE_GRACE};
-use rcfarm::placement::{NoDiscovery, RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler as _};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
-use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::scheduler::Packing;
 use rcfarm_emulator::Emulator;
-use rcfarm_store::Env;
-use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::{IdSource, SystemClock};
-use rcfarm_store::{Key, PutMode, Query, Reader, Store, TxnLimits};
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::harness::Cluster;
 use rcfarm_testing::wait::until;
 
 /// Serves a file of machines on loopback.
@@ -71,8 +65,8 @@ async fn a_repeated_call_gets_the_same_machines() {
 }
 
 /// Nodes with an intent.
-async fn scheduled(consul: &Emulator) -> Vec<String> {
-    let keys = consul.keys(&key::intents(), None, Query::PLAIN).await.unwrap().value;
+async fn scheduled(cluster: &Cluster) -> Vec<String> {
+    let keys = cluster.keys(&key::intents()).await;
     keys.iter().map(|key| key.split('/').nth(1).unwrap().to_owned()).collect()
 }
 
@@ -82,34 +76,18 @@ async fn a_farm_moves_a_pod_off_a_machine_that_was_cordoned() {
     let fleet = dir.path().join("fleet.json");
     write(&fleet, &[]);
     let scheduler = serve(&fleet).await;
-    let consul = Emulator::default();
+    let mut cluster = Cluster::on(Emulator::default());
     let id = RcId(Uuid::from_u128(1));
     let record = json!({
         "id": id, "manifest": "id: web", "node_selector": "role=web", "pod_labels": null,
         "replicas_desired": 1, "allocation_strategy": "dynamic_strategy",
     });
-    put(&consul, &key::rc(id), &record.to_string()).await;
-    let settings = FarmSettings {
-        name: "f1".parse().unwrap(),
-        selector: Selector::everything(),
-        session: SessionSettings::default(),
-        limits: TxnLimits::default(),
-        node_grace: NODE_GRACE,
-    };
-    let ids = Arc::new(IdSource::from_entropy());
-    let env = Env::new(Arc::new(consul.clone()), Arc::new(SystemClock), ids);
-    let scheduler: Arc<dyn Scheduler> = Arc::new(scheduler);
-    let farm = Farm::of_all_kinds(settings, env, Box::new(|_| scheduler), Arc::new(NoDiscovery));
-    let shutdown = CancellationToken::new();
-    let _stop = shutdown.clone().drop_guard();
-    tokio::spawn(farm.run(shutdown));
-    until("it is on n1", async || scheduled(&consul).await == ["n1"]).await;
+    cluster.put(key::rc(id), record.to_string()).await;
+    cluster.scheduler = Some(Arc::new(scheduler));
+    let _farm = cluster.start("f1");
+    until("it is on n1", async || scheduled(&cluster).await == ["n1"]).await;
     write(&fleet, &["n1"]);
     // The farm does not watch the scheduler; a doorbell makes it reconcile.
-    put(&consul, &key::rc_bell(id), "cordoned").await;
-    until("it is on n2", async || scheduled(&consul).await == ["n2"]).await;
-}
-
-async fn put(consul: &Emulator, key: &Key, value: &str) {
-    assert!(consul.put(key, value.to_owned().into(), 0, PutMode::Set).await.unwrap());
+    cluster.put(key::rc_bell(id), "cordoned").await;
+    until("it is on n2", async || scheduled(&cluster).await == ["n2"]).await;
 }

@@ -2,24 +2,24 @@
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use super::world::World;
+use crate::harness::HttpCluster;
 
 #[tokio::test]
 async fn list_filters_by_time_and_controller() {
-    let world = World::new().await;
-    let id = world.create(&[]).await;
-    world.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
+    cluster.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
     // Written by p2 in 2019, under a random UUID.
     let p2 = r#"{"event_type":"REPLICATION_CONTROLLER_RETARGET","event_details":{"pod_id":"old","availability_zone":"az1","cluster_name":"prod","nodes":["n1"]},"timestamp":"2019-12-31T16:00:00Z","schema_version":1}"#;
-    world.put("audit_logs/0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5", p2).await;
+    cluster.put("audit_logs/0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5", p2).await;
 
-    assert_eq!(world.events().await.len(), 3);
-    let recent = world.run(&["audit", "list", "--since", "1h"]).await.ok();
+    assert_eq!(cluster.events().await.len(), 3);
+    let recent = cluster.run(&["audit", "list", "--since", "1h"]).await.ok();
     assert!(recent.contains("LABELS_CHANGED") && !recent.contains("2019"), "{recent}");
-    let of_one = world.json(&["audit", "list", "--rc", &id[..8]]).await;
+    let of_one = cluster.json(&["audit", "list", "--rc", &id[..8]]).await;
     assert_eq!(of_one.as_array().unwrap().len(), 1);
 
-    let text = world.run(&["audit", "list"]).await.ok();
+    let text = cluster.run(&["audit", "list"]).await.ok();
     let header: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(header, ["TIME", "EVENT", "CONTROLLER", "POD", "BY", "WHAT"]);
     assert!(text.contains("user:alice") && text.contains("node n1 role=web"), "{text}");
@@ -27,42 +27,42 @@ async fn list_filters_by_time_and_controller() {
 
 #[tokio::test]
 async fn a_deleted_controller_is_still_found_by_its_id() {
-    let world = World::new().await;
-    let id = world.create(&[]).await;
-    world.run(&["rc", "delete", &id]).await.ok();
-    let log = world.json(&["audit", "list", "--rc", &id]).await;
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
+    cluster.run(&["rc", "delete", &id]).await.ok();
+    let log = cluster.json(&["audit", "list", "--rc", &id]).await;
     assert_eq!(log.as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
 async fn follow_prints_records_as_they_come() {
-    let world = World::new().await;
-    world.create(&[]).await;
-    let mut child = world.start(&["audit", "list", "--follow"]);
+    let cluster = HttpCluster::new().await;
+    cluster.create(&[]).await;
+    let mut child = cluster.spawn(&["audit", "list", "--follow"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.next_line().await.unwrap().unwrap().contains("_CREATED"));
-    world.run(&["rc", "scale", "web", "2"]).await.ok();
+    cluster.run(&["rc", "scale", "web", "2"]).await.ok();
     assert!(lines.next_line().await.unwrap().unwrap().contains("1 -> 2"));
-    world.run(&["rc", "disable", "web"]).await.ok();
+    cluster.run(&["rc", "disable", "web"]).await.ok();
     assert!(lines.next_line().await.unwrap().unwrap().contains("_DISABLED"));
     child.kill().await.unwrap();
 }
 
 #[tokio::test]
 async fn verify_finds_what_was_changed_without_a_record() {
-    let world = World::new().await;
-    let id = world.create(&["--replicas", "2"]).await;
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&["--replicas", "2"]).await;
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
 
-    world.pod("n1", &id).await;
-    let ran = world.run(&["audit", "verify"]).await;
+    cluster.pod("n1", &id).await;
+    let ran = cluster.run(&["audit", "verify"]).await;
     assert_eq!(ran.code, 2);
     assert!(ran.stdout.contains("there are pods on n1, which the log does not have"), "{ran:?}");
 
     let key = format!("replication_controllers/{id}");
-    let by_hand = world.get(&key).await.unwrap().replace(":2,", ":7,");
-    world.put(&key, &by_hand).await;
-    let ran = world.run(&["audit", "verify", "-o", "json"]).await;
+    let by_hand = cluster.get(&key).await.unwrap().replace(":2,", ":7,");
+    cluster.put(&key, &by_hand).await;
+    let ran = cluster.run(&["audit", "verify", "-o", "json"]).await;
     let shown: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let kinds: Vec<&str> = shown["differences"]
         .as_array()
@@ -77,33 +77,33 @@ async fn verify_finds_what_was_changed_without_a_record() {
 
 #[tokio::test]
 async fn what_is_no_record_is_told_and_passed_over() {
-    let world = World::new().await;
-    world.create(&[]).await;
-    world.put("audit_logs/0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5", "{}").await;
-    let ran = world.run(&["audit", "verify"]).await;
+    let cluster = HttpCluster::new().await;
+    cluster.create(&[]).await;
+    cluster.put("audit_logs/0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5", "{}").await;
+    let ran = cluster.run(&["audit", "verify"]).await;
     assert!(ran.stderr.contains("0b7e51a4-43ca-4e06-9d44-2c4ec8c6c0b5"), "{ran:?}");
     assert_eq!(ran.code, 0);
 }
 
 #[tokio::test]
 async fn pruning_keeps_what_the_log_stands_for() {
-    let world = World::new().await;
-    let id = world.create(&[]).await;
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
     for count in 2..80 {
-        world.run(&["rc", "scale", &id, &count.to_string()]).await.ok();
+        cluster.run(&["rc", "scale", &id, &count.to_string()]).await.ok();
     }
-    let dry = world.run(&["audit", "prune", "--keep", "0s", "--dry-run"]).await.ok();
+    let dry = cluster.run(&["audit", "prune", "--keep", "0s", "--dry-run"]).await.ok();
     assert_eq!(dry, "would delete 79 records, kept 0\n");
-    assert_eq!(world.events().await.len(), 79);
+    assert_eq!(cluster.events().await.len(), 79);
     assert_eq!(
-        world.run(&["audit", "prune", "--keep", "1h"]).await.ok(),
+        cluster.run(&["audit", "prune", "--keep", "1h"]).await.ok(),
         "deleted 0 records, kept 79\n"
     );
 
-    let shown = world.json(&["audit", "prune", "--keep", "0s"]).await;
+    let shown = cluster.json(&["audit", "prune", "--keep", "0s"]).await;
     assert_eq!((&shown["deleted"], &shown["kept"]), (&79.into(), &0.into()));
-    assert_eq!(world.events().await, ["AUDIT_CHECKPOINT"]);
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
-    world.run(&["rc", "scale", &id, "1"]).await.ok();
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("2 records"));
+    assert_eq!(cluster.events().await, ["AUDIT_CHECKPOINT"]);
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    cluster.run(&["rc", "scale", &id, "1"]).await.ok();
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("2 records"));
 }

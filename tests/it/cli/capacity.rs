@@ -2,48 +2,48 @@
 
 use serde_json::json;
 
-use super::world::World;
+use crate::harness::HttpCluster;
 
 const TRAIN: &str = "id: train\nresources: {cpu: 2, gpu: 1}\n";
 
-async fn world(nodes: usize) -> World {
-    let world = World::new().await;
-    std::fs::write(world.dir.path().join("train.yaml"), TRAIN).unwrap();
-    world.nodes(nodes).await;
+async fn cluster(nodes: usize) -> HttpCluster {
+    let cluster = HttpCluster::new().await;
+    std::fs::write(cluster.dir.path().join("train.yaml"), TRAIN).unwrap();
+    cluster.nodes(nodes).await;
     let capacity =
         r#"{"capacity":{"cpu_milli":4000,"memory_bytes":8589934592,"devices":{"gpu":1}}}"#;
     for n in 1..=nodes {
-        world.put(&format!("rcfarm/nodes/n{n}"), capacity).await;
+        cluster.put(format!("rcfarm/nodes/n{n}"), capacity).await;
     }
-    world
+    cluster
 }
 
-async fn create(world: &World, replicas: &str) -> String {
+async fn create(cluster: &HttpCluster, replicas: &str) -> String {
     let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--replicas"];
-    world.run(&[&words[..], &[replicas]].concat()).await.ok().trim().to_owned()
+    cluster.run(&[&words[..], &[replicas]].concat()).await.ok().trim().to_owned()
 }
 
 #[tokio::test]
 async fn explain_says_for_each_node_what_is_short() {
-    let world = world(2).await;
-    world.put("labels/node/n3", r#"{"role":"web"}"#).await;
+    let cluster = cluster(2).await;
+    cluster.put("labels/node/n3", r#"{"role":"web"}"#).await;
     let other =
         r#"{"pods":{"x":{"owner":"job/default/x/1","cpu_milli":3000,"devices":{"gpu":[0]}}}}"#;
-    world.put("rcfarm/allocations/n2", other).await;
-    let id = create(&world, "3").await;
-    let text = world.run(&["rc", "explain", &id]).await.ok();
+    cluster.put("rcfarm/allocations/n2", other).await;
+    let id = create(&cluster, "3").await;
+    let text = cluster.run(&["rc", "explain", &id]).await.ok();
     assert!(text.contains("InsufficientCapacity: 1 of 3"), "{text}");
     let lack =
         "n2: matches, but has no room: cpu: 2 wanted, 1 of 4 free; gpu: 1 wanted, 0 of 1 free";
     assert!(text.contains(lack), "{text}");
     assert!(text.contains("n3: matches, but has no room: it declares no capacity"), "{text}");
-    let shown = world.json(&["rc", "explain", &id]).await;
+    let shown = cluster.json(&["rc", "explain", &id]).await;
     assert_eq!(shown["unfit_nodes"][0]["reason"], "InsufficientCapacity");
     assert_eq!(
         shown["resources"],
         json!({"cpu_milli": 2000, "memory_bytes": 0, "devices": {"gpu": 1}})
     );
-    let plan = world.run(&["rc", "plan", &id]).await;
+    let plan = cluster.run(&["rc", "plan", &id]).await;
     assert_eq!(plan.code, 1);
     assert!(
         plan.stdout.contains("+ n1")
@@ -54,86 +54,86 @@ async fn explain_says_for_each_node_what_is_short() {
 
 #[tokio::test]
 async fn allocations_agree_with_audit_and_doctor_and_end_with_pods() {
-    let world = world(2).await;
-    let _farm = world.farm("f1", "");
+    let cluster = cluster(2).await;
+    let _farm = cluster.start("f1");
     let words = ["rc", "create", "-f", "train.yaml", "--node-selector", "role=web", "--wait"];
-    world.run(&[&words[..], &["--replicas", "2"]].concat()).await.ok();
-    let doctor = world.run(&["doctor"]).await.ok();
+    cluster.run(&[&words[..], &["--replicas", "2"]].concat()).await.ok();
+    let doctor = cluster.run(&["doctor"]).await.ok();
     assert!(doctor.contains("resources for 2 pods on 2 nodes"), "{doctor}");
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
-    let promised = world.value("rcfarm/allocations/n1").await;
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    let promised = cluster.value("rcfarm/allocations/n1").await;
     assert_eq!(promised["pods"]["train"]["devices"], json!({"gpu": [0]}));
-    world.run(&["rc", "delete", "train"]).await.ok();
-    assert_eq!(world.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
+    cluster.run(&["rc", "delete", "train"]).await.ok();
+    assert_eq!(cluster.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
 }
 
 #[tokio::test]
 async fn what_is_allocated_to_nobody_is_reported_and_freed() {
-    let world = world(2).await;
-    let id = create(&world, "0").await;
+    let cluster = cluster(2).await;
+    let id = create(&cluster, "0").await;
     let leak = format!(
         r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}},"x":{{"owner":"job/default/x/1","cpu_milli":1000}}}}}}"#
     );
-    world.put("rcfarm/allocations/n1", &leak).await;
-    world.put("rcfarm/allocations/n2", &leak).await;
-    let verify = world.run(&["audit", "verify"]).await;
+    cluster.put("rcfarm/allocations/n1", &leak).await;
+    cluster.put("rcfarm/allocations/n2", &leak).await;
+    let verify = cluster.run(&["audit", "verify"]).await;
     assert_eq!(verify.code, 2);
     let words = format!("leak: n1 has an allocation for pod train of {id}, which does not exist");
     assert!(verify.stdout.contains(&words), "{verify:?}");
-    let doctor = world.run(&["doctor"]).await.ok();
+    let doctor = cluster.run(&["doctor"]).await.ok();
     assert!(
         doctor.contains("2 have no pods") && doctor.contains("rc orphans --remove"),
         "{doctor}"
     );
-    let listed = world.json(&["rc", "orphans"]).await;
+    let listed = cluster.json(&["rc", "orphans"]).await;
     assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("promise"), &json!("n1")));
     assert_eq!(listed.as_array().unwrap().len(), 2, "a job's are its own business");
 
-    let text = world.run(&["rc", "orphans", "--remove"]).await.ok();
+    let text = cluster.run(&["rc", "orphans", "--remove"]).await.ok();
     assert_eq!(text.lines().filter(|line| line.ends_with("removed")).count(), 2, "{text}");
-    let left = world.value("rcfarm/allocations/n2").await;
+    let left = cluster.value("rcfarm/allocations/n2").await;
     assert_eq!(left["pods"].as_object().unwrap().keys().collect::<Vec<_>>(), ["x"]);
-    assert_eq!(world.run(&["audit", "verify"]).await.code, 0);
-    assert_eq!(world.events().await.last().unwrap(), "ORPHANS_REMOVED");
+    assert_eq!(cluster.run(&["audit", "verify"]).await.code, 0);
+    assert_eq!(cluster.events().await.last().unwrap(), "ORPHANS_REMOVED");
 
     // Allocated more than the capacity, which was lowered.
-    world.put("rcfarm/nodes/n2", r#"{"capacity":{"cpu_milli":500}}"#).await;
-    let doctor = world.run(&["doctor"]).await.ok();
+    cluster.put("rcfarm/nodes/n2", r#"{"capacity":{"cpu_milli":500}}"#).await;
+    let doctor = cluster.run(&["doctor"]).await.ok();
     assert!(doctor.contains("rcfarm/allocations/n2: cpu: 1 allocated of 500m"), "{doctor}");
 }
 
 #[tokio::test]
 async fn removing_an_orphan_frees_its_allocation() {
-    let world = world(1).await;
-    let id = create(&world, "1").await;
+    let cluster = cluster(1).await;
+    let id = create(&cluster, "1").await;
     let labels = format!(r#"{{"pod_id":"train","replication_controller_id":"{id}"}}"#);
-    world.put("labels/pod/n1/train", &labels).await;
-    world.put("intent/n1/train", TRAIN).await;
+    cluster.put("labels/pod/n1/train", &labels).await;
+    cluster.put("intent/n1/train", TRAIN).await;
     let promise = format!(r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}}}}}}"#);
-    world.put("rcfarm/allocations/n1", &promise).await;
-    world.run(&["rc", "delete", &id, "--force"]).await.ok();
-    assert_eq!(world.json(&["rc", "orphans"]).await.as_array().unwrap().len(), 1);
-    world.run(&["rc", "orphans", "--remove"]).await.ok();
-    assert_eq!(world.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
-    assert_eq!(world.pods().await, Vec::<String>::new());
+    cluster.put("rcfarm/allocations/n1", &promise).await;
+    cluster.run(&["rc", "delete", &id, "--force"]).await.ok();
+    assert_eq!(cluster.json(&["rc", "orphans"]).await.as_array().unwrap().len(), 1);
+    cluster.run(&["rc", "orphans", "--remove"]).await.ok();
+    assert_eq!(cluster.value("rcfarm/allocations/n1").await, json!({"pods": {}}));
+    assert_eq!(cluster.pods().await, Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn plan_and_explain_ask_the_owners_own_scheduler() {
-    let world = world(3).await;
-    let id = create(&world, "1").await;
+    let cluster = cluster(3).await;
+    let id = create(&cluster, "1").await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}/", listener.local_addr().unwrap());
     let answer = || async { axum::Json(json!({"nodes": ["n2"]})) };
     let router = axum::Router::new().route("/eligible_nodes", axum::routing::post(answer));
     let server = tokio::spawn(axum::serve(listener, router).into_future());
-    world.owned(&id, json!({"scheduler": address})).await;
-    assert!(world.run(&["rc", "plan", &id]).await.stdout.contains("+ n2"));
-    let text = world.run(&["rc", "explain", &id]).await.ok();
+    cluster.owned(&id, json!({"scheduler": address})).await;
+    assert!(cluster.run(&["rc", "plan", &id]).await.stdout.contains("+ n2"));
+    let text = cluster.run(&["rc", "explain", &id]).await.ok();
     assert!(text.contains("1 of 3 eligible: named by the scheduler"), "{text}");
     assert!(text.contains(&format!("n1: the scheduler at {address} does not name it")), "{text}");
     server.abort();
     let _ = server.await;
-    let text = world.run(&["rc", "explain", &id]).await.ok();
+    let text = cluster.run(&["rc", "explain", &id]).await.ok();
     assert!(text.contains("gave no answer, so labels had to do"), "{text}");
 }

@@ -9,21 +9,22 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::world::{Ran, command, run};
+use crate::harness::program;
 use rcfarm_testing::process::free_ports;
+use rcfarm_testing::program::Ran;
 use rcfarm_testing::wait::{eventually, in_time, until};
 
 /// `rcfarm dev`, killed when dropped.
-pub struct Program {
+pub struct DevProcess {
     pub child: Child,
     pub address: String,
     /// Standard error so far.
     log: Arc<Mutex<String>>,
 }
 
-impl Program {
+impl DevProcess {
     /// Starts it and waits until it prints the store's address.
-    pub async fn start(mut command: Command) -> Program {
+    pub async fn start(mut command: Command) -> DevProcess {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
@@ -49,7 +50,7 @@ impl Program {
         };
         // Keeps the pipe open; the output is not needed.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Program { child, address, log }
+        DevProcess { child, address, log }
     }
 
     pub fn log(&self) -> String {
@@ -65,7 +66,7 @@ impl Program {
 
 /// All components in one process, and the ports of its pods.
 struct Dev {
-    program: Program,
+    process: DevProcess,
     ports: [u16; 3],
     dir: tempfile::TempDir,
 }
@@ -78,13 +79,13 @@ impl Dev {
         let web = web.to_str().unwrap();
         let (first, data) = (ports[0].to_string(), dir.path().join("nodes"));
         let arguments = ["dev", "--apply", web, "--first-port", &first, "--data-dir"];
-        let mut command = command("127.0.0.1:0", dir.path(), &arguments);
+        let mut command = program("127.0.0.1:0", dir.path()).command(&arguments);
         command.arg(data);
-        Dev { program: Program::start(command).await, ports, dir }
+        Dev { process: DevProcess::start(command.into()).await, ports, dir }
     }
 
     async fn run(&self, arguments: &[&str]) -> Ran {
-        run(command(&self.program.address, self.dir.path(), arguments)).await
+        program(&self.process.address, self.dir.path()).run(arguments).await
     }
 
     async fn running(&self) -> usize {
@@ -119,7 +120,7 @@ async fn example_serves_pages_on_three_nodes_until_program_ends() {
         assert!(log.starts_with("listening on http://127.0.0.1:"), "{log}");
         assert!(log.contains("GET /page\n"), "{log}");
     }
-    let log = dev.program.log();
+    let log = dev.process.log();
     for node in ["node-1", "node-2", "node-3"] {
         let of_node = |line: &&str| line.contains(node) && line.contains("process started");
         assert!(log.lines().any(|line| of_node(&line)), "no process of {node} in the log: {log}");
@@ -135,8 +136,8 @@ async fn example_serves_pages_on_three_nodes_until_program_ends() {
     let stderr = dev.run(&["pod", "logs", "web", "--node", "node-1"]).await.failed();
     assert!(stderr.contains("the log of web/server cannot be read"), "{stderr}");
 
-    dev.program.signal("TERM");
-    assert!(in_time("its end", dev.program.child.wait()).await.unwrap().success());
+    dev.process.signal("TERM");
+    assert!(in_time("its end", dev.process.child.wait()).await.unwrap().success());
     dev.until_silent().await;
 }
 
@@ -144,8 +145,8 @@ async fn example_serves_pages_on_three_nodes_until_program_ends() {
 async fn pods_end_with_the_program_even_if_it_is_killed() {
     let mut dev = Dev::start().await;
     dev.until_running(3).await;
-    dev.program.signal("KILL");
-    in_time("its end", dev.program.child.wait()).await.unwrap();
+    dev.process.signal("KILL");
+    in_time("its end", dev.process.child.wait()).await.unwrap();
     dev.until_silent().await;
 }
 
@@ -180,6 +181,6 @@ async fn a_port_that_is_taken_is_said() {
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port().to_string();
     let arguments = ["dev", "--nodes", "1", "--first-port", &port];
-    let ran = run(command("127.0.0.1:0", dir.path(), &arguments)).await;
+    let ran = program("127.0.0.1:0", dir.path()).run(&arguments).await;
     assert!(ran.failed().contains("--first-port"));
 }

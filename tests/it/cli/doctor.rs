@@ -1,26 +1,27 @@
 //! `rcfarm doctor`.
 
-use super::world::{World, command, run};
+use crate::harness::{HttpCluster, MANIFEST, program};
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::wait::until;
 
 #[tokio::test]
 async fn a_fresh_server_is_well_but_for_the_missing_farm() {
-    let world = World::new().await;
-    let before = world.everything();
-    let checks = world.json(&["doctor"]).await;
+    let cluster = HttpCluster::new().await;
+    let before = cluster.everything();
+    let checks = cluster.json(&["doctor"]).await;
     assert_eq!(bad(&checks), ["farms"], "{checks}");
-    assert_eq!(world.everything(), before, "it writes nothing");
+    assert_eq!(cluster.everything(), before, "it writes nothing");
 
-    let _farm = world.farm("f1", "");
+    let _farm = cluster.start("f1");
     until("it shows itself", async || {
-        !world.json(&["farm", "list"]).await.as_array().unwrap().is_empty()
+        !cluster.json(&["farm", "list"]).await.as_array().unwrap().is_empty()
     })
     .await;
-    let text = world.run(&["doctor"]).await.ok();
+    let text = cluster.run(&["doctor"]).await.ok();
     assert!(text.contains("version 1") && text.contains("1 running"), "{text}");
-    until("it keeps the trees", async || world.get("rcfarm/commands/_/_/_").await.is_some()).await;
-    let checks = world.json(&["doctor"]).await;
+    until("it keeps the trees", async || cluster.get("rcfarm/commands/_/_/_").await.is_some())
+        .await;
+    let checks = cluster.json(&["doctor"]).await;
     assert!(bad(&checks).is_empty(), "what a farm keeps in the trees is no record: {checks}");
 }
 
@@ -35,29 +36,29 @@ fn bad(checks: &serde_json::Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn what_is_wrong_comes_with_a_remedy() {
-    let world = World::new().await;
-    world.put("rcfarm/layout", r#"{"version":99}"#).await;
-    world.put("replication_controllers/README", "x").await;
-    let ran = world.run(&["doctor"]).await;
+    let cluster = HttpCluster::new().await;
+    cluster.put("rcfarm/layout", r#"{"version":99}"#).await;
+    cluster.put("replication_controllers/README", "x").await;
+    let ran = cluster.run(&["doctor"]).await;
     assert_eq!(ran.code, 1);
     assert!(ran.stdout.contains("version 99") && ran.stdout.contains("newer rcfarm"), "{ran:?}");
     assert!(ran.stdout.contains("replication_controllers/README"), "{ran:?}");
 
-    let gone = run(command("127.0.0.1:1", world.dir.path(), &["doctor"])).await;
+    let gone = program("127.0.0.1:1", cluster.dir.path()).run(&["doctor"]).await;
     assert_eq!(gone.code, 1);
     assert!(gone.stdout.contains("CONSUL_HTTP_ADDR"), "{gone:?}");
 }
 
 #[tokio::test]
 async fn batch_records_that_nobody_can_work_on_are_named() {
-    let world = World::new().await;
-    world.put("rcfarm/jobs/default/broken", r#"{"kind":"Job","spec":{"tasks":7}}"#).await;
-    world.put("rcfarm/jobs/lonely", "{}").await;
-    world.put("rcfarm/queues/research", r#"{"spec":{"weight":"heavy"}}"#).await;
-    world.put("rcfarm/pod_groups/default/g", "[]").await;
+    let cluster = HttpCluster::new().await;
+    cluster.put("rcfarm/jobs/default/broken", r#"{"kind":"Job","spec":{"tasks":7}}"#).await;
+    cluster.put("rcfarm/jobs/lonely", "{}").await;
+    cluster.put("rcfarm/queues/research", r#"{"spec":{"weight":"heavy"}}"#).await;
+    cluster.put("rcfarm/pod_groups/default/g", "[]").await;
     let late = r#"{"action":"AbortJob","target":{"kind":"Job","job":"default/gone"}}"#;
-    world.put("rcfarm/commands/019aa8ae-9c2f-7d31-8a0e-5a3c8f1b7d42", late).await;
-    let checks = world.json(&["doctor"]).await;
+    cluster.put("rcfarm/commands/019aa8ae-9c2f-7d31-8a0e-5a3c8f1b7d42", late).await;
+    let checks = cluster.json(&["doctor"]).await;
     let check = |name: &str| {
         let check = checks.as_array().unwrap().iter().find(|check| check["check"] == name);
         check.unwrap_or_else(|| panic!("{name}: {checks}")).clone()
@@ -107,7 +108,7 @@ async fn rights_are_told_apart_tree_by_tree() {
     let blind = token(&address, BLIND).await;
     let doctor = async |token: &str| {
         let arguments = ["doctor", "-o", "json", "--token", token];
-        let ran = run(command(&address, dir.path(), &arguments)).await;
+        let ran = program(&address, dir.path()).run(&arguments).await;
         let checks: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
         let result = move |name: &str| {
             let checks = checks.as_array().unwrap();
@@ -137,7 +138,7 @@ async fn rights_are_told_apart_tree_by_tree() {
     let keys = keys.text().await.unwrap();
     assert!(keys.trim().is_empty() || keys.trim() == "[]", "it wrote {keys}");
     let arguments = ["label", "set", "node", "n1", "role=web", "--token", &viewer];
-    let stderr = run(command(&address, dir.path(), &arguments)).await.failed();
+    let stderr = program(&address, dir.path()).run(&arguments).await.failed();
     assert!(stderr.contains("ermission denied") && stderr.contains("rcfarm doctor"), "{stderr}");
 }
 
@@ -146,10 +147,10 @@ async fn rights_are_told_apart_tree_by_tree() {
 async fn a_users_rights_are_enough_for_a_controllers_life() {
     let consul = ConsulServer::with_config(ACL).await;
     let (address, dir) = (consul.http().to_string(), tempfile::tempdir().unwrap());
-    std::fs::write(dir.path().join("web.yaml"), super::world::MANIFEST).unwrap();
+    std::fs::write(dir.path().join("web.yaml"), MANIFEST).unwrap();
     let user = token(&address, USER).await;
     let rcfarm = async |arguments: &[&str]| {
-        run(command(&address, dir.path(), &[arguments, &["--token", &user]].concat())).await
+        program(&address, dir.path()).run(&[arguments, &["--token", &user]].concat()).await
     };
     rcfarm(&["label", "set", "node", "n1", "role=web"]).await.ok();
     let created = rcfarm(&["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"]).await;

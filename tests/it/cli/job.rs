@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use rcfarm_api::key;
-use rcfarm_store::{DeleteMode, Key, Query, Reader, Store};
 use serde_json::{Value, json};
 
-use super::world::World;
+use crate::harness::HttpCluster;
 
 const JOB: &str = "\
 apiVersion: batch.volcano.sh/v1alpha1
@@ -20,199 +19,186 @@ spec:
     - {name: worker, replicas: 2, template: *t}
 ";
 
-fn write(world: &World, name: &str, text: &str) {
-    std::fs::write(world.dir.path().join(name), text).unwrap();
+fn write(cluster: &HttpCluster, name: &str, text: &str) {
+    std::fs::write(cluster.dir.path().join(name), text).unwrap();
 }
 
 #[tokio::test]
 async fn succeeded_member_is_not_listed_as_unhealthy() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     for (pod, code) in [("good", 0), ("bad", 3)] {
         let exit = json!({"time": "2026-01-01T00:00:00Z", "exit_code": code, "exit_status": 0});
         let processes = json!([{"launchable_id": "c", "phase": "Ended", "last_exit": exit}]);
         let status = json!({"phase": "Ended", "health": "critical", "process_status": processes});
-        world.put(&format!("status/pods/{pod}/n1"), &status.to_string()).await;
+        cluster.put(format!("status/pods/{pod}/n1"), status.to_string()).await;
     }
-    let list = world.run(&["pod", "list"]).await.ok();
+    let list = cluster.run(&["pod", "list"]).await.ok();
     let health = |pod: &str| {
         let line = list.lines().find(|line| line.starts_with(pod)).unwrap();
         line.split_whitespace().nth(3).unwrap().to_owned()
     };
     assert_eq!((health("good"), health("bad")), ("-".to_owned(), "critical".to_owned()), "{list}");
-    let rows = world.json(&["pod", "list", "good"]).await;
+    let rows = cluster.json(&["pod", "list", "good"]).await;
     assert_eq!(rows[0]["health"], "critical", "programs get what the node said");
 }
 
 #[tokio::test]
 async fn a_file_is_planned_applied_changed_and_refused() {
-    let world = World::new().await;
-    write(&world, "job.yaml", JOB);
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "job.yaml", JOB);
     for wrong in [&["plan"][..], &["plan", "-f", "missing.yaml"]] {
-        assert!(!world.run(wrong).await.plan_failed().is_empty());
+        assert!(!cluster.run(wrong).await.plan_failed().is_empty());
     }
-    let plan = world.run(&["plan", "-f", "job.yaml"]).await;
+    let plan = cluster.run(&["plan", "-f", "job.yaml"]).await;
     assert_eq!(plan.code, 1, "{plan:?}");
     assert!(plan.stdout.contains("default/mnist (Job): would be created"), "{}", plan.stdout);
     assert!(plan.stdout.contains("+ 2 x worker") && plan.stdout.contains("3 members"), "{plan:?}");
     assert!(plan.stdout.contains("spec.tasks[0].template.spec.containers[0].image"), "{plan:?}");
 
-    let applied = world.run(&["apply", "-f", "job.yaml"]).await;
+    let applied = cluster.run(&["apply", "-f", "job.yaml"]).await;
     assert!(applied.stderr.contains("containers[0].image"), "{applied:?}");
     assert_eq!(applied.ok(), "default/mnist: created\n");
-    assert_eq!(world.run(&["plan", "-f", "job.yaml"]).await.code, 0);
-    assert_eq!(world.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: unchanged\n");
+    assert_eq!(cluster.run(&["plan", "-f", "job.yaml"]).await.code, 0);
+    assert_eq!(cluster.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: unchanged\n");
 
-    write(&world, "job.yaml", &JOB.replace("replicas: 2", "replicas: 3"));
-    let plan = world.run(&["plan", "-f", "job.yaml"]).await;
+    write(&cluster, "job.yaml", &JOB.replace("replicas: 2", "replicas: 3"));
+    let plan = cluster.run(&["plan", "-f", "job.yaml"]).await;
     assert!(plan.stdout.contains("~ spec.tasks[1].replicas: 2 -> 3"), "{plan:?}");
-    assert_eq!(world.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: changed\n");
+    assert_eq!(cluster.run(&["apply", "-f", "job.yaml"]).await.ok(), "default/mnist: changed\n");
 
-    write(&world, "job.yaml", &JOB.replace("queue: default", "queue: other"));
-    let refused = world.run(&["apply", "-f", "job.yaml"]).await.failed();
+    write(&cluster, "job.yaml", &JOB.replace("queue: default", "queue: other"));
+    let refused = cluster.run(&["apply", "-f", "job.yaml"]).await.failed();
     assert!(refused.contains("spec.queue") && refused.contains("only counts"), "{refused}");
 
     let two =
         format!("{JOB}---\n{}", JOB.replace("mnist", "m2").replace("name: worker", "name: ps"));
-    write(&world, "two.yaml", &two.replace("replicas: 1", "replicas: -1"));
-    let refused = world.run(&["apply", "-f", "two.yaml"]).await.failed();
+    write(&cluster, "two.yaml", &two.replace("replicas: 1", "replicas: -1"));
+    let refused = cluster.run(&["apply", "-f", "two.yaml"]).await.failed();
     for words in
         ["default/mnist: field spec.tasks[0].replicas", "default/m2: field spec.tasks[1].name"]
     {
         assert!(refused.contains(words), "{refused}");
     }
     assert!(refused.contains("nothing was changed"), "{refused}");
-    let jobs = world.json(&["job", "list"]).await;
+    let jobs = cluster.json(&["job", "list"]).await;
     assert_eq!(jobs.as_array().unwrap().len(), 1);
-    let audit = world.json(&["audit", "list"]).await;
+    let audit = cluster.json(&["audit", "list"]).await;
     let actions: Vec<&Value> =
         audit.as_array().unwrap().iter().map(|r| &r["record"]["event_details"]["action"]).collect();
     assert_eq!(actions, ["Created", "Changed"]);
 }
 
 /// Polls until `holds` is true.
-async fn until(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
+async fn until(cluster: &HttpCluster, holds: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..600 {
-        let shown = world.json(&["job", "get", "mnist"]).await;
+        let shown = cluster.json(&["job", "get", "mnist"]).await;
         if holds(&shown) {
             return shown;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("{:#}", world.json(&["job", "get", "mnist"]).await);
+    panic!("{:#}", cluster.json(&["job", "get", "mnist"]).await);
 }
 
 /// Writes `reality/` of a node without an agent: equal to the intents.
-async fn follow(world: &World) {
-    let list = async |prefix| world.consul.list(&prefix, Query::PLAIN).await.unwrap().value;
-    let intents = list(key::intents()).await;
+async fn follow(cluster: &HttpCluster) {
+    let intents = cluster.list(&key::intents()).await;
     for entry in &intents {
         let real = entry.key.replacen("intent/", "reality/", 1);
-        world.put(&real, std::str::from_utf8(&entry.value).unwrap()).await;
+        cluster.put(&real, std::str::from_utf8(&entry.value).unwrap()).await;
     }
-    for entry in list(key::realities()).await {
+    for entry in cluster.list(&key::realities()).await {
         let intent = entry.key.replacen("reality/", "intent/", 1);
         if !intents.iter().any(|other| other.key == intent) {
-            let key = Key::parse(&entry.key).unwrap();
-            assert!(world.consul.delete(&key, DeleteMode::Always).await.unwrap());
+            cluster.delete(&entry.key).await;
         }
     }
 }
 
 #[tokio::test]
 async fn a_job_is_looked_at_asked_and_deleted() {
-    let world = World::new().await;
-    world.nodes(2).await;
-    let _farm = world.farm("a", "");
-    write(&world, "job.yaml", JOB);
-    world.run(&["apply", "-f", "job.yaml"]).await.ok();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let _farm = cluster.start("a");
+    write(&cluster, "job.yaml", JOB);
+    cluster.run(&["apply", "-f", "job.yaml"]).await.ok();
     let phase = |shown: &Value, phase: &str| shown["status"]["state"]["phase"] == json!(phase);
-    until(&world, |shown| shown["status"]["pending"] == json!(3)).await;
-    follow(&world).await;
-    until(&world, |shown| phase(shown, "Running")).await;
-    assert_eq!(world.run(&["job", "wait", "mnist", "--for", "running"]).await.code, 0);
-    let list = world.run(&["job", "list"]).await.ok();
+    until(&cluster, |shown| shown["status"]["pending"] == json!(3)).await;
+    follow(&cluster).await;
+    until(&cluster, |shown| phase(shown, "Running")).await;
+    assert_eq!(cluster.run(&["job", "wait", "mnist", "--for", "running"]).await.code, 0);
+    let list = cluster.run(&["job", "list"]).await.ok();
     assert!(list.contains("default/mnist") && list.contains("3/3"), "{list}");
-    let tree = world.run(&["job", "tree", "mnist"]).await.ok();
+    let tree = cluster.run(&["job", "tree", "mnist"]).await.ok();
     assert!(tree.contains("worker  2 of 2 pods") && tree.contains("mnist-worker-1"), "{tree}");
-    let explained = world.run(&["job", "explain", "mnist"]).await.ok();
+    let explained = cluster.run(&["job", "explain", "mnist"]).await.ok();
     assert!(explained.contains("Running (EnoughRunning)"), "{explained}");
 
-    let unknown = world.run(&["job", "restart-pod", "mnist", "worker", "7"]).await.failed();
+    let unknown = cluster.run(&["job", "restart-pod", "mnist", "worker", "7"]).await.failed();
     assert!(unknown.contains("has 2 pods"), "{unknown}");
-    world.run(&["job", "abort", "mnist", "--reason", "lunch"]).await.ok();
-    until(&world, |shown| phase(shown, "Aborting") || phase(shown, "Aborted")).await;
-    follow(&world).await;
-    let stopped = world.run(&["job", "wait", "mnist", "--for", "stopped"]).await.ok();
+    cluster.run(&["job", "abort", "mnist", "--reason", "lunch"]).await.ok();
+    until(&cluster, |shown| phase(shown, "Aborting") || phase(shown, "Aborted")).await;
+    follow(&cluster).await;
+    let stopped = cluster.run(&["job", "wait", "mnist", "--for", "stopped"]).await.ok();
     assert!(stopped.contains("Aborted"), "{stopped}");
-    let in_vain = world.run(&["job", "restart", "mnist"]).await.failed();
+    let in_vain = cluster.run(&["job", "restart", "mnist"]).await.failed();
     assert!(in_vain.contains("Aborted") && in_vain.contains("job resume"), "{in_vain}");
-    world.run(&["job", "resume", "mnist"]).await.ok();
-    until(&world, |shown| shown["status"]["pending"] == json!(3)).await;
-    follow(&world).await;
-    until(&world, |shown| phase(shown, "Running")).await;
+    cluster.run(&["job", "resume", "mnist"]).await.ok();
+    until(&cluster, |shown| shown["status"]["pending"] == json!(3)).await;
+    follow(&cluster).await;
+    until(&cluster, |shown| phase(shown, "Running")).await;
 
-    world.run(&["job", "terminate", "mnist"]).await.ok();
-    until(&world, |shown| phase(shown, "Terminating") || phase(shown, "Terminated")).await;
-    follow(&world).await;
-    until(&world, |shown| phase(shown, "Terminated")).await;
-    let done = world.run(&["job", "suspend", "mnist"]).await.failed();
+    cluster.run(&["job", "terminate", "mnist"]).await.ok();
+    until(&cluster, |shown| phase(shown, "Terminating") || phase(shown, "Terminated")).await;
+    follow(&cluster).await;
+    until(&cluster, |shown| phase(shown, "Terminated")).await;
+    let done = cluster.run(&["job", "suspend", "mnist"]).await.failed();
     assert!(done.contains("is Terminated: nothing leads on"), "{done}");
-    world.put("rcfarm/jobs/default/bad", "{").await;
+    cluster.put("rcfarm/jobs/default/bad", "{").await;
     let bad = ["job", "wait", "bad", "--timeout", "3s"];
     let mut said = String::new();
     for _ in 0..20 {
-        said = world.run(&bad).await.failed();
+        said = cluster.run(&bad).await.failed();
         if said.contains("InvalidRecord") {
             break;
         }
     }
     assert!(said.contains("InvalidRecord"), "{said}");
 
-    world.run(&["job", "delete", "mnist", "--no-wait"]).await.ok();
+    cluster.run(&["job", "delete", "mnist", "--no-wait"]).await.ok();
     for _ in 0..200 {
-        follow(&world).await;
-        if world.run(&["job", "get", "mnist"]).await.code == 1 {
+        follow(&cluster).await;
+        if cluster.run(&["job", "get", "mnist"]).await.code == 1 {
             break;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let gone = world.run(&["job", "get", "mnist"]).await.failed();
+    let gone = cluster.run(&["job", "get", "mnist"]).await.failed();
     assert!(gone.contains("there is no job default/mnist"), "{gone}");
-    world
-        .consul
-        .delete(&Key::parse("rcfarm/jobs/default/bad").unwrap(), DeleteMode::Always)
-        .await
-        .unwrap();
-    assert_eq!(world.json(&["job", "list"]).await, json!([]));
+    cluster.delete("rcfarm/jobs/default/bad").await;
+    assert_eq!(cluster.json(&["job", "list"]).await, json!([]));
 }
 
 /// The group's allocation is released while the pods still run.
 #[tokio::test]
 async fn deleted_job_leaves_nothing_but_a_users_pod_group() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     let group =
         |owner: &str| format!(r#"{{"spec":{{"tasks":[{{"name":"w","replicas":1}}]{owner}}}}}"#);
     let own = group(r#","owner":{"kind":"Job","name":"left","uid":"7"}"#);
-    world.put("rcfarm/pod_groups/default/left", &own).await;
-    world.put("rcfarm/pod_groups/default/hers", &group("")).await;
-    world.put("rcfarm/job_status/default/left", "{}").await;
-    world.put("rcfarm/job_status/default/hers", "{}").await;
+    cluster.put("rcfarm/pod_groups/default/left", &own).await;
+    cluster.put("rcfarm/pod_groups/default/hers", &group("")).await;
+    cluster.put("rcfarm/job_status/default/left", "{}").await;
+    cluster.put("rcfarm/job_status/default/hers", "{}").await;
     let mark = r#"{"id":"left-w-0","job":{"id":"default/left","uid":7,"task":"w","index":0,"version":0,"attempt":0}}"#;
-    world.put("reality/n1/left-w-0", mark).await;
-    let early = world.run(&["job", "delete", "left", "--no-wait"]).await.failed();
+    cluster.put("reality/n1/left-w-0", mark).await;
+    let early = cluster.run(&["job", "delete", "left", "--no-wait"]).await.failed();
     assert!(early.contains("1 of its pods are still being stopped"), "{early}");
-    let there = async |key: &str| {
-        let key = Key::parse(key).unwrap();
-        world.consul.get(&key, Query::PLAIN).await.unwrap().value.is_some()
-    };
+    let there = async |key: &str| cluster.get(key).await.is_some();
     assert!(there("rcfarm/pod_groups/default/left").await);
-    world
-        .consul
-        .delete(&Key::parse("reality/n1/left-w-0").unwrap(), DeleteMode::Always)
-        .await
-        .unwrap();
-    world.run(&["job", "delete", "left"]).await.ok();
-    world.run(&["job", "delete", "hers"]).await.ok();
+    cluster.delete("reality/n1/left-w-0").await;
+    cluster.run(&["job", "delete", "left"]).await.ok();
+    cluster.run(&["job", "delete", "hers"]).await.ok();
     assert!(!there("rcfarm/pod_groups/default/left").await);
     assert!(there("rcfarm/pod_groups/default/hers").await);
 }

@@ -2,26 +2,26 @@
 
 use serde_json::json;
 
-use super::world::World;
+use crate::harness::HttpCluster;
 
 #[tokio::test]
 async fn label_set_get_remove_and_last_removes_key() {
-    let world = World::new().await;
-    world.run(&["label", "set", "node", "n1", "role=web", "zone="]).await.ok();
-    assert_eq!(world.get("labels/node/n1").await.unwrap(), r#"{"role":"web","zone":""}"#);
-    assert_eq!(world.run(&["label", "get", "node", "n1"]).await.ok(), "role=web\nzone=\n");
+    let cluster = HttpCluster::new().await;
+    cluster.run(&["label", "set", "node", "n1", "role=web", "zone="]).await.ok();
+    assert_eq!(cluster.get("labels/node/n1").await.unwrap(), r#"{"role":"web","zone":""}"#);
+    assert_eq!(cluster.run(&["label", "get", "node", "n1"]).await.ok(), "role=web\nzone=\n");
     assert_eq!(
-        world.json(&["label", "get", "node", "n1"]).await,
+        cluster.json(&["label", "get", "node", "n1"]).await,
         json!({"role": "web", "zone": ""})
     );
 
-    world.run(&["label", "set", "node", "n1", "role=db"]).await.ok();
-    world.run(&["label", "remove", "node", "n1", "zone", "absent"]).await.ok();
-    assert_eq!(world.get("labels/node/n1").await.unwrap(), r#"{"role":"db"}"#);
-    world.run(&["label", "rm", "node", "n1", "role"]).await.ok();
-    assert!(world.get("labels/node/n1").await.is_none());
+    cluster.run(&["label", "set", "node", "n1", "role=db"]).await.ok();
+    cluster.run(&["label", "remove", "node", "n1", "zone", "absent"]).await.ok();
+    assert_eq!(cluster.get("labels/node/n1").await.unwrap(), r#"{"role":"db"}"#);
+    cluster.run(&["label", "rm", "node", "n1", "role"]).await.ok();
+    assert!(cluster.get("labels/node/n1").await.is_none());
 
-    let log = world.json(&["audit", "list"]).await;
+    let log = cluster.json(&["audit", "list"]).await;
     let details: Vec<_> = log
         .as_array()
         .unwrap()
@@ -44,52 +44,52 @@ async fn label_set_get_remove_and_last_removes_key() {
 
 #[tokio::test]
 async fn what_is_so_already_is_not_written() {
-    let world = World::new().await;
-    world.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
-    let before = world.everything();
-    world.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
-    world.run(&["label", "remove", "node", "n1", "other"]).await.ok();
-    assert_eq!(world.everything(), before);
+    let cluster = HttpCluster::new().await;
+    cluster.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
+    let before = cluster.everything();
+    cluster.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
+    cluster.run(&["label", "remove", "node", "n1", "other"]).await.ok();
+    assert_eq!(cluster.everything(), before);
 }
 
 #[tokio::test]
 async fn a_selector_means_all_that_match() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    world.put("labels/node/n3", r#"{"role":"db"}"#).await;
-    world.run(&["label", "set", "node", "--selector", "role=web", "drain=yes"]).await.ok();
-    let list = world.run(&["label", "list", "node"]).await.ok();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    cluster.put("labels/node/n3", r#"{"role":"db"}"#).await;
+    cluster.run(&["label", "set", "node", "--selector", "role=web", "drain=yes"]).await.ok();
+    let list = cluster.run(&["label", "list", "node"]).await.ok();
     assert_eq!(
         list,
         "NODE   LABELS\nn1     drain=yes,role=web\nn2     drain=yes,role=web\nn3     role=db\n"
     );
-    world.run(&["label", "remove", "node", "-l", "drain", "drain"]).await.ok();
+    cluster.run(&["label", "remove", "node", "-l", "drain", "drain"]).await.ok();
     assert_eq!(
-        world.run(&["label", "list", "node", "-l", "drain"]).await.ok(),
+        cluster.run(&["label", "list", "node", "-l", "drain"]).await.ok(),
         "nothing matches\n"
     );
 }
 
 #[tokio::test]
 async fn controllers_are_found_by_name_and_their_bell_is_rung() {
-    let world = World::new().await;
-    let id = world.create(&[]).await;
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
     let bell = format!("rcfarm/bell/rc/{id}");
-    let before = world.get(&bell).await;
-    world.run(&["label", "set", "rc", "web", "team=a"]).await.ok();
-    let labels = world.get(&format!("labels/replication_controller/{id}")).await.unwrap();
+    let before = cluster.get(&bell).await;
+    cluster.run(&["label", "set", "rc", "web", "team=a"]).await.ok();
+    let labels = cluster.get(&format!("labels/replication_controller/{id}")).await.unwrap();
     assert_eq!(labels, r#"{"pod_id":"web","team":"a"}"#);
-    assert_ne!(world.get(&bell).await, before);
-    assert!(world.run(&["label", "get", "rc", &id[..6]]).await.ok().contains("team=a"));
+    assert_ne!(cluster.get(&bell).await, before);
+    assert!(cluster.run(&["label", "get", "rc", &id[..6]]).await.ok().contains("team=a"));
 }
 
 #[tokio::test]
 async fn mistakes_are_named_and_change_nothing() {
-    let world = World::new().await;
-    let id = world.create(&[]).await;
-    world.pod("n1", &id).await;
-    world.put("labels/node/torn", "{").await;
-    let before = world.everything();
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
+    cluster.pod("n1", &id).await;
+    cluster.put("labels/node/torn", "{").await;
+    let before = cluster.everything();
     for (arguments, words) in [
         (&["label", "set", "node", "n1"][..], "no label is given"),
         (&["label", "set", "node", "n1", "role"], "write it as key=value"),
@@ -105,8 +105,8 @@ async fn mistakes_are_named_and_change_nothing() {
         (&["label", "set", "node", "torn", "a=b"], "labels/node/torn"),
         (&["label", "get", "node", "n7"], "has no labels"),
     ] {
-        let stderr = world.run(arguments).await.failed();
+        let stderr = cluster.run(arguments).await.failed();
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     }
-    assert_eq!(world.everything(), before);
+    assert_eq!(cluster.everything(), before);
 }

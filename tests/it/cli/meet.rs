@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dev::Program;
-use super::world::{command, run};
+use super::dev::DevProcess;
+use crate::harness::program;
 use rcfarm_testing::process::free_ports;
 use rcfarm_testing::wait::{PATIENCE, in_time};
 
@@ -26,11 +26,11 @@ async fn the_members_of_the_example_meet() {
     let data = dir.path().join("nodes").to_str().unwrap().to_owned();
     let first = first.to_string();
     let arguments = ["dev", "--nodes", "2", "--first-port", &first, "--data-dir", &data];
-    let mut dev = command("127.0.0.1:0", dir.path(), &arguments);
+    let mut dev = program("127.0.0.1:0", dir.path()).command(&arguments);
     // Contains python3.
     dev.env("PATH", std::env::var_os("PATH").unwrap());
-    let mut dev = Program::start(dev).await;
-    let ask = async |arguments: &[&str]| run(command(&dev.address, dir.path(), arguments)).await;
+    let mut dev = DevProcess::start(dev.into()).await;
+    let ask = async |arguments: &[&str]| program(&dev.address, dir.path()).run(arguments).await;
 
     ask(&["apply", "-f", "meet.yaml"]).await.ok();
     let waited = tokio::time::timeout(PATIENCE, ask(&["job", "wait", "meet"])).await;

@@ -12,4 +12,3 @@ mod queue;
 mod rc;
 mod usage;
 mod with_a_farm;
-pub(crate) mod world;

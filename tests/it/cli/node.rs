@@ -7,37 +7,34 @@ use std::time::Duration;
 use rcfarm_api::ids::SessionId;
 use rcfarm_node::simulated;
 use rcfarm_store::time::SystemClock;
-use rcfarm_store::{Behavior, Key, NewSession, PutMode, Query, Reader, Store};
+use rcfarm_store::{Behavior, NewSession, Store};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::world::World;
+use crate::harness::HttpCluster;
 use rcfarm_testing::wait::{eventually, in_time, until};
 
 /// A node with an agent: its record, locked by a session.
-async fn agent(world: &World, name: &str) -> SessionId {
+async fn agent(cluster: &HttpCluster, name: &str) -> SessionId {
     let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
-    let session = world.consul.create_session(&new).await.unwrap();
+    let session = cluster.store.create_session(&new).await.unwrap();
     let record = json!({
         "address": "10.0.0.1", "agent_version": "1.2.3", "session": session, "rack": 7,
         "capacity": {"cpu_milli": 4000, "memory_bytes": 8u64 << 30, "devices": {"gpu": 2}},
     });
-    let key = Key::parse(&format!("rcfarm/nodes/{name}")).unwrap();
-    let mode = PutMode::Acquire(session.clone());
-    assert!(world.consul.put(&key, record.to_string().into(), 0, mode).await.unwrap());
+    cluster.put_locked(format!("rcfarm/nodes/{name}"), &record.to_string(), &session).await;
     session
 }
 
 /// Makes all intents real and healthy until the guard is dropped.
-fn simulated_nodes(world: &World) -> DropGuard {
-    let (store, shutdown) = (Arc::new(world.consul.clone()), CancellationToken::new());
+fn simulated_nodes(cluster: &HttpCluster) -> DropGuard {
+    let (store, shutdown) = (Arc::new(cluster.store.clone()), CancellationToken::new());
     tokio::spawn(simulated::run(store, Arc::new(SystemClock), |_| true, shutdown.clone()));
     shutdown.drop_guard()
 }
 
-async fn session_of(world: &World, key: &str) -> Option<SessionId> {
-    let key = Key::parse(key).unwrap();
-    world.consul.get(&key, Query::PLAIN).await.unwrap().value.unwrap().session
+async fn session_of(cluster: &HttpCluster, key: &str) -> Option<SessionId> {
+    cluster.entry(key).await.unwrap().session
 }
 
 fn row<'v>(list: &'v Value, name: &str) -> &'v Value {
@@ -47,18 +44,18 @@ fn row<'v>(list: &'v Value, name: &str) -> &'v Value {
 
 #[tokio::test]
 async fn list_tells_what_each_node_is_fit_for() {
-    let world = World::new().await;
-    world.nodes(2).await; // as p2's: known by their labels alone
-    let held = agent(&world, "n2").await;
-    let gone = agent(&world, "n3").await;
-    world.consul.kill_session(&gone);
-    world.put("rcfarm/nodes/n4", r#"{"state":"draining"}"#).await;
-    world.put("rcfarm/nodes/n5", r#"{"state":"sleepy"}"#).await;
-    world.put("intent/n6/web", "id: web").await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await; // as p2's: known by their labels alone
+    let held = agent(&cluster, "n2").await;
+    let gone = agent(&cluster, "n3").await;
+    cluster.store.kill_session(&gone);
+    cluster.put("rcfarm/nodes/n4", r#"{"state":"draining"}"#).await;
+    cluster.put("rcfarm/nodes/n5", r#"{"state":"sleepy"}"#).await;
+    cluster.put("intent/n6/web", "id: web").await;
     let health = r#"{"Status":"passing","Time":"2020-01-01T00:00:00Z"}"#;
-    world.put("health/web/n1", health).await;
+    cluster.put("health/web/n1", health).await;
 
-    let list = world.json(&["node", "list"]).await;
+    let list = cluster.json(&["node", "list"]).await;
     let states: BTreeMap<&str, &str> = list
         .as_array()
         .unwrap()
@@ -85,35 +82,35 @@ async fn list_tells_what_each_node_is_fit_for() {
     );
     assert_eq!(row(&list, "n1")["last_heard"], "2020-01-01T00:00:00Z");
     assert_eq!(row(&list, "n6")["pods"], 1);
-    let ran = world.run(&["node", "ls"]).await;
+    let ran = cluster.run(&["node", "ls"]).await;
     assert!(ran.stderr.contains("rcfarm/nodes/n5: field state: unknown variant"), "{ran:?}");
     let text = ran.ok();
     assert!(text.contains("cpu=4,memory=8Gi,gpu=2") && text.contains("no agent"), "{text}");
-    let some = world.json(&["node", "list", "-l", "role=web"]).await;
+    let some = cluster.json(&["node", "list", "-l", "role=web"]).await;
     assert_eq!(some.as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
 async fn drain_empties_node_and_keeps_min_health() {
     const PODS: [&str; 5] = ["a", "b", "c", "d", "e"];
-    let world = World::new().await;
-    world.nodes(8).await;
-    let (_farm, _nodes) = (world.farm("f1", ""), simulated_nodes(&world));
-    let session = agent(&world, "n1").await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(8).await;
+    let (_farm, _nodes) = (cluster.start("f1"), simulated_nodes(&cluster));
+    let session = agent(&cluster, "n1").await;
     for pod in PODS {
-        std::fs::write(world.dir.path().join(pod), format!("id: {pod}\n")).unwrap();
+        std::fs::write(cluster.dir.path().join(pod), format!("id: {pod}\n")).unwrap();
         let which = ["rc", "create", "-f", pod, "--node-selector", "role=web", "--wait"];
         let how = ["--replicas", "4", "--rc-label", "rcfarm/min_health=3"];
-        world.run(&[&which[..], &how[..]].concat()).await.ok();
+        cluster.run(&[&which[..], &how[..]].concat()).await.ok();
     }
     let healthy = |pod: &str| {
         let under = format!("health/{pod}/");
-        world.consul.inspect(|tables| tables.kv.list(&under).count())
+        cluster.store.inspect(|tables| tables.kv.list(&under).count())
     };
     eventually("all are healthy", || PODS.iter().all(|pod| healthy(pod) >= 4)).await;
-    assert_eq!(row(&world.json(&["node", "list"]).await, "n1")["pods"], 5);
+    assert_eq!(row(&cluster.json(&["node", "list"]).await, "n1")["pods"], 5);
 
-    let mut drain = Box::pin(world.run(&["node", "drain", "n1", "-o", "json"]));
+    let mut drain = Box::pin(cluster.run(&["node", "drain", "n1", "-o", "json"]));
     let ran = loop {
         tokio::select! {
             biased;
@@ -128,35 +125,35 @@ async fn drain_empties_node_and_keeps_min_health() {
     assert!(!ran.stderr.contains("NoController"), "a pod that moves is somebody's: {ran:?}");
     let rows = ran.json();
     assert_eq!((&rows[0]["state"], &rows[0]["pods"]), (&json!("draining"), &json!([])));
-    assert_eq!(world.value("rcfarm/nodes/n1").await["rack"], 7, "what we do not know stays");
-    assert_eq!(session_of(&world, "rcfarm/nodes/n1").await, Some(session), "the agent's lock");
+    assert_eq!(cluster.value("rcfarm/nodes/n1").await["rack"], 7, "what we do not know stays");
+    assert_eq!(session_of(&cluster, "rcfarm/nodes/n1").await, Some(session), "the agent's lock");
     for under in ["intent/n1/", "labels/pod/n1/", "reality/n1/"] {
-        assert_eq!(world.consul.inspect(|tables| tables.kv.list(under).count()), 0, "{under}");
+        assert_eq!(cluster.store.inspect(|tables| tables.kv.list(under).count()), 0, "{under}");
     }
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
 
-    let text = world.run(&["node", "undrain", "n1"]).await.ok();
+    let text = cluster.run(&["node", "undrain", "n1"]).await.ok();
     assert_eq!(text, "n1: no longer draining (ready)\n");
-    let record = world.value("rcfarm/nodes/n1").await;
+    let record = cluster.value("rcfarm/nodes/n1").await;
     assert_eq!((&record["state"], &record["drain_deadline"]), (&json!("ready"), &Value::Null));
-    let log = world.run(&["audit", "list"]).await.ok();
+    let log = cluster.run(&["audit", "list"]).await.ok();
     assert!(log.contains("NODE_DRAINED") && log.contains("node n1 of 5 pods until "), "{log}");
     assert!(log.contains("NODE_UNDRAINED") && log.contains("user:alice"), "{log}");
 }
 
 #[tokio::test]
 async fn drain_deadline_lists_remaining_pods_with_reasons() {
-    let world = World::new().await;
-    world.nodes(2).await;
-    let (farm, _nodes) = (world.farm("f1", ""), simulated_nodes(&world));
-    let id = world.create(&["--replicas", "2", "--wait"]).await;
-    world.run(&["rc", "disable", "web"]).await.ok();
-    world.put("intent/n1/by-hand", "id: by-hand").await;
-    world.pod("n1", "00000000-0000-4000-8000-000000000000").await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let (farm, _nodes) = (cluster.start("f1"), simulated_nodes(&cluster));
+    let id = cluster.create(&["--replicas", "2", "--wait"]).await;
+    cluster.run(&["rc", "disable", "web"]).await.ok();
+    cluster.put("intent/n1/by-hand", "id: by-hand").await;
+    cluster.pod("n1", "00000000-0000-4000-8000-000000000000").await;
     let labels = json!({"pod_id": "web", "replication_controller_id": id}).to_string();
-    world.put("labels/pod/n1/web", &labels).await;
+    cluster.put("labels/pod/n1/web", &labels).await;
 
-    let ran = world.run(&["node", "drain", "n1", "--deadline", "1s", "-o", "json"]).await;
+    let ran = cluster.run(&["node", "drain", "n1", "--deadline", "1s", "-o", "json"]).await;
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.stderr.contains("2 pods left (1 "), "it says so while it waits: {ran:?}");
     assert!(ran.stderr.contains("2 pods left on n1 (1 Disabled, 1 NoController)"), "{ran:?}");
@@ -173,17 +170,17 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
         (vec!["NoController", "Disabled"], &json!("draining"))
     );
 
-    let shown = world.json(&["node", "get", "n1"]).await;
+    let shown = cluster.json(&["node", "get", "n1"]).await;
     assert_eq!((&shown["state"], &shown["pods"][1]["pod_id"]), (&json!("draining"), &json!("web")));
     assert_eq!(shown["pods"][1]["replication_controller_id"], json!(id));
     assert_eq!(shown["pods"][1]["stays"]["reason"], "Disabled");
     assert_eq!(shown["record"]["state"], "draining");
-    assert!(world.value("rcfarm/nodes/n1").await["drain_deadline"].is_string());
-    drop(farm);
-    world.run(&["rc", "enable", "web"]).await.ok();
+    assert!(cluster.value("rcfarm/nodes/n1").await["drain_deadline"].is_string());
+    farm.stop().await;
+    cluster.run(&["rc", "enable", "web"]).await.ok();
     let mut text = String::new();
     until("nobody owns it", async || {
-        text = world.run(&["node", "get", "n1"]).await.ok();
+        text = cluster.run(&["node", "get", "n1"]).await.ok();
         text.contains("NoOwner")
     })
     .await;
@@ -192,38 +189,38 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
 
 #[tokio::test]
 async fn nodes_are_drained_by_label_and_no_wait_only_says_so() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    world.put("labels/node/n3", r#"{"role":"db"}"#).await;
-    world.put("intent/n2/web", "id: web").await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    cluster.put("labels/node/n3", r#"{"role":"db"}"#).await;
+    cluster.put("intent/n2/web", "id: web").await;
     let which = ["node", "drain", "-l", "role=web", "--no-wait", "--deadline", "1h"];
-    let text = world.run(&which).await.ok();
+    let text = cluster.run(&which).await.ok();
     assert!(text.contains("n1: empty") && text.contains("n2: draining until 20"), "{text}");
-    assert_eq!(world.value("rcfarm/nodes/n1").await["state"], "draining");
-    assert!(world.get("rcfarm/nodes/n3").await.is_none());
-    assert_eq!(world.events().await, ["NODE_DRAINED", "NODE_DRAINED"]);
+    assert_eq!(cluster.value("rcfarm/nodes/n1").await["state"], "draining");
+    assert!(cluster.get("rcfarm/nodes/n3").await.is_none());
+    assert_eq!(cluster.events().await, ["NODE_DRAINED", "NODE_DRAINED"]);
 
-    world.run(&["node", "undrain", "n1", "n2"]).await.ok();
-    let before = world.everything();
-    let text = world.run(&["node", "undrain", "n1", "n3"]).await.ok();
+    cluster.run(&["node", "undrain", "n1", "n2"]).await.ok();
+    let before = cluster.everything();
+    let text = cluster.run(&["node", "undrain", "n1", "n3"]).await.ok();
     assert!(text.contains("n3: not draining, as before (no agent)"), "{text}");
-    assert_eq!(world.everything(), before, "what is so already is not written");
+    assert_eq!(cluster.everything(), before, "what is so already is not written");
 }
 
 #[tokio::test]
 async fn a_wait_ends_when_somebody_ends_the_drain() {
-    let world = World::new().await;
-    world.nodes(1).await;
-    world.put("intent/n1/web", "id: web").await;
-    let mut drain = Box::pin(world.run(&["node", "drain", "n1"]));
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(1).await;
+    cluster.put("intent/n1/web", "id: web").await;
+    let mut drain = Box::pin(cluster.run(&["node", "drain", "n1"]));
     let ended = async {
         loop {
             tokio::select! {
                 biased;
                 ran = &mut drain => break ran,
                 () = tokio::time::sleep(Duration::from_millis(50)) => {
-                    if world.get("rcfarm/nodes/n1").await.is_some_and(|r| r.contains("draining")) {
-                        world.put("rcfarm/nodes/n1", r#"{"state":"ready"}"#).await;
+                    if cluster.get("rcfarm/nodes/n1").await.is_some_and(|r| r.contains("draining")) {
+                        cluster.put("rcfarm/nodes/n1", r#"{"state":"ready"}"#).await;
                     }
                 }
             }
@@ -235,52 +232,52 @@ async fn a_wait_ends_when_somebody_ends_the_drain() {
 
 #[tokio::test]
 async fn remove_refuses_while_pods_or_an_agent_are_there() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    let session = agent(&world, "n1").await;
-    world.put("intent/n2/web", "id: web").await;
-    let before = world.everything();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    let session = agent(&cluster, "n1").await;
+    cluster.put("intent/n2/web", "id: web").await;
+    let before = cluster.everything();
     for (node, words) in [("n1", "the agent of n1 is running"), ("n2", "n2 has 1 pod (web)")] {
-        let stderr = world.run(&["node", "remove", node]).await.failed();
+        let stderr = cluster.run(&["node", "remove", node]).await.failed();
         assert!(stderr.contains(words) && stderr.contains("--force"), "{stderr}");
     }
-    assert_eq!(world.everything(), before);
+    assert_eq!(cluster.everything(), before);
 
     // Leftovers of a dead agent, and of a pod that has moved.
-    world.put("reality/n3/web", "id: web").await;
-    world.put("status/pods/web/n3", r#"{"phase":"Running"}"#).await;
-    world.put("status/pods/web/n1", r#"{"phase":"Running"}"#).await;
-    world.put("health/web/n3", r#"{"Status":"passing"}"#).await;
-    let stderr = world.run(&["node", "remove", "n3"]).await.failed();
+    cluster.put("reality/n3/web", "id: web").await;
+    cluster.put("status/pods/web/n3", r#"{"phase":"Running"}"#).await;
+    cluster.put("status/pods/web/n1", r#"{"phase":"Running"}"#).await;
+    cluster.put("health/web/n3", r#"{"Status":"passing"}"#).await;
+    let stderr = cluster.run(&["node", "remove", "n3"]).await.failed();
     assert!(stderr.contains("n3 has 1 pod"), "its agent may be p2's, and still run: {stderr}");
-    world.put("rcfarm/nodes/n3", r#"{"session":"00000000-0000-4000-8000-000000000003"}"#).await;
-    let list = world.run(&["pod", "list"]).await.ok();
+    cluster.put("rcfarm/nodes/n3", r#"{"session":"00000000-0000-4000-8000-000000000003"}"#).await;
+    let list = cluster.run(&["pod", "list"]).await.ok();
     assert!(list.contains("Lost") && list.contains("its node is down"), "{list}");
-    let removed = world.json(&["node", "rm", "n3"]).await;
+    let removed = cluster.json(&["node", "rm", "n3"]).await;
     assert_eq!(removed["removed"], json!({"record": true, "labels": true, "leftovers": 1}));
     for gone in ["reality/n3/web", "status/pods/web/n3", "health/web/n3"] {
-        assert!(world.get(gone).await.is_none(), "{gone}");
+        assert!(cluster.get(gone).await.is_none(), "{gone}");
     }
-    assert!(world.get("status/pods/web/n1").await.is_some());
+    assert!(cluster.get("status/pods/web/n1").await.is_some());
     assert_eq!(removed["left"], json!({"pods": [], "agent_session": null}));
-    let removed = world.json(&["node", "remove", "n1", "--force"]).await;
+    let removed = cluster.json(&["node", "remove", "n1", "--force"]).await;
     assert_eq!(removed["left"]["agent_session"], json!(session));
-    let ran = world.run(&["node", "remove", "n2", "--force"]).await;
+    let ran = cluster.run(&["node", "remove", "n2", "--force"]).await;
     assert!(ran.stdout.contains("left: 1 pod"), "{ran:?}");
-    assert!(world.get("rcfarm/nodes/n1").await.is_none());
-    assert!(world.get("labels/node/n2").await.is_none());
-    assert!(world.get("intent/n2/web").await.is_some());
-    assert_eq!(world.events().await, ["NODE_REMOVED"; 3]);
-    let stderr = world.run(&["node", "remove", "n2", "--force"]).await.failed();
+    assert!(cluster.get("rcfarm/nodes/n1").await.is_none());
+    assert!(cluster.get("labels/node/n2").await.is_none());
+    assert!(cluster.get("intent/n2/web").await.is_some());
+    assert_eq!(cluster.events().await, ["NODE_REMOVED"; 3]);
+    let stderr = cluster.run(&["node", "remove", "n2", "--force"]).await.failed();
     assert!(stderr.contains("neither a record nor labels"), "{stderr}");
 }
 
 #[tokio::test]
 async fn mistakes_are_named_and_change_nothing() {
-    let world = World::new().await;
-    world.nodes(2).await;
-    world.put("rcfarm/nodes/n2", r#"{"state":"sleepy"}"#).await;
-    let before = world.everything();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    cluster.put("rcfarm/nodes/n2", r#"{"state":"sleepy"}"#).await;
+    let before = cluster.everything();
     for (arguments, words) in [
         (&["node", "drain"][..], "<NODE>"),
         (&["node", "drain", "n1", "-l", "role=web"], "cannot be used with"),
@@ -295,24 +292,24 @@ async fn mistakes_are_named_and_change_nothing() {
         (&["node", "get", "n7"], "rcfarm node list"),
         (&["node", "remove", "n7"], "no node n7"),
     ] {
-        let stderr = world.run(arguments).await.failed();
+        let stderr = cluster.run(arguments).await.failed();
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     }
-    assert_eq!(world.everything(), before);
+    assert_eq!(cluster.everything(), before);
 }
 
 #[tokio::test]
 async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    let id = world.create(&["--replicas", "3", "--strategy", "dynamic"]).await;
-    world.pod("n1", &id).await;
-    world.put("rcfarm/nodes/n1", r#"{"state":"draining"}"#).await;
-    let session = agent(&world, "n2").await;
-    world.consul.kill_session(&session);
-    world.put("labels/node/n4", r#"{"role":"db"}"#).await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    let id = cluster.create(&["--replicas", "3", "--strategy", "dynamic"]).await;
+    cluster.pod("n1", &id).await;
+    cluster.put("rcfarm/nodes/n1", r#"{"state":"draining"}"#).await;
+    let session = agent(&cluster, "n2").await;
+    cluster.store.kill_session(&session);
+    cluster.put("labels/node/n4", r#"{"role":"db"}"#).await;
 
-    let why = world.json(&["rc", "explain", "web"]).await;
+    let why = cluster.json(&["rc", "explain", "web"]).await;
     let reasons: BTreeSet<(&str, &str)> = why["unfit_nodes"]
         .as_array()
         .unwrap()
@@ -323,14 +320,14 @@ async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
         reasons,
         BTreeSet::from([("n1", "Draining"), ("n2", "Down"), ("n4", "NotMatching")])
     );
-    let text = world.run(&["rc", "explain", "web"]).await.ok();
+    let text = cluster.run(&["rc", "explain", "web"]).await.ok();
     assert!(text.contains("n1: matches, but is draining; a pod is still there"), "{text}");
     assert!(text.contains("3 nodes match role=web, 2 of them draining or down"), "{text}");
     assert!(text.contains("3 of 4 eligible") && text.contains("2 of them not ready"), "{text}");
 
-    let plan = world.run(&["rc", "plan", "web", "--replicas", "0"]).await;
+    let plan = cluster.run(&["rc", "plan", "web", "--replicas", "0"]).await;
     assert!(plan.stdout.contains("- n1  remove: its node is draining"), "{plan:?}");
-    let plan = world.run(&["rc", "plan", "web"]).await;
+    let plan = cluster.run(&["rc", "plan", "web"]).await;
     assert!(plan.stdout.contains("+ n3  add"), "{plan:?}");
     assert!(plan.stdout.contains("unfit: n2: matches, but is down"), "{plan:?}");
     assert!(!plan.stdout.contains("n4"), "{plan:?}");
@@ -338,29 +335,29 @@ async fn explain_and_plan_tell_of_nodes_that_drain_or_are_down() {
 
 #[tokio::test]
 async fn explain_and_farm_list_name_avoided_nodes() {
-    let world = World::new().await;
-    world.nodes(2).await;
-    let id = world.create(&["--replicas", "2", "--strategy", "dynamic"]).await;
-    world.owned(&id, json!({"suspect_nodes": ["n1"]})).await;
-    let why = world.json(&["rc", "explain", "web"]).await;
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let id = cluster.create(&["--replicas", "2", "--strategy", "dynamic"]).await;
+    cluster.owned(&id, json!({"suspect_nodes": ["n1"]})).await;
+    let why = cluster.json(&["rc", "explain", "web"]).await;
     assert_eq!(why["unfit_nodes"][0]["node"], "n1");
     assert_eq!(why["unfit_nodes"][0]["reason"], "Quarantined");
-    let text = world.run(&["rc", "explain", "web"]).await.ok();
+    let text = cluster.run(&["rc", "explain", "web"]).await.ok();
     assert!(text.contains("n1: matches, but is passed over for a while"), "{text}");
-    let plan = world.run(&["rc", "plan", "web"]).await;
+    let plan = cluster.run(&["rc", "plan", "web"]).await;
     assert!(plan.stdout.contains("+ n2") && !plan.stdout.contains("+ n1"), "{plan:?}");
-    let farms = world.run(&["farm", "list"]).await.ok();
+    let farms = cluster.run(&["farm", "list"]).await.ok();
     assert!(farms.contains("f1 passes over n1"), "{farms}");
 }
 
 #[tokio::test]
 async fn plan_keeps_the_minimum_that_the_controllers_labels_declare() {
-    let world = World::new().await;
-    world.nodes(1).await;
-    let id = world.create(&["--replicas", "1", "--rc-label", "rcfarm/min_health=most"]).await;
-    world.pod("n1", &id).await;
-    let stderr = world.run(&["rc", "plan", "web"]).await.plan_failed();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(1).await;
+    let id = cluster.create(&["--replicas", "1", "--rc-label", "rcfarm/min_health=most"]).await;
+    cluster.pod("n1", &id).await;
+    let stderr = cluster.run(&["rc", "plan", "web"]).await.plan_failed();
     assert!(stderr.contains("rcfarm/min_health") && stderr.contains("\"most\""), "{stderr}");
-    let why = world.run(&["rc", "explain", "web"]).await.ok();
+    let why = cluster.run(&["rc", "explain", "web"]).await.ok();
     assert!(why.contains("rcfarm/min_health"), "{why}");
 }

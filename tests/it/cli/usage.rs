@@ -4,23 +4,26 @@ use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
 
-use super::world::{Ran, World, command, run};
+use rcfarm_testing::program::Ran;
+use tokio::process::Command;
+
+use crate::harness::{HttpCluster, program};
 
 #[tokio::test]
 async fn help_lists_the_commands_and_the_exit_codes() {
-    let world = World::new().await;
-    let help = world.run(&["--help"]).await.ok();
+    let cluster = HttpCluster::new().await;
+    let help = cluster.run(&["--help"]).await.ok();
     for words in ["rc ", "label ", "audit ", "farm ", "doctor ", "completion ", "Exit codes:"] {
         assert!(help.contains(words), "{words} is not in:\n{help}");
     }
     assert!(help.contains("CONSUL_HTTP_TOKEN_FILE"), "{help}");
-    assert_eq!(world.run(&["-help"]).await.ok(), help, "one dash is as good as two");
-    assert!(world.run(&["--version"]).await.ok().starts_with("rcfarm "));
+    assert_eq!(cluster.run(&["-help"]).await.ok(), help, "one dash is as good as two");
+    assert!(cluster.run(&["--version"]).await.ok().starts_with("rcfarm "));
 }
 
 #[tokio::test]
 async fn wrong_usage_is_an_error_and_says_what_is_right() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     for (arguments, words) in [
         (&["rc", "list", "--sideways"][..], "--sideways"),
         (&["rc", "scale", "web"], "<N>"),
@@ -33,17 +36,17 @@ async fn wrong_usage_is_an_error_and_says_what_is_right() {
         (&["nonsense"], "nonsense"),
         (&[], "Usage"),
     ] {
-        let stderr = world.run(arguments).await.failed();
+        let stderr = cluster.run(arguments).await.failed();
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     }
-    assert_eq!(world.everything(), Vec::<String>::new());
+    assert_eq!(cluster.everything(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn an_agent_that_is_not_there_is_named_with_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     // Nothing listens on port 1.
-    let stderr = run(command("127.0.0.1:1", dir.path(), &["rc", "list"])).await.failed();
+    let stderr = program("127.0.0.1:1", dir.path()).run(&["rc", "list"]).await.failed();
     assert!(stderr.starts_with("error: Consul cannot be reached"), "{stderr}");
     let hint = stderr.lines().find(|line| line.starts_with("hint: ")).unwrap();
     assert!(hint.contains("http://127.0.0.1:1/") && hint.contains("CONSUL_HTTP_ADDR"), "{hint}");
@@ -51,32 +54,32 @@ async fn an_agent_that_is_not_there_is_named_with_the_remedy() {
 
 #[tokio::test]
 async fn settings_come_from_flags_and_variables_in_both_spellings() {
-    let world = World::new().await;
-    world.put("team/a/labels/node/n1", r#"{"role":"web"}"#).await;
-    let address = world.address.to_string();
+    let cluster = HttpCluster::new().await;
+    cluster.put("team/a/labels/node/n1", r#"{"role":"web"}"#).await;
+    let address = cluster.address.to_string();
     for arguments in [
         &["-http-addr", &address, "-root=team/a", "label", "list", "node"][..],
         &["label", "list", "node", "--http-addr", &address, "--root", "team/a"],
     ] {
-        let ran = run(command("127.0.0.1:1", world.dir.path(), arguments)).await;
+        let ran = program("127.0.0.1:1", cluster.dir.path()).run(arguments).await;
         assert_eq!(ran.ok(), "NODE   LABELS\nn1     role=web\n");
     }
-    let mut by_variable = world.command(&["label", "list", "node"]);
+    let mut by_variable = cluster.command(&["label", "list", "node"]);
     by_variable.env("RCFARM_ROOT", "team/a");
     assert!(run(by_variable).await.ok().contains("n1"));
-    assert!(world.run(&["label", "list", "node"]).await.ok().contains("nothing matches"));
+    assert!(cluster.run(&["label", "list", "node"]).await.ok().contains("nothing matches"));
 }
 
 #[tokio::test]
 async fn bad_setting_is_named_and_secrets_are_hidden() {
-    let world = World::new().await;
-    let mut wrong = world.command(&["rc", "list"]);
+    let cluster = HttpCluster::new().await;
+    let mut wrong = cluster.command(&["rc", "list"]);
     wrong.env("CONSUL_HTTP_ADDR", "ftp://h:1").env("CONSUL_HTTP_TOKEN", "s3cret");
     let stderr = run(wrong).await.failed();
     assert!(stderr.contains("CONSUL_HTTP_ADDR") && stderr.contains("\"ftp\""), "{stderr}");
     assert!(!stderr.contains("s3cret"), "{stderr}");
 
-    let mut odd = world.command(&["rc", "list"]);
+    let mut odd = cluster.command(&["rc", "list"]);
     odd.env("CONSUL_HTTP_SSL", "perhaps");
     let ran: Ran = run(odd).await;
     assert!(ran.stderr.contains("CONSUL_HTTP_SSL"), "{ran:?}");
@@ -85,9 +88,9 @@ async fn bad_setting_is_named_and_secrets_are_hidden() {
 
 #[tokio::test]
 async fn a_reader_that_goes_away_is_no_error() {
-    let world = World::new().await;
-    world.nodes(30).await;
-    let mut child = world
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(30).await;
+    let mut child = cluster
         .command(&["label", "list", "node"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -101,21 +104,25 @@ async fn a_reader_that_goes_away_is_no_error() {
 
 #[tokio::test]
 async fn a_manifest_may_come_from_standard_input() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     let arguments = ["rc", "create", "-f", "-", "--node-selector", ""];
     let mut child =
-        world.command(&arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        cluster.command(&arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"id: piped\n").await.unwrap();
     let output = child.wait_with_output().await.unwrap();
     assert!(output.status.success());
-    assert_eq!(world.json(&["rc", "list"]).await[0]["pod_id"], "piped");
+    assert_eq!(cluster.json(&["rc", "list"]).await[0]["pod_id"], "piped");
 }
 
 #[tokio::test]
 async fn completions_name_the_commands() {
-    let world = World::new().await;
+    let cluster = HttpCluster::new().await;
     for shell in ["bash", "zsh", "fish"] {
-        let script = world.run(&["completion", shell]).await.ok();
+        let script = cluster.run(&["completion", shell]).await.ok();
         assert!(script.contains("orphans") && script.contains("node-selector"), "{shell}");
     }
+}
+
+async fn run(mut command: Command) -> Ran {
+    command.output().await.unwrap().into()
 }

@@ -5,33 +5,33 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use super::world::World;
+use crate::harness::HttpCluster;
 use rcfarm_testing::wait::{in_time, until};
 
 #[tokio::test]
 async fn from_create_to_delete() {
-    let world = World::new().await;
-    world.nodes(4).await;
-    let _farm = world.farm("f1", "");
-    let id = world.create(&["--replicas", "2", "--wait"]).await;
-    assert_eq!(world.pods().await, ["n1/web", "n2/web"]);
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(4).await;
+    let _farm = cluster.start("f1");
+    let id = cluster.create(&["--replicas", "2", "--wait"]).await;
+    assert_eq!(cluster.pods().await, ["n1/web", "n2/web"]);
 
-    let ran = world.run(&["rc", "scale", "web", "4", "--wait"]).await;
+    let ran = cluster.run(&["rc", "scale", "web", "4", "--wait"]).await;
     assert!(ran.stderr.contains("4 of 4 pods scheduled"), "{ran:?}");
     assert!(ran.ok().contains("2 -> 4"));
-    assert_eq!(world.pods().await.len(), 4);
+    assert_eq!(cluster.pods().await.len(), 4);
 
-    let status = world.json(&["rc", "status", "web"]).await;
+    let status = cluster.json(&["rc", "status", "web"]).await;
     assert_eq!(status["status"]["owner"]["farm"], "f1");
     assert_eq!(status["is_current"], true);
-    let text = world.run(&["rc", "status", "web"]).await.ok();
+    let text = cluster.run(&["rc", "status", "web"]).await.ok();
     assert!(text.contains("4 of 4 scheduled") && text.contains("AsDesired"), "{text}");
-    let list = world.run(&["rc", "list"]).await.ok();
+    let list = cluster.run(&["rc", "list"]).await.ok();
     assert!(list.contains("4/4") && list.contains("AsDesired") && list.contains("f1"), "{list}");
-    assert_eq!(world.run(&["rc", "plan", "web"]).await.code, 0);
-    let why = world.run(&["rc", "explain", "web"]).await.ok();
+    assert_eq!(cluster.run(&["rc", "plan", "web"]).await.code, 0);
+    let why = cluster.run(&["rc", "explain", "web"]).await.ok();
     assert!(why.contains("as desired: 4 of 4") && why.contains("farm f1"), "{why}");
-    let pods = world.json(&["rc", "pods", "web"]).await;
+    let pods = cluster.json(&["rc", "pods", "web"]).await;
     assert_eq!(
         pods[0],
         json!({
@@ -39,34 +39,34 @@ async fn from_create_to_delete() {
         })
     );
 
-    assert!(world.run(&["rc", "delete", "web"]).await.ok().contains("deleted"));
-    assert_eq!(world.pods().await, Vec::<String>::new());
-    assert!(world.get(&format!("replication_controllers/{id}")).await.is_none());
-    assert!(world.get(&format!("status/replication_controllers/{id}/rcfarm")).await.is_none());
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
+    assert!(cluster.run(&["rc", "delete", "web"]).await.ok().contains("deleted"));
+    assert_eq!(cluster.pods().await, Vec::<String>::new());
+    assert!(cluster.get(&format!("replication_controllers/{id}")).await.is_none());
+    assert!(cluster.get(&format!("status/replication_controllers/{id}/rcfarm")).await.is_none());
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
 }
 
 #[tokio::test]
 async fn audit_verify_agrees_before_and_after_prune() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    let _farm = world.farm("f1", "");
-    world.create(&["--replicas", "3", "--wait"]).await;
-    world.run(&["rc", "scale", "web", "1", "--wait"]).await.ok();
-    let text = world.run(&["audit", "list"]).await.ok();
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    let _farm = cluster.start("f1");
+    cluster.create(&["--replicas", "3", "--wait"]).await;
+    cluster.run(&["rc", "scale", "web", "1", "--wait"]).await.ok();
+    let text = cluster.run(&["audit", "list"]).await.ok();
     assert!(text.contains("+n1 +n2 +n3 3 of 3") && text.contains("f1"), "{text}");
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("agree"));
-    world.run(&["audit", "prune", "--keep", "0s"]).await.ok();
-    assert!(world.run(&["audit", "verify"]).await.ok().contains("1 records"));
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    cluster.run(&["audit", "prune", "--keep", "0s"]).await.ok();
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("1 records"));
 }
 
 #[tokio::test]
 async fn waiting_says_what_holds_it_up_and_ends_when_it_is_gone() {
-    let world = World::new().await;
-    world.nodes(1).await;
-    let _farm = world.farm("f1", "");
-    world.create(&["--wait"]).await;
-    let mut command = world.command(&["rc", "scale", "web", "2", "--wait"]);
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(1).await;
+    let _farm = cluster.start("f1");
+    cluster.create(&["--wait"]).await;
+    let mut command = cluster.command(&["rc", "scale", "web", "2", "--wait"]);
     let mut child = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut heard = Vec::new();
@@ -77,44 +77,44 @@ async fn waiting_says_what_holds_it_up_and_ends_when_it_is_gone() {
     })
     .await;
     assert!(heard.last().unwrap().contains("1 of 2 pods scheduled"), "{heard:?}");
-    world.run(&["label", "set", "node", "n2", "role=web"]).await.ok();
+    cluster.run(&["label", "set", "node", "n2", "role=web"]).await.ok();
     assert!(in_time("its end", child.wait()).await.unwrap().success());
 }
 
 #[tokio::test]
 async fn farms_show_themselves_and_can_be_told() {
-    let world = World::new().await;
-    let _farm = world.farm("f1", "team=a");
-    let id = world.create(&["--rc-label", "team=b"]).await;
+    let cluster = HttpCluster::new().await;
+    let _farm = cluster.start_selecting("f1", "team=a");
+    let id = cluster.create(&["--rc-label", "team=b"]).await;
     // The farm is listed once its session is open.
     let mut list = Value::Null;
     until("it shows itself", async || {
-        list = world.json(&["farm", "list"]).await;
+        list = cluster.json(&["farm", "list"]).await;
         !list.as_array().unwrap().is_empty()
     })
     .await;
     assert_eq!((&list[0]["name"], &list[0]["selector"]), (&json!("f1"), &json!("team=a")));
-    let why = world.run(&["rc", "explain", &id]).await.ok();
+    let why = cluster.run(&["rc", "explain", &id]).await.ok();
     assert!(why.contains("farm f1 does not want it: label team is \"b\""), "{why}");
-    assert!(world.run(&["farm", "confirm", "f1"]).await.ok().contains("confirmed"));
-    let stderr = world.run(&["farm", "confirm", "f2"]).await.failed();
+    assert!(cluster.run(&["farm", "confirm", "f1"]).await.ok().contains("confirmed"));
+    let stderr = cluster.run(&["farm", "confirm", "f2"]).await.failed();
     assert!(stderr.contains("no farm f2 is running"), "{stderr}");
 }
 
 #[tokio::test]
 async fn watch_prints_each_change_of_status() {
-    let world = World::new().await;
-    world.nodes(3).await;
-    let _farm = world.farm("f1", "");
-    let id = world.create(&["--wait"]).await;
-    let mut child = world.start(&["rc", "watch", "web", "-o", "json"]);
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(3).await;
+    let _farm = cluster.start("f1");
+    let id = cluster.create(&["--wait"]).await;
+    let mut child = cluster.spawn(&["rc", "watch", "web", "-o", "json"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut next = async || -> Value {
         serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap()
     };
     let first = in_time("the first line", next()).await;
     assert_eq!((&first["id"], &first["state"]), (&json!(id), &json!("AsDesired")));
-    world.run(&["rc", "scale", "web", "3"]).await.ok();
+    cluster.run(&["rc", "scale", "web", "3"]).await.ok();
     in_time("three pods", async { while next().await["status"]["replicas"]["current"] != 3 {} })
         .await;
     child.kill().await.unwrap();

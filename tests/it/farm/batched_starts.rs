@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcfarm::job::writes::mark_of;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
@@ -13,11 +12,9 @@ use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_api::labels::decode_labels;
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
-use rcfarm_store::{Query, Reader};
 use serde_json::json;
 
-use super::SECOND;
-use super::cluster::{Cluster, RunningFarm};
+use crate::harness::{Cluster, RunningFarm, SECOND};
 use rcfarm_testing::wait::within;
 
 const MEMBERS: usize = 150;
@@ -57,16 +54,15 @@ async fn submit(cluster: &Cluster, suspend: bool) {
     let task = json!({"name": "w", "replicas": MEMBERS, "template": {"spec": {
         "restartPolicy": "Never", "containers": [{"name": "c", "command": ["true"]}]}}});
     let spec = json!({"spec": {"tasks": [task], "minAvailable": MEMBERS, "suspend": suspend}});
-    cluster.put(key::job(&job()).as_str(), spec.to_string()).await;
+    cluster.put(key::job(&job()), spec.to_string()).await;
 }
 
 async fn status(cluster: &Cluster) -> JobStatus {
-    let entry = cluster.store.get(&key::job_status(&job()), Query::PLAIN).await.unwrap().value;
-    entry.map(|entry| JobStatus::decode(&entry.value).unwrap()).unwrap_or_default()
+    cluster.read(key::job_status(&job())).await.unwrap_or_default()
 }
 
 async fn intents(cluster: &Cluster) -> usize {
-    cluster.store.list(&key::intents(), Query::PLAIN).await.unwrap().value.len()
+    cluster.list(&key::intents()).await.len()
 }
 
 /// Waits until each pod exists as its first attempt, created once, and no start is in progress.
@@ -75,8 +71,8 @@ async fn all_once(cluster: &Cluster, what: &str) {
         intents(cluster).await == MEMBERS && !status(cluster).await.is_starting()
     })
     .await;
-    let pods = cluster.store.list(&key::labels(key::LabelKind::Pod), Query::PLAIN).await.unwrap();
-    let identities = pods.value.iter().map(|entry| mark_of(&decode_labels(&entry.value).unwrap()));
+    let pods = cluster.list(&key::labels(key::LabelKind::Pod)).await;
+    let identities = pods.iter().map(|entry| mark_of(&decode_labels(&entry.value).unwrap()));
     let identities: Vec<_> = identities.map(Option::unwrap).collect();
     let slots: BTreeSet<_> = identities.iter().map(|identity| &identity.slot).collect();
     assert_eq!((identities.len(), slots.len()), (MEMBERS, MEMBERS), "{what}");
@@ -158,15 +154,15 @@ async fn batched_start_of_an_aborted_job_is_rolled_back() {
             .await;
             farm.kill().await;
             match deleted {
-                true => cluster.delete(key::job(&job()).as_str()).await,
+                true => cluster.delete(key::job(&job())).await,
                 false => submit(&cluster, true).await,
             }
             let heir = cluster.start("b");
             within(60 * SECOND, &format!("nothing is left: {what}"), || async {
                 let phase = status(&cluster).await.state.phase;
                 let is_over = deleted || phase == JobPhase::Aborted;
-                let group = cluster.store.get(&key::pod_group(&job()), Query::PLAIN).await.unwrap();
-                is_over && intents(&cluster).await == 0 && group.value.is_none()
+                let group = cluster.entry(key::pod_group(&job())).await;
+                is_over && intents(&cluster).await == 0 && group.is_none()
             })
             .await;
             if !deleted {
@@ -184,7 +180,7 @@ async fn batched_start_of_an_aborted_job_is_rolled_back() {
 #[tokio::test(start_paused = true)]
 async fn conflicting_pod_blocks_only_its_own_member() {
     let cluster = Cluster::new(1).await;
-    let node = super::cluster::node(0);
+    let node = crate::harness::node(0);
     let pod = "j-w-140".parse().unwrap();
     let (labels, intent) = (key::pod_labels(&node, &pod), key::intent(&node, &pod));
     cluster.put(intent.as_str(), "id: j-w-140\n").await;
@@ -196,7 +192,7 @@ async fn conflicting_pod_blocks_only_its_own_member() {
     .await;
     cluster.delete(intent.as_str()).await;
     within(60 * SECOND, "all are there", || async {
-        let own = cluster.store.get(&labels, Query::PLAIN).await.unwrap().value.is_some();
+        let own = cluster.entry(&labels).await.is_some();
         own && intents(&cluster).await == MEMBERS
     })
     .await;

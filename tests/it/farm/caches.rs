@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::SECOND;
-use super::cluster::{Cluster, node};
+use crate::harness::{Cluster, SECOND, node};
 use rcfarm::cluster::ClusterView;
 use rcfarm::cluster::nodes::NodeIndex;
 use rcfarm_api::key::{self, LabelKind};

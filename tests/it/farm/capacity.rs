@@ -12,11 +12,10 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_api::resource_list::units;
 use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
-use rcfarm_store::{Query, Reader, StoreError};
+use rcfarm_store::StoreError;
 use serde_json::json;
 
-use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use rcfarm_testing::wait::within;
 
 fn capacity(text: &str) -> ResourceList {
@@ -25,7 +24,7 @@ fn capacity(text: &str) -> ResourceList {
 
 async fn give(cluster: &Cluster, n: usize, text: &str) {
     let record = json!({"capacity": units::json(&capacity(text))});
-    cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
+    cluster.put(key::node(&node(n)), record.to_string()).await;
 }
 
 /// Nodes with equal capacity.
@@ -48,8 +47,7 @@ async fn create(cluster: &Cluster, n: u128, replicas: i64, resources: &str) {
 }
 
 async fn allocated(cluster: &Cluster, n: &NodeName) -> Allocations {
-    let entry = cluster.store.get(&key::allocation(n), Query::PLAIN).await.unwrap().value;
-    entry.map(|entry| Allocations::decode(&entry.value).unwrap()).unwrap_or_default()
+    cluster.read(key::allocation(n)).await.unwrap_or_default()
 }
 
 /// Checks in one snapshot: each allocation has a pod, each pod with requests has its allocation, and no node exceeds
@@ -166,7 +164,7 @@ async fn a_controller_that_asks_for_nothing_touches_no_books() {
     has_pods(&cluster, 1, 3).await;
     cluster.create_rc(1, 0).await;
     has_pods(&cluster, 1, 0).await;
-    let keys = cluster.store.keys(&key::allocations(), None, Query::PLAIN).await.unwrap().value;
+    let keys = cluster.keys(&key::allocations()).await;
     assert_eq!(keys, Vec::<String>::new());
     farm.stop().await;
 }
@@ -182,14 +180,14 @@ async fn a_label_chooses_between_spreading_and_packing() {
     has_pods(&cluster, 2, 1).await;
     assert_ne!(cluster.nodes_of(2).await, first, "spread");
     let label = json!({"rcfarm/packing": "bin-pack"}).to_string();
-    cluster.put(key::rc_labels(rc_id(3)).as_str(), label).await;
+    cluster.put(key::rc_labels(rc_id(3)), label).await;
     tokio::time::sleep(SECOND).await;
     create(&cluster, 3, 1, "cpu: 2").await;
     has_pods(&cluster, 3, 1).await;
     let full: BTreeSet<String> = &first | &cluster.nodes_of(2).await;
     assert!(cluster.nodes_of(3).await.is_subset(&full), "packed");
     let label = json!({"rcfarm/packing": "tight"}).to_string();
-    cluster.put(key::rc_labels(rc_id(3)).as_str(), label).await;
+    cluster.put(key::rc_labels(rc_id(3)), label).await;
     let why = says(&cluster, 3, RcConditionType::Valid, RcReason::InvalidRecord).await;
     assert!(why.contains("rcfarm/packing") && why.contains("spread or bin-pack"), "{why}");
     farm.stop().await;
@@ -309,7 +307,7 @@ async fn drained_node_frees_allocations_and_pod_moves() {
     let other = cluster.nodes_of(2).await.first().unwrap().clone();
     let record =
         json!({"capacity": units::json(&capacity("cpu=1,memory=8Gi")), "state": "draining"});
-    cluster.put(&format!("rcfarm/nodes/{home}"), record.to_string()).await;
+    cluster.put(format!("rcfarm/nodes/{home}"), record.to_string()).await;
     within(30 * SECOND, "moved", || async {
         let nodes = cluster.nodes_of(1).await;
         nodes.len() == 1 && !nodes.contains(&home) && !nodes.contains(&other)
@@ -328,7 +326,7 @@ async fn a_allocation_that_was_deleted_by_hand_is_made_again() {
     has_pods(&cluster, 1, 1).await;
     tokio::time::sleep(5 * SECOND).await;
     let before = allocated(&cluster, &node(0)).await;
-    cluster.delete(key::allocation(&node(0)).as_str()).await;
+    cluster.delete(key::allocation(&node(0))).await;
     within(10 * SECOND, "made again", || async { allocated(&cluster, &node(0)).await == before })
         .await;
     farm.stop().await;
@@ -345,8 +343,8 @@ async fn orphaned_allocation_is_freed_by_owner_or_by_need() {
     // The owner's pod is deleted by hand, and its node no longer matches: it is placed elsewhere.
     let home = cluster.nodes_of(1).await.first().unwrap().clone();
     cluster.label_node(&home.parse().unwrap(), json!({"pool": "db"})).await;
-    cluster.delete(&format!("intent/{home}/pod-1")).await;
-    cluster.delete(&format!("labels/pod/{home}/pod-1")).await;
+    cluster.delete(format!("intent/{home}/pod-1")).await;
+    cluster.delete(format!("labels/pod/{home}/pod-1")).await;
     within(30 * SECOND, "freed by its owner", || async {
         allocated(&cluster, &home.parse().unwrap()).await.pods.is_empty()
     })
@@ -354,10 +352,10 @@ async fn orphaned_allocation_is_freed_by_owner_or_by_need() {
     has_pods(&cluster, 1, 1).await;
     // Record and pod are deleted: no owner releases the allocation until another needs it.
     let home = cluster.nodes_of(1).await.first().unwrap().clone();
-    cluster.delete(key::rc(rc_id(1)).as_str()).await;
+    cluster.delete(key::rc(rc_id(1))).await;
     tokio::time::sleep(5 * SECOND).await;
-    cluster.delete(&format!("intent/{home}/pod-1")).await;
-    cluster.delete(&format!("labels/pod/{home}/pod-1")).await;
+    cluster.delete(format!("intent/{home}/pod-1")).await;
+    cluster.delete(format!("labels/pod/{home}/pod-1")).await;
     tokio::time::sleep(5 * SECOND).await;
     assert_eq!(allocated(&cluster, &home.parse().unwrap()).await.pods.len(), 1);
     create(&cluster, 2, 1, "cpu: 1").await;
@@ -373,7 +371,7 @@ async fn books_that_cannot_be_read_or_written_harm_nothing_else() {
     let farm = cluster.start("a");
     create(&cluster, 1, 2, "cpu: 1").await;
     has_pods(&cluster, 1, 2).await;
-    cluster.put(key::allocation(&node(0)).as_str(), "{").await;
+    cluster.put(key::allocation(&node(0)), "{").await;
     tokio::time::sleep(5 * SECOND).await;
     create(&cluster, 2, 2, "cpu: 1").await;
     has_pods(&cluster, 2, 1).await;
@@ -382,7 +380,7 @@ async fn books_that_cannot_be_read_or_written_harm_nothing_else() {
     assert_eq!(cluster.nodes_of(1).await.len(), 2, "who is there stays");
     create(&cluster, 1, 0, "cpu: 1").await;
     has_pods(&cluster, 1, 0).await;
-    let entry = cluster.store.get(&key::allocation(&node(0)), Query::PLAIN).await.unwrap().value;
+    let entry = cluster.entry(&key::allocation(&node(0))).await;
     assert_eq!(entry.unwrap().value, "{", "a person mends it");
     farm.stop().await;
 }

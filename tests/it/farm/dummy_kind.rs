@@ -14,8 +14,7 @@ use rcfarm_emulator::{Fate, Request, Verb};
 use rcfarm_store::{Commit, Op, Prefix, Txn};
 use rcfarm_testing::wait::within;
 
-use super::SECOND;
-use super::cluster::{Cluster, run};
+use crate::harness::{Cluster, SECOND, run};
 
 fn spec() -> KindSpec {
     let [records, locks, labels, status] =
@@ -79,7 +78,7 @@ async fn dummy_kind_is_claimed_fenced_woken_quarantined_and_released() {
     let (settings, env) = cluster.settings("f1", "team=a", store);
     let kind = NoteKind(ControllerContext::new(&settings, &env, &spec()));
     let farm = run(Farm::new(settings, env, vec![RegisteredKind::new(spec(), Arc::new(kind))]));
-    let status = async || cluster.text("note_status/x").await;
+    let status = async || cluster.get("note_status/x").await.unwrap_or_default();
     let is = async |text: &str| within(5 * SECOND, text, async || status().await == text).await;
 
     cluster.put("labels/note/x", r#"{"team":"a"}"#).await;
@@ -94,6 +93,9 @@ async fn dummy_kind_is_claimed_fenced_woken_quarantined_and_released() {
     let [unfenced, fenced] = FENCED.each_ref().map(|count| count.load(Ordering::SeqCst));
     assert!(unfenced == 0 && fenced >= 4, "{unfenced} {fenced}");
     cluster.put("labels/note/x", r#"{"team":"b"}"#).await;
-    within(5 * SECOND, "released", async || cluster.text("lock/notes/x").await.is_empty()).await;
+    within(5 * SECOND, "released", async || {
+        cluster.get("lock/notes/x").await.is_none_or(|text| text.is_empty())
+    })
+    .await;
     farm.stop().await;
 }

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcReason;
 use rcfarm_emulator::{Fate, FaultOutcome, Request, Verb};
-use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
+use rcfarm_store::{Behavior, NewSession, Store, StoreError};
 use rcfarm_testing::wait::within;
 use serde_json::json;
 use tokio::time::Instant;
@@ -20,8 +19,8 @@ async fn pods_of_p2() -> Cluster {
         cluster.label_node(&node(n), json!({"pool": "elsewhere"})).await;
         let labels = json!({"replication_controller_id": rc_id(1), "pod_id": pod_id(1),
             "availability_zone": "az1", "cluster_name": "test"});
-        cluster.put(key::pod_labels(&node(n), &pod_id(1)).as_str(), labels.to_string()).await;
-        cluster.put(key::intent(&node(n), &pod_id(1)).as_str(), "id: pod-1\n").await;
+        cluster.put(key::pod_labels(&node(n), &pod_id(1)), labels.to_string()).await;
+        cluster.put(key::intent(&node(n), &pod_id(1)), "id: pod-1\n").await;
     }
     cluster.create_rc(1, 2).await;
     cluster
@@ -106,8 +105,7 @@ async fn held_lock_is_retried_with_backoff_and_taken_when_free() {
     let (lock_delay, behavior) = (60 * SECOND, Behavior::Delete);
     let new = NewSession { lock_delay, behavior, ..NewSession::default() };
     let session = cluster.store.create_session(&new).await.unwrap();
-    let mode = PutMode::Acquire(session.clone());
-    assert!(cluster.store.put(&key::rc_lock(rc_id(1)), "p2".into(), 0, mode).await.unwrap());
+    cluster.put_locked(key::rc_lock(rc_id(1)), "p2", &session).await;
     cluster.create_rc(1, 1).await;
     let (farm, counted) = cluster.start_counted("a");
     tokio::time::sleep(5 * SECOND).await;
@@ -183,7 +181,7 @@ async fn a_pod_taken_away_at_the_last_moment_is_not_removed() {
     cluster.create_rc(1, 1).await;
     tokio::time::sleep(SECOND / 2).await;
     for n in 0..2 {
-        cluster.delete(key::pod_labels(&node(n), &pod_id(1)).as_str()).await;
+        cluster.delete(key::pod_labels(&node(n), &pod_id(1))).await;
     }
     tokio::time::sleep(SECOND / 10).await;
     tokio::time::sleep(10 * SECOND).await;
@@ -225,7 +223,7 @@ async fn a_record_whose_labels_cannot_be_read_changes_nothing() {
     cluster.create_rc(1, 3).await;
     let farm = cluster.start("a");
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 3 }).await;
-    cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":3}"#).await;
+    cluster.put(key::rc_labels(rc_id(1)), r#"{"rcfarm/min_health":3}"#).await;
     tokio::time::sleep(SECOND).await;
     cluster.create_rc(1, 1).await;
     tokio::time::sleep(5 * SECOND).await;

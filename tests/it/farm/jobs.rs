@@ -11,17 +11,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::SECOND;
-use super::cluster::Cluster;
-use rcfarm_api::Stored;
+use crate::harness::{Cluster, SECOND};
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
+use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_emulator::{Fate, FaultOutcome, KvOp, Request};
-use rcfarm_store::time::Clock as _;
-use rcfarm_store::{Query, Reader, Store as _, TxnOutcome};
+use rcfarm_store::{Store as _, TxnOutcome};
 use rcfarm_testing::fake_nodes::{FakeNodes, FakePod, report};
 use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
@@ -57,13 +55,11 @@ fn task(name: &str, replicas: u32) -> Value {
 }
 
 async fn submit(cluster: &Cluster, name: &str, spec: Value) {
-    cluster.put(key::job(&id(name)).as_str(), json!({"spec": spec}).to_string()).await;
+    cluster.put(key::job(&id(name)), json!({"spec": spec}).to_string()).await;
 }
 
 async fn status(cluster: &Cluster, name: &str) -> JobStatus {
-    let key = key::job_status(&id(name));
-    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
-    entry.map(|entry| JobStatus::decode(&entry.value).unwrap()).unwrap_or_default()
+    cluster.read(key::job_status(&id(name))).await.unwrap_or_default()
 }
 
 async fn reaches(cluster: &Cluster, name: &str, phase: JobPhase, limit: Duration) -> JobStatus {
@@ -82,7 +78,7 @@ async fn command(cluster: &Cluster, n: u32, job: &str, action: &str) {
 
 async fn keys(cluster: &Cluster, prefix: &str) -> Vec<String> {
     let prefix = rcfarm_store::Prefix::parse(prefix).unwrap();
-    let mut keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
+    let mut keys = cluster.keys(&prefix).await;
     keys.retain(|key| !prefix.is_sentinel(key));
     keys
 }
@@ -107,9 +103,7 @@ async fn a_job_is_submitted_runs_and_is_done() {
     .await;
     assert_eq!(keys(&cluster, "intent/").await.len(), 3, "what has ended stays, with its logs");
     let intent = keys(&cluster, "intent/").await.remove(0);
-    let intent = rcfarm_store::Key::parse(&intent).unwrap();
-    let value = cluster.store.get(&intent, Query::PLAIN).await.unwrap().value.unwrap().value;
-    let manifest: Value = serde_json::from_slice(&value).unwrap();
+    let manifest = cluster.value(&intent).await;
     assert_eq!(manifest["launchables"]["c"]["env"]["VC_WORKER_NUM"], "3");
     let steps: Vec<_> = cluster.audit().await;
     let steps = steps.iter().filter_map(|record| match record.details().unwrap() {
@@ -204,7 +198,7 @@ async fn a_status_that_cannot_be_understood_is_not_taken_for_none() {
     reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
     farm.stop().await;
     let key = key::job_status(&id("default/j"));
-    let value = async || cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap().value;
+    let value = async || cluster.get(&key).await.unwrap();
     let was = value().await;
     cluster.put(key.as_str(), r#"{"retryCount":"many"}"#).await;
     let farm = cluster.start("b");
@@ -273,7 +267,7 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     });
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
     let intent = key::intents().key_of("n0000/j-w-0").unwrap();
-    let read = async || cluster.store.get(&intent, Query::PLAIN).await.unwrap().value;
+    let read = async || cluster.entry(&intent).await;
     within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
     let (node, pod) = ("n0000".parse().unwrap(), "j-w-0".parse().unwrap());
     let manifest = read().await.unwrap().value;
@@ -286,7 +280,7 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
     say(&cluster, &node, &pod, &manifest, Some(0)).await;
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Running);
-    cluster.put(key::job_bell(&id("default/j")).as_str(), "1").await;
+    cluster.put(key::job_bell(&id("default/j")), "1").await;
     reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
     within(10 * SECOND, "the bell is taken down", || async {
         !keys(&cluster, "rcfarm/bell/").await.iter().any(|key| key.contains("job"))
@@ -309,19 +303,18 @@ async fn a_job_whose_status_was_deleted_goes_on_as_it_stands() {
     })
     .await;
     farm.stop().await;
-    cluster.delete(key::job_status(&id("default/j")).as_str()).await;
+    cluster.delete(key::job_status(&id("default/j"))).await;
     let farm = cluster.start("b");
     let after = reaches(&cluster, "default/j", JobPhase::Running, 60 * SECOND).await;
     assert_eq!((after.version, after.members.running), (1, 2));
     assert_eq!(nodes.starts().values().copied().collect::<Vec<_>>(), [2, 2], "none was made anew");
     // Record and status are deleted directly.
     cluster.delete("rcfarm/jobs/default/j").await;
-    cluster.delete(key::job_status(&id("default/j")).as_str()).await;
+    cluster.delete(key::job_status(&id("default/j"))).await;
     nothing_is_left(&cluster).await;
     let queue = key::queue_status(&"default".parse().unwrap());
     within(30 * SECOND, "nothing is counted", || async {
-        let entry = cluster.store.get(&queue, Query::PLAIN).await.unwrap().value.unwrap();
-        let status = rcfarm_api::queue::status::QueueStatus::decode(&entry.value).unwrap();
+        let status: QueueStatus = cluster.read(&queue).await.unwrap();
         status.groups == Default::default() && status.allocated.is_empty()
     })
     .await;
@@ -335,9 +328,9 @@ async fn unowned_pod_is_adopted_and_mismatched_pod_released() {
     let farm = cluster.start("a");
     let mut labels = json!({"volcano.sh/job-name": "j", "volcano.sh/job-namespace": "default",
         "volcano.sh/task-spec": "w", "volcano.sh/task-index": "1", "color": "blue"});
-    let node = super::cluster::node(3);
-    cluster.put(&format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
-    cluster.put(&format!("intent/{node}/j-w-1"), r#"{"id":"j-w-1"}"#).await;
+    let node = crate::harness::node(3);
+    cluster.put(format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
+    cluster.put(format!("intent/{node}/j-w-1"), r#"{"id":"j-w-1"}"#).await;
     tokio::time::sleep(SECOND).await;
     submit(&cluster, "default/j", json!({"tasks": [task("w", 3)]})).await;
     let running = reaches(&cluster, "default/j", JobPhase::Running, 70 * SECOND).await;
@@ -346,18 +339,14 @@ async fn unowned_pod_is_adopted_and_mismatched_pod_released() {
     })
     .await;
     assert_eq!(keys(&cluster, "labels/pod/").await.len(), 3, "no other was made for it");
-    let read = async || {
-        let key = rcfarm_store::Key::parse(&format!("labels/pod/{node}/j-w-1")).unwrap();
-        let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
-        serde_json::from_slice::<Value>(&entry.value).unwrap()
-    };
+    let read = async || cluster.value(format!("labels/pod/{node}/j-w-1")).await;
     let adopted = read().await;
     assert_eq!(adopted["rcfarm/job_uid"], running.uid.to_string());
     assert_eq!(adopted["color"], "blue");
 
     labels = adopted;
     labels["volcano.sh/job-name"] = json!("other");
-    cluster.put(&format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
+    cluster.put(format!("labels/pod/{node}/j-w-1"), labels.to_string()).await;
     within(70 * SECOND, "it is let go", || async { read().await.get("rcfarm/job_uid").is_none() })
         .await;
     within(70 * SECOND, "another takes its place", || async {
@@ -464,8 +453,7 @@ async fn a_pod_that_is_only_hidden_has_no_other_beside_it() {
     };
     intended(1).await;
     let intent = keys(&cluster, "intent/").await.remove(0);
-    let key = rcfarm_store::Key::parse(&intent).unwrap();
-    let manifest = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap().value;
+    let manifest = cluster.get(&intent).await.unwrap();
     let reality = intent.replace("intent/", "reality/");
     cluster.put(&reality, manifest).await;
     reaches(&cluster, "default/j", JobPhase::Running, 20 * SECOND).await;
@@ -491,7 +479,7 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
     const MEMBERS: u32 = 60;
     let cluster = Arc::new(Cluster::new(60).await);
     for n in 0..60 {
-        let key = key::node(&super::cluster::node(n));
+        let key = key::node(&crate::harness::node(n));
         cluster.put(key.as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
     }
     let nodes = nodes(&cluster, |_, _| None);
@@ -522,20 +510,18 @@ async fn dies_after(writes: usize, with_room: bool) -> bool {
     dying.kill().await;
     let was_done = all().await;
     let begun = !keys(&cluster, "intent/").await.is_empty();
-    let status = cluster.store.get(&key::pod_group_status(&id("default/j")), Query::PLAIN).await;
-    let status =
-        status.unwrap().value.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap());
+    let status = cluster.get(key::pod_group_status(&id("default/j"))).await;
     let is_bound = status.is_some_and(|status| status.contains(r#""state":"Bound""#));
     assert!(is_bound || !begun, "after {writes}: members began before all had their place");
-    let taken = super::cluster::node(7);
+    let taken = crate::harness::node(7);
     if !with_room && !is_bound {
         // One node less: the gang no longer fits.
-        cluster.put(key::node(&taken).as_str(), r#"{"state":"draining"}"#).await;
+        cluster.put(key::node(&taken), r#"{"state":"draining"}"#).await;
         let allocated = key::allocation(&taken);
         let allocations = keys(&cluster, "rcfarm/allocations/").await;
         if allocations.iter().any(|key| key == allocated.as_str()) {
             // If the node's allocation exists already, it counts, and all are placed.
-            cluster.put(key::node(&taken).as_str(), r#"{"capacity":{"cpu_milli":1000}}"#).await;
+            cluster.put(key::node(&taken), r#"{"capacity":{"cpu_milli":1000}}"#).await;
         }
     }
     let heir = cluster.start("b");

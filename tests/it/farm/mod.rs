@@ -3,7 +3,6 @@
 mod batched_starts;
 mod caches;
 mod capacity;
-pub(crate) mod cluster;
 mod dummy_kind;
 mod faults;
 mod jobs;
@@ -18,5 +17,3 @@ mod sessions;
 mod status_chain;
 mod transfer;
 mod wakeups;
-
-pub(crate) const SECOND: std::time::Duration = std::time::Duration::from_secs(1);

@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::SECOND;
-use super::cluster::{Cluster, node, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use async_trait::async_trait;
 use rcfarm::placement::Discovery;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
-use rcfarm_store::{Behavior, NewSession, PutMode, Store, StoreError};
+use rcfarm_store::{Behavior, NewSession, Store, StoreError};
 use rcfarm_testing::wait::within;
 use serde_json::json;
 
@@ -28,8 +27,7 @@ async fn agent(cluster: &Cluster, n: usize) -> rcfarm_api::ids::SessionId {
     let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
     let session = cluster.store.create_session(&new).await.unwrap();
     let record = json!({"state": "ready", "session": session}).to_string();
-    let mode = PutMode::Acquire(session.clone());
-    assert!(cluster.store.put(&key::node(&node(n)), record.into(), 0, mode).await.unwrap());
+    cluster.put_locked(key::node(&node(n)), &record, &session).await;
     session
 }
 
@@ -44,7 +42,7 @@ async fn keep_healthy(cluster: &Cluster, records: u128, nodes: usize) {
     for n in 0..records {
         let on = cluster.nodes_of(n).await;
         for at in 0..nodes {
-            let key = key::health(&super::cluster::pod_id(n), &node(at));
+            let key = key::health(&crate::harness::pod_id(n), &node(at));
             let known = cluster.store.inspect(|t| t.kv.get(key.as_str()).is_some());
             match (on.contains(node(at).as_str()), known) {
                 (true, false) => cluster.set_health(&node(at), n, "passing").await,
@@ -60,7 +58,7 @@ async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
     let cluster = Cluster::new(8).await;
     for n in 0..5 {
         with_strategy(&cluster, n, 4, "static_strategy").await;
-        cluster.put(key::rc_labels(rc_id(n)).as_str(), r#"{"rcfarm/min_health":"3"}"#).await;
+        cluster.put(key::rc_labels(rc_id(n)), r#"{"rcfarm/min_health":"3"}"#).await;
     }
     let farm = cluster.start("a");
     within(3 * SECOND, "scheduled", || async {
@@ -70,7 +68,7 @@ async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
     keep_healthy(&cluster, 5, 8).await;
     tokio::time::sleep(5 * SECOND).await;
     for n in 0..4 {
-        cluster.put(key::node(&node(n)).as_str(), r#"{"state":"draining"}"#).await;
+        cluster.put(key::node(&node(n)), r#"{"state":"draining"}"#).await;
     }
     within(600 * SECOND, "emptied", || async {
         for n in 0..5u128 {
@@ -79,7 +77,7 @@ async fn a_drained_node_is_emptied_and_no_rc_falls_below_its_minimum() {
             let healthy = on
                 .iter()
                 .filter(|at| {
-                    let key = key::health(&super::cluster::pod_id(n), &at.parse().unwrap());
+                    let key = key::health(&crate::harness::pod_id(n), &at.parse().unwrap());
                     cluster.store.inspect(|t| t.kv.get(key.as_str()).is_some())
                 })
                 .count();
@@ -125,7 +123,7 @@ async fn dead_node_replaces_dynamic_and_reports_static_pods() {
 #[tokio::test(start_paused = true)]
 async fn nothing_new_is_put_on_a_node_that_drains_or_is_down() {
     let cluster = Cluster::new(3).await;
-    cluster.put(key::node(&node(0)).as_str(), r#"{"state":"draining"}"#).await;
+    cluster.put(key::node(&node(0)), r#"{"state":"draining"}"#).await;
     let session = agent(&cluster, 1).await;
     cluster.store.kill_session(&session);
     let farm = cluster.start("a");
@@ -142,7 +140,7 @@ async fn nothing_new_is_put_on_a_node_that_drains_or_is_down() {
 async fn a_minimum_that_is_no_number_is_said_and_changes_nothing() {
     let cluster = Cluster::new(2).await;
     cluster.create_rc(1, 1).await;
-    cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":"most"}"#).await;
+    cluster.put(key::rc_labels(rc_id(1)), r#"{"rcfarm/min_health":"most"}"#).await;
     let farm = cluster.start("a");
     within(3 * SECOND, "said so", || async {
         let status = cluster.status(1).await.unwrap_or_default();
@@ -150,7 +148,7 @@ async fn a_minimum_that_is_no_number_is_said_and_changes_nothing() {
     })
     .await;
     assert!(cluster.nodes_of(1).await.is_empty());
-    cluster.put(key::rc_labels(rc_id(1)).as_str(), r#"{"rcfarm/min_health":"1"}"#).await;
+    cluster.put(key::rc_labels(rc_id(1)), r#"{"rcfarm/min_health":"1"}"#).await;
     within(3 * SECOND, "mended", || async { cluster.nodes_of(1).await.len() == 1 }).await;
     farm.stop().await;
 }
@@ -200,7 +198,7 @@ fn late(prefix: &'static str) -> impl Fn(&Request<'_>) -> Fate + Send + Sync + '
 #[tokio::test(start_paused = true)]
 async fn a_farm_that_cannot_yet_see_which_nodes_drain_adds_nothing() {
     let cluster = Cluster::new(2).await;
-    cluster.put(key::node(&node(0)).as_str(), r#"{"state":"draining"}"#).await;
+    cluster.put(key::node(&node(0)), r#"{"state":"draining"}"#).await;
     cluster.create_rc(1, 1).await;
     let farm = cluster.start_faulty("a", late("rcfarm/nodes/"));
     within(20 * SECOND, "scheduled", || async { !cluster.nodes_of(1).await.is_empty() }).await;
@@ -227,14 +225,14 @@ async fn a_farm_that_cannot_yet_see_who_is_healthy_removes_nothing() {
 
 async fn ring(cluster: &Cluster, n: u128) {
     let value = cluster.ids.uuid().to_string();
-    cluster.put(key::rc_bell(rc_id(n)).as_str(), value).await;
+    cluster.put(key::rc_bell(rc_id(n)), value).await;
 }
 
 /// Reports a pod that an agent cannot start.
 async fn fail_to_start(cluster: &Cluster, at: usize, n: u128) {
-    let pod = super::cluster::pod_id(n);
+    let pod = crate::harness::pod_id(n);
     let record = json!({"Status": "critical", "CannotStart": "main: no such program"});
-    cluster.put(key::health(&pod, &node(at)).as_str(), record.to_string()).await;
+    cluster.put(key::health(&pod, &node(at)), record.to_string()).await;
     ring(cluster, n).await;
 }
 
@@ -364,7 +362,7 @@ async fn node_that_cannot_start_a_pod_is_left_and_avoided() {
     within(3 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 2]) }).await;
     let entry = cluster.status(1).await.unwrap().quarantined_nodes[&node(0)].clone();
     assert_eq!((entry.failures, entry.why.as_str()), (1, "main: no such program"));
-    cluster.delete(key::health(&super::cluster::pod_id(1), &node(0)).as_str()).await;
+    cluster.delete(key::health(&pod_id(1), &node(0))).await;
 
     // A change of node labels does not end the quarantine, which belongs to the record.
     cluster.label_node(&node(3), json!({"pool": "db"})).await;
@@ -381,7 +379,7 @@ async fn node_that_cannot_start_a_pod_is_left_and_avoided() {
     fail_to_start(&cluster, 0, 1).await;
     within(40 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[2, 3]) }).await;
     assert_eq!(cluster.status(1).await.unwrap().quarantined_nodes[&node(0)].failures, 2);
-    cluster.delete(key::health(&super::cluster::pod_id(1), &node(0)).as_str()).await;
+    cluster.delete(key::health(&pod_id(1), &node(0))).await;
     with_strategy(&cluster, 1, 3, "dynamic_strategy").await;
     within(3 * SECOND, "the record is new", || async {
         cluster.nodes_of(1).await == names(&[0, 2, 3])

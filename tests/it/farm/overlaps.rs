@@ -12,7 +12,7 @@ use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Entry, Key, Prefix, PutMode, Store as _, StoreError};
 use tokio::time::sleep;
 
-use super::SECOND;
+use crate::harness::SECOND;
 
 const TREE: &str = "some/";
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::SECOND;
-use super::cluster::{Cluster, rc_id};
+use crate::harness::{Cluster, SECOND, rc_id};
 use rcfarm_api::key;
 use rcfarm_emulator::{Fate, Request};
 use rcfarm_testing::wait::within;
@@ -149,7 +148,7 @@ async fn two_farms_of_one_name_never_work_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_farm_of_an_older_layout_refuses_to_start() {
     let cluster = Cluster::new(0).await;
-    cluster.put(key::layout().as_str(), r#"{"version":2}"#).await;
+    cluster.put(key::layout(), r#"{"version":2}"#).await;
     let farm = cluster.start("a");
     let error = farm.outcome().await.unwrap_err().to_string();
     assert!(error.contains("rcfarm/layout") && error.contains('2'), "{error}");

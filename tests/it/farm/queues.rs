@@ -17,11 +17,10 @@ use rcfarm_api::pod_group::status::{
 use rcfarm_api::queue::status::{Counters, QueueState, QueueStatus};
 use rcfarm_api::resource_list::units;
 use rcfarm_emulator::{Fate, FaultOutcome, Request, Tables};
-use rcfarm_store::{PutMode, Query, Reader, Store};
+use rcfarm_store::{PutMode, Store};
 use serde_json::{Value, json};
 
-use super::SECOND;
-use super::cluster::{Cluster, node};
+use crate::harness::{Cluster, SECOND, node};
 use rcfarm_testing::wait::within;
 
 const EACH: &str = "cpu=4,memory=8Gi";
@@ -31,7 +30,7 @@ async fn cluster(nodes: usize) -> Cluster {
     let capacity: ResourceList = EACH.parse().unwrap();
     for n in 0..nodes {
         let record = json!({"capacity": units::json(&capacity)});
-        cluster.put(key::node(&node(n)).as_str(), record.to_string()).await;
+        cluster.put(key::node(&node(n)), record.to_string()).await;
     }
     cluster
 }
@@ -49,23 +48,19 @@ fn workers(count: u32, cpu: &str) -> Value {
 }
 
 async fn put_queue(cluster: &Cluster, name: &str, spec: Value) {
-    cluster.put(key::queue(&queue(name)).as_str(), json!({"spec": spec}).to_string()).await;
+    cluster.put(key::queue(&queue(name)), json!({"spec": spec}).to_string()).await;
 }
 
 async fn put_group(cluster: &Cluster, name: &str, spec: Value) {
-    cluster.put(key::pod_group(&id(name)).as_str(), json!({"spec": spec}).to_string()).await;
+    cluster.put(key::pod_group(&id(name)), json!({"spec": spec}).to_string()).await;
 }
 
 async fn status(cluster: &Cluster, name: &str) -> Option<PodGroupStatus> {
-    let key = key::pod_group_status(&id(name));
-    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value?;
-    Some(PodGroupStatus::decode(&entry.value).unwrap())
+    cluster.read(key::pod_group_status(&id(name))).await
 }
 
 async fn queue_status(cluster: &Cluster, name: &str) -> QueueStatus {
-    let key = key::queue_status(&queue(name));
-    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
-    entry.map(|entry| QueueStatus::decode(&entry.value).unwrap()).unwrap_or_default()
+    cluster.read(key::queue_status(&queue(name))).await.unwrap_or_default()
 }
 
 async fn is(cluster: &Cluster, name: &str, phase: PodGroupPhase, reason: PodGroupReason) -> bool {
@@ -89,17 +84,17 @@ async fn deleted_statuses_leave_counters_and_allocations_right() {
         within(20 * SECOND, "it is bound", || bound(&cluster, name)).await;
     }
     // A group and its status, deleted directly; without a recount it would be counted forever.
-    cluster.delete(key::pod_group(&id("one")).as_str()).await;
-    cluster.delete(key::pod_group_status(&id("one")).as_str()).await;
+    cluster.delete(key::pod_group(&id("one"))).await;
+    cluster.delete(key::pod_group_status(&id("one"))).await;
     within(1_000 * SECOND, "it is counted no more", || counts_one_of_two(&cluster)).await;
     // Only a status: its group is admitted again, and counted once.
-    cluster.delete(key::pod_group_status(&id("two")).as_str()).await;
+    cluster.delete(key::pod_group_status(&id("two"))).await;
     within(1_000 * SECOND, "it is there again", || async {
         status(&cluster, "two").await.is_some() && counts_one_of_two(&cluster).await
     })
     .await;
     // The counters.
-    cluster.delete(key::queue_status(&queue("default")).as_str()).await;
+    cluster.delete(key::queue_status(&queue("default"))).await;
     within(1_000 * SECOND, "they are there again", || counts_one_of_two(&cluster)).await;
     within(20 * SECOND, "two is bound", || bound(&cluster, "two")).await;
     farm.stop().await;
@@ -172,7 +167,7 @@ fn check(cluster: &Cluster) {
 #[tokio::test(start_paused = true)]
 async fn gang_runs_from_submission_to_end_in_default_queue() {
     let cluster = cluster(4).await;
-    cluster.delete(key::queue(&queue("default")).as_str()).await;
+    cluster.delete(key::queue(&queue("default"))).await;
     put_group(&cluster, "g", json!({"tasks": workers(8, "2")})).await;
     let farm = cluster.start("a");
     within(10 * SECOND, "bound", || bound(&cluster, "g")).await;
@@ -184,10 +179,10 @@ async fn gang_runs_from_submission_to_end_in_default_queue() {
     })
     .await;
     let record = json!({"spec": {"tasks": workers(8, "2")}, "members": {"succeeded": 8}});
-    cluster.put(key::pod_group(&id("g")).as_str(), record.to_string()).await;
+    cluster.put(key::pod_group(&id("g")), record.to_string()).await;
     becomes(&cluster, "g", PodGroupPhase::Completed, PodGroupReason::AsDesired).await;
     assert_eq!(queue_status(&cluster, "default").await.groups.completed, 1);
-    cluster.delete(key::pod_group(&id("g")).as_str()).await;
+    cluster.delete(key::pod_group(&id("g"))).await;
     within(5 * SECOND, "forgotten", || async { status(&cluster, "g").await.is_none() }).await;
     check(&cluster);
     let audit = cluster.audit().await;
@@ -224,7 +219,7 @@ async fn strict_and_best_effort_queues_side_by_side() {
         told == [(1, PodGroupReason::QueueFull), (2, PodGroupReason::BehindInQueue)]
     })
     .await;
-    cluster.delete(key::pod_group(&id("strict-1")).as_str()).await;
+    cluster.delete(key::pod_group(&id("strict-1"))).await;
     becomes(&cluster, "strict-2", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     becomes(&cluster, "strict-3", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
     farm.stop().await;
@@ -246,13 +241,13 @@ async fn queue_closes_after_its_groups_end_and_reopens() {
     within(5 * SECOND, "closing", state(QueueState::Closing)).await;
     put_group(&cluster, "b", json!({"queue": "q", "tasks": workers(1, "1")})).await;
     becomes(&cluster, "b", PodGroupPhase::Pending, PodGroupReason::QueueClosed).await;
-    cluster.delete(key::pod_group(&id("a")).as_str()).await;
+    cluster.delete(key::pod_group(&id("a"))).await;
     within(5 * SECOND, "closed although one waits", state(QueueState::Closed)).await;
     assert_eq!(queue_status(&cluster, "top").await.state, Some(QueueState::Closed));
     put_queue(&cluster, "top", json!({})).await;
     within(5 * SECOND, "open again", state(QueueState::Open)).await;
     becomes(&cluster, "b", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
-    cluster.put(key::queue(&queue("q")).as_str(), r#"{"spec":{"weight":"x"}}"#).await;
+    cluster.put(key::queue(&queue("q")), r#"{"spec":{"weight":"x"}}"#).await;
     within(5 * SECOND, "unreadable", state(QueueState::Unknown)).await;
     let told = queue_status(&cluster, "q").await.message;
     assert!(told.contains("spec.weight"), "{told}");
@@ -265,7 +260,7 @@ async fn exactly_one_farm_orders_and_another_takes_over() {
     let (one, two) = (cluster.start("a"), cluster.start("b"));
     put_group(&cluster, "g1", json!({"tasks": workers(2, "1")})).await;
     within(10 * SECOND, "bound", || bound(&cluster, "g1")).await;
-    let owns = |farm: &super::cluster::RunningFarm| {
+    let owns = |farm: &crate::harness::RunningFarm| {
         farm.report.lock().unwrap().claims.get("scheduler").copied().unwrap_or(0)
     };
     assert_eq!(owns(&one) + owns(&two), 1);
@@ -285,10 +280,8 @@ async fn a_bad_scheduler_record_admits_nothing_and_says_so() {
     put_group(&cluster, "g", json!({"tasks": workers(1, "1")})).await;
     let farm = cluster.start("a");
     within(10 * SECOND, "said so", || async {
-        let name = "default".parse().unwrap();
-        let key = key::scheduler_status(&name);
-        let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value;
-        entry.is_some_and(|e| String::from_utf8_lossy(&e.value).contains("spec.preemption"))
+        let status = cluster.get(key::scheduler_status(&"default".parse().unwrap())).await;
+        status.is_some_and(|status| status.contains("spec.preemption"))
     })
     .await;
     assert!(status(&cluster, "g").await.is_none());
@@ -304,12 +297,12 @@ async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
         "ghost-w-0": {"owner": "pod_group/ns/ghost", "cpu_milli": 4000},
     }});
     for n in 0..2 {
-        cluster.put(key::allocation(&node(n)).as_str(), allocation.to_string()).await;
+        cluster.put(key::allocation(&node(n)), allocation.to_string()).await;
     }
     let farm = cluster.start("a");
     let allocated = async || {
         let mut pods = BTreeSet::new();
-        for entry in cluster.store.list(&key::allocations(), Query::PLAIN).await.unwrap().value {
+        for entry in cluster.list(&key::allocations()).await {
             pods.extend(Allocations::decode(&entry.value).unwrap().pods.into_keys());
         }
         pods.iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -319,8 +312,8 @@ async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
     within(20 * SECOND, "bound", || bound(&cluster, "g")).await;
     // Status and record are deleted directly.
     farm.stop().await;
-    cluster.delete(key::pod_group(&id("g")).as_str()).await;
-    cluster.delete(key::pod_group_status(&id("g")).as_str()).await;
+    cluster.delete(key::pod_group(&id("g"))).await;
+    cluster.delete(key::pod_group_status(&id("g"))).await;
     let farm = cluster.start("b");
     within(30 * SECOND, "free again", || async { allocated().await.is_empty() }).await;
     farm.stop().await;
@@ -331,7 +324,7 @@ fn mortal(
     cluster: &Cluster,
     deadly: usize,
     fate: FaultOutcome,
-) -> (super::cluster::RunningFarm, Arc<AtomicUsize>) {
+) -> (crate::harness::RunningFarm, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counter = made.clone();
     let farm = cluster.start_faulty("dies", move |request: &Request<'_>| {
@@ -382,7 +375,7 @@ async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
         })
         .await;
         farm.kill().await;
-        cluster.delete(key::pod_group(&id("g")).as_str()).await;
+        cluster.delete(key::pod_group(&id("g"))).await;
         let next = cluster.start("lives");
         within(20 * SECOND, "nothing is left", || async {
             check(&cluster);
@@ -459,9 +452,9 @@ async fn a_status_changed_by_hand_is_looked_at_anew() {
     let farm = cluster.start("a");
     within(10 * SECOND, "bound", || bound(&cluster, "a")).await;
     let key = key::pod_group_status(&id("a"));
-    let entry = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
+    let entry = cluster.entry(&key).await.unwrap();
     assert!(cluster.store.put(&key, entry.value, 7, PutMode::Set).await.unwrap());
-    cluster.delete(key::pod_group(&id("a")).as_str()).await;
+    cluster.delete(key::pod_group(&id("a"))).await;
     within(10 * SECOND, "forgotten", || async { status(&cluster, "a").await.is_none() }).await;
     check(&cluster);
     farm.stop().await;
@@ -503,9 +496,7 @@ async fn command_is_applied_once_in_its_consuming_transaction() {
             cluster.store.inspect(list)
         };
         within(10 * SECOND, "consumed", || async { left() == 0 }).await;
-        let key = key::queue(&queue("q"));
-        let record = cluster.store.get(&key, Query::PLAIN).await.unwrap().value.unwrap();
-        let record: Value = serde_json::from_slice(&record.value).unwrap();
+        let record = cluster.value(key::queue(&queue("q"))).await;
         assert_eq!(
             (&record["spec"]["state"], &record["spec"]["weight"]),
             (&json!("Closed"), &json!(3))

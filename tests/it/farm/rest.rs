@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::SECOND;
-use super::cluster::{Cluster, node, rc_id};
+use crate::harness::{Cluster, SECOND, node, rc_id};
 use rcfarm_api::key;
-use rcfarm_store::{Op, Prefix, Query, Reader, Store, TxnOutcome};
+use rcfarm_store::{Op, Prefix, Store, TxnOutcome};
 use rcfarm_testing::wait::within;
 use serde_json::json;
 
@@ -104,7 +103,7 @@ async fn no_tree_of_ours_that_is_watched_is_empty() {
     for tree in counter.prefixes() {
         if tree.starts_with("rcfarm/") && tree != "rcfarm/allocations/" {
             let prefix = Prefix::parse(&tree).unwrap();
-            let keys = cluster.store.keys(&prefix, None, Query::PLAIN).await.unwrap().value;
+            let keys = cluster.keys(&prefix).await;
             assert!(!keys.is_empty(), "{tree} is empty");
         }
     }
@@ -129,7 +128,7 @@ async fn of_many_records_those_that_changed_are_read() {
     }
     cluster.create_rc(500, 1).await;
     within(SECOND, "a new one", || async { cluster.nodes_of(500).await.len() == 1 }).await;
-    cluster.delete(key::rc(rc_id(7)).as_str()).await;
+    cluster.delete(key::rc(rc_id(7))).await;
     within(SECOND, "one less", || async { farm.claims() == 200 }).await;
     assert_eq!(counter.count("list replication_controllers/"), 0, "{counter:?}");
     assert_eq!(counter.count("list lock/replication_controllers/"), 0, "{counter:?}");
@@ -153,12 +152,9 @@ async fn pod_prefixes_are_read_seldom_during_own_writes() {
     assert!(read("labels/pod/") <= 2 && read("intent/") <= 2, "{counter:?}");
     // Changes by users are still seen.
     tokio::time::sleep(10 * SECOND).await;
-    let gone = key::pod_labels(&node(3), &super::cluster::pod_id(1));
+    let gone = key::pod_labels(&node(3), &crate::harness::pod_id(1));
     cluster.delete(gone.as_str()).await;
-    within(10 * SECOND, "labelled again", || async {
-        cluster.store.get(&gone, Query::PLAIN).await.unwrap().value.is_some()
-    })
-    .await;
+    within(10 * SECOND, "labelled again", || async { cluster.entry(&gone).await.is_some() }).await;
     farm.stop().await;
 }
 
@@ -179,7 +175,7 @@ async fn bells_are_taken_down_together_and_after_they_were_answered() {
             let at = cluster.nodes_of(n).await.into_iter().next().unwrap().parse().unwrap();
             let status = if round % 2 == 1 { "passing" } else { "critical" };
             let record = json!({"Status": status}).to_string();
-            let health = key::health(&super::cluster::pod_id(n), &at);
+            let health = key::health(&crate::harness::pod_id(n), &at);
             ops.push(Op::Set { key: health, value: record.into(), flags: 0 });
             let bell = format!("{round}-{n}").into();
             ops.push(Op::Set { key: key::rc_bell(rc_id(n)), value: bell, flags: 0 });

@@ -3,20 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::SECOND;
-use super::cluster::{Cluster, RunningFarm, node, rc_id};
+use crate::harness::{Cluster, RunningFarm, SECOND, node, rc_id};
 use rcfarm::cluster::nodes::NodeIndex;
 use rcfarm_api::key;
 use rcfarm_api::key::LabelKind;
 use rcfarm_emulator::{Applied, Fate, Request, Tables};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{NewSession, PutMode, Store};
+use rcfarm_store::{NewSession, Store};
 use rcfarm_testing::wait::within;
 use serde_json::json;
 
 async fn label(cluster: &Cluster, n: u128, tier: &str) {
-    cluster.put(key::rc_labels(rc_id(n)).as_str(), format!(r#"{{"tier":"{tier}"}}"#)).await;
+    cluster.put(key::rc_labels(rc_id(n)), format!(r#"{{"tier":"{tier}"}}"#)).await;
 }
 
 async fn owner_said(cluster: &Cluster, n: u128, farm: &str) -> bool {
@@ -77,9 +76,7 @@ async fn a_claim_that_is_lost_again_and_again_is_looked_at_instead() {
     let (cluster, farm) = claimed_and_taken_away().await;
     // The lock now belongs to a session that is not a farm's.
     let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
-    let taken = PutMode::Acquire(session);
-    let key = key::rc_lock(rc_id(0));
-    assert!(cluster.store.put(&key, "p2".into(), 0, taken).await.unwrap());
+    cluster.put_locked(key::rc_lock(rc_id(0)), "p2", &session).await;
     label(&cluster, 0, "web").await;
     cluster.create_rc(0, 4).await;
     tokio::time::sleep(20 * SECOND).await;
@@ -119,7 +116,7 @@ async fn an_owner_says_again_what_a_restored_snapshot_took_back() {
 async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
     let cluster = Cluster::new(5).await;
     cluster.create_rc(0, 2).await;
-    cluster.put(key::rc_labels(rc_id(0)).as_str(), r#"{"never":"no"}"#).await;
+    cluster.put(key::rc_labels(rc_id(0)), r#"{"never":"no"}"#).await;
     let a = cluster.start("a");
     within(3 * SECOND, "owned", || owner_said(&cluster, 0, "a")).await;
     let b = cluster.start_selecting("b", "never=so");
@@ -129,7 +126,7 @@ async fn a_record_that_is_older_than_seen_is_read_and_not_waited_for() {
     within(3 * SECOND, "scheduled", || async { cluster.nodes_of(0).await.len() == 4 }).await;
     tokio::time::sleep(SECOND).await;
     cluster.store.restore(snapshot);
-    cluster.put(key::rc_labels(rc_id(0)).as_str(), r#"{"never":"so"}"#).await;
+    cluster.put(key::rc_labels(rc_id(0)), r#"{"never":"so"}"#).await;
     a.stop().await;
     let took = within(9 * SECOND, "taken over", || owner_said(&cluster, 0, "b")).await;
     assert!(took < SECOND / 2, "it took {took:?}");

@@ -1,7 +1,6 @@
 //! Number and placement of pods: behaviour of p2's `pkg/rc` tests (`p2.md` §5), by their names there.
 
-use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_testing::wait::within;
@@ -262,7 +261,7 @@ async fn a_deleted_record_leaves_its_pods() {
     cluster.create_rc(2, 1).await;
     let farm = cluster.start("a");
     within(2 * SECOND, "scheduled", || async { cluster.nodes_of(1).await.len() == 2 }).await;
-    cluster.delete(key::rc(rc_id(1)).as_str()).await;
+    cluster.delete(key::rc(rc_id(1))).await;
     within(3 * SECOND, "released", || async { farm.claims() == 1 }).await;
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(cluster.nodes_of(1).await.len(), 2);
@@ -276,7 +275,7 @@ async fn bad_records_keys_and_labels_harm_only_themselves() {
     cluster.put("replication_controllers/not-a-uuid", "{}").await;
     cluster.put("labels/node/n0001", "nonsense").await;
     cluster.put("labels/pod/n0002/other", "nonsense").await;
-    cluster.put(key::rc(rc_id(9)).as_str(), "{").await;
+    cluster.put(key::rc(rc_id(9)), "{").await;
     cluster.create_rc(1, 2).await;
     let farm = cluster.start("a");
     within(3 * SECOND, "the good one", || async { cluster.nodes_of(1).await == names(&[0, 2]) })

@@ -20,8 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::SECOND;
-use super::cluster::Cluster;
+use crate::harness::{Cluster, SECOND};
 
 /// Blocks the thread that asks it until the test allows it to go on.
 struct Blocking {
@@ -131,7 +130,8 @@ async fn unsynced_check_means_a_plain_session_until_it_works() {
     within(30 * SECOND, "claimed", || async { farm.claims() == 1 }).await;
     assert!(problem().contains("Missing check"), "{}", problem());
     within(30 * SECOND, "reported to others", || async {
-        cluster.text("rcfarm/farms/a").await.contains("Missing check")
+        let presence = cluster.get("rcfarm/farms/a").await;
+        presence.is_some_and(|presence| presence.contains("Missing check"))
     })
     .await;
     is_synced.store(true, Ordering::SeqCst);

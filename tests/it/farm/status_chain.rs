@@ -13,15 +13,12 @@ use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_store::cache::Cache;
-use rcfarm_store::time::{Clock as _, IdSource};
+use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{
-    Claim, Epoch, Index, NewSession, Op, PutMode, Query, Reader, Store, TxnLimits, Writer,
-};
+use rcfarm_store::{Claim, Epoch, Index, NewSession, Op, Reader, Store, TxnLimits, Writer};
 use tokio::time::{Instant, sleep};
 
-use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 
 /// Number of plans, one transaction each.
 const PLANS: u32 = 30;
@@ -65,9 +62,8 @@ async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcSta
     let id = rc_id(1);
     cluster.create_rc(1, 1).await;
     let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
-    let mode = PutMode::Acquire(session.clone());
-    assert!(cluster.store.put(&key::rc_lock(id), "a".into(), 0, mode).await.unwrap());
-    let record = cluster.store.get(&key::rc(id), Query::PLAIN).await.unwrap().value.unwrap();
+    cluster.put_locked(key::rc_lock(id), "a", &session).await;
+    let record = cluster.entry(&key::rc(id)).await.unwrap();
     let reader: Arc<dyn Reader> = store.clone();
     let ctx = ControllerContext {
         farm: "a".parse().unwrap(),
@@ -154,7 +150,7 @@ async fn plans_are_carried_out_once_although_answers_are_lost() {
         assert_eq!((status.replicas.desired, status.revision), (PLANS, u64::from(PLANS)));
         assert_eq!(&status, chain.status(), "seed {seed}: it knows what stands there");
         let prefix = key::labels(key::LabelKind::Pod);
-        let pods = cluster.store.list(&prefix, Query::PLAIN).await.unwrap().value;
+        let pods = cluster.list(&prefix).await;
         assert_eq!(pods.len(), PLANS as usize, "seed {seed}: one pod for each plan");
         let is_there = |n: &usize| {
             let key = key::pod_labels(&node(*n), &pod_id(1));
@@ -175,7 +171,7 @@ async fn a_claim_that_is_gone_ends_the_chain() {
     let (mut chain, record) = claimed(&cluster, Arc::new(cluster.store.clone())).await;
     chain.refresh().await.unwrap();
     chain.caught_up();
-    cluster.delete(key::rc_lock(rc_id(1)).as_str()).await;
+    cluster.delete(key::rc_lock(rc_id(1))).await;
     let change = Change::of_status(RecordGuard::At(record), chain.status().clone());
     assert!(matches!(chain.commit(change).await, Err(ReconcileError::ClaimLost)));
     assert!(cluster.status(1).await.is_none());

@@ -3,15 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use super::SECOND;
-use super::cluster::{Cluster, node, pod_id, rc_id};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use async_trait::async_trait;
 use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
 use rcfarm_emulator::{Fate, FaultOutcome, Request as Asked};
-use rcfarm_store::{PutMode, Store, StoreError};
+use rcfarm_store::{Store, StoreError};
 use rcfarm_testing::wait::within;
 use serde_json::json;
 use uuid::Uuid;
@@ -173,8 +172,7 @@ async fn not_while_somebody_holds_a_lock_and_no_session_leaks() {
         let farm = cluster.start("a");
         scheduled(&cluster).await;
         let session = cluster.store.create_session(&Default::default()).await.unwrap();
-        let mode = PutMode::Acquire(session.clone());
-        assert!(cluster.store.put(&lock, "".into(), 0, mode).await.unwrap());
+        cluster.put_locked(lock, "", &session).await;
         tokio::time::sleep(SECOND).await;
         forbid_n0(&cluster, &ledger).await;
         within(3 * SECOND, "waits", || async {
@@ -292,7 +290,7 @@ async fn a_transfer_stands_still_while_the_trees_are_not_trusted() {
     let farm = cluster.start("a");
     half_done(&cluster, &ledger).await;
     for n in 0..2 {
-        cluster.delete(key::node_labels(&node(n)).as_str()).await;
+        cluster.delete(key::node_labels(&node(n))).await;
     }
     tokio::time::sleep(SECOND / 10).await;
     *ledger.refuse_return_of.lock().unwrap() = None;
@@ -329,7 +327,7 @@ async fn a_record_deleted_during_its_transfer_leaves_no_lock() {
     let farm = cluster.start("a");
     half_done(&cluster, &ledger).await;
     assert!(mutation_lock(&cluster));
-    cluster.delete(key::rc(rc_id(1)).as_str()).await;
+    cluster.delete(key::rc(rc_id(1))).await;
     within(5 * SECOND, "given up", || async { !mutation_lock(&cluster) }).await;
     assert_eq!(cluster.owner(1).await, None);
     farm.stop().await;

@@ -13,8 +13,7 @@ use rcfarm_testing::wait::within;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::SECOND;
-use super::cluster::{Cluster, node, rc_id, run};
+use crate::harness::{Cluster, SECOND, node, rc_id, run};
 
 /// Counts how often it is asked, which each reconciliation does once.
 #[derive(Default)]
@@ -103,13 +102,13 @@ async fn node_change_wakes_only_the_controllers_that_it_concerns() {
     // All pods of the pool are on its first node.
     for n in 0..10 {
         let record = json!({"state": "ready", "address": format!("10.0.0.{n}")});
-        cluster.put(key::node(&node(1)).as_str(), record.to_string()).await;
+        cluster.put(key::node(&node(1)), record.to_string()).await;
         tokio::time::sleep(SECOND).await;
     }
     assert_eq!(settled().await, [].into(), "a node without pods, while nobody looks for one");
-    cluster.put(key::node(&node(10)).as_str(), r#"{"state":"draining"}"#).await;
+    cluster.put(key::node(&node(10)), r#"{"state":"draining"}"#).await;
     assert_eq!(settled().await, [db].into(), "the node has a pod");
-    cluster.put(key::node(&node(2)).as_str(), r#"{"state":"ready"}"#).await;
+    cluster.put(key::node(&node(2)), r#"{"state":"ready"}"#).await;
     assert_eq!(settled().await, [].into(), "it is in no pool where one is looked for");
     cluster.label_node(&node(11), json!({"pool": "gpu"})).await;
     assert_eq!(settled().await, [waiting].into());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rcfarm_api::key;
 use rcfarm_api::node::status::NodePodPhase;
 
-use super::host::{Host, id, is_alive};
+use crate::harness::{Host, id, is_alive};
 use rcfarm_testing::wait::{eventually, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,18 +21,18 @@ async fn restarted_agent_adopts_all_pods() {
         let status = host.until(pod, |status| status.phase == NodePodPhase::Running).await;
         pids.insert(pod.clone(), status.processes[0].pid);
     }
-    let before = host.record().await.unwrap().0.session;
+    let before = host.node_record().await.unwrap().0.session;
     host.kill().await;
     host.start();
     // The new agent has registered and written all statuses again.
     for pod in &pods {
         let health = key::health(&id(pod), &host.node());
         until("all is told anew", async || {
-            let held = host.get(&health).await.is_some_and(|entry| entry.session.is_some());
-            held && host.record().await.unwrap().0.session != before
+            let held = host.entry(&health).await.is_some_and(|entry| entry.session.is_some());
+            held && host.node_record().await.unwrap().0.session != before
         })
         .await;
-        let status = host.status(pod).await.unwrap();
+        let status = host.pod_status(pod).await.unwrap();
         assert_eq!(
             (status.phase, status.processes[0].pid),
             (NodePodPhase::Running, pids[pod]),

@@ -4,9 +4,8 @@ use rcfarm_api::Stored;
 use rcfarm_api::allocation::{Allocation, Allocations};
 use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
-use rcfarm_store::{DeleteMode, Store};
 
-use super::host::{Host, id, manifest};
+use crate::harness::{Host, id, manifest};
 use rcfarm_testing::wait::eventually;
 
 async fn allocate(host: &Host, pod: &str, gpu: u32) {
@@ -14,8 +13,7 @@ async fn allocate(host: &Host, pod: &str, gpu: u32) {
         Allocation { devices: [("gpu".to_owned(), [gpu].into())].into(), ..Allocation::default() };
     let allocations =
         Allocations { pods: [(id(pod), allocation)].into(), ..Allocations::default() };
-    let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
-    host.put(&key::allocation(&host.node()), &text).await;
+    host.put(key::allocation(&host.node()), allocations.encode()).await;
 }
 
 async fn running(host: &Host, pod: &str, devices: &[&str]) -> PodStatus {
@@ -45,7 +43,7 @@ async fn changed_devices_restart_pod_and_missing_allocation_does_not() {
     assert_ne!(second.processes[0].pid, first.processes[0].pid);
     eventually("started anew", || host.log("train").contains("on gpu:1")).await;
     // The allocation record is deleted directly.
-    host.store.delete(&key::allocation(&host.node()), DeleteMode::Always).await.unwrap();
+    host.delete(key::allocation(&host.node())).await;
     poke(&host, "b").await;
     let third = running(&host, "train", &["gpu:1"]).await;
     assert_eq!(third.processes[0].pid, second.processes[0].pid);

@@ -3,7 +3,7 @@
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 
-use super::host::Host;
+use crate::harness::Host;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_check_turns_a_running_pod_passing_and_critical() {

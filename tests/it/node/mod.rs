@@ -3,7 +3,6 @@
 mod adoption;
 mod devices;
 mod health;
-mod host;
 mod pods;
 mod single_instance;
 mod trust;

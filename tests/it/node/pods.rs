@@ -12,7 +12,7 @@ use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_emulator::{Fate, Request};
 use uuid::Uuid;
 
-use super::host::{Host, id, is_alive, manifest};
+use crate::harness::{Host, id, is_alive, manifest};
 use rcfarm_testing::wait::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,18 +29,18 @@ async fn a_pod_runs_is_told_with_a_bell_and_goes_with_its_intent() {
     eventually("the first line", || host.log("web") == "port 12345 pod web\n").await;
 
     let node = host.node();
-    let reality = host.get(&key::reality(&node, &id("web"))).await.unwrap();
-    let intent = host.get(&key::intent(&node, &id("web"))).await.unwrap();
-    let bell = host.get(&key::rc_bell(rc)).await.unwrap();
-    let health = host.get(&key::health(&id("web"), &node)).await.unwrap();
+    let reality = host.entry(key::reality(&node, &id("web"))).await.unwrap();
+    let intent = host.entry(key::intent(&node, &id("web"))).await.unwrap();
+    let bell = host.entry(key::rc_bell(rc)).await.unwrap();
+    let health = host.entry(key::health(&id("web"), &node)).await.unwrap();
     assert_eq!(reality.value, intent.value);
     assert_eq!(bell.modify_index, reality.modify_index, "one transaction");
     assert_eq!(health.modify_index, reality.modify_index, "one transaction");
     assert!(health.session.is_some(), "health goes with the agent");
-    let (record, entry) = host.record().await.unwrap();
+    let (record, entry) = host.node_record().await.unwrap();
     assert_eq!(record.session, entry.session);
     assert_eq!(record.capacity.to_string(), "cpu=4,gpu=2");
-    let labels = host.get(&key::node_labels(&node)).await.unwrap();
+    let labels = host.entry(key::node_labels(&node)).await.unwrap();
     assert_eq!(labels.value, r#"{"pool":"test"}"#);
 
     host.unintend("web").await;
@@ -57,7 +57,7 @@ async fn a_node_without_labels_is_known_to_farms_all_the_same() {
     host.start();
     host.intend_script("web", "exec sleep 600", "").await;
     host.until("web", |status| status.phase == NodePodPhase::Running).await;
-    let labels = host.get(&key::node_labels(&host.node())).await.unwrap();
+    let labels = host.entry(key::node_labels(&host.node())).await.unwrap();
     assert_eq!(labels.value, "{}");
     host.end().await;
 }
@@ -79,7 +79,7 @@ async fn flapping_pod_is_reported_seldom_and_failed_start_with_reason() {
     eventually("a hundred starts", || host.log("flaps").lines().count() > 100).await;
     let writes = writes.load(Ordering::SeqCst);
     assert!(writes < 40, "{writes} writes for a hundred starts");
-    let status = host.status("flaps").await.unwrap();
+    let status = host.pod_status("flaps").await.unwrap();
     assert!(status.message.contains("too often"), "{}", status.message);
     assert_eq!((status.health, &status.cannot_start), (Health::Unknown, &None), "it starts");
 
@@ -89,7 +89,7 @@ async fn flapping_pod_is_reported_seldom_and_failed_start_with_reason() {
     let status = host.until("missing", |status| status.cannot_start.is_some()).await;
     let why = status.cannot_start.unwrap();
     assert!(why.contains("main: /no/such cannot be started"), "{why}");
-    let health = host.get(&key::health(&id("missing"), &host.node())).await.unwrap();
+    let health = host.entry(key::health(&id("missing"), &host.node())).await.unwrap();
     assert_eq!(HealthReport::decode(&health.value).cannot_start.as_deref(), Some(why.as_str()));
     host.end().await;
 }
@@ -146,7 +146,7 @@ async fn bad_pods_say_what_is_wrong_and_hurt_no_other() {
     ] {
         let status = host.until(pod, |status| status.message.contains(words)).await;
         assert_eq!((status.phase, status.status.as_str()), (phase, "failed"), "{pod}");
-        assert_eq!(host.get(&key::reality(&host.node(), &id(pod))).await, None, "{pod}");
+        assert_eq!(host.entry(key::reality(&host.node(), &id(pod))).await, None, "{pod}");
     }
     host.until("good", |status| status.phase == NodePodPhase::Running).await;
     host.unintend("yaml").await;
@@ -195,7 +195,7 @@ async fn pod_environment_has_config_and_devices_only() {
         Allocation { devices: [("gpu".to_owned(), [0, 1].into())].into(), ..Default::default() };
     let allocations = Allocations { pods: [(id("train"), gpus)].into(), ..Default::default() };
     let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
-    host.put(&key::allocation(&host.node()), &text).await;
+    host.put(key::allocation(&host.node()), &text).await;
     host.start();
     let script = "cat $CONFIG_PATH; echo $RCFARM_DEVICES $CUDA_VISIBLE_DEVICES \
                   ${CARGO_MANIFEST_DIR-none}; exec sleep 600";

@@ -8,7 +8,7 @@ use rcfarm_api::key;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::{Op, Store, TxnOutcome};
 
-use super::host::{Host, id, is_alive, manifest};
+use crate::harness::{Host, id, is_alive, manifest};
 use rcfarm_testing::wait::{eventually, until};
 
 /// Two machines, and a directory in which a process detects another one.
@@ -89,12 +89,12 @@ async fn an_agent_whose_session_an_operator_ended_has_another_at_once() {
     host.start();
     host.intend("one", &(manifest("one", "exec sleep 600", "") + "single_instance: true\n")).await;
     let before = host.until("one", |status| status.phase == NodePodPhase::Running).await;
-    let (record, entry) = host.record().await.unwrap();
+    let (record, entry) = host.node_record().await.unwrap();
     assert_eq!(record.lease_ms, Some(10_000));
     let ended = std::time::Instant::now();
     host.store.destroy_session(entry.session.as_ref().unwrap()).await.unwrap();
     until("another session", async || {
-        let (_, now) = host.record().await.unwrap();
+        let (_, now) = host.node_record().await.unwrap();
         now.session.is_some() && now.session != entry.session
     })
     .await;

@@ -9,7 +9,7 @@ use rcfarm_node::agent::AtShutdown;
 use rcfarm_store::{Prefix, Store};
 use uuid::Uuid;
 
-use super::host::{Host, is_alive};
+use crate::harness::{Host, is_alive};
 use rcfarm_testing::wait::{eventually, until};
 
 async fn six(host: &mut Host) -> Vec<i32> {
@@ -41,7 +41,7 @@ async fn vanished_intents_need_vanished_labels_to_be_trusted() {
 async fn a_wiped_store_stops_nothing() {
     let mut host = Host::new();
     let pids = six(&mut host).await;
-    let created = async || host.record().await.map(|(_, entry)| entry.create_index);
+    let created = async || host.node_record().await.map(|(_, entry)| entry.create_index);
     let before = created().await;
     host.store.delete_tree(&Prefix::parse("").unwrap()).await.unwrap();
     // It registers again, and has read the empty prefix.
@@ -70,7 +70,8 @@ async fn a_second_agent_of_the_name_starts_nothing() {
 async fn single_instance_ends_with_lease_without_agent() {
     let mut host = Host::new();
     host.start();
-    let single = super::host::manifest("single", "exec sleep 600", "") + "single_instance: true\n";
+    let single =
+        crate::harness::manifest("single", "exec sleep 600", "") + "single_instance: true\n";
     host.intend("single", &single).await;
     host.intend_script("other", "exec sleep 600", "").await;
     let single = host.until("single", |status| status.phase == NodePodPhase::Running).await;
@@ -78,10 +79,10 @@ async fn single_instance_ends_with_lease_without_agent() {
     let [single, other] = [single, other].map(|status| status.processes[0].pid.unwrap());
     host.kill().await;
     // Consul keeps the session until the check's TTL has passed without a renewal.
-    let session = host.record().await.unwrap().1.session;
+    let session = host.node_record().await.unwrap().1.session;
     assert!(session.is_some());
     eventually("the end of the single instance", || !is_alive(single)).await;
-    assert_eq!(host.record().await.unwrap().1.session, session, "others may not start it yet");
+    assert_eq!(host.node_record().await.unwrap().1.session, session, "others may not start it yet");
     assert!(is_alive(other));
     host.end().await;
     assert!(!is_alive(other));

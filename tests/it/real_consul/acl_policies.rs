@@ -1,16 +1,16 @@
 //! The ACL policies of `docs/operate/acl/` on a real Consul that denies by default: each grants what its page says, and
 //! the viewer's grants no writes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rcfarm_testing::consul_server::ConsulServer;
-use rcfarm_testing::pod_processes;
+use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::process::Process;
 use rcfarm_testing::program::{Program, Ran};
 use rcfarm_testing::wait::until;
 use serde_json::{Value, json};
 
-use super::RealConsul;
+use crate::harness::RealCluster;
 
 const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
@@ -27,23 +27,23 @@ fn denying() -> String {
 }
 
 /// A Consul with such ACLs.
-async fn denying_consul() -> RealConsul {
-    RealConsul::on(ConsulServer::with_config(&denying()).await, 0)
+async fn denying_consul() -> RealCluster {
+    RealCluster::on_server(ConsulServer::with_config(&denying()).await)
 }
 
 /// The program with a new token for `docs/operate/acl/<name>.hcl` and the rules in `more`.
-async fn with_policy(consul: &RealConsul, name: &str, more: &str) -> Program {
+async fn with_policy(cluster: &RealCluster, name: &str, more: &str) -> Program {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
     let rules = std::fs::read_to_string(file).unwrap() + more;
     let name = format!("{name}{}", more.len());
-    put(consul, "policy", &json!({"Name": name, "Rules": rules})).await;
-    let token = put(consul, "token", &json!({"Policies": [{"Name": name}]})).await;
-    consul.program.with_token(token["SecretID"].as_str().unwrap())
+    put(cluster, "policy", &json!({"Name": name, "Rules": rules})).await;
+    let token = put(cluster, "token", &json!({"Policies": [{"Name": name}]})).await;
+    cluster.program.with_token(token["SecretID"].as_str().unwrap())
 }
 
-async fn put(consul: &RealConsul, what: &str, body: &Value) -> Value {
+async fn put(cluster: &RealCluster, what: &str, body: &Value) -> Value {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("http://{}/v1/acl/{what}", consul.server.http());
+    let url = format!("http://{}/v1/acl/{what}", cluster.address);
     let answer = client.put(url).header("X-Consul-Token", MASTER).json(body).send().await;
     let text = answer.unwrap().text().await.unwrap();
     serde_json::from_str(&text).unwrap_or_else(|_| panic!("{what}: {text}"))
@@ -61,37 +61,29 @@ async fn all(program: &Program, commands: &[&str]) {
 }
 
 #[track_caller]
-fn must_not_be_denied(consul: &RealConsul, log: &str) {
-    let text = std::fs::read_to_string(consul.dir.path().join(log)).unwrap();
+fn must_not_be_denied(cluster: &RealCluster, log: &str) {
+    let text = std::fs::read_to_string(cluster.dir.path().join(log)).unwrap();
     assert!(!text.to_lowercase().contains("denied"), "{log}: the rights are not enough:\n{text}");
-}
-
-/// Kills processes that an agent left.
-struct Leftovers(PathBuf);
-
-impl Drop for Leftovers {
-    fn drop(&mut self) {
-        pod_processes::kill(&self.0);
-    }
 }
 
 #[tokio::test]
 async fn the_documented_policies_are_enough() {
-    let consul = denying_consul().await;
-    let _leftovers = Leftovers(consul.dir.path().join("data"));
-    std::fs::write(consul.dir.path().join("web.yaml"), "id: web\n").unwrap();
+    let cluster = denying_consul().await;
+    std::fs::write(cluster.dir.path().join("web.yaml"), "id: web\n").unwrap();
     let single = "id: single\nsingle_instance: true\nlaunchables:\n  \
                   main: {launchable_type: process, command: sleep 600}\n";
-    std::fs::write(consul.dir.path().join("single.yaml"), single).unwrap();
-    let farm = with_policy(&consul, "farm", "").await;
-    let user = with_policy(&consul, "user", "").await;
-    let viewer = with_policy(&consul, "viewer", "").await;
-    let node = with_policy(&consul, "node", "").await;
+    std::fs::write(cluster.dir.path().join("single.yaml"), single).unwrap();
+    let farm = with_policy(&cluster, "farm", "").await;
+    let user = with_policy(&cluster, "user", "").await;
+    let viewer = with_policy(&cluster, "viewer", "").await;
+    let node = with_policy(&cluster, "node", "").await;
 
     let words = ["node", "run", "--name", "n1", "--label", "pool=a", "--data-dir", "data"];
-    let mut agent = Process::start(&mut node.command(&words), consul.dir.path(), "node.log");
-    let mut daemon = farm.command(&["farm", "run", "--name", "f1"]);
-    let mut daemon = Process::start(&mut daemon, consul.dir.path(), "farm.log");
+    let dir = cluster.dir.path();
+    let agent = Process::start(&mut node.command(&words), dir, "node.log");
+    let mut agent = Daemon::new(agent, Some(dir.join("data")));
+    let daemon = &mut farm.command(&["farm", "run", "--name", "f1"]);
+    let mut daemon = Daemon::new(Process::start(daemon, dir, "farm.log"), None);
     let create = "rc create -f web.yaml --node-selector role=web --replicas 2 --wait";
     let life = ["label set node n1 role=web", "label set node n2 role=web", create];
     all(&user, &life).await;
@@ -99,7 +91,7 @@ async fn the_documented_policies_are_enough() {
 
     all(&user, &["rc create -f single.yaml --node-selector pool=a --replicas 1 --wait"]).await;
     until("it runs", async || {
-        must_not_be_denied(&consul, "node.log");
+        must_not_be_denied(&cluster, "node.log");
         let pods = run(&viewer, "-o json pod list single").await;
         let pods = pods.json();
         pods[0]["phase"] == "Running"
@@ -137,35 +129,26 @@ async fn the_documented_policies_are_enough() {
     // Its process and its status go, too.
     all(&user, &["rc delete single"]).await;
     until("nothing runs", async || {
-        must_not_be_denied(&consul, "node.log");
+        must_not_be_denied(&cluster, "node.log");
         run(&viewer, "-o json pod list single").await.stdout == "[]\n"
     })
     .await;
     all(&user, &["farm confirm f1", "rc delete web", "audit prune --keep 30d"]).await;
     assert!(daemon.runs() && agent.runs());
-    must_not_be_denied(&consul, "farm.log");
-    must_not_be_denied(&consul, "node.log");
-    for process in [daemon, agent] {
-        process.signal("TERM");
-        assert!(process.ended().await.success());
-    }
+    must_not_be_denied(&cluster, "farm.log");
+    must_not_be_denied(&cluster, "node.log");
+    daemon.stop().await;
+    agent.stop().await;
 }
 
 /// The optional rules in the comments of `user.hcl`.
 #[tokio::test]
 async fn who_may_write_pods_may_remove_orphans() {
-    let consul = denying_consul().await;
+    let cluster = denying_consul().await;
     let more = "key_prefix \"labels/pod/\" { policy = \"write\" }\n\
                 key_prefix \"intent/\" { policy = \"write\" }";
-    let user = with_policy(&consul, "user", more).await;
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let labels = json!({"pod_id": "web", "replication_controller_id": MASTER});
-    for (key, value) in
-        [("labels/pod/n1/web", labels.to_string()), ("intent/n1/web", "id: web".into())]
-    {
-        let url = format!("http://{}/v1/kv/{key}", consul.server.http());
-        client.put(url).body(value).send().await.unwrap().error_for_status().unwrap();
-    }
+    let user = with_policy(&cluster, "user", more).await;
+    cluster.pod("n1", MASTER).await;
     let words = "rc orphans --remove";
     assert!(run(&user, words).await.ok().contains("removed"));
     let words = "rc orphans";

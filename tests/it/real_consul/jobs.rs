@@ -1,10 +1,11 @@
 //! Jobs and queues by command line, with the built program, a real Consul, an agent and real processes.
 
 use rcfarm_api::key;
-use rcfarm_store::{PutMode, Query};
+use rcfarm_testing::program::Ran;
 use serde_json::Value;
 
-use super::{Daemon, RealConsul};
+use crate::harness::RealCluster;
+use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::wait::until;
 
 const JOB: &str = "\
@@ -21,33 +22,31 @@ spec:
 
 struct Stage {
     _agent: Daemon,
-    consul: RealConsul,
+    cluster: RealCluster,
 }
 
 impl Stage {
     async fn new() -> Stage {
-        let consul = RealConsul::new(0).await;
-        let more = ["--capacity", "cpu=8", "--label", "pool=jobs"];
-        let agent = consul.agent("n1", &more, consul.dir.path());
-        let stage = Stage { _agent: agent, consul };
-        stage.consul.ok(&["queue", "create", "research", "--capability", "cpu=8"]);
+        let cluster = RealCluster::real().await;
+        let agent = cluster.agent_process("n1", &["--capacity", "cpu=8", "--label", "pool=jobs"]);
+        let stage = Stage { _agent: agent, cluster };
+        stage.cluster.run(&["queue", "create", "research", "--capability", "cpu=8"]).await.ok();
         stage
     }
 
-    fn apply(&self, name: &str) {
-        let file = self.consul.dir.path().join(format!("{name}.yaml"));
+    async fn apply(&self, name: &str) -> Ran {
+        let file = self.cluster.dir.path().join("job.yaml");
         std::fs::write(&file, JOB.replace("NAME", name)).unwrap();
-        self.consul.ok(&["apply", "-f", file.to_str().unwrap()]);
+        self.cluster.run(&["apply", "-f", "job.yaml"]).await
     }
 
-    fn job(&self, name: &str) -> Value {
-        let shown = self.consul.ok(&["job", "get", name, "-o", "json"]);
-        serde_json::from_str::<Value>(&shown).unwrap()["status"].clone()
+    async fn job(&self, name: &str) -> Value {
+        self.cluster.json(&["job", "get", name]).await["status"].take()
     }
 
     async fn phase(&self, name: &str, phase: &str) {
         until(&format!("{name} is {phase}"), || async {
-            self.job(name)["state"]["phase"] == phase
+            self.job(name).await["state"]["phase"] == phase
         })
         .await;
     }
@@ -55,7 +54,7 @@ impl Stage {
     /// Waits until the three members of `a` and `b` run with these attempts.
     async fn runs(&self, name: &str, tries: [u64; 3], version: u64) {
         until(&format!("{name} runs, {tries:?}, attempt {version}"), || async {
-            let status = self.job(name);
+            let status = self.job(name).await;
             let attempt = |task: &str, n: &str| {
                 status["tasks"][task]["attempts"][n].as_u64().unwrap_or_default()
             };
@@ -69,53 +68,52 @@ impl Stage {
 
     async fn commands(&self) -> usize {
         let tree = key::commands();
-        let listed = self.consul.store.list(&tree, Query::CONSISTENT).await.unwrap().value;
-        listed.iter().filter(|entry| !tree.is_sentinel(&entry.key)).count()
+        let keys = self.cluster.keys(&tree).await;
+        keys.iter().filter(|key| !tree.is_sentinel(key)).count()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_command_acts_once_on_a_job_of_real_processes() {
     let stage = Stage::new().await;
-    let farm = stage.consul.farm("a");
-    let ok = |arguments: &[&str]| stage.consul.ok(arguments);
-    stage.apply("j");
+    let farm = stage.cluster.farm_process("a", &[]);
+    let ok = async |arguments: &[&str]| stage.cluster.run(arguments).await.ok();
+    stage.apply("j").await.ok();
     stage.runs("j", [0, 0, 0], 0).await;
-    ok(&["job", "restart-pod", "j", "a", "1"]);
+    ok(&["job", "restart-pod", "j", "a", "1"]).await;
     stage.runs("j", [0, 1, 0], 0).await;
-    ok(&["job", "restart-task", "j", "a", "--reason", "why not"]);
+    ok(&["job", "restart-task", "j", "a", "--reason", "why not"]).await;
     stage.runs("j", [1, 2, 0], 0).await;
-    ok(&["job", "restart", "j"]);
+    ok(&["job", "restart", "j"]).await;
     stage.runs("j", [2, 3, 1], 1).await;
-    assert_eq!(stage.job("j")["retryCount"], 0, "a person's restarts are no retries");
+    assert_eq!(stage.job("j").await["retryCount"], 0, "a person's restarts are no retries");
 
-    ok(&["job", "suspend", "j"]);
+    ok(&["job", "suspend", "j"]).await;
     stage.phase("j", "Aborted").await;
-    assert_eq!(stage.job("j")["state"]["reason"], "Suspended");
-    let intents = stage.consul.list(&key::intents()).await;
+    assert_eq!(stage.job("j").await["state"]["reason"], "Suspended");
+    let intents = stage.cluster.list(&key::intents()).await;
     assert!(intents.is_empty(), "{intents:?}");
-    ok(&["job", "resume", "j"]);
+    ok(&["job", "resume", "j"]).await;
     stage.runs("j", [3, 4, 2], 1).await;
 
-    ok(&["job", "abort", "j"]);
+    ok(&["job", "abort", "j"]).await;
     stage.phase("j", "Aborted").await;
-    ok(&["job", "resume", "j"]);
+    ok(&["job", "resume", "j"]).await;
     stage.runs("j", [4, 5, 3], 1).await;
-    ok(&["job", "complete", "j"]);
+    ok(&["job", "complete", "j"]).await;
     stage.phase("j", "Completed").await;
-    let waited = stage.consul.run(&["job", "wait", "j"]);
+    let waited = stage.cluster.run(&["job", "wait", "j"]).await;
     assert_eq!(waited.code, 0);
 
-    stage.apply("k");
+    stage.apply("k").await.ok();
     stage.runs("k", [0, 0, 0], 0).await;
-    ok(&["job", "terminate", "k"]);
+    ok(&["job", "terminate", "k"]).await;
     stage.phase("k", "Terminated").await;
-    let waited = stage.consul.run(&["job", "wait", "k"]);
+    let waited = stage.cluster.run(&["job", "wait", "k"]).await;
     assert_eq!(waited.code, 2, "that is no success");
 
     assert_eq!(stage.commands().await, 0, "each was consumed");
-    let steps = ok(&["audit", "list", "-o", "json"]);
-    let steps: Value = serde_json::from_str(&steps).unwrap();
+    let steps = stage.cluster.json(&["audit", "list"]).await;
     let commands = steps.as_array().unwrap().iter().filter_map(|entry| {
         entry["record"]["event_details"]["command"].as_str().map(str::to_owned)
     });
@@ -126,7 +124,7 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
     // Each has two records: when it was given, and when it was executed.
     assert_eq!(commands.len() * 2, count, "{commands:?}");
     for job in ["j", "k"] {
-        ok(&["job", "delete", job, "--timeout", "80s"]);
+        ok(&["job", "delete", job, "--timeout", "80s"]).await;
     }
     farm.stop().await;
 }
@@ -134,36 +132,32 @@ async fn each_command_acts_once_on_a_job_of_real_processes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     let stage = Stage::new().await;
-    let farm = stage.consul.farm("a");
-    let ok = |arguments: &[&str]| stage.consul.ok(arguments);
-    stage.apply("first");
+    let farm = stage.cluster.farm_process("a", &[]);
+    let ok = async |arguments: &[&str]| stage.cluster.run(arguments).await.ok();
+    stage.apply("first").await.ok();
     stage.runs("first", [0, 0, 0], 0).await;
-    ok(&["queue", "close", "research"]);
-    let second = stage.consul.dir.path().join("second.yaml");
-    let text = JOB.replace("NAME", "second");
-    std::fs::write(&second, &text).unwrap();
-    let refused = stage.consul.run(&["apply", "-f", second.to_str().unwrap()]);
+    ok(&["queue", "close", "research"]).await;
+    let refused = stage.apply("second").await;
     let said = &refused.stderr;
     assert_eq!(refused.code, 1, "{said}");
     assert!(said.contains("default/second: spec.queue: queue research is closed"), "{said}");
     // Written directly to Consul, the job waits.
-    let record = rcfarm::job::document::from_yaml(&text).unwrap().to_string();
-    let key = key::job(&"default/second".parse().unwrap());
-    assert!(stage.consul.store.put(&key, record.into(), 0, PutMode::Set).await.unwrap());
+    let record = rcfarm::job::document::from_yaml(&JOB.replace("NAME", "second")).unwrap();
+    stage.cluster.put("rcfarm/jobs/default/second", record.to_string()).await;
     until("the second one is told why", || async {
-        stage.job("second")["state"]["reason"] == "QueueClosed"
+        stage.job("second").await["state"]["reason"] == "QueueClosed"
     })
     .await;
-    let queue = || {
-        let shown = ok(&["queue", "get", "research", "-o", "json"]);
-        serde_json::from_str::<Value>(&shown).unwrap()
-    };
-    until("it is closing", || async { queue()["status"]["state"] == "Closing" }).await;
-    assert_eq!(stage.job("first")["state"]["phase"], "Running", "what runs goes on");
-    ok(&["queue", "open", "research"]);
+    until("it is closing", || async {
+        let queue = stage.cluster.json(&["queue", "get", "research"]).await;
+        queue["status"]["state"] == "Closing"
+    })
+    .await;
+    assert_eq!(stage.job("first").await["state"]["phase"], "Running", "what runs goes on");
+    ok(&["queue", "open", "research"]).await;
     stage.runs("second", [0, 0, 0], 0).await;
     for job in ["first", "second"] {
-        ok(&["job", "delete", job, "--timeout", "80s"]);
+        ok(&["job", "delete", job, "--timeout", "80s"]).await;
     }
     farm.stop().await;
 }

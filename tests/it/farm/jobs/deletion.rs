@@ -114,7 +114,7 @@ async fn a_farm_forgets_the_jobs_that_another_has_tidied_up() {
     }
     for job in &jobs {
         reaches(&cluster, job, JobPhase::Running, 20 * SECOND).await;
-        cluster.delete(key::job(&id(job)).as_str()).await;
+        cluster.delete(key::job(&id(job))).await;
     }
     nothing_is_left(&cluster).await;
     tokio::time::sleep(60 * SECOND).await;

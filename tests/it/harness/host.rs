@@ -1,6 +1,7 @@
-//! A machine: data directory, an agent that can be killed, and its store.
+//! A machine of a cluster: a data directory, and an agent with real processes that can be killed.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +15,17 @@ use rcfarm_emulator::Emulator;
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::state::DataDir;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
-use rcfarm_store::Env;
+use rcfarm_store::Entry;
 use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::{IdSource, SystemClock};
-use rcfarm_store::{DeleteMode, Entry, Key, PutMode, Query, Reader, Store};
+use rcfarm_testing::pod_processes;
+use rcfarm_testing::wait::{PATIENCE, eventually, until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use rcfarm_testing::pod_processes;
-use rcfarm_testing::wait::{PATIENCE, eventually};
+use super::Cluster;
 
 pub struct Host {
-    pub store: Emulator,
+    cluster: Cluster,
     _directory: tempfile::TempDir,
     pub settings: AgentSettings,
     agent: Option<(JoinHandle<Result<(), AgentError>>, CancellationToken)>,
@@ -54,7 +54,7 @@ impl Host {
             limits: Default::default(),
             at_shutdown: AtShutdown::LeavePods,
         };
-        Host { store: store.clone(), settings, _directory: directory, agent: None }
+        Host { cluster: Cluster::on(store.clone()), settings, _directory: directory, agent: None }
     }
 
     pub fn node(&self) -> NodeName {
@@ -63,8 +63,7 @@ impl Host {
 
     /// Starts the agent with another client of the store.
     pub fn start_on(&mut self, store: Emulator) {
-        let ids = Arc::new(IdSource::from_entropy());
-        let env = Env::new(Arc::new(store), Arc::new(SystemClock), ids);
+        let env = self.env(Arc::new(store));
         let driver = Arc::new(ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm"))));
         let agent = Agent::new(self.settings.clone(), env, driver);
         let shutdown = CancellationToken::new();
@@ -101,17 +100,8 @@ impl Host {
         self.stop().await.unwrap();
     }
 
-    pub async fn put(&self, key: &Key, value: &str) {
-        let value = value.to_owned().into();
-        assert!(self.store.put(key, value, 0, PutMode::Set).await.unwrap());
-    }
-
-    pub async fn get(&self, key: &Key) -> Option<Entry> {
-        self.store.get(key, Query::PLAIN).await.unwrap().value
-    }
-
     pub async fn intend(&self, pod: &str, manifest: &str) {
-        self.put(&key::intent(&self.node(), &id(pod)), manifest).await;
+        self.put(key::intent(&self.node(), &id(pod)), manifest).await;
     }
 
     /// Creates an intent with one process `sh -c script`, and further lines for the launchable.
@@ -121,21 +111,19 @@ impl Host {
 
     pub async fn own(&self, pod: &str, rc: RcId) {
         let labels = format!("{{\"replication_controller_id\":\"{rc}\"}}");
-        self.put(&key::pod_labels(&self.node(), &id(pod)), &labels).await;
+        self.put(key::pod_labels(&self.node(), &id(pod)), labels).await;
     }
 
     pub async fn unintend(&self, pod: &str) {
-        let key = key::intent(&self.node(), &id(pod));
-        self.store.delete(&key, DeleteMode::Always).await.unwrap();
+        self.delete(key::intent(&self.node(), &id(pod))).await;
     }
 
-    pub async fn status(&self, pod: &str) -> Option<PodStatus> {
-        let entry = self.get(&key::pod_status(&id(pod), &self.node())).await?;
-        Some(PodStatus::decode(&entry.value).unwrap())
+    pub async fn pod_status(&self, pod: &str) -> Option<PodStatus> {
+        self.read(key::pod_status(&id(pod), &self.node())).await
     }
 
-    pub async fn record(&self) -> Option<(NodeRecord, Entry)> {
-        let entry = self.get(&key::node(&self.node())).await?;
+    pub async fn node_record(&self) -> Option<(NodeRecord, Entry)> {
+        let entry = self.entry(key::node(&self.node())).await?;
         Some((NodeRecord::decode(&entry.value).unwrap(), entry))
     }
 
@@ -143,7 +131,7 @@ impl Host {
     pub async fn until(&self, pod: &str, wanted: impl Fn(&PodStatus) -> bool) -> PodStatus {
         let mut last = None;
         for _ in 0..PATIENCE.as_millis() / 20 {
-            last = self.status(pod).await;
+            last = self.pod_status(pod).await;
             if let Some(status) = last.as_ref().filter(|status| wanted(status)) {
                 return status.clone();
             }
@@ -159,23 +147,29 @@ impl Host {
             key::reality(&self.node(), &id(pod)),
             key::health(&id(pod), &self.node()),
         ];
-        for _ in 0..PATIENCE.as_millis() / 20 {
-            let mut left = 0;
+        until(&format!("{pod} is gone"), async || {
             for key in &keys {
-                left += usize::from(self.get(key).await.is_some());
+                if self.entry(key).await.is_some() {
+                    return false;
+                }
             }
-            if left == 0 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("{pod} never went");
+            true
+        })
+        .await;
     }
 
     /// Output of the pod's process.
     pub fn log(&self, pod: &str) -> String {
         let path = self.settings.data_dir.join("pods").join(pod).join("main.log");
         std::fs::read_to_string(path).unwrap_or_default()
+    }
+}
+
+impl Deref for Host {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
     }
 }
 
