@@ -1,6 +1,7 @@
 //! `rcfarm doctor`.
 
-use crate::harness::{HttpCluster, MANIFEST, program};
+use crate::harness::{HttpCluster, MASTER, RealCluster, program};
+use rcfarm_store::Prefix;
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::wait::until;
 
@@ -86,7 +87,6 @@ acl {
   tokens { master = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1" }
 }
 "#;
-const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 const VIEWER: &str = r#"key_prefix "" { policy = "read" } session_prefix "" { policy = "read" }"#;
 /// Rights of a command-line user; only farms write pods and statuses.
 const USER: &str = r#"
@@ -102,13 +102,11 @@ const BLIND: &str = r#"key_prefix "" { policy = "deny" } key_prefix "rcfarm/" { 
 /// With a real Consul's ACLs.
 #[tokio::test]
 async fn rights_are_told_apart_tree_by_tree() {
-    let consul = ConsulServer::with_config(ACL).await;
-    let (address, dir) = (consul.http().to_string(), tempfile::tempdir().unwrap());
-    let viewer = token(&address, VIEWER).await;
-    let blind = token(&address, BLIND).await;
+    let cluster = RealCluster::on_server(ConsulServer::with_config(ACL).await);
+    let viewer = cluster.token(VIEWER).await;
+    let blind = cluster.token(BLIND).await;
     let doctor = async |token: &str| {
-        let arguments = ["doctor", "-o", "json", "--token", token];
-        let ran = program(&address, dir.path()).run(&arguments).await;
+        let ran = cluster.run(&["doctor", "-o", "json", "--token", token]).await;
         let checks: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
         let result = move |name: &str| {
             let checks = checks.as_array().unwrap();
@@ -133,25 +131,20 @@ async fn rights_are_told_apart_tree_by_tree() {
     assert!(verdict == "fail" && detail.contains("may not be read"), "{verdict} {detail}");
     assert_eq!(result("rcfarm/farms/").0, "ok");
 
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let keys = client.get(format!("http://{address}/v1/kv/?keys")).send().await.unwrap();
-    let keys = keys.text().await.unwrap();
-    assert!(keys.trim().is_empty() || keys.trim() == "[]", "it wrote {keys}");
+    let keys = cluster.keys(&Prefix::parse("").unwrap()).await;
+    assert!(keys.is_empty(), "it wrote {keys:?}");
     let arguments = ["label", "set", "node", "n1", "role=web", "--token", &viewer];
-    let stderr = program(&address, dir.path()).run(&arguments).await.failed();
+    let stderr = cluster.run(&arguments).await.failed();
     assert!(stderr.contains("ermission denied") && stderr.contains("rcfarm doctor"), "{stderr}");
 }
 
 /// With a user's token, which may write neither pods nor statuses.
 #[tokio::test]
 async fn a_users_rights_are_enough_for_a_controllers_life() {
-    let consul = ConsulServer::with_config(ACL).await;
-    let (address, dir) = (consul.http().to_string(), tempfile::tempdir().unwrap());
-    std::fs::write(dir.path().join("web.yaml"), MANIFEST).unwrap();
-    let user = token(&address, USER).await;
-    let rcfarm = async |arguments: &[&str]| {
-        program(&address, dir.path()).run(&[arguments, &["--token", &user]].concat()).await
-    };
+    let cluster = RealCluster::on_server(ConsulServer::with_config(ACL).await);
+    let user = cluster.token(USER).await;
+    let rcfarm =
+        async |arguments: &[&str]| cluster.run(&[arguments, &["--token", &user]].concat()).await;
     rcfarm(&["label", "set", "node", "n1", "role=web"]).await.ok();
     let created = rcfarm(&["rc", "create", "-f", "web.yaml", "--node-selector", "role=web"]).await;
     let id = created.ok().trim().to_owned();
@@ -164,18 +157,4 @@ async fn a_users_rights_are_enough_for_a_controllers_life() {
     );
     assert!(ran.ok().contains("deleted"));
     assert_eq!(rcfarm(&["rc", "list"]).await.ok(), "there are no replication controllers\n");
-}
-
-/// Creates a token with these rules.
-async fn token(address: &str, rules: &str) -> String {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let name = format!("p{}", rules.len());
-    let put = async |path: &str, body: serde_json::Value| -> serde_json::Value {
-        let request = client.put(format!("http://{address}/v1/acl/{path}"));
-        let answer = request.header("X-Consul-Token", MASTER).body(body.to_string()).send().await;
-        serde_json::from_str(&answer.unwrap().text().await.unwrap()).unwrap()
-    };
-    put("policy", serde_json::json!({"Name": name, "Rules": rules})).await;
-    let token = put("token", serde_json::json!({"Policies": [{"Name": name}]})).await;
-    token["SecretID"].as_str().unwrap().to_owned()
 }

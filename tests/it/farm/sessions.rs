@@ -5,16 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use async_trait::async_trait;
-use rcfarm::farm::{Farm, FarmSettings, NODE_GRACE};
+use rcfarm::farm::Farm;
 use rcfarm::placement::{NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::labels::Selector;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_emulator::serve::serve;
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
-use rcfarm_store::session::{KeeperRuntime, SessionSettings};
-use rcfarm_store::time::SystemClock;
-use rcfarm_store::{Env, Reader, StoreError, TxnLimits};
+use rcfarm_store::session::KeeperRuntime;
+use rcfarm_store::{Reader, StoreError};
 use rcfarm_testing::wait::{eventually, within};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -69,15 +67,8 @@ async fn session_outlives_blocked_workers() {
 
     let (is_asked, (release, go_on)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
     let scheduler = Blocking { is_asked: is_asked.clone(), go_on: Mutex::new(go_on) };
-    let settings = FarmSettings {
-        name: "a".parse().unwrap(),
-        selector: Selector::everything(),
-        session: SessionSettings::default(),
-        limits: TxnLimits::default(),
-        node_grace: NODE_GRACE,
-    };
-    let env = Env::new(client(), Arc::new(SystemClock), Arc::new(cluster.ids.fork()))
-        .with_keeper(KeeperRuntime::own_thread(client()).unwrap());
+    let (settings, env) = cluster.settings("a", "", client());
+    let env = env.with_keeper(KeeperRuntime::own_thread(client()).unwrap());
     let heartbeats = env.keeper.heartbeats();
     let farm = Farm::of_all_kinds(
         settings,

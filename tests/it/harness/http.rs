@@ -1,6 +1,6 @@
 //! A cluster whose Consul is reached over HTTP, by the command line and by farms and agents in processes of their own.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -12,12 +12,15 @@ use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::process::Process;
 use rcfarm_testing::program::{Program, Ran};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
 use super::{Cluster, MANIFEST};
+
+/// Master token of servers with ACLs.
+pub const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
 /// The built program in `dir`, connected to a Consul.
 pub fn program(consul: &str, dir: &Path) -> Program {
@@ -55,6 +58,21 @@ impl RealCluster {
     pub fn on_server(server: ConsulServer) -> Self {
         let address = server.http().to_string();
         Self::of(server.client(), server, address)
+    }
+
+    /// Creates a token with these rules. The server must have ACLs with the master token [`MASTER`].
+    pub async fn token(&self, rules: &str) -> String {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let name = format!("p{}", rules.len());
+        let put = async |what: &str, body: Value| -> Value {
+            let request = client.put(format!("http://{}/v1/acl/{what}", self.address));
+            let answer = request.header("X-Consul-Token", MASTER).json(&body).send().await;
+            let text = answer.unwrap().text().await.unwrap();
+            serde_json::from_str(&text).unwrap_or_else(|_| panic!("{what}: {text}"))
+        };
+        put("policy", json!({"Name": name, "Rules": rules})).await;
+        let token = put("token", json!({"Policies": [{"Name": name}]})).await;
+        token["SecretID"].as_str().unwrap().to_owned()
     }
 }
 
@@ -125,11 +143,5 @@ impl<S, C> Deref for HttpCluster<S, C> {
 
     fn deref(&self) -> &Cluster<S> {
         &self.cluster
-    }
-}
-
-impl<S, C> DerefMut for HttpCluster<S, C> {
-    fn deref_mut(&mut self) -> &mut Cluster<S> {
-        &mut self.cluster
     }
 }

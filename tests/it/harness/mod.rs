@@ -12,7 +12,7 @@ mod http;
 
 pub use cluster::{Cluster, RunningFarm, node, pod_id, rc_id, run};
 pub use host::{Host, id, is_alive, manifest};
-pub use http::{HttpCluster, RealCluster, program};
+pub use http::{HttpCluster, MASTER, RealCluster, program};
 
 pub const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 

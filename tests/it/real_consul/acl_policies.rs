@@ -8,11 +8,8 @@ use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::process::Process;
 use rcfarm_testing::program::{Program, Ran};
 use rcfarm_testing::wait::until;
-use serde_json::{Value, json};
 
-use crate::harness::RealCluster;
-
-const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
+use crate::harness::{MASTER, RealCluster};
 
 /// Requests without a token may do everything, so that the test can see when the server is ready. With a token only the
 /// rights of its policy apply.
@@ -35,18 +32,7 @@ async fn denying_consul() -> RealCluster {
 async fn with_policy(cluster: &RealCluster, name: &str, more: &str) -> Program {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
     let rules = std::fs::read_to_string(file).unwrap() + more;
-    let name = format!("{name}{}", more.len());
-    put(cluster, "policy", &json!({"Name": name, "Rules": rules})).await;
-    let token = put(cluster, "token", &json!({"Policies": [{"Name": name}]})).await;
-    cluster.program.with_token(token["SecretID"].as_str().unwrap())
-}
-
-async fn put(cluster: &RealCluster, what: &str, body: &Value) -> Value {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("http://{}/v1/acl/{what}", cluster.address);
-    let answer = client.put(url).header("X-Consul-Token", MASTER).json(body).send().await;
-    let text = answer.unwrap().text().await.unwrap();
-    serde_json::from_str(&text).unwrap_or_else(|_| panic!("{what}: {text}"))
+    cluster.program.with_token(&cluster.token(&rules).await)
 }
 
 /// Runs a command; words are separated by single spaces.
