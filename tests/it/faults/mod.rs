@@ -10,16 +10,16 @@
 //! A watch skips intermediate states, so no recorder sees all writes. The proof uses what Consul keeps of each write:
 //!
 //! - *No lost update.* Each write of a user has an audit record in the same transaction. At the end every acknowledged
-//!    write is in the log at the acknowledged index, and no failed one is. The applied writes of a key form a chain:
-//!   each   replaced the version that its user had read, and the last one is in Consul.
+//!   write is in the log at the acknowledged index, and no failed one is. The applied writes of a key form a chain:
+//!   each replaced the version that its user had read, and the last one is in Consul.
 //! - *Atomicity.* Each recorded version of a pod's labels and intent has the ModifyIndex of an audit record of that
 //!   pod.
 //! - *The record guard.* Each change by a farm has the count that the record requested at that index. No change is made
-//!   for   a disabled or deleted record.
+//!   for a disabled or deleted record.
 //! - *Ownership* (invariant 1). A lock with ModifyIndex `m` in an answer that is true at index `t` was held by its
-//!   session   from `m` to `t`. Each change by a farm within such a span was made by that holder. The recorder reads
-//!   consistently, at   least every 500 ms, so nearly all changes are within a span; the summary counts them. Each
-//!   start of a farm has its own   name.
+//!   session from `m` to `t`. Each change by a farm within such a span was made by that holder. The recorder reads
+//!   consistently, at least every 500 ms, so nearly all changes are within a span; the summary counts them. Each
+//!   start of a farm has its own name.
 //! - *The chain.* Revisions of a status only grow.
 //! - *Audit equality* (invariant 15). `rcfarm audit verify` finds no difference, and at most one record per change.
 //! - *Liveness* (invariant 27). After the faults every enabled controller gets its pods.
@@ -27,10 +27,10 @@
 //! # What is not
 //!
 //! - Two sessions of one start of a farm: a write under the old session that is applied while the same process holds
-//!   the   lock under a new session would pass. The contract suite and the simulator cover this.
+//!   the lock under a new session would pass. The contract suite and the simulator cover this.
 //! - Changes whose holder was not recorded; they are only counted.
 //! - Network partitions: packets to a frozen server wait in the kernel and are answered later. The simulator covers
-//!   lost   packets and one-way partitions.
+//!   lost packets and one-way partitions.
 
 pub mod chaos;
 pub mod cluster;
