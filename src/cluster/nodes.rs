@@ -80,6 +80,8 @@ pub(super) struct NodeInfo {
     draining: bool,
     /// Its pods may live this long after the end of its session.
     lease: Duration,
+    /// Whether an agent of rcfarm registered it. Such an agent reports a status with each reality.
+    pub(super) has_agent: bool,
     /// Since when its agent's session has been gone; `None` while it is live, or if there never was one.
     gone_since: Option<Instant>,
 }
@@ -153,8 +155,9 @@ impl CacheIndex for NodeRecords {
                 capacities.insert(node.clone(), record.capacity);
             }
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
-            let (index, address) = (entry.modify_index, record.address);
-            nodes.insert(node, NodeInfo { index, address, draining, lease, gone_since });
+            let (index, has_agent) = (entry.modify_index, record.session.is_some());
+            let address = record.address;
+            nodes.insert(node, NodeInfo { index, address, draining, lease, has_agent, gone_since });
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };

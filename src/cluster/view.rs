@@ -161,6 +161,12 @@ impl ClusterView {
         }
     }
 
+    /// Whether rcfarm's agent runs the node's pods, or did so last.
+    #[must_use]
+    pub fn has_agent(&self, node: &NodeName) -> bool {
+        self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.has_agent)
+    }
+
     /// Notes pods that their nodes now report as impossible to start, and did not before.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
         let reported =

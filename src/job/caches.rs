@@ -378,8 +378,8 @@ impl JobCaches {
         let told = told.map(|told| &told.value);
         let pod_state = match fresh.map(|fresh| &fresh.pod_state).or(told) {
             Some(pod_state) if is_real && !is_older => pod_state.clone(),
-            // A node without our agent reports no status.
-            None if is_real => PodState::running(),
+            // A node without our agent reports no status. Another's status came with the reality: it is not read yet.
+            None if is_real && !self.nodes.has_agent(&place.node) => PodState::running(),
             Some(pod_state) if pod_state.is_unfit => pod_state.clone(),
             _ => PodState::default(),
         };

@@ -331,6 +331,8 @@ impl PodTask {
         let was_started =
             |status: &ProcessStatus| status.started_at.is_some() || status.last_exit.is_some();
         let launched = !statuses.is_empty() && statuses.iter().all(was_started);
+        // A process that could not be started and is not started again has ended, too: the owner must see that.
+        let is_over = phase == Some(NodePodPhase::Ended);
         let status = PodStatus {
             status: if launched { "launched" } else { "failed" }.to_owned(),
             phase: phase.unwrap_or(NodePodPhase::Unfit),
@@ -342,7 +344,7 @@ impl PodTask {
             notes: self.notes.clone(),
             devices: self.devices(),
         };
-        let reality = launched.then(|| Arc::clone(&self.intended.manifest));
+        let reality = (launched || is_over).then(|| Arc::clone(&self.intended.manifest));
         PodReport { reality, status }
     }
 

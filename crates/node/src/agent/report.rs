@@ -19,7 +19,7 @@ use rcfarm_store::{Op, TokenBucket};
 /// The reported state of a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodReport {
-    /// The manifest of the running pod. `None` until each process was started once.
+    /// The manifest of the pod. `None` until each process was started once, or all have ended.
     pub reality: Option<Arc<str>>,
     /// The pod's status on this node.
     pub status: PodStatus,

@@ -2,14 +2,16 @@
 
 use crate::facts::CheckFacts;
 use crate::model::AgentModel;
-use crate::nodes::ProcessRun;
+use crate::nodes::{ProcessRun, SimMachine};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::node::status::NodePodPhase;
 
 /// What is not yet as it shall be, and the invariant that this would break; `None`: everything is.
 #[must_use]
 pub fn unsettled(model: &AgentModel, facts: &CheckFacts) -> Option<(u32, String)> {
-    facts.machines.iter().find_map(|(node, machine)| {
+    // A machine without power reports nothing.
+    let mut machines = facts.machines.iter().filter(|(_, machine)| machine.is_on());
+    machines.find_map(|(node, machine)| {
         let machine_runs = machine.runs(|runs| {
             let places = runs.iter().map(|(pod, runs)| {
                 (PodRef { node: node.clone(), pod: pod.clone() }, runs.as_slice())
@@ -17,7 +19,7 @@ pub fn unsettled(model: &AgentModel, facts: &CheckFacts) -> Option<(u32, String)
             let mut places = places.map(|(place, runs)| of_pod(model, &place, runs));
             places.find_map(|wrong| wrong)
         });
-        machine_runs.or_else(|| not_started(model, facts, node))
+        machine_runs.or_else(|| not_started(model, machine, node))
     })
 }
 
@@ -48,14 +50,13 @@ fn of_pod(model: &AgentModel, place: &PodRef, runs: &[ProcessRun]) -> Option<(u3
 }
 
 /// 27: whatever is intended was started.
-fn not_started(model: &AgentModel, facts: &CheckFacts, node: &NodeName) -> Option<(u32, String)> {
+fn not_started(model: &AgentModel, machine: &SimMachine, node: &NodeName) -> Option<(u32, String)> {
     let here = model.intents.keys().filter(|place| place.node == *node);
     let mut intended = here.filter_map(|place| Some((place, model.intended(place)?)));
-    let machine = facts.machines.get(node).filter(|machine| machine.is_on())?;
     intended.find_map(|(place, manifest)| {
         let was_started = machine.runs(|runs| {
             let runs = runs.get(&place.pod).into_iter().flatten();
-            runs.into_iter().any(|run| run.manifest.as_bytes() == *manifest)
+            runs.into_iter().any(|run| run.pid > 0 && run.manifest.as_bytes() == *manifest)
         });
         let what = || format!("{} is intended on {node}, and was not started", place.pod);
         (!was_started).then(|| (27, what()))

@@ -27,6 +27,8 @@ use rcfarm_node::agent::state::{self, StoredPod};
 use rcfarm_store::time::{Clock, monotonic};
 use rcfarm_testing::clock::VirtualClock;
 
+/// Why a start fails.
+const NO_MEMORY: &str = "simulated: no memory is left";
 /// Starts that fail, in a thousand.
 const FAILED_STARTS: u32 = 20;
 /// Processes that ignore the stop signal and are killed after their grace, in a thousand.
@@ -39,7 +41,7 @@ const SHORT_LIVED: u32 = 150;
 pub struct ProcessRun {
     /// The launchable of its pod.
     pub launchable: String,
-    /// Its process id. No other run on the machine has it.
+    /// Its process id. No other run on the machine has it. 0: it could not be started.
     pub pid: i32,
     /// The manifest that it was started from.
     pub manifest: Arc<str>,
@@ -212,24 +214,29 @@ impl SimMachine {
             return (Some(running), now);
         }
         let begins = now + state.rng.between(Duration::from_millis(1), MOMENT);
-        if !state.calm && state.rng.permille(FAILED_STARTS) {
-            return (None, begins);
-        }
-        state.last_pid += 1;
-        let (pid, started_at) = (state.last_pid, self.clock.wall());
+        let fails = !state.calm && state.rng.permille(FAILED_STARTS);
+        let started_at = self.clock.wall();
+        let end = if fails {
+            // As a shim does, it stores how the start failed. The next agent finds that.
+            Some((now, ProcessExit { attempt, at: started_at, ..ProcessExit::unknown(NO_MEMORY) }))
+        } else {
+            state.last_pid += 1;
+            self.fate(&mut state, manifest, attempt).map(|(runs, code)| {
+                let (runs, code) = (begins - now + runs, Some(code));
+                let at = started_at + runs;
+                (now + runs, ProcessExit { attempt, at, code, signal: None, why: None })
+            })
+        };
+        let pid = if fails { 0 } else { state.last_pid };
         let ticks = u64::from(pid.unsigned_abs());
         let (shim, start_ticks, shim_ticks) = (pid, ticks, ticks);
         let started = Started { attempt, pid, start_ticks, shim, shim_ticks, started_at };
-        let end = self.fate(&mut state, manifest, attempt).map(|(runs, code)| {
-            let (runs, code) = (begins - now + runs, Some(code));
-            let at = started_at + runs;
-            (now + runs, ProcessExit { attempt, at, code, signal: None, why: None })
-        });
         let (manifest, since) = (manifest.into(), now - self.start);
-        let run = ProcessRun { launchable, pid, manifest, since, exit_code: None };
+        let exit_code = fails.then_some(-1);
+        let run = ProcessRun { launchable, pid, manifest, since, exit_code };
         state.runs.entry(pod).or_default().push(run);
         state.processes.insert(key, Process { started: started.clone(), begins, end });
-        (Some(started), begins)
+        ((!fails).then_some(started), begins)
     }
 
     /// How long a process runs by itself and with which code it then ends.
@@ -269,7 +276,7 @@ impl Driver for SimMachine {
         let (started, begins) = self.spawn((pod, launchable), &manifest, launch.attempt);
         // The shim goes on with it, whatever becomes of the agent meanwhile.
         sleep_until(begins).await;
-        started.ok_or_else(|| "simulated: no memory is left".to_owned())
+        started.ok_or_else(|| NO_MEMORY.to_owned())
     }
 
     async fn adopt(&self, dir: &Path) -> FoundProcess {
