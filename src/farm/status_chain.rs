@@ -223,6 +223,12 @@ impl<S: ChainedStatus> StatusChain<S> {
         Action::RequeueAfter(self.ctx.ids.jitter(self.machine.pause(), 0.5))
     }
 
+    /// The caches were found to be older than the store: as after a refused transaction.
+    pub fn found_outdated(&mut self) -> Action {
+        self.machine.refuse(&RefusedParts { own: true, ..RefusedParts::default() });
+        self.after_refusal()
+    }
+
     /// A transaction that checks the status instead of replacing it, and to which operations can be added. Several may
     /// be in flight at once; together they are one link of the chain.
     pub fn dependent(&self, record: RecordGuard) -> Txn<Fenced> {

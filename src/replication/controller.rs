@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::MutexGuard;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
@@ -71,8 +72,8 @@ pub struct RcController {
     pub(super) own: OwnWrites,
     /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
-    /// Health as read when the doorbell was rung last.
-    fresh: Option<FreshHealth>,
+    /// Health as read for the last doorbell, removal or move.
+    pub(super) fresh: Option<FreshHealth>,
     owner: RcOwner,
     alerted: Option<String>,
     /// Limits status writes that change only health.
@@ -88,6 +89,8 @@ pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
     pub(super) pods: Arc<Pods>,
+    /// Index of the labels that `pods` were taken from, besides own writes.
+    pub(super) labels_index: Index,
     pub(super) eligible: Nodes,
     /// Nodes that cannot start their pod, and why.
     pub(super) failing: BTreeMap<NodeName, Arc<str>>,
@@ -171,14 +174,21 @@ impl RcController {
             Ok(Err(error)) => return Err(ReconcileError::Elsewhere(error.to_string())),
             Err(_) => return Err(ReconcileError::Elsewhere(no_answer().to_string())),
         };
+        // Read before the pods, so that it is never newer than they are.
+        let labels_index = self.view.pods.snapshot().index;
         let pods = self.caches.pods_of(&spec, &self.own, self.fresh.as_ref());
+        let failing = self.failing(&pods);
+        let (spec, pods) = (Arc::new(spec), Arc::new(pods));
+        Ok(RcView { spec, record_index: index, pods, labels_index, eligible, failing })
+    }
+
+    /// Nodes that cannot start their pod, and why.
+    pub(super) fn failing(&self, pods: &Pods) -> BTreeMap<NodeName, Arc<str>> {
         let failing = |pod_ref: &PodRef| {
             let reported = self.view.reported(pod_ref, self.fresh.as_ref());
             Some((pod_ref.node.clone(), reported.cannot_start?))
         };
-        let failing = pods.keys().filter_map(failing).collect();
-        let (spec, pods) = (Arc::new(spec), Arc::new(pods));
-        Ok(RcView { spec, record_index: index, pods, eligible, failing })
+        pods.keys().filter_map(failing).collect()
     }
 
     /// Decodes the record, unless its value is the one decoded last: reconciliations are far more frequent than edits.
@@ -252,6 +262,27 @@ impl RcController {
             let others = others.filter(|node| input.eligible.contains(*node));
             observed.not_ready.extend(others.filter_map(not_ready));
         }
+    }
+
+    /// Plans. If the plan may change allocations, the farm makes no other such plan until the guard is dropped.
+    async fn decide<'v>(
+        &self,
+        view: &'v ClusterView,
+        input: &RcView,
+    ) -> Result<(ReplicationPlan, Option<MutexGuard<'v, ()>>), ReconcileError> {
+        let mut observed = self.observe(input).await?;
+        let size = observed.eligible.len() + observed.pods.len();
+        let free_nodes = offload(size, || self.look_up_slots(input, &mut observed)).await;
+        let mut guard = None;
+        if may_change_allocations(&observed, free_nodes) {
+            guard = Some(view.ledger.lock_plans().await);
+            // Another task of this farm may have allocated something meanwhile.
+            observed.capacities = view.node_capacities();
+            offload(size, || self.look_up_slots(input, &mut observed)).await;
+        }
+        let mut plan = offload(size, || plan(&observed)).await;
+        failpoints::change_plan(&observed, &mut plan);
+        Ok((plan, guard))
     }
 
     /// Looks up the slots that the plan needs; returns how many nodes are free for it.
@@ -512,21 +543,18 @@ impl Controller for RcController {
             return Ok(Action::AwaitChange);
         };
         self.read_health_after_doorbell(&spec).await?;
-        let input = self.read_input(spec, index).await?;
-        let mut observed = self.observe(&input).await?;
-        let size = observed.eligible.len() + observed.pods.len();
-        let free_nodes = offload(size, || self.look_up_slots(&input, &mut observed)).await;
+        let mut input = self.read_input(spec, index).await?;
         let view = self.view.clone();
-        let mut guard = None;
-        if may_change_allocations(&observed, free_nodes) {
-            guard = Some(view.ledger.lock_plans().await);
-            // Another task of this farm may have allocated something meanwhile.
-            observed.capacities = view.node_capacities();
-            offload(size, || self.look_up_slots(&input, &mut observed)).await;
+        let (mut plan, mut guard) = self.decide(&view, &input).await?;
+        if self.takes_pods_away(&input, &plan) {
+            if !self.has_current_pods(&input).await? {
+                return Ok(self.chain.found_outdated());
+            }
+            if self.update_health(&mut input).await? {
+                drop(guard);
+                (plan, guard) = self.decide(&view, &input).await?;
+            }
         }
-        let mut plan = offload(size, || plan(&observed)).await;
-        failpoints::change_plan(&observed, &mut plan);
-        drop(observed);
         self.alert(&plan);
         if let Some(next) = self.free_orphaned(&input, &plan, guard.is_some()).await? {
             return Ok(next);
@@ -540,6 +568,9 @@ impl Controller for RcController {
             (_, true) if unwanted => self.undo_transfer(input, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(input, node.clone()).await,
             (TransferPlan::Continue, _) => self.continue_transfer(input).await,
+            (TransferPlan::Wait(RcReason::PodsUnhealthy), true) => {
+                self.undo_transfer(input, "other pods are not healthy").await
+            }
             (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
                 // No watch reports when it is in sync.
                 self.say(&input, &plan.conditions).await?;

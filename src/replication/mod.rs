@@ -13,6 +13,7 @@
 mod allocations;
 pub mod caches;
 mod controller;
+mod current_view;
 mod events;
 mod failpoints;
 mod interests;

@@ -110,7 +110,7 @@ impl RcController {
         }
     }
 
-    fn transfer_pause(&self) -> Option<Duration> {
+    pub(super) fn transfer_pause(&self) -> Option<Duration> {
         let wait = self.transfer_not_before?.checked_duration_since(monotonic())?;
         (wait > Duration::ZERO).then_some(wait)
     }

@@ -27,7 +27,7 @@ use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcStrategy;
-use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
+use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas, Transfer};
 
 /// Why a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -362,6 +362,9 @@ fn transfer_beside_steps(observed: &ReplicationObserved) -> TransferPlan {
 fn transfer_plan(observed: &ReplicationObserved) -> TransferPlan {
     match (&observed.transfer.under_way, observed.allowed_actions) {
         (None, _) => {}
+        (Some(transfer), AllowedActions::Full) if would_cost_health(observed, transfer) => {
+            return TransferPlan::Wait(RcReason::PodsUnhealthy);
+        }
         (Some(_), AllowedActions::Full) => return TransferPlan::Continue,
         // The pod on its old or its new node may only seem to be gone.
         (Some(_), _) => return TransferPlan::Wait(RcReason::SuspiciousTree),
@@ -399,6 +402,17 @@ fn transfer_plan(observed: &ReplicationObserved) -> TransferPlan {
         return TransferPlan::Wait(reason);
     }
     TransferPlan::Start(leaving.node.clone())
+}
+
+/// Whether a transfer under way would take a passing pod away although others do not pass any more.
+fn would_cost_health(observed: &ReplicationObserved, transfer: &Transfer) -> bool {
+    let mut on_old_node = observed.pods.iter().filter(|(p, _)| p.node == transfer.old_node);
+    let leaves = |(pod_ref, pod): (&PodRef, &RcPod)| {
+        !observed.may_stay(pod_ref)
+            && observed.is_passing(pod_ref, pod)
+            && !may_spare_one(observed, observed.readiness(&pod_ref.node))
+    };
+    transfer.undoing.is_none() && on_old_node.any(leaves)
 }
 
 /// The pod to move first: on a node that is down, then drained, then quarantined, then ineligible or short of

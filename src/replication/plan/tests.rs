@@ -403,6 +403,34 @@ fn the_conditions_of_a_transfer_are_asked_in_p2s_order() {
 }
 
 #[test]
+fn transfer_under_way_takes_no_passing_pod_while_others_fail() {
+    let mut fixture = Fixture::resting(3, 3, 4);
+    fixture.spec.strategy = Allocation::Dynamic;
+    fixture.eligible.remove(&node(0));
+    fixture.pods.get_mut(&pod_ref(1, "web")).unwrap().health = Health::Critical;
+    let transfer = Transfer {
+        id: uuid::Uuid::from_u128(1),
+        old_node: node(0),
+        new_node: Some(node(3)),
+        undoing: None,
+    };
+    let planned = |fixture: &Fixture, transfer: &Transfer| {
+        let mut observed = fixture.observed();
+        observed.transfer.under_way = Some(transfer.clone());
+        plan(&observed).transfer
+    };
+    let unhealthy = TransferPlan::Wait(RcReason::PodsUnhealthy);
+    assert_eq!(planned(&fixture, &transfer), unhealthy);
+    let undoing = Transfer { undoing: Some("why".to_owned()), ..transfer.clone() };
+    assert_eq!(planned(&fixture, &undoing), TransferPlan::Continue);
+    let mut ails = fixture.clone();
+    ails.pods.get_mut(&pod_ref(0, "web")).unwrap().health = Health::Critical;
+    assert_eq!(planned(&ails, &transfer), TransferPlan::Continue);
+    fixture.eligible.insert(node(0));
+    assert_eq!(planned(&fixture, &transfer), TransferPlan::Continue, "the node is fit again");
+}
+
+#[test]
 fn a_pod_that_has_nowhere_to_go_waits_where_it_is() {
     let mut fixture = Fixture::resting(2, 2, 4);
     fixture.spec.strategy = Allocation::Dynamic;

@@ -10,6 +10,7 @@ mod nodes;
 mod overlaps;
 mod ownership;
 mod queues;
+mod removals;
 mod rest;
 mod restored;
 mod scheduling;

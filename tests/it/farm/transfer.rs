@@ -285,6 +285,25 @@ fn mutation_lock(cluster: &Cluster) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
+async fn transfer_is_undone_when_another_pod_fails_meanwhile() {
+    let (cluster, ledger) = cluster().await;
+    let farm = cluster.start("a");
+    half_done(&cluster, &ledger).await;
+    cluster.set_health(&node(1), 1, "critical").await;
+    *ledger.refuse_return_of.lock().unwrap() = None;
+    within(60 * SECOND, "undone", || async {
+        ledger.returned.lock().unwrap().contains(&node(50)) && !mutation_lock(&cluster)
+    })
+    .await;
+    tokio::time::sleep(120 * SECOND).await;
+    assert_eq!(cluster.nodes_of(1).await, names(&[0, 1]));
+    assert_eq!(placed(&cluster).await, Some(RcReason::PodsUnhealthy));
+    cluster.set_health(&node(1), 1, "passing").await;
+    within(60 * SECOND, "moved", || async { cluster.nodes_of(1).await == names(&[1, 50]) }).await;
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_transfer_stands_still_while_the_trees_are_not_trusted() {
     let (cluster, ledger) = cluster().await;
     let farm = cluster.start("a");

@@ -277,7 +277,7 @@ pub const GROUPS: &[Group] = &[
                 statement: "A removal or a move is decided on a view of pods at least as new as the record and on health read at the decision, or the transaction checks what was counted.",
                 watched_in: &[],
                 note: "not yet as such: 6, 9, 11 and 13 cover parts",
-                also: "",
+                also: "`tests/it/farm/removals.rs`",
             },
             Invariant {
                 number: 32,

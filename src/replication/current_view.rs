@@ -1,0 +1,70 @@
+//! Reads before a plan that removes some pods of an RC, or moves one: its pods must be at least as new as the record,
+//! and their health as new as the decision. Plans that only add or repair pods, or remove all, need none.
+
+use std::sync::Arc;
+
+use super::Pods;
+use super::controller::{RcController, RcView};
+use super::plan::{PodStep, RcPod, ReplicationPlan, TransferPlan};
+use crate::farm::kind::ReconcileError;
+use rcfarm_api::ids::PodRef;
+use rcfarm_api::key;
+use rcfarm_store::{Question, TxnOutcome};
+
+impl RcController {
+    /// Whether the plan depends on how many pods there are and which of them are healthy.
+    pub(super) fn takes_pods_away(&self, input: &RcView, plan: &ReplicationPlan) -> bool {
+        let removes = |step: &PodStep| matches!(step, PodStep::Remove { .. });
+        let moves = match &plan.transfer {
+            TransferPlan::Start(_) => true,
+            // The swap of the pods. The steps before it remove none.
+            TransferPlan::Continue => {
+                let transfer = self.chain.status().transfer.as_ref();
+                transfer.is_some_and(|t| t.new_node.is_some() && t.undoing.is_none())
+            }
+            TransferPlan::Nothing | TransferPlan::Wait(_) => false,
+        };
+        // Where all pods go, each removal's own check is enough.
+        plan.steps.iter().any(removes) && input.spec.replicas_desired > 0
+            || moves && self.transfer_pause().is_none()
+    }
+
+    /// Whether the pods are at least as new as the record. `p2-rm --deallocate` deletes a pod and lowers the count at
+    /// once, and the watch of the records may be the faster one.
+    ///
+    /// The labels' index shows it only while other pods change. Otherwise the counted labels are compared with the
+    /// store, [`rcfarm_store::TxnLimits::ops`] of them per request.
+    pub(super) async fn has_current_pods(&self, input: &RcView) -> Result<bool, ReconcileError> {
+        if input.labels_index >= input.record_index {
+            return Ok(true);
+        }
+        let is_at = |(place, pod): (&PodRef, &RcPod)| Question::IsAt {
+            key: key::pod_labels(&place.node, &place.pod),
+            index: pod.label_index,
+        };
+        let questions: Vec<Question> = input.pods.iter().map(is_at).collect();
+        for some in questions.chunks(self.ctx.limits.ops.max(1)) {
+            if let TxnOutcome::Refused(_) = self.ctx.reader.ask(some).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads the pods' health now; returns whether it differs from that in `input`. The cache of health may be a minute
+    /// old: p2's preparer rings no doorbell.
+    pub(super) async fn update_health(
+        &mut self,
+        input: &mut RcView,
+    ) -> Result<bool, ReconcileError> {
+        self.fresh = Some(self.view.read_health(input.spec.manifest.id()).await?);
+        let mut pods = Pods::clone(&input.pods);
+        for (place, pod) in &mut pods {
+            pod.health = self.view.reported(place, self.fresh.as_ref()).health;
+        }
+        let failing = self.failing(&pods);
+        let differs = pods != *input.pods || failing != input.failing;
+        (input.pods, input.failing) = (Arc::new(pods), failing);
+        Ok(differs)
+    }
+}
