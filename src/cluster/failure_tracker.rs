@@ -1,7 +1,8 @@
 //! Nodes that fail to start pods. Pure.
 //!
-//! A failed start is held against a node if the record's pods failed on no other node; otherwise the record is at fault.
-//! A node at which pods of several such records failed becomes suspect, each time for longer.
+//! A failed start is held against a node if pods of the same manifest failed on no other node, and run on another one.
+//! Otherwise the manifest is at fault. A node at which several such manifests failed becomes suspect, each time for
+//! longer.
 //!
 //! The state is in memory. After a restart, or on another farm, it starts empty.
 
@@ -13,14 +14,23 @@ use tokio::time::Instant;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
 
-/// A node becomes suspect when pods of this many records failed there within [`WINDOW`].
-const RECORDS: usize = 3;
+/// A node becomes suspect when this many manifests that run elsewhere failed there within [`WINDOW`].
+const MANIFESTS: usize = 2;
 /// Time after which a failure is forgotten.
 const WINDOW: Duration = Duration::from_secs(600);
 /// How long a node is suspect at first; doubled each time.
 const FIRST: Duration = Duration::from_secs(60);
 /// Longest time for which a node is suspect. After as long without failures it starts from [`FIRST`] again.
 const LONGEST: Duration = Duration::from_secs(3_600);
+
+/// What nodes are to start: a manifest of a record.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RecordManifest {
+    /// Any name that identifies the record.
+    pub record: String,
+    /// Hash of the manifest; 0 for all pods of a job, whose manifests differ.
+    pub hash: u64,
+}
 
 /// Suspicion of one node.
 #[derive(Debug, Clone, Default)]
@@ -29,41 +39,83 @@ struct NodeFailures {
     times: u32,
 }
 
-/// Failures to start pods, by node and record.
+/// Failures of one manifest.
+#[derive(Debug, Clone, Default)]
+struct ManifestFailures {
+    /// Nodes where it failed, and when last.
+    nodes: BTreeMap<NodeName, Instant>,
+    /// It was seen to run on a node where it did not fail.
+    runs_elsewhere: bool,
+}
+
+/// Failures to start pods, by node and manifest.
 #[derive(Debug, Clone, Default)]
 pub struct NodeFailureTracker {
     nodes: BTreeMap<NodeName, NodeFailures>,
-    /// Nodes where pods of each record failed, and when last.
-    records: BTreeMap<String, BTreeMap<NodeName, Instant>>,
+    manifests: BTreeMap<RecordManifest, ManifestFailures>,
 }
 
 impl NodeFailureTracker {
-    /// Notes that a node cannot start a pod of `record` (any name that identifies the record). Returns for how long the
-    /// node is suspect, if that begins now.
-    pub fn failed(&mut self, node: &NodeName, record: &str, now: Instant) -> Option<Duration> {
-        self.records.retain(|_, failed| {
-            failed.retain(|_, at| now < *at + WINDOW);
-            !failed.is_empty()
+    /// Notes that a node cannot start a pod. Follow it with [`NodeFailureTracker::runs`] for the nodes where pods of the
+    /// same manifest run. Returns for how long the node is suspect, if that begins now.
+    pub fn failed(
+        &mut self,
+        node: &NodeName,
+        manifest: &RecordManifest,
+        now: Instant,
+    ) -> Option<Duration> {
+        self.manifests.retain(|_, failures| {
+            failures.nodes.retain(|_, at| now < *at + WINDOW);
+            !failures.nodes.is_empty()
         });
-        let failed = self.records.entry(record.to_owned()).or_default();
-        failed.insert(node.clone(), now);
-        if failed.len() > 1 {
-            return None;
-        }
+        let failures = self.manifests.entry(manifest.clone()).or_default();
+        failures.nodes.insert(node.clone(), now);
+        self.judge(node, now)
+    }
+
+    /// Notes that a pod runs on a node. Returns a node that becomes suspect by that, and for how long.
+    pub fn runs(
+        &mut self,
+        node: &NodeName,
+        manifest: &RecordManifest,
+        now: Instant,
+    ) -> Option<(NodeName, Duration)> {
+        let failures = self.manifests.get_mut(manifest)?;
+        // Where it failed it has started after all.
+        failures.nodes.remove(node);
+        failures.runs_elsewhere = true;
+        let failed = failures.nodes.keys().next()?.clone();
+        let pause = self.judge(&failed, now)?;
+        Some((failed, pause))
+    }
+
+    /// Whether pods of the record failed to start lately.
+    #[must_use]
+    pub fn knows(&self, record: &str) -> bool {
+        let first = RecordManifest { record: record.to_owned(), hash: 0 };
+        self.manifests.range(first..).next().is_some_and(|(of, _)| of.record == record)
+    }
+
+    /// Makes a node suspect if enough speaks against it.
+    fn judge(&mut self, node: &NodeName, now: Instant) -> Option<Duration> {
         let failures = self.nodes.entry(node.clone()).or_default();
         if failures.until.is_some_and(|until| now >= until + LONGEST) {
             *failures = NodeFailures::default();
         }
         // A node that was suspect before becomes suspect again with the next failure.
-        let enough = if failures.times == 0 { RECORDS } else { 1 };
+        let enough = if failures.times == 0 { MANIFESTS } else { 1 };
         // Failures from before the node became suspect no longer count.
         let since = failures.until;
-        let only_here = |failed: &&BTreeMap<NodeName, Instant>| {
-            failed.len() == 1
-                && failed.get(node).is_some_and(|at| since.is_none_or(|since| *at >= since))
+        let blames_node = |failed: &&ManifestFailures| {
+            failed.runs_elsewhere
+                && failed.nodes.len() == 1
+                && failed
+                    .nodes
+                    .get(node)
+                    .is_some_and(|at| now < *at + WINDOW && since.is_none_or(|since| *at >= since))
         };
         if failures.until.is_some_and(|until| now < until)
-            || self.records.values().filter(only_here).count() < enough
+            || self.manifests.values().filter(blames_node).count() < enough
         {
             return None;
         }
@@ -91,44 +143,84 @@ mod tests {
     use super::*;
     use rcfarm_store::time::monotonic;
 
-    #[test]
-    fn failures_of_many_controllers_avoid_a_node_ever_longer() {
-        let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
-        let (mut failure_tracker, start) = (NodeFailureTracker::default(), monotonic());
-        let after = |seconds| start + Duration::from_secs(seconds);
-        for n in 0..100 {
-            assert_eq!(failure_tracker.failed(&n1, "r1", after(n)), None, "always the same record");
-        }
-        assert_eq!(failure_tracker.failed(&n1, "r2", after(100)), None);
-        assert_eq!(failure_tracker.failed(&n2, "r3", after(100)), None, "another node");
-        assert_eq!(failure_tracker.failed(&n1, "r4", after(800)), None, "the others are long ago");
-        assert_eq!(failure_tracker.failed(&n1, "r5", after(801)), None);
-        assert_eq!(failure_tracker.failed(&n1, "r6", after(802)), Some(FIRST));
-        assert!(
-            failure_tracker.is_suspect(&n1, after(861))
-                && !failure_tracker.is_suspect(&n2, after(861))
-        );
-        let suspects: Vec<_> = failure_tracker.suspects(after(861)).collect();
-        assert_eq!(suspects, [(&n1, after(862))]);
-        assert_eq!(failure_tracker.suspects(after(862)).count(), 0);
-        assert_eq!(failure_tracker.failed(&n1, "r7", after(861)), None, "it is suspected already");
-        assert!(!failure_tracker.is_suspect(&n1, after(862)));
-        assert_eq!(failure_tracker.failed(&n1, "r8", after(900)), Some(FIRST * 2));
-        let long = after(900) + FIRST * 2 + LONGEST;
-        assert_eq!(failure_tracker.failed(&n1, "r8", long), None, "it did well for long");
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    fn manifest(record: &str, hash: u64) -> RecordManifest {
+        RecordManifest { record: record.to_owned(), hash }
     }
 
     #[test]
-    fn records_that_start_nowhere_take_no_fleet_with_them() {
-        let (mut failure_tracker, now) = (NodeFailureTracker::default(), monotonic());
-        let mut suspects = 0;
-        for node in 0..20 {
-            let node: NodeName = format!("n{node}").parse().unwrap();
+    fn node_that_fails_what_runs_elsewhere_is_suspect_ever_longer() {
+        let (n1, n2, n3) = (node("n1"), node("n2"), node("n3"));
+        let (mut tracker, start) = (NodeFailureTracker::default(), monotonic());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut fails_on = |at: &NodeName, record: &str, then: u64| {
+            let began = tracker.failed(at, &manifest(record, 1), after(then));
+            assert_eq!(began, None, "not known to run elsewhere");
+            (tracker.runs(&n3, &manifest(record, 1), after(then)), tracker.clone())
+        };
+        for n in 0..100 {
+            assert_eq!(fails_on(&n1, "r1", n).0, None, "always the same manifest");
+        }
+        assert_eq!(fails_on(&n2, "r3", 100).0, None, "another node");
+        assert_eq!(fails_on(&n1, "r4", 800).0, None, "the other is long ago");
+        let (began, mut tracker) = fails_on(&n1, "r5", 802);
+        assert_eq!(began, Some((n1.clone(), FIRST)));
+        assert!(tracker.is_suspect(&n1, after(861)) && !tracker.is_suspect(&n2, after(861)));
+        assert_eq!(tracker.suspects(after(861)).collect::<Vec<_>>(), [(&n1, after(862))]);
+        assert_eq!(tracker.suspects(after(862)).count(), 0);
+        let r7 = manifest("r7", 1);
+        assert_eq!(tracker.failed(&n1, &r7, after(861)), None);
+        assert_eq!(tracker.runs(&n3, &r7, after(861)), None, "it is suspect already");
+        // One failure is enough from then on.
+        let r8 = manifest("r8", 1);
+        assert_eq!(tracker.failed(&n1, &r8, after(900)), None);
+        assert_eq!(tracker.runs(&n3, &r8, after(901)), Some((n1.clone(), FIRST * 2)));
+        let long = after(901) + FIRST * 2 + LONGEST;
+        assert_eq!(tracker.failed(&n1, &r8, long), None);
+        assert_eq!(tracker.runs(&n3, &r8, long), None, "it did well for long");
+    }
+
+    #[test]
+    fn manifests_that_run_nowhere_take_no_node_with_them() {
+        let (mut tracker, now) = (NodeFailureTracker::default(), monotonic());
+        for record in 0..100 {
+            let broken = manifest(&format!("bad-{record}"), 7);
+            assert_eq!(tracker.failed(&node("n1"), &broken, now), None);
+        }
+        // An older version of theirs runs.
+        for record in 0..100 {
+            let older = manifest(&format!("bad-{record}"), 6);
+            assert_eq!(tracker.runs(&node("n2"), &older, now), None);
+        }
+        assert_eq!(tracker.suspects(now).count(), 0);
+        assert!(tracker.knows("bad-7") && !tracker.knows("bad-") && !tracker.knows("bad-777"));
+    }
+
+    #[test]
+    fn manifests_that_fail_on_several_nodes_are_blamed_before_them() {
+        let (mut tracker, now) = (NodeFailureTracker::default(), monotonic());
+        for n in 0..5 {
             for record in 0..5 {
-                let began = failure_tracker.failed(&node, &format!("bad-{record}"), now);
-                suspects += usize::from(began.is_some());
+                let flaky = manifest(&format!("flaky-{record}"), 7);
+                tracker.failed(&node(&format!("n{n}")), &flaky, now);
+                let began = tracker.runs(&node("good"), &flaky, now);
+                assert!(began.is_none() || n == 0, "{began:?}");
             }
         }
-        assert_eq!(suspects, 1, "where they were first, they might have been the node's fault");
+        assert_eq!(tracker.suspects(now).map(|(n, _)| n.as_str()).collect::<Vec<_>>(), ["n0"]);
+    }
+
+    #[test]
+    fn start_that_succeeds_at_last_is_no_failure() {
+        let (mut tracker, now) = (NodeFailureTracker::default(), monotonic());
+        for record in ["r1", "r2", "r3"] {
+            tracker.failed(&node("n1"), &manifest(record, 1), now);
+            tracker.runs(&node("n1"), &manifest(record, 1), now);
+            assert_eq!(tracker.runs(&node("n2"), &manifest(record, 1), now), None);
+        }
+        assert_eq!(tracker.suspects(now).count(), 0);
     }
 }

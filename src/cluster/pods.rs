@@ -121,10 +121,11 @@ impl PodLabels {
         self.places.value(place).and_then(|pod| pod.rc)
     }
 
-    /// Id of the RC, or uid of the job, that owns the pod at a place.
-    pub(super) fn record(&self, place: &PodRef) -> Option<&str> {
+    /// Id of the RC (`true`), or uid of the job, that owns the pod at a place.
+    pub(super) fn record(&self, place: &PodRef) -> Option<(&str, bool)> {
         let labels = self.places.value(place)?.labels.as_ref()?;
-        labels.get(RC_ID).or_else(|| labels.get(key::JOB_UID_LABEL)).map(|name| name.as_ref())
+        let rc = labels.get(RC_ID).map(|id| (id.as_ref(), true));
+        rc.or_else(|| labels.get(key::JOB_UID_LABEL).map(|uid| (uid.as_ref(), false)))
     }
 
     /// ModifyIndex of the labels at a place, and the owner that they name.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::allocations::AllocationCache;
-use super::failure_tracker::NodeFailureTracker;
+use super::failure_tracker::{NodeFailureTracker, RecordManifest};
 use super::health::{FreshHealth, Healths};
 use super::intents::IntentIndex;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
@@ -19,12 +19,12 @@ use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacities};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
-use rcfarm_api::node::HealthReport;
+use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Query, Reader, StoreError};
+use rcfarm_store::{Entry, Query, Reader, StoreError, Versioned};
 
 /// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub struct ClusterView {
     pub records: Arc<Cache<NodeRecords>>,
     /// Time after which a node without an agent counts as down.
     node_grace: Duration,
-    /// Nodes that could not start pods of several records.
+    /// Nodes that could not start pods of several manifests that run elsewhere.
     failure_tracker: Mutex<NodeFailureTracker>,
     /// `labels/pod/`
     pub pods: Arc<Cache<PodLabels>>,
@@ -167,17 +167,49 @@ impl ClusterView {
         self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.has_agent)
     }
 
-    /// Notes pods that their nodes now report as impossible to start, and did not before.
+    /// Notes pods that their nodes now report as impossible to start and did not before, and pods that now run.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
-        let reported =
-            |of: &Healths, place| of.value(place).is_some_and(|t| t.cannot_start.is_some());
-        let labels = self.pods.snapshot();
-        for place in new.0.keys().filter(|place| reported(new, place) && !reported(old, place)) {
-            let PodRef { node, pod } = place;
-            let record = labels.value.record(place).unwrap_or(pod.as_str());
-            if let Some(pause) = self.failure_tracker().failed(node, record, monotonic()) {
-                warn!(alert = true, %node, ?pause,
-                    "the node could not start pods of several records: none is added there for a while");
+        let (labels, intents) = (self.pods.snapshot(), self.intents.snapshot());
+        let manifest = |place: &PodRef, reported: &Versioned<HealthReport>| {
+            let (record, is_rc) = labels.value.record(place).unwrap_or((place.pod.as_str(), true));
+            // A report that is older than the intent is about another manifest.
+            let intent = || intents.value.get(place).filter(|i| i.index <= reported.index);
+            let hash = if is_rc { intent()?.value } else { 0 };
+            Some(RecordManifest { record: record.to_owned(), hash })
+        };
+        let cannot_start = |report: &HealthReport| report.cannot_start.is_some();
+        let mut failed_now = false;
+        for place in Healths::changed(old, new) {
+            let Some(reported) = new.get(place).filter(|now| cannot_start(&now.value)) else {
+                continue;
+            };
+            if old.value(place).is_some_and(cannot_start) {
+                continue;
+            }
+            if let Some(manifest) = manifest(place, reported) {
+                failed_now = true;
+                let pause = self.failure_tracker().failed(&place.node, &manifest, monotonic());
+                warn_of_suspect(&place.node, pause);
+            }
+        }
+        // After a new failure all pods count; else those that have changed.
+        let places: Vec<&PodRef> = match failed_now {
+            true => new.0.keys().collect(),
+            false => Healths::changed(old, new).collect(),
+        };
+        for place in places {
+            let Some(reported) = new.get(place).filter(|now| now.value.health == Health::Passing)
+            else {
+                continue;
+            };
+            let record = labels.value.record(place).map_or(place.pod.as_str(), |(id, _)| id);
+            if !self.failure_tracker().knows(record) {
+                continue;
+            }
+            let Some(manifest) = manifest(place, reported) else { continue };
+            let began = self.failure_tracker().runs(&place.node, &manifest, monotonic());
+            if let Some((node, pause)) = began {
+                warn_of_suspect(&node, Some(pause));
             }
         }
     }
@@ -255,5 +287,13 @@ impl ClusterView {
     pub fn owners<'a>(&self, places: impl Iterator<Item = &'a PodRef>) -> BTreeSet<RcId> {
         let labels = self.pods.snapshot();
         places.filter_map(|place| labels.value.owner(place)).collect()
+    }
+}
+
+/// Tells operators that a node begins to be suspect.
+fn warn_of_suspect(node: &NodeName, pause: Option<Duration>) {
+    if let Some(pause) = pause {
+        warn!(alert = true, %node, ?pause,
+            "the node could not start pods of several records: none is added there for a while");
     }
 }

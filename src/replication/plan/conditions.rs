@@ -121,6 +121,19 @@ pub(super) fn placed_condition(
         }
         _ => "that they should leave",
     };
-    let message = format!("{} pods on nodes {which}: {some}", misplaced.len());
+    let mut message = format!("{} pods on nodes {which}: {some}", misplaced.len());
+    message.push_str(&blamed_manifest(observed));
     PlannedCondition { kind, status: false, reason, message }
+}
+
+/// Names the manifest and the nodes, where several nodes could not start it: it is rather at fault than they are.
+fn blamed_manifest(observed: &ReplicationObserved) -> String {
+    let quarantined = observed.not_ready.iter().filter(|(_, r)| **r == NodeReadiness::Quarantined);
+    let nodes: Vec<&str> = quarantined.map(|(node, _)| node.as_str()).collect();
+    if nodes.len() < 2 {
+        return String::new();
+    }
+    let (count, named) = (nodes.len(), nodes[..nodes.len().min(5)].join(", "));
+    let pod = observed.spec.manifest.id();
+    format!("; see to the manifest of {pod}: {count} nodes cannot start it ({named})")
 }

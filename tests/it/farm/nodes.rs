@@ -290,30 +290,28 @@ async fn doorbell_reads_health_of_its_pods_at_once() {
 async fn node_failing_for_many_controllers_is_avoided_by_all() {
     let cluster = Cluster::new(2).await;
     for n in 0..4 {
-        with_strategy(&cluster, n, 1, "static_strategy").await;
+        with_strategy(&cluster, n, if n < 3 { 2 } else { 1 }, "static_strategy").await;
     }
     let farm = cluster.start("a");
-    let is_on = |n: u128, at: usize| {
+    let is_on = |n: u128, nodes: Vec<usize>| {
         let cluster = &cluster;
-        async move { cluster.nodes_of(n).await == names(&[at]) }
+        async move { cluster.nodes_of(n).await == names(&nodes) }
     };
-    for n in 0..4 {
-        within(3 * SECOND, "scheduled", || is_on(n, 0)).await;
+    for n in 0..3 {
+        within(3 * SECOND, "scheduled", || is_on(n, vec![0, 1])).await;
     }
+    within(3 * SECOND, "scheduled", || is_on(3, vec![0])).await;
     tokio::time::sleep(3 * SECOND).await;
     for n in 0..3 {
+        cluster.set_health(&node(1), n, "passing").await;
         fail_to_start(&cluster, 0, n).await;
     }
     tokio::time::sleep(3 * SECOND).await;
-    let named = |nodes: Vec<_>| {
-        let cluster = &cluster;
-        async move { cluster.presence("a").await.unwrap().suspect_nodes.into_iter().eq(nodes) }
-    };
-    within(5 * SECOND, "named", || named(vec![node(0)])).await;
+    within(5 * SECOND, "named", || suspects(&cluster, vec![node(0)])).await;
     with_strategy(&cluster, 10, 1, "static_strategy").await;
-    within(3 * SECOND, "avoided", || is_on(10, 1)).await;
+    within(3 * SECOND, "avoided", || is_on(10, vec![1])).await;
     with_strategy(&cluster, 11, 2, "static_strategy").await;
-    within(3 * SECOND, "one is missing", || is_on(11, 1)).await;
+    within(3 * SECOND, "one is missing", || is_on(11, vec![1])).await;
     tokio::time::sleep(SECOND).await;
     let status = cluster.status(11).await.unwrap();
     let scheduled = status.condition(RcConditionType::Scheduled).unwrap();
@@ -322,11 +320,68 @@ async fn node_failing_for_many_controllers_is_avoided_by_all() {
 
     // After the quarantine the node is tried again; one failure is then enough.
     within(90 * SECOND, "tried again", || async { cluster.nodes_of(11).await.len() == 2 }).await;
-    within(5 * SECOND, "not named any more", || named(vec![])).await;
+    within(5 * SECOND, "not named any more", || suspects(&cluster, vec![])).await;
+    tokio::time::sleep(3 * SECOND).await;
     fail_to_start(&cluster, 0, 11).await;
     tokio::time::sleep(3 * SECOND).await;
+    assert!(suspects(&cluster, vec![]).await, "the manifest may be at fault");
+    cluster.set_health(&node(1), 11, "passing").await;
+    within(70 * SECOND, "named", || suspects(&cluster, vec![node(0)])).await;
     with_strategy(&cluster, 12, 1, "static_strategy").await;
-    within(3 * SECOND, "avoided", || is_on(12, 1)).await;
+    within(3 * SECOND, "avoided", || is_on(12, vec![1])).await;
+    farm.stop().await;
+}
+
+async fn suspects(cluster: &Cluster, nodes: Vec<NodeName>) -> bool {
+    cluster.presence("a").await.unwrap().suspect_nodes.into_iter().eq(nodes)
+}
+
+#[tokio::test(start_paused = true)]
+async fn broken_manifests_take_no_healthy_node_from_others() {
+    let cluster = Cluster::new(3).await;
+    for n in 0..4 {
+        with_strategy(&cluster, n, 1, "static_strategy").await;
+    }
+    with_strategy(&cluster, 4, 2, "dynamic_strategy").await;
+    with_strategy(&cluster, 5, 3, "static_strategy").await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "scheduled", || async { cluster.nodes_of(5).await.len() == 3 }).await;
+    for n in 0..3 {
+        cluster.set_health(&node(n), 5, "passing").await;
+    }
+    // They ran well until a manifest came that starts nowhere.
+    for n in 0..4 {
+        cluster.set_health(&node(0), n, "passing").await;
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    for n in 0..4 {
+        let mut record = cluster.record(n, 1);
+        record["manifest"] = json!(format!("id: pod-{n}\nbroken: true\n"));
+        cluster.write_rc(n, &record).await;
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    for n in 0..4 {
+        fail_to_start(&cluster, 0, n).await;
+    }
+    // One is carried on and fails everywhere.
+    for at in 0..3 {
+        let is_there = || async { cluster.nodes_of(4).await.contains(node(at).as_str()) };
+        within(5 * SECOND, "carried on", is_there).await;
+        fail_to_start(&cluster, at, 4).await;
+    }
+    within(3 * SECOND, "named", || async {
+        let status = cluster.status(4).await.unwrap();
+        let says = "see to the manifest of pod-4: 3 nodes cannot start it (n0000, n0001, n0002)";
+        status.condition(RcConditionType::Placed).unwrap().message.contains(says)
+    })
+    .await;
+    for _ in 0..70 {
+        tokio::time::sleep(SECOND).await;
+        assert!(suspects(&cluster, vec![]).await);
+    }
+    with_strategy(&cluster, 10, 1, "static_strategy").await;
+    let is_on_n0 = || async { cluster.nodes_of(10).await == names(&[0]) };
+    within(3 * SECOND, "others use the node", is_on_n0).await;
     farm.stop().await;
 }
 
