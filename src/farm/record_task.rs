@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 use super::kind::{Action, ClaimedRecord, Controller, Kind, ReconcileError};
 use rcfarm_api::backoff;
 use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::panic_text;
 use rcfarm_store::time::IdSource;
 
 /// A record is reconciled again after this long, plus up to half as much jitter, whatever the watches report.
@@ -171,13 +172,7 @@ impl RecordTask {
             Ok(Ok(next)) => Attempt::Done(next),
             Ok(Err(error)) => Attempt::Failed(error),
             Err(panic) if enabled(Failpoint::PanicEscapes) => std::panic::resume_unwind(panic),
-            Err(panic) => {
-                let text = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned());
-                Attempt::Panicked(text.unwrap_or_else(|| "a panic without a message".to_owned()))
-            }
+            Err(panic) => Attempt::Panicked(panic_text(panic.as_ref())),
         }
     }
 }

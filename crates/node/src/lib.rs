@@ -5,7 +5,6 @@
 #![warn(missing_docs)]
 
 pub mod agent;
-mod command_line;
 pub mod shim;
 pub mod simulated;
 pub mod spec;

@@ -27,13 +27,12 @@ use serde_json::Value;
 
 use super::agent::health::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
-use super::command_line::words;
 use rcfarm_api::FieldError;
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::{
-    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest,
-    ProcessStanza, RestartStanza, plain,
+    HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest, ProcessDurations,
+    ProcessStanza, RestartStanza, RestartWhen, plain,
 };
 
 /// A pod as its node runs it, with defaults set.
@@ -88,6 +87,7 @@ impl PodSpec {
     /// [`FieldError`] of the manifest.
     pub fn read(manifest: &Manifest) -> Result<PodSpec, FieldError> {
         let fields = PodManifest::read(manifest)?;
+        fields.check_size()?;
         let mut launchables = BTreeMap::new();
         for (name, stanza) in fields.launchables {
             check_segment(&name)
@@ -129,67 +129,45 @@ fn limits(stanza: &LimitsStanza) -> Result<ResourceList, FieldError> {
 }
 
 fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
-    let mut command = command(stanza.command)?;
-    command.extend(stanza.args.iter().map(plain));
+    let place = |error: FieldError| format!("{}: {}", error.path, error.reason());
+    let command = stanza.words().map_err(place)?;
+    stanza.check().map_err(place)?;
+    let durations = stanza.durations().map_err(place)?;
+    let env = stanza.variables();
     let stop_signal = stanza.stop_signal.unwrap_or_else(|| "TERM".to_owned());
     let stop_signal = stop_signal.strip_prefix("SIG").unwrap_or(&stop_signal).to_owned();
     if !super::agent::driver::SIGNALS.iter().any(|(name, _)| *name == stop_signal) {
         return Err(format!("stop_signal {stop_signal:?} is none; write TERM, INT, QUIT, HUP, …"));
     }
+    let policy = match stanza.restart {
+        None => RestartWhen::default(),
+        Some(RestartStanza::Word(policy) | RestartStanza::Whole { policy, .. }) => policy,
+    };
+    let ProcessDurations { grace, backoff, max_backoff, .. } = durations;
     Ok(LaunchSpec::Process(Box::new(ProcessSpec {
         command,
-        env: stanza.env.iter().map(|(name, value)| (name.clone(), plain(value))).collect(),
+        env,
         cwd: stanza.cwd,
         stop_signal,
-        grace: duration("grace", stanza.grace.as_deref(), Duration::from_secs(10))?,
-        restart: restart(stanza.restart)?,
-        health: stanza.health.map(health).transpose()?,
+        grace,
+        restart: RestartPolicy { policy, backoff, max_backoff },
+        health: stanza.health.map(|health| check(health, durations)).transpose()?,
     })))
 }
 
-fn command(command: CommandStanza) -> Result<Vec<String>, String> {
-    let words = match command {
-        CommandStanza::Line(line) => words(&line).ok_or("command: a quote is not closed")?,
-        CommandStanza::Words(words) => words,
-    };
-    if words.is_empty() { Err("command: it is empty".to_owned()) } else { Ok(words) }
-}
-
-fn duration(field: &str, text: Option<&str>, default: Duration) -> Result<Duration, String> {
-    let Some(text) = text else { return Ok(default) };
-    humantime::parse_duration(text)
-        .map_err(|error| format!("{field}: {error}; write it like 500ms, 10s or 5m"))
-}
-
-fn restart(stanza: Option<RestartStanza>) -> Result<RestartPolicy, String> {
-    let default = RestartPolicy::default();
-    Ok(match stanza {
-        None => default,
-        Some(RestartStanza::Word(policy)) => RestartPolicy { policy, ..default },
-        Some(RestartStanza::Whole { policy, backoff, max_backoff }) => RestartPolicy {
-            policy,
-            backoff: duration("restart.backoff", backoff.as_deref(), default.backoff)?,
-            max_backoff: duration(
-                "restart.max_backoff",
-                max_backoff.as_deref(),
-                default.max_backoff,
-            )?,
-        },
-    })
-}
-
-fn health(stanza: HealthStanza) -> Result<HealthCheck, String> {
+fn check(stanza: HealthStanza, durations: ProcessDurations) -> Result<HealthCheck, String> {
     let probe = match (stanza.http, stanza.tcp, stanza.exec) {
         (Some(url), None, None) => Probe::Http(url),
         (None, Some(address), None) => Probe::Tcp(address),
-        (None, None, Some(line)) => Probe::Exec(command(line)?),
+        (None, None, Some(line)) => {
+            Probe::Exec(line.words().map_err(|error| format!("health.exec: {}", error.reason()))?)
+        }
         _ => return Err("health: give one of http, tcp and exec".to_owned()),
     };
     Ok(HealthCheck {
         probe,
-        interval: duration("health.interval", stanza.interval.as_deref(), Duration::from_secs(10))?
-            .max(Duration::from_millis(100)),
-        timeout: duration("health.timeout", stanza.timeout.as_deref(), Duration::from_secs(5))?,
+        interval: durations.interval,
+        timeout: durations.timeout,
         thresholds: Thresholds {
             passing_after: stanza.passing_after.unwrap_or(1).max(1),
             critical_after: stanza.critical_after.unwrap_or(3).max(1),
@@ -250,6 +228,8 @@ mod tests {
             ("{launchable_type: process, command: a, comand: b}", "comand"),
             ("{launchable_type: process, command: a, grace: soon}", "500ms, 10s"),
             ("{launchable_type: process, command: a, stop_signal: BOO}", "TERM"),
+            ("{launchable_type: process, command: a, restart: {backoff: 1year}}", "too long"),
+            ("{launchable_type: process, command: a, health: {exec: \"'\"}}", "quote"),
             ("{launchable_type: process, command: a, health: {}}", "one of http"),
         ] {
             let why = unfit(stanza);

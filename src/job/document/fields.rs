@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use rcfarm_api::FieldError;
 use rcfarm_api::job::spec::Framework;
+use rcfarm_api::manifest::LONGEST_DURATION;
 
 /// Issues found in a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -133,6 +134,23 @@ impl<'v> FieldReader<'v> {
     /// A non-negative integer.
     pub fn count(&mut self, name: &'static str, issues: &mut FieldIssues) -> Option<u32> {
         self.number(name, 0, issues).and_then(|n| u32::try_from(n).ok())
+    }
+
+    /// Whole seconds, at most [`LONGEST_DURATION`].
+    pub fn seconds(
+        &mut self,
+        name: &'static str,
+        least: i64,
+        issues: &mut FieldIssues,
+    ) -> Option<Duration> {
+        let seconds = self.number(name, least, issues)?;
+        let duration = Duration::from_secs(seconds.unsigned_abs());
+        if duration > LONGEST_DURATION {
+            let most = LONGEST_DURATION.as_secs();
+            issues.problem(self.at(name), format!("{seconds} s are too long: at most {most}"));
+            return None;
+        }
+        Some(duration)
     }
 
     /// A duration, such as `90s` or `5m`.

@@ -1,7 +1,6 @@
 //! Decodes a Kubernetes pod template. Fields that do not apply to processes are reported.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -9,7 +8,8 @@ use super::fields::{FieldIssues, FieldReader};
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::{CommandStanza, HealthStanza, plain};
+use rcfarm_api::manifest::command_line::Expanded;
+use rcfarm_api::manifest::{CommandStanza, HealthStanza, LONGEST_POD, plain};
 use rcfarm_api::{FieldError, ResourceList};
 
 /// Values of `restartPolicy`.
@@ -50,14 +50,13 @@ pub fn template(
             issues.problem(field, format!("there is another container {:?}", one.name));
         }
     }
+    check_sizes(&spec.at("containers"), &containers, issues);
     let restart = spec.word("restartPolicy", &RESTARTS, issues);
     let template = Template {
         containers,
         node_selector: node_selector(&mut spec, issues),
         run_as: run_as(&mut spec, issues),
-        grace: spec
-            .number("terminationGracePeriodSeconds", 0, issues)
-            .map(|n| Duration::from_secs(n.unsigned_abs())),
+        grace: spec.seconds("terminationGracePeriodSeconds", 0, issues),
         labels,
     };
     volumes(&mut spec, issues);
@@ -242,6 +241,24 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
     Container { requests, limits, ..container }
 }
 
+/// Refuses arguments and variables that outgrow their limits when they are expanded, as far as they do not depend on
+/// the node.
+fn check_sizes(path: &str, containers: &[Container], issues: &mut FieldIssues) {
+    let mut bytes = 0;
+    for (n, container) in containers.iter().enumerate() {
+        let own = container.env.iter().cloned().collect();
+        match Expanded::of(&container.command, &own, BTreeMap::new()) {
+            Ok(expanded) => bytes += expanded.bytes,
+            Err(error) => issues.problem(format!("{path}[{n}].{}", error.path), error.reason()),
+        }
+        if bytes > LONGEST_POD {
+            let why = format!("arguments and variables of all are longer than {LONGEST_POD} bytes");
+            issues.problem(path, why);
+            return;
+        }
+    }
+}
+
 fn security(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     if fields.take("securityContext").is_some() {
         let why = "only the pod's own securityContext.runAsUser and runAsGroup are honoured";
@@ -274,10 +291,13 @@ fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
 fn variables(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
+    // Bytes from the last `)` to the end. What follows it is not searched again and again.
+    let unclosed = text.rfind(')').map_or(usize::MAX, |last| text.len() - last);
     while let Some(at) = rest.find('$') {
         out.push_str(&rest[..at]);
         let after = &rest[at + 1..];
-        let name = after.strip_prefix('(').and_then(|inner| inner.split_once(')'));
+        let inner = after.strip_prefix('(').filter(|inner| inner.len() >= unclosed);
+        let name = inner.and_then(|inner| inner.split_once(')'));
         match name {
             _ if after.starts_with('$') => {
                 out.push('$');
@@ -436,7 +456,7 @@ fn health(
         let why = "it needs one of httpGet, tcpSocket and exec, and not two: it could never pass";
         issues.problem(fields.at("readinessProbe"), why);
     }
-    let mut seconds = |name| Some(format!("{}s", probe.number(name, 1, issues)?));
+    let mut seconds = |name| Some(format!("{}s", probe.seconds(name, 1, issues)?.as_secs()));
     check.interval = seconds("periodSeconds");
     check.timeout = seconds("timeoutSeconds");
     let mut count = |name| u32::try_from(probe.number(name, 1, issues)?).ok();
@@ -480,8 +500,12 @@ mod tests {
             ("$$(HOME) costs 5$", "$(HOME) costs 5$"),
             ("$(OPEN", "$(OPEN"),
             ("${SHELL}", "${SHELL}"),
+            ("$(A)$(B", "${A}$(B"),
+            ("$(A", "$(A"),
         ] {
             assert_eq!(variables(text), ours);
         }
+        let open = "$(".repeat(1_000_000);
+        assert_eq!(variables(&open), open, "in linear time");
     }
 }

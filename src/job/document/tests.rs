@@ -553,6 +553,33 @@ fn each_seed_of_the_fuzzer_is_accepted_and_read_back_as_it_was() {
 }
 
 #[test]
+fn durations_and_environment_of_a_template_have_limits() {
+    let template = "/spec/tasks/0/template/spec";
+    let refused = |at: &str, value: Value| {
+        let read = bent(|document| set(document, &format!("{template}{at}"), value));
+        read.unwrap_err().into_iter().map(|error| error.path).collect::<Vec<_>>()
+    };
+    let path = |field: &str| [format!("spec.tasks[0].template.spec.{field}")];
+    let week = 7 * 86_400;
+    let found = refused("/terminationGracePeriodSeconds", json!(week + 1));
+    assert_eq!(found, path("terminationGracePeriodSeconds"));
+    let probe = json!({"tcpSocket": {"port": 80}, "periodSeconds": i32::MAX});
+    let found = refused("/containers/0/readinessProbe", probe);
+    assert_eq!(found, path("containers[0].readinessProbe.periodSeconds"));
+    let variable = |n: usize| {
+        let value = format!("$(A{0:02})$(A{0:02})", n.wrapping_sub(1));
+        json!({"name": format!("A{n:02}"), "value": if n == 0 { "0123456789abcdef" } else { &value }})
+    };
+    let bomb = Value::Array((0..34).map(variable).collect());
+    let found = refused("/containers/0/env", bomb);
+    assert_eq!(found, path("containers[0].env.A13"));
+    let read = bent(|document| {
+        set(document, &format!("{template}/terminationGracePeriodSeconds"), json!(week));
+    });
+    read.unwrap();
+}
+
+#[test]
 fn no_text_makes_the_reader_panic() {
     for text in [
         "",

@@ -5,7 +5,9 @@
 //! PGP clear signature, as p2's are (`p2.md` §7); the signature is not verified.
 
 mod clearsign;
+pub mod command_line;
 mod pod;
+mod process;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +24,7 @@ pub use pod::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
     ProcessStanza, RestartStanza, RestartWhen,
 };
+pub use process::{LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,6 +44,14 @@ pub struct Launchable {
     pub kind: Option<String>,
     /// `version.id` or else `location`, if it says.
     pub version: Option<String>,
+}
+
+impl Launchable {
+    /// Whether our agents run it.
+    #[must_use]
+    pub fn is_process(&self) -> bool {
+        self.kind.as_deref() == Some(PROCESS)
+    }
 }
 
 impl Manifest {

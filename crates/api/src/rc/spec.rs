@@ -14,7 +14,7 @@ use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::key;
 use crate::labels::{Labels, Selector};
-use crate::manifest::Manifest;
+use crate::manifest::{Launchable, Manifest, PodManifest};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
 
@@ -172,6 +172,11 @@ impl RcSpec {
                 "correct the YAML; a manifest needs at least `id:`",
             )
         })?;
+        // Agents report a manifest of another shape; it is not the farm's to judge.
+        let has_process = manifest.launchables().iter().any(Launchable::is_process);
+        if let Some(Ok(fields)) = has_process.then(|| PodManifest::read(&manifest)) {
+            fields.check_processes().map_err(|error| error.below("manifest"))?;
+        }
         let node_selector = record.node_selector.parse::<Selector>().map_err(|e| {
             FieldError::new("node_selector", e.to_string(), "write it like pool=web,zone in (a,b)")
         })?;
@@ -334,6 +339,23 @@ mod tests {
         let record = RcRecord::decode(text.as_bytes()).unwrap();
         assert_eq!(record.encode(), text.as_bytes());
         assert!(RcSpec::check(ID.parse().unwrap(), &record).unwrap().pod_labels.is_empty());
+    }
+
+    #[test]
+    fn manifest_durations_and_environment_have_limits() {
+        let id: RcId = ID.parse().unwrap();
+        let launchable = "{launchable_type: process, command: x, ";
+        let bomb: Vec<String> =
+            (1..34).map(|n| format!("A{n:02}: '${{A{0:02}}}${{A{0:02}}}'", n - 1)).collect();
+        for (fields, path) in [
+            ("restart: {max_backoff: 10000000000000000000s}}".to_owned(), "restart.max_backoff"),
+            (format!("env: {{A00: '0123456789abcdef', {}}}}}", bomb.join(", ")), "env.A13"),
+        ] {
+            let mut record = RcRecord::decode(p2_record().as_bytes()).unwrap();
+            record.manifest = format!("id: a\nlaunchables:\n  l: {launchable}{fields}\n");
+            let error = RcSpec::check(id, &record).unwrap_err();
+            assert_eq!(error.path, format!("manifest.launchables.l.{path}"));
+        }
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(super) enum AgentEvent {
     Started(PodId, String, Result<Started, String>),
     /// A process ended.
     Exited(PodId, String, ProcessExit),
+    /// A task of the pod panicked. With a launchable, that was the task that starts or watches its process.
+    PodPanicked { pod: PodId, launchable: Option<String>, panic: String },
     /// A health check returned. `attempt` is the start that was checked.
     HealthChecked { pod: PodId, launchable: String, attempt: u64, health: Health, message: String },
     /// No other node runs this single instance.

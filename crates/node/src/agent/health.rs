@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::command_line::expand;
+use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
 use rcfarm_api::node::Health;
 
 /// A health check of one process.
@@ -86,13 +86,18 @@ pub async fn check(
     cwd: &Path,
 ) -> (Health, String) {
     let result = match &health_check.probe {
-        Probe::Http(url) => timeout(health_check.timeout, http(expand(url, env))).await,
-        Probe::Tcp(address) => timeout(health_check.timeout, tcp(expand(address, env))).await,
+        Probe::Http(url) => timeout(health_check.timeout, http(target(url, env))).await,
+        Probe::Tcp(address) => timeout(health_check.timeout, tcp(target(address, env))).await,
         Probe::Exec(command) => timeout(health_check.timeout, exec(command, env, cwd)).await,
     };
     result.unwrap_or_else(|_| {
         (Health::Critical, format!("no answer within {:?}", health_check.timeout))
     })
+}
+
+/// The URL or address of a check. A text that is too long is used as it stands, and the check fails.
+fn target(text: &str, env: &BTreeMap<String, String>) -> String {
+    expand(text, env, LONGEST_STRING).unwrap_or_else(|| text.to_owned())
 }
 
 async fn http(url: String) -> (Health, String) {
@@ -118,7 +123,10 @@ async fn tcp(address: String) -> (Health, String) {
 }
 
 async fn exec(command: &[String], env: &BTreeMap<String, String>, cwd: &Path) -> (Health, String) {
-    let words: Vec<String> = command.iter().map(|word| expand(word, env)).collect();
+    let words = match Expanded::of(command, &BTreeMap::new(), env.clone()) {
+        Ok(expanded) => expanded.command,
+        Err(error) => return (Health::Critical, error.to_string()),
+    };
     let run = tokio::process::Command::new(&words[0])
         .args(&words[1..])
         .env_clear()

@@ -14,10 +14,10 @@ use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::report::PodReport;
 use super::state::{DataDir, StoredPod, read};
 use super::{AgentSettings, AtShutdown, cgroup};
-use crate::command_line::expand;
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
+use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
@@ -130,6 +130,55 @@ impl PodTask {
         }
     }
 
+    /// A pod that cannot be run, without processes.
+    pub(super) fn unfit(id: PodId, intended: Intended, why: String) -> PodTask {
+        PodTask {
+            id,
+            intended,
+            spec: Err(why),
+            processes: BTreeMap::new(),
+            notes: Vec::new(),
+            single_instance: SingleInstance::NotNeeded,
+            waits_for: Vec::new(),
+            single_instance_check: None,
+        }
+    }
+
+    /// Names of its launchables. Those of a manifest that cannot be run come from the disk: the previous agent may have
+    /// started them.
+    pub(super) fn launchables(&mut self, data: &DataDir) -> Vec<String> {
+        if self.spec.is_err() {
+            for name in data.launchables(&self.id) {
+                let process = || PodProcess::new(AgentPodState::Unfit, 0);
+                self.processes.entry(name).or_insert_with(process);
+            }
+        }
+        self.processes.keys().cloned().collect()
+    }
+
+    /// Makes the pod unfit for a reason. Returns the processes that are to be stopped.
+    pub(super) fn fail(&mut self, why: String) -> Vec<String> {
+        self.spec = Err(why);
+        self.reset_single_instance();
+        let mut running = Vec::new();
+        for (name, process) in &mut self.processes {
+            process.stop_checking();
+            match process.state {
+                AgentPodState::Running => running.push(name.clone()),
+                AgentPodState::Starting | AgentPodState::Stopping => {}
+                _ => process.state = AgentPodState::Unfit,
+            }
+        }
+        running
+    }
+
+    /// Notes that nothing more will be known of a process.
+    pub(super) fn lost(&mut self, name: &str) {
+        let Some(process) = self.processes.get_mut(name) else { return };
+        process.running = None;
+        process.state = AgentPodState::Unfit;
+    }
+
     /// Discards what is known of other nodes: a single instance is checked again before its next start.
     pub(super) fn reset_single_instance(&mut self) {
         if let Some(check) = self.single_instance_check.take() {
@@ -186,22 +235,29 @@ impl PodTask {
 
     /// Notes that a process ended or could not be started, and when it is started again.
     pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Instant) {
-        let policy = self.process_spec(name).map(|spec| spec.restart).unwrap_or_default();
+        // Without a spec it was started by an agent that could run it, and cannot be started again.
+        let policy = self.process_spec(name).map(|spec| spec.restart);
         let Some(process) = self.processes.get_mut(name) else { return };
         process.stop_checking();
         let ran = process.running.take().map_or(Duration::ZERO, |running| {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
         let was_stopped = process.state == AgentPodState::Stopping;
-        process.failed_starts += u32::from(process.state == AgentPodState::Starting);
+        process.failed_starts = process
+            .failed_starts
+            .saturating_add(u32::from(process.state == AgentPodState::Starting));
+        process.last_exit = Some(exit);
+        let (Some(policy), Some(exit)) = (policy, &process.last_exit) else {
+            process.state = AgentPodState::Unfit;
+            return;
+        };
         process.failures = policy.failures(process.failures, ran);
-        let pause = policy.pause(&exit, process.failures.saturating_sub(1));
+        let pause = policy.pause(exit, process.failures.saturating_sub(1));
         process.state = match pause {
             Some(_) if was_stopped => AgentPodState::Waiting(now),
-            Some(pause) => AgentPodState::Waiting(now + pause),
+            Some(pause) => AgentPodState::Waiting(later(now, pause)),
             None => AgentPodState::Ended,
         };
-        process.last_exit = Some(exit);
     }
 
     /// Builds the next launch of a process. Limits that cannot be enforced become notes.
@@ -236,12 +292,18 @@ impl PodTask {
             }
         }
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
-        let env = self.env(name, &process, &spec, settings, data);
+        let env = self.env(name, &spec, settings, data);
+        let Expanded { command, env } = Expanded::of(&process.command, &process.env, env)
+            .map_err(|error| format!("{}: {}", error.path, error.reason()))?;
         let home = data.pod(&self.id);
+        let cwd = match &process.cwd {
+            Some(cwd) => expand(cwd, &env, LONGEST_STRING).ok_or("cwd: it is too long")?.into(),
+            None => home.clone(),
+        };
         Ok(Launch {
             attempt,
-            command: process.command.iter().map(|word| expand(word, &env)).collect(),
-            cwd: process.cwd.as_ref().map_or_else(|| home.clone(), |cwd| expand(cwd, &env).into()),
+            command,
+            cwd,
             log: home.join(format!("{name}.log")),
             run_as: spec.run_as.as_deref().map(user).transpose()?,
             cgroup,
@@ -251,12 +313,11 @@ impl PodTask {
         })
     }
 
-    /// The environment of a process. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
+    /// The variables that the node sets. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
     /// may hold its Consul token.
     fn env(
         &self,
         name: &str,
-        process: &ProcessSpec,
         spec: &PodSpec,
         settings: &AgentSettings,
         data: &DataDir,
@@ -284,10 +345,6 @@ impl PodTask {
             let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
             set("CUDA_VISIBLE_DEVICES", numbers.join(","));
         }
-        for (name, value) in &process.env {
-            let value = expand(value, &env);
-            env.insert(name.clone(), value);
-        }
         env
     }
 
@@ -314,7 +371,8 @@ impl PodTask {
         for (name, process) in &self.processes {
             let one = self.process_status(name, process);
             let process_health = self.health_of(process);
-            if one.phase != NodePodPhase::Running || process_health != Health::Passing {
+            let is_well = one.phase == NodePodPhase::Running && process_health == Health::Passing;
+            if !is_well && !one.message.is_empty() {
                 messages.push(format!("{name}: {}", one.message));
             }
             phase = phase.min(Some(one.phase)).or(Some(one.phase));
@@ -334,7 +392,7 @@ impl PodTask {
         // A process that could not be started and is not started again has ended, too: the owner must see that.
         let is_over = phase == Some(NodePodPhase::Ended);
         let status = PodStatus {
-            status: if launched { "launched" } else { "failed" }.to_owned(),
+            status: if launched && self.spec.is_ok() { "launched" } else { "failed" }.to_owned(),
             phase: phase.unwrap_or(NodePodPhase::Unfit),
             message: messages.join("; "),
             owner: self.intended.owner,
@@ -410,6 +468,12 @@ impl PodTask {
             message,
         }
     }
+}
+
+/// The moment `pause` after `now`; `now` if the clock cannot express it. Manifests are checked for that
+/// ([`rcfarm_api::manifest::LONGEST_DURATION`]).
+fn later(now: Instant, pause: Duration) -> Instant {
+    now.checked_add(pause).unwrap_or(now)
 }
 
 /// `(uid, gid)` of a user: a name in `/etc/passwd`, or numbers as `uid` or `uid:gid`.

@@ -3,12 +3,15 @@
 //! Actions start tasks. Their results come back as [`AgentEvent`]s.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::sleep;
-use tracing::{info, warn};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
+use tracing::{error, info, warn};
 
 use super::driver::{Driver, FoundProcess, ProcessExit, Started};
 use super::event::{AgentEvent, PresenceState};
@@ -22,9 +25,9 @@ use super::tasks::Tasks;
 use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::node::Health;
-use rcfarm_store::Env;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
+use rcfarm_store::{Env, panic_text};
 
 /// The pods of this node and what is needed to run them.
 pub(super) struct NodePods {
@@ -45,36 +48,86 @@ impl NodePods {
     pub(super) async fn adopt(&mut self) {
         let now = monotonic();
         for (id, stored) in self.data.pods() {
-            let mut pod = PodTask::new(id.clone(), stored.into(), &self.data, now);
-            let names: Vec<String> = pod.processes.keys().cloned().collect();
-            for name in names {
+            self.insert(id.clone(), stored.into(), now);
+            let names = self.by_id.get_mut(&id).map(|pod| pod.launchables(&self.data));
+            for name in names.unwrap_or_default() {
                 let dir = self.data.launchable(&id, &name);
                 let found = match enabled(Failpoint::NothingAdopted) {
                     true => FoundProcess::Nothing,
                     false => self.driver.adopt(&dir).await,
                 };
-                let is_running = matches!(found, FoundProcess::Running(_));
-                pod.adopt(&name, found, now);
-                if is_running {
-                    self.monitor(&mut pod, &name);
-                }
+                self.catching(&id, |pods| pods.adopt_process(&id, &name, found, now));
             }
-            self.by_id.insert(id, pod);
         }
         if !self.by_id.is_empty() {
             info!(pods = self.by_id.len(), "pods of the previous agent adopted");
         }
     }
 
+    fn adopt_process(&mut self, id: &PodId, name: &str, found: FoundProcess, now: Instant) {
+        let Some(pod) = self.by_id.get_mut(id) else { return };
+        let is_running = matches!(found, FoundProcess::Running(_));
+        pod.adopt(name, found, now);
+        if is_running {
+            self.monitor(id, name);
+        }
+    }
+
     pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
         info!(pod = %id, "pod accepted");
-        let pod = PodTask::new(id.clone(), intended, &self.data, monotonic());
+        let pod = self.insert(id.clone(), intended, monotonic());
         if let Err(why) = &pod.spec {
             warn!(pod = %id, why, "pod cannot be run");
+            let stored = pod.stored();
             // Stored nevertheless: the next agent must delete the status when the intent is deleted.
-            let _ = self.data.keep(&id, &pod.stored());
+            let _ = self.data.keep(&id, &stored);
         }
-        self.by_id.insert(id, pod);
+    }
+
+    /// Reads the manifest of a pod. If that panics, the pod has a status that says so, and no processes.
+    fn insert(&mut self, id: PodId, intended: Intended, now: Instant) -> &PodTask {
+        let read = AssertUnwindSafe(|| PodTask::new(id.clone(), intended.clone(), &self.data, now));
+        let pod = catch_unwind(read).unwrap_or_else(|panic| {
+            PodTask::unfit(id.clone(), intended, alert(&id, &panic_text(panic.as_ref())))
+        });
+        self.by_id.entry(id).insert_entry(pod).into_mut()
+    }
+
+    /// Runs `step`, which handles one pod. A panic ends that pod; the agent goes on.
+    pub(super) fn catching(&mut self, id: &PodId, step: impl FnOnce(&mut Self)) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| step(self))) {
+            self.panicked(id, None, &panic_text(panic.as_ref()));
+        }
+    }
+
+    /// Stops a pod after a panic. It is not started again until its manifest changes or the agent is started again.
+    /// `unwatched`: a launchable whose end nobody will report.
+    pub(super) fn panicked(&mut self, id: &PodId, unwatched: Option<&str>, panic: &str) {
+        let why = alert(id, panic);
+        let Some(pod) = self.by_id.get_mut(id) else { return };
+        for name in pod.fail(why) {
+            self.stop(id, &name, "the agent panicked");
+        }
+        if let (Some(name), Some(pod)) = (unwatched, self.by_id.get_mut(id)) {
+            pod.lost(name);
+        }
+    }
+
+    /// Spawns a task of one pod. If it panics, the loop gets [`AgentEvent::PodPanicked`].
+    fn spawn_for(
+        &mut self,
+        pod: &PodId,
+        launchable: Option<&str>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        let (pod, launchable) = (pod.clone(), launchable.map(str::to_owned));
+        let events = self.events.clone();
+        self.tasks.spawn(async move {
+            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+                let panic = panic_text(panic.as_ref());
+                let _ = events.send(AgentEvent::PodPanicked { pod, launchable, panic });
+            }
+        })
     }
 
     /// Starts the check that no other node runs a single instance.
@@ -89,7 +142,10 @@ impl NodePods {
             events: self.events.clone(),
         };
         pod.single_instance = SingleInstance::Checking;
-        pod.single_instance_check = Some(self.tasks.spawn(check.run()));
+        let check = self.spawn_for(id, None, check.run());
+        if let Some(pod) = self.by_id.get_mut(id) {
+            pod.single_instance_check = Some(check);
+        }
     }
 
     /// The pod, if a check for other instances is under way.
@@ -106,27 +162,31 @@ impl NodePods {
         let (driver, data, events) = (self.driver.clone(), self.data.clone(), self.events.clone());
         let (stored, node) = (pod.stored(), self.settings.name.clone());
         let config = pod.spec.as_ref().ok().and_then(|spec| spec.config.clone());
-        let (id, name) = (id.clone(), name.to_owned());
-        self.tasks.spawn(async move {
-            let dir = data.launchable(&id, &name);
+        let (pod, launchable) = (id.clone(), name.to_owned());
+        self.spawn_for(id, Some(name), async move {
+            let dir = data.launchable(&pod, &launchable);
             let started = match launch {
-                Ok(launch) => match prepare(&data, &id, &stored, config.as_ref(), &node) {
+                Ok(launch) => match prepare(&data, &pod, &stored, config.as_ref(), &node) {
                     Ok(()) => driver.start(&dir, &launch).await,
                     Err(why) => Err(why),
                 },
                 Err(why) => Err(why),
             };
-            let _ = events.send(AgentEvent::Started(id, name, started));
+            let _ = events.send(AgentEvent::Started(pod, launchable, started));
         });
     }
 
     pub(super) fn started(&mut self, id: &PodId, name: &str, started: Result<Started, String>) {
-        let Some(mut pod) = self.by_id.remove(id) else { return };
+        let Some(pod) = self.by_id.get_mut(id) else { return };
         match started {
             Ok(running) => {
                 info!(pod = %id, launchable = name, pid = running.pid, "process started");
                 pod.started(name, running);
-                self.monitor(&mut pod, name);
+                let is_ended = pod.spec.is_err();
+                self.monitor(id, name);
+                if is_ended {
+                    self.stop(id, name, "the agent panicked");
+                }
             }
             Err(why) => {
                 warn!(pod = %id, launchable = name, why, "process cannot be started");
@@ -135,13 +195,14 @@ impl NodePods {
                 pod.ended(name, exit, monotonic());
             }
         }
-        self.by_id.insert(id.clone(), pod);
     }
 
     pub(super) fn exited(&mut self, id: &PodId, name: &str, exit: ProcessExit) {
-        if let Some(pod) = self.by_id.get_mut(id) {
-            info!(pod = %pod.id, launchable = name, exit = exit.in_words(), "process ended");
-            pod.ended(name, exit, monotonic());
+        let Some(pod) = self.by_id.get_mut(id) else { return };
+        info!(pod = %id, launchable = name, exit = exit.in_words(), "process ended");
+        let ended = catch_unwind(AssertUnwindSafe(|| pod.ended(name, exit, monotonic())));
+        if let Err(panic) = ended {
+            self.panicked(id, Some(name), &panic_text(panic.as_ref()));
         }
     }
 
@@ -164,37 +225,42 @@ impl NodePods {
     }
 
     /// Starts two tasks for a running process: one waits for its end, one checks its health.
-    fn monitor(&mut self, pod: &mut PodTask, name: &str) {
-        self.spawn_checker(pod, name);
-        let Some(process) = pod.processes.get_mut(name) else { return };
-        let Some(running) = process.running.clone() else { return };
-        let (id, name) = (pod.id.clone(), name.to_owned());
+    fn monitor(&mut self, id: &PodId, name: &str) {
+        self.spawn_checker(id, name);
+        let process = self.by_id.get(id).and_then(|pod| pod.processes.get(name));
+        let Some(running) = process.and_then(|process| process.running.clone()) else { return };
+        let (pod, launchable) = (id.clone(), name.to_owned());
         let (driver, events) = (self.driver.clone(), self.events.clone());
-        let dir = self.data.launchable(&id, &name);
-        self.tasks.spawn(async move {
+        let dir = self.data.launchable(id, name);
+        self.spawn_for(id, Some(name), async move {
             let exit = driver.exited(&dir, &running).await;
-            let _ = events.send(AgentEvent::Exited(id, name, exit));
+            let _ = events.send(AgentEvent::Exited(pod, launchable, exit));
         });
     }
 
-    fn spawn_checker(&mut self, pod: &mut PodTask, name: &str) {
+    fn spawn_checker(&mut self, id: &PodId, name: &str) {
+        let Some(pod) = self.by_id.get_mut(id) else { return };
         let health_check = pod.process_spec(name).and_then(|spec| spec.health.clone());
         let env = pod.launch(name, &self.settings, &self.data).ok().map(|launch| launch.env);
-        let home = self.data.pod(&pod.id);
-        let Some(process) = pod.processes.get_mut(name) else { return };
-        let (Some(health_check), Some(env)) = (health_check, env) else { return };
-        if process.running.is_none() {
+        let Some(process) = pod.processes.get(name).filter(|process| process.running.is_some())
+        else {
             return;
-        }
-        let (id, launchable, attempt) = (pod.id.clone(), name.to_owned(), process.attempt);
+        };
+        let (Some(health_check), Some(env)) = (health_check, env) else { return };
+        let (pod, launchable, attempt) = (id.clone(), name.to_owned(), process.attempt);
         let events = self.events.clone();
         let report = move |(health, message)| {
-            let (pod, launchable) = (id.clone(), launchable.clone());
+            let (pod, launchable) = (pod.clone(), launchable.clone());
             let event = AgentEvent::HealthChecked { pod, launchable, attempt, health, message };
             let _ = events.send(event);
         };
+        let home = self.data.pod(id);
         let checks = check_repeatedly(self.driver.clone(), health_check, env, home, report);
-        process.checker = Some(self.tasks.spawn(checks));
+        let checker = self.spawn_for(id, None, checks);
+        let process = self.by_id.get_mut(id).and_then(|pod| pod.processes.get_mut(name));
+        if let Some(process) = process {
+            process.checker = Some(checker);
+        }
     }
 
     pub(super) fn stop(&mut self, id: &PodId, name: &str, why: &str) {
@@ -208,7 +274,7 @@ impl NodePods {
         info!(pod = %id, launchable = name, why, "stopping process");
         process.state = AgentPodState::Stopping;
         let driver = self.driver.clone();
-        self.tasks.spawn(async move { driver.stop(&running, &signal, grace).await });
+        self.spawn_for(id, None, async move { driver.stop(&running, &signal, grace).await });
     }
 
     pub(super) fn forget(&mut self, id: &PodId) {
@@ -216,6 +282,12 @@ impl NodePods {
         self.by_id.remove(id);
         cgroup::remove(id);
     }
+}
+
+/// Logs a panic while a pod was handled. Returns the reason for the pod's status.
+fn alert(id: &PodId, panic: &str) -> String {
+    error!(alert = true, pod = %id, panic, "a panic while a pod was handled: the pod is stopped");
+    format!("the agent panicked while it handled the pod, which is a defect of the agent: {panic}")
 }
 
 /// Runs a health check until it is aborted, and reports each result.

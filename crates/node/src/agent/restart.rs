@@ -46,7 +46,7 @@ impl RestartPolicy {
     /// Failures in a row after a run of length `ran` that ended.
     #[must_use]
     pub fn failures(&self, before: u32, ran: Duration) -> u32 {
-        let reset_after = (self.max_backoff * RESET_AFTER_PAUSES).max(RESET_AFTER);
+        let reset_after = self.max_backoff.saturating_mul(RESET_AFTER_PAUSES).max(RESET_AFTER);
         if ran >= reset_after { 0 } else { before.saturating_add(1) }
     }
 }
@@ -83,5 +83,7 @@ mod tests {
         let policy = RestartPolicy::default();
         assert_eq!(policy.failures(3, Duration::from_secs(119)), 4);
         assert_eq!(policy.failures(3, Duration::from_secs(120)), 0);
+        let longest = RestartPolicy { max_backoff: Duration::MAX, ..policy };
+        assert_eq!(longest.failures(3, Duration::from_secs(120)), 4);
     }
 }

@@ -158,10 +158,17 @@ impl AgentLoop {
                 }
             }
             AgentEvent::Intents(intents) => self.intents_read(intents),
-            AgentEvent::Started(pod, name, started) => self.pods.started(&pod, &name, started),
+            AgentEvent::Started(pod, name, started) => {
+                self.pods.catching(&pod, |pods| pods.started(&pod, &name, started));
+            }
             AgentEvent::Exited(pod, name, exit) => self.pods.exited(&pod, &name, exit),
+            AgentEvent::PodPanicked { pod, launchable, panic } => {
+                self.pods.panicked(&pod, launchable.as_deref(), &panic);
+            }
             AgentEvent::HealthChecked { pod, launchable, attempt, health, message } => {
-                self.pods.health_checked(&pod, &launchable, attempt, health, message);
+                self.pods.catching(&pod, |pods| {
+                    pods.health_checked(&pod, &launchable, attempt, health, message);
+                });
             }
             AgentEvent::Realities(pods) => self.reporter.found_in_consul(pods),
             AgentEvent::Reported(outcome, reports) => {
@@ -276,9 +283,12 @@ impl AgentLoop {
                 }
             }
             AgentAction::CheckSingleInstance(id) => {
-                self.pods.check_single_instance(&id, self.presence.clone());
+                let presence = self.presence.clone();
+                self.pods.catching(&id, |pods| pods.check_single_instance(&id, presence));
             }
-            AgentAction::Start(id, name) => self.pods.start(&id, &name),
+            AgentAction::Start(id, name) => {
+                self.pods.catching(&id, |pods| pods.start(&id, &name));
+            }
             AgentAction::Stop(id, name, why) => self.pods.stop(&id, &name, why),
             AgentAction::Forget(id) => {
                 self.pods.forget(&id);
